@@ -13,12 +13,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # because scikit-learn ships no types
 from torch import nn
 from torch.nn import functional
 
@@ -146,10 +148,18 @@ def one_process(case: str, seed: int, steps: int) -> None:
     print(cpu_s(lambda: alone.train(steps)))
 
 
+def best_of_rounds(ways: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    """Return the least processor time of each way, s, measured in turns after one run of each."""
+    for run in ways.values():
+        run()
+    rounds = [{way: cpu_s(run) for way, run in ways.items()} for _ in range(ROUNDS)]
+    return {way: min(times[way] for times in rounds) for way in ways}
+
+
 def speed() -> None:
     """Print how much faster than serial training each model is."""
     print(
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; K = {K}, one thread, ms of processor time per step of all"
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; K = {K}, ms of processor time per step of all models"
     )
     print(f"{'':30}{'serial':>8}{'processes':>10}{'vmap':>8}{'traced':>8}{'auto':>8}{'serial/auto':>13}  chosen")
     for case, (build, shape, classes, batch, steps) in CASES.items():
@@ -159,15 +169,19 @@ def speed() -> None:
             way: FusedTrainer(build, functional.cross_entropy, data, sweep_of(K), batch_size=batch, way=way)
             for way in ("vmap", "traced", "auto")
         }
-        ways: dict[str, Callable[[], Any]] = {"serial": lambda alone=alone, n=steps: [each.train(n) for each in alone]}
-        ways |= {way: lambda trainer=trainer, n=steps: trainer.train(steps=n) for way, trainer in trainers.items()}
-        for run in ways.values():
-            run()
-        times = {way: min(times) for way, times in zip(ways, zip(*([cpu_s(run) for run in ways.values()] for _ in range(ROUNDS)), strict=True), strict=True)}  # fmt: skip
+        ways: dict[str, Callable[[], None]] = {"serial": partial(train_all, alone, steps)}
+        ways |= {way: partial(trainer.train, steps=steps) for way, trainer in trainers.items()}
+        times = best_of_rounds(ways)
         processes = in_processes(case, steps * ROUNDS) / ROUNDS
-        milliseconds = [1e3 * each / steps for each in (times["serial"], processes, *(times[w] for w in trainers))]
-        row = f"{milliseconds[0]:8.2f}{milliseconds[1]:10.2f}" + "".join(f"{each:8.2f}" for each in milliseconds[2:])
+        columns = [f"{1e3 * seconds / steps:8.2f}" for seconds in times.values()]
+        row = f"{columns[0]}{1e3 * processes / steps:10.2f}{''.join(columns[1:])}"
         print(f"{case:30}{row}{times['serial'] / times['auto']:13.2f}  {trainers['auto'].way}")
+
+
+def train_all(models: Sequence[Alone], steps: int) -> None:
+    """Train one model after another."""
+    for model in models:
+        model.train(steps)
 
 
 def fixed_cost() -> None:
@@ -179,9 +193,8 @@ def fixed_cost() -> None:
     data = made_up((1,), 2)
     alone = Alone(build, data, sweep_of(1)[0], 1)
     fused = FusedTrainer(build, functional.cross_entropy, data, sweep_of(K), batch_size=1, way="traced")
-    alone.train(50), fused.train(steps=50)
-    pairs = [(cpu_s(lambda: alone.train(500)), cpu_s(lambda: fused.train(steps=500))) for _ in range(ROUNDS)]
-    one, eight = (min(times) / 500 * 1e3 for times in zip(*pairs, strict=True))
+    times = best_of_rounds({"one": partial(alone.train, 500), "fused": partial(fused.train, steps=500)})
+    one, eight = (seconds / 500 * 1e3 for seconds in times.values())
     print(
         f"fixed cost of a step: PyTorch, one model {one:.3f} ms; {K} fused {eight:.3f} ms; more: {eight - one:+.3f} ms"
     )
@@ -197,56 +210,69 @@ def memory() -> None:
             alone = Alone(build, data, sweep_of(1)[0], batch)
             count.peak = count.now
             alone.train(2)
-        order = alone.order.untyped_storage().nbytes()
-        options = {"batch_size": batch}
         four, eight = (
-            peak_bytes(k, build, functional.cross_entropy, data, {**sweep_of(1)[0]}, **options) for k in (4, 8)
+            peak_bytes(k, build, functional.cross_entropy, data, sweep_of(1)[0], batch_size=batch) for k in (4, 8)
         )
         further, own = (eight - four) / 4, count.peak
-        del order
         print(f"{case:30}{own / 1024:9.1f}{further / 1024:9.1f}{further / own:7.2f}")
 
 
 def sweep(picture: Path | None) -> None:
     """Train a sweep over scikit-learn's digits fused and alone, and compare trials and curves."""
     digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).div(8).sub(1).unsqueeze(1)
+    images = torch.tensor(digits.images).div(8).sub(1).unsqueeze(1)
     target = torch.tensor(digits.target)
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(1))
     kept, left = order[:1_440], order[1_440:]
-    rates = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]
-    trials = [{"lr": lr, "momentum": m, "seed": 0, "data_seed": k} for k, (lr, m) in enumerate((a, b) for a in rates for b in (0.0, 0.9))]  # fmt: skip
-    curves: dict[str, tuple[list[list[float]], list[list[float]]]] = {}
-    for name, build in (("CNN", cnn), ("transformer", transformer)):
-        options: dict[str, Any] = {
-            "batch_size": 32,
-            "validation": (images[left], target[left]),
-        }
-        ends = []
-        for way in ("auto", "serial"):
-            trainer = FusedTrainer(
-                build, functional.cross_entropy, (images[kept], target[kept]), trials, way=way, **options
-            )
-            used = cpu_s(lambda trainer=trainer: trainer.train(epochs=12))
-            histories = {number: trainer.checkpoint(number)["progress"]["history"] for number in trainer.numbers}
-            histories |= {n: [vars(epoch) for epoch in each.history] for n, each in trainer.finished.items()}
-            ends.append([[epoch["validation_loss"] for epoch in histories[n]] for n in range(len(trials))])
-            print(f"{name:12} {trainer.way:8}{used:7.2f} s of processor time, {len(trainer.finished)} trials diverged")
-        fused, alone = ends
-        curves[name] = (fused, alone)
-        best = [sorted(range(len(trials)), key=lambda n, end=end: end[n][-1] if end[n] else 1e9)[:3] for end in ends]
-        apart = max(
-            abs(a - b) / b for one, other in zip(fused, alone, strict=True) for a, b in zip(one, other, strict=True)
-        )
-        print(f"{name:12} best three trials fused {best[0]}, alone {best[1]}; curves differ by {apart:.1e} at most")
+    rates, momenta = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), (0.0, 0.9)
+    pairs = [(lr, momentum) for lr in rates for momentum in momenta]
+    trials = [{"lr": lr, "momentum": m, "seed": 0, "data_seed": number} for number, (lr, m) in enumerate(pairs)]
+    curves: dict[str, list[list[list[float]]]] = {}
+    for dtype in (torch.float64, torch.float32):
+        inputs = images.to(dtype)
+        for name, build in (("CNN", cnn), ("transformer", transformer)):
+            curves[name] = []
+            label = f"{name}, {str(dtype).removeprefix('torch.')}"
+            for way in ("auto", "serial"):
+                trainer = FusedTrainer(
+                    lambda configuration, build=build, dtype=dtype: build(configuration).to(dtype),
+                    functional.cross_entropy,
+                    (inputs[kept], target[kept]),
+                    trials,
+                    batch_size=32,
+                    validation=(inputs[left], target[left]),
+                    way=way,
+                )
+                used = cpu_s(partial(trainer.train, epochs=12))
+                curves[name].append([losses_of(trainer, number) for number in range(len(trials))])
+                print(f"{label:22} {trainer.way:8}{used:7.2f} s of processor time for {len(trials)} trials")
+            compare(label, *curves[name])
     if picture:
         draw(curves, picture)
 
 
-def draw(curves: Mapping[str, tuple[list[list[float]], list[list[float]]]], path: Path) -> None:
+def compare(label: str, fused: list[list[float]], alone: list[list[float]]) -> None:
+    """Print the best trials of both, and how far their curves are apart."""
+    best = [sorted(range(len(way)), key=lambda trial, way=way: way[trial][-1])[:3] for way in (fused, alone)]
+    apart = [[abs(a - b) / b for a, b in zip(*pair, strict=True)] for pair in zip(fused, alone, strict=True)]
+    alike = sum(max(differences) < 1e-3 for differences in apart)
+    print(f"{label:22} best three trials: fused {best[0]}, alone {best[1]}")
+    middle, most = median(median(differences) for differences in apart), max(max(differences) for differences in apart)
+    print(f"{label:22} validation losses differ by {middle:.1e} in the median, {most:.1e} at most;", end=" ")
+    print(f"{alike} of {len(apart)} curves by less than 0.1 %")
+
+
+def losses_of(trainer: FusedTrainer, number: int) -> list[float]:
+    """Return a trial's validation losses, one per epoch."""
+    if number in trainer.finished:
+        return [float(epoch.validation_loss or 0) for epoch in trainer.finished[number].history]
+    return [epoch["validation_loss"] for epoch in trainer.checkpoint(number)["progress"]["history"]]
+
+
+def draw(curves: Mapping[str, Sequence[list[list[float]]]], path: Path) -> None:
     """Draw the loss curves, fused on alone."""
     with canvas("Validation loss over epochs: fused curves lie on those alone", height=3.2, columns=2) as drawing:
-        for axes, (name, (fused, alone)) in zip(drawing.axes, curves.items(), strict=True):
+        for axes, (name, (fused, alone)) in zip(drawing.panels, curves.items(), strict=True):
             for one, other in zip(fused, alone, strict=True):
                 epochs = range(1, len(one) + 1)
                 axes.plot(epochs, other, color="0.6", linewidth=3.0, label="alone" if one is fused[0] else None)

@@ -119,6 +119,12 @@ class Functional:
         for module in template.modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 module.forward = partial(_embed_with_padding, module)
+            elif self.take_apart:
+                continue  # what is below would need derivatives of its own there
+            elif type(module) in POOLING and not getattr(module, "return_indices", False):
+                module.forward = partial(_PerChannel.apply, partial(type(module).forward, module))
+            elif type(module) in NORMALISING and module.momentum is not None and module.affine:
+                module.forward = partial(_normalise_batch, module)
 
     def _one(self, parameters: Sequence[Any], buffers: Sequence[Any], inputs: Sequence[Any], target: Any) -> Any:
         tensors = dict(zip(self.names, parameters, strict=True)) | dict(zip(self.buffer_names, buffers, strict=True))
@@ -174,6 +180,49 @@ class Functional:
     ) -> Any:
         loss, pull_back = vjp(lambda own: self._one(own, buffers, inputs, target), parameters)
         return loss, pull_back(scale[0].to(loss.dtype) if scale else torch.ones_like(loss))[0]
+
+
+POOLING = {nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d}
+NORMALISING = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
+
+
+class _PerChannel(torch.autograd.Function):  # type: ignore[misc]  # because torch is not followed: it is optional
+    """Runs a function of separate channels for many models, whose channels lie side by side.
+
+    That is how grouped convolutions store them. PyTorch's own rules copy each array into another order, and take
+    the normalisation of batches apart.
+    """
+
+    @staticmethod
+    def forward(function: Callable[..., Any], images: Any, *of_channels: Any) -> Any:
+        return function(images, *of_channels)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError("Only many models at once are differentiated.")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], function: Callable[..., Any], images: Any, *of_channels: Any) -> Any:
+        count = info.batch_size
+        if in_dims[1] is None:
+            images = images.unsqueeze(0).expand(count, *images.shape)
+        images = images.movedim(in_dims[1] or 0, 1)
+        side_by_side = images.reshape(images.shape[0], count * images.shape[2], *images.shape[3:])
+        output = function(side_by_side, *(values.reshape(-1) for values in of_channels))
+        return output.reshape(output.shape[0], count, -1, *output.shape[2:]), 1
+
+
+def _normalise_batch(module: Any, images: Any) -> Any:
+    """Do what ``forward`` of PyTorch's BatchNorm does."""
+    if module.training and module.track_running_stats:
+        module.num_batches_tracked.add_(1)
+
+    def normalise(images: Any, weight: Any, bias: Any, mean: Any = None, variance: Any = None) -> Any:
+        by_batch = module.training or mean is None
+        return nn.functional.batch_norm(images, mean, variance, weight, bias, by_batch, module.momentum, module.eps)
+
+    running = (module.running_mean, module.running_var) if module.track_running_stats else ()
+    return _PerChannel.apply(normalise, images, module.weight, module.bias, *running)
 
 
 def _embed_with_padding(module: nn.Embedding, indices: Any) -> Any:
