@@ -116,7 +116,7 @@ class Separate:
             for count, batch in enumerate(own.split(batch_size)):
                 if count:
                     member.advance_schedules("step")
-                loss, failure = self._step(member, model, [tensor[batch] for tensor in inputs], target[batch])
+                loss, failure = self.take_step(member, model, [tensor[batch] for tensor in inputs], target[batch])
                 member.step += 1
                 total += loss
                 if failure:
@@ -127,7 +127,7 @@ class Separate:
             sums.append(total)
         return torch.stack(losses), torch.stack(sums)
 
-    def _step(
+    def take_step(
         self, member: Member, model: nn.Module, inputs: Sequence[torch.Tensor], target: torch.Tensor
     ) -> tuple[torch.Tensor, str | None]:
         """Take one model's step, and return its loss and what was not finite."""
@@ -449,16 +449,24 @@ class Stack:
                 for buffer, before in kept:
                     buffer.copy_(before)
 
-    def measured_step(self, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> Callable[[], Any]:
-        """Return a function that computes gradients and changes nothing that training uses."""
-
-        def run() -> None:
-            with self._unchanged():
-                self.compute_gradients(inputs, target, 0)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-
-        return run
+    @contextmanager
+    def steps_without_effect(self) -> Iterator[None]:
+        """Have steps change nothing, to measure them before the first one."""
+        groups = [group for member in self.members for group in member.optimizer.param_groups]
+        rates, scales = [group["lr"] for group in groups], [member.scale for member in self.members]
+        with self._unchanged():
+            for group in groups:
+                group["lr"] = 0.0
+            self.refresh()
+            try:
+                yield
+            finally:
+                for group, rate in zip(groups, rates, strict=True):
+                    group["lr"] = rate
+                for row, (member, scale) in enumerate(zip(self.members, scales, strict=True)):
+                    member.scale, member.steps_without_overflow = scale, 0
+                    self.optimizer.clear_row(row)
+                self.refresh()
 
     def evaluate(self, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
         """Return each model's mean loss over all samples given."""

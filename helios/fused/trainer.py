@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,34 +314,31 @@ class FusedTrainer:
         stack = self._engine
         assert isinstance(stack, Stack)
         inputs, target = self._next_batch()
-        model = self._make_model(self._first, 0)
-        own = [parameter for _, parameter in named_trained(model)]
+        separate = Separate(self._loss, device=self.device, precision=self._precision, is_random=self._is_random)
+        configuration = stack.members[0].configuration
+        model = self._make_model(configuration.given, configuration.seed)
+        member = make_member(configuration, separate.parameters_of(model))
+
+        # As many in a row as a model takes of an epoch, more or less: the first finds nothing in the cache.
+        in_a_row = max(len(stack.members), 16)
 
         def one_alone() -> None:
-            with autocast(self.device, self._precision):
-                value = mean_loss(self._loss, model(*(tensor[0] for tensor in inputs)), target[0])
-            torch.autograd.grad(value, own, allow_unused=True)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            for _ in range(in_a_row):
+                separate.take_step(member, model, [tensor[0] for tensor in inputs], target[0])
 
-        def by(way: str) -> Callable[[], None]:
-            run = stack.measured_step(inputs, target)
+        def all_by(way: str) -> None:
+            stack.way = way
+            stack.step(inputs, target, 0)
 
-            def measured() -> None:
-                stack.way = way
-                run()
-
-            return measured
-
-        with self._own_randomness(), quiet():
-            ways = {"serial": one_alone, "vmap": by("vmap")}
+        ways: dict[str, Callable[[], None]] = {"serial": one_alone, "vmap": partial(all_by, "vmap")}
+        with stack.steps_without_effect(), quiet():
             try:
-                by("traced")()
-                ways["traced"] = by("traced")
+                all_by("traced")
+                ways["traced"] = partial(all_by, "traced")
             except (CannotFuse, RuntimeError, NotImplementedError):
                 pass  # what make_fx cannot record runs by vmap
             times = fastest(ways)
-        times["serial"] *= len(stack.members)
+        times["serial"] *= len(stack.members) / in_a_row
         self.measured_s = times
         stack.way = min(times, key=lambda way: times[way])
         if stack.way == "serial":

@@ -323,6 +323,19 @@ class TestWays:
         trainer.train(steps=10)
         assert_as_alone(trainer, 2, THREE[2], steps=10)
 
+    @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+    def test_measuring_leaves_no_trace(self, optimizer: str) -> None:
+        momentum = {"momentum": 0.9} if optimizer == "sgd" else {"weight_decay": 0.1}
+        configurations = [{"lr": 0.1, "seed": k, **momentum} for k in range(3)]
+        measured, not_measured = (
+            a_trainer(configurations, build=noisy, optimizer=optimizer, way=way) for way in ("auto", "serial")
+        )
+        for number in measured.numbers:
+            ours, theirs = measured.checkpoint(number), not_measured.checkpoint(number)
+            assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in theirs["model"])
+            assert ours["optimizer"] == theirs["optimizer"]
+            assert ours["progress"] == theirs["progress"]
+
     def test_models_with_the_same_order_share_their_batches(self) -> None:
         configurations = [{**each, "data_seed": 7} for each in THREE]
         trainer = a_trainer(configurations, way="traced")
