@@ -314,7 +314,7 @@ def _simplify(module: Any) -> Any:
 
 
 def _store_soon(copy: Any) -> None:
-    """Store a gradient as soon as it is there, and a large matrix product without a copy."""
+    """Store a gradient as soon as it is there, a large one without a copy."""
     gradient, source = copy.args
     if not isinstance(source, torch.fx.Node) or source.op == "placeholder":
         return
