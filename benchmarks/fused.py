@@ -278,6 +278,8 @@ def draw(curves: Mapping[str, Sequence[list[list[float]]]], path: Path) -> None:
                 axes.plot(epochs, other, color="0.6", linewidth=3.0, label="alone" if one is fused[0] else None)
                 axes.plot(epochs, one, color="#b00020", linewidth=0.9, label="fused" if one is fused[0] else None)
             axes.set(title=name, xlabel="epoch", ylabel="validation loss", yscale="log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
             axes.legend()
     path.write_text(drawing.svg, encoding="utf-8")
 

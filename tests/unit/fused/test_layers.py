@@ -59,6 +59,20 @@ class Tied(nn.Module):
         return self.out(self.second(self.first(series[:, 0]).relu() * self.frozen))
 
 
+class Counting(nn.Module):
+    """A buffer that is read, changed in place and read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros(6))
+
+    def forward(self, series: Any) -> Any:
+        before = series[:, 0] * self.count
+        self.count[:2].add_(0.01)
+        return self.out(before + series[:, 1] * self.count + series[:, 0] * self.count)
+
+
 def convolutions() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 4, 3),
@@ -99,6 +113,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     ),
     "bag of embeddings": (lambda: nn.Sequential(nn.EmbeddingBag(9, 6), nn.Linear(6, 3)), WORDS),
     "tied, frozen and unused parameters": (Tied, SERIES),
+    "a buffer that changes within a step": (Counting, SERIES),
 }
 
 

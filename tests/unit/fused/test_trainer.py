@@ -60,10 +60,10 @@ class TestLeavingAndJoining:
         trainer = a_trainer(THREE, way=way)
         trainer.train(steps=10)
         trainer.remove(1)
-        assert trainer.add({"lr": 0.3, "seed": 9}) == 3
+        assert trainer.add({"lr": 0.1, "momentum": 0.9, "seed": 9}) == 3
         trainer.train(steps=20)
         assert trainer.numbers == ([0, 3, 2] if way != "serial" else [0, 2, 3])
-        assert_as_alone(trainer, 3, {"lr": 0.3, "seed": 9}, steps=20)
+        assert_as_alone(trainer, 3, {"lr": 0.1, "momentum": 0.9, "seed": 9}, steps=20)
         assert_as_alone(trainer, 2, THREE[2], steps=30)
 
     def test_a_model_more_makes_the_stack_larger(self) -> None:
@@ -181,6 +181,14 @@ class TestFailures:
         assert all(tensor.isfinite().all() for tensor in trainer.finished[1].checkpoint["model"].values())
         assert_as_alone(trainer, 0, THREE[0])
         assert_as_alone(trainer, 2, THREE[2])
+
+    def test_the_place_of_a_model_that_diverged_computes_nothing_infinite(self) -> None:
+        configurations = [{"lr": 0.1, "seed": k} for k in range(4)]
+        trainer = a_trainer([*configurations, {"lr": 1e307, "weight_decay": 10.0}], way="traced")
+        trainer.train(steps=20)
+        assert trainer.numbers == [0, 1, 2, 3]
+        assert trainer._engine.gradients.shape[0] == 5
+        assert trainer._engine.gradients.isfinite().all()
 
     @pytest.mark.parametrize("way", ["vmap", "serial"])
     def test_a_model_that_diverges_can_skip(self, way: str) -> None:
