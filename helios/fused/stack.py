@@ -89,9 +89,8 @@ class Separate:
         self.models.append(model)
         return len(self.members) - 1
 
-    def compact(self, *, force: bool = False) -> None:
+    def compact(self) -> None:
         """Drop the models that have left."""
-        del force  # dropping a model costs nothing here
         self.models = [model for model, member in zip(self.models, self.members, strict=True) if member.alive]
         self.members = [member for member in self.members if member.alive]
 
@@ -276,14 +275,14 @@ class Stack:
             self.refresh()
         return row
 
-    def compact(self, *, force: bool = False) -> None:
-        """Shrink the arrays where a quarter of the models has left, or any if ``force``.
+    def compact(self) -> None:
+        """Shrink the arrays where a quarter of the models has left, or any by ``vmap``.
 
         Until then those rows run on unheeded: every other number of models must be traced anew.
         """
         alive = [row for row, member in enumerate(self.members) if member.alive]
         gone = len(self.members) - len(alive)
-        if gone and (force or self.way == "vmap" or gone * 4 >= len(self.members)):
+        if gone and (self.way == "vmap" or gone * 4 >= len(self.members)):
             self._resize(alive, 0)
             self.members = [self.members[row] for row in alive]
             if self.members:
@@ -293,10 +292,13 @@ class Stack:
             for row, member in enumerate(self.members):
                 if not member.alive and row not in self._parked:
                     self._parked.add(row)
+                    for group in member.optimizer.param_groups:
+                        group["lr"] = 0.0  # else it diverges again
                     self.parameters[row] = self.parameters[alive[0]]
                     for buffer in self.buffers.values():
                         buffer[row] = buffer[alive[0]]
                     self.optimizer.clear_row(row)
+                    self.refresh()
 
     def _resize(self, rows: Sequence[int], added: int) -> None:
         kept = torch.tensor(rows, dtype=torch.int64, device=self.device)

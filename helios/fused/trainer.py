@@ -464,6 +464,8 @@ class FusedTrainer:
         return int(max(1, min(left, until_epoch, until_end)))
 
     def _take_steps(self, count: int, on_epoch: Callable[[FusedTrainer, Sequence[Epoch]], None] | None) -> torch.Tensor:
+        if not self.numbers:
+            raise UsageError("No model is in training.", hint="Add one with trainer.add(...).")
         self._settle()
         engine = self._engine
         alive = [row for row, member in enumerate(engine.members) if member.alive]
