@@ -27,6 +27,7 @@ BUDGET = {
     "daemon": 650,
     "cli": 2_100,
     "testing": 1_100,
+    "fused": 1_800,
 }
 FILES_MOST = 260
 NO_CODE = {
