@@ -152,7 +152,7 @@ class WeeklyChanges:
 
 
 def idle_levels(found: Study) -> list[NamedLevel]:
-    """Return what idled in each pool on each day while jobs that fit waited in others."""
+    """Return what idled in each pool on each day beside waiting jobs."""
     if not found.history.has_starts or len(found.capacity.pools) < 2 or not found.capacity.total.any():
         return []
     edges_s = found.capacity.edges_s

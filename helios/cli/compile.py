@@ -42,6 +42,7 @@ STEPS = {
     "Predictions": ["model", "evaluate", *FEW],
     "Explanations": ["model", "explain", "{job}", *FEW],
     "Forecasts of demand": ["forecast", "evaluate", *MANY, *MACHINE, "--from", "2020-09-11"],
+    "Studies": ["study", *FEW, *MACHINE],
     "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-03"],
     "Nodes that sleep, from a series": ["energy", "whatif", "--series", "nodes.csv", "--from", "2020-10-20"],
 }

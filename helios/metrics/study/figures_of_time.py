@@ -29,7 +29,6 @@ from helios.metrics.study.outcomes import failed_late, reached_limit
 from helios.metrics.study.published import FOOTNOTES, published
 from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
 
-"""Share of its time limit from which on a job counts as one that reached it."""
 WHOLE_MONTH_DAYS = 28
 MORE_DEMAND = 1.3
 MOST_LAG_H = 168
