@@ -60,7 +60,6 @@ LINE_IN, ROW_IN = 2.5, 0.24
 """Heights of a panel of lines, and of a row of a panel of names."""
 DAY_H = 24
 WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
-FOLLOWED_BY_NAMES = {"line", "bars", "stack"}
 
 
 def draw(figure: FigureData, *, narrow: bool = False) -> str | None:

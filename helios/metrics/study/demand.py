@@ -16,6 +16,7 @@ from helios.metrics.study.alike import last_alike
 from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import MISSING, Flags, Floats, Names, Seconds, StudyHistory
+from helios.metrics.study.idle import waiting_until
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
 TOP_SHARE = 0.05
@@ -327,9 +328,9 @@ def _levels(history: StudyHistory, chosen: Flags, edges_s: Seconds, *, held: boo
     if held:
         begins_s, ends_s = history.started_s[chosen], history.ended_s[chosen]
         return mean_levels(begins_s, ends_s, history.size[chosen], edges_s)
-    first = chosen & (history.restart == 0)
-    ends_s = np.minimum(history.started_s[first], history.ended_s[first])
-    return mean_levels(history.eligible_s[first], ends_s, np.ones(int(first.sum()), dtype=np.int64), edges_s)
+    until_s = waiting_until(history)
+    first = chosen & (history.restart == 0) & (until_s >= 0)
+    return mean_levels(history.eligible_s[first], until_s[first], np.ones(int(first.sum()), dtype=np.int64), edges_s)
 
 
 def _by_name(names: Names, weight: Floats) -> Floats:

@@ -194,11 +194,6 @@ class StudyHistory:
             return self.blocks.sum(self.submitted_s, hours)
         return self.blocks.spread(self.started_s, self.ended_s, weight) / HOUR_S
 
-    def waits_by_block(self, chosen: Flags | None = None) -> Floats:
-        """Return the time that the chosen jobs waited in each block, job h."""
-        weight = np.ones(len(self.size)) if chosen is None else chosen.astype(np.float64)
-        return self.blocks.spread(self.eligible_s, np.minimum(self.started_s, self.ended_s), weight) / HOUR_S
-
 
 def read_history(
     jobs: pd.DataFrame,

@@ -209,6 +209,13 @@ def test_short_jobs_wait_behind_long_ones():
     assert found.parts["share_of_waiting_of_short_jobs"] == pytest.approx(2 / 3)
 
 
+def test_job_whose_wait_is_unknown_does_not_wait_to_the_end():
+    short = at(1, run_time_s=600, gpus=1, started_at=FIRST + 2 * HOUR)
+    lost = at(1, state="FAILED", run_time_s=math.nan, started_at=None, ended_at=None, gpus=1)
+    found = demand.short_behind_long(history_of(at(0), short, lost, until=FIRST + 100 * HOUR))
+    assert found.parts["share_of_waiting_of_short_jobs"] == 1.0
+
+
 def test_short_half_waits_a_larger_share():
     jobs = [
         at(k, run_time_s=run, started_at=FIRST + (k + 1) * HOUR) for k, run in enumerate([3600, 3600, 72_000, 72_000])
