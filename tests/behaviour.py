@@ -155,6 +155,8 @@ COMMANDS = (
     Command(name="trace-rejects", after="trace-load-odd-rows", words="trace rejects --cluster odd --limit 20 --json"),
     Command(name="trace-describe", words="trace describe --cluster venus --json"),
     Command(name="trace-describe-file", words=f"trace describe --trace {CEDAR} --json"),
+    Command(name="study", words="study --cluster venus --json"),
+    Command(name="study-file", words=f"study --trace {KTH} --json"),
     Command(name="model-list", words="model list --cluster venus --json"),
     Command(name="model-decisions", words="model decisions --cluster venus --json"),
     Command(name="model-compare", words="model compare {first_model} {second_model} --cluster venus --json"),
@@ -265,6 +267,8 @@ LEFT_OUT = {
     "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
+    "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
+    "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
     "nightly": "its window ends now; its parts are model nightly and report nightly",
 }
 """Commands that are not frozen, and why."""

@@ -26,7 +26,9 @@ def test_that_never_ends(cluster, postgres):
     job = cluster.submit(seconds=3600)
     cluster.until(lambda: cluster.job_state(job) == "RUNNING")
     folders = [cluster.folder, make_url(postgres).query["host"]]
-    Path({ready!r}).write_text("\\n".join(map(str, folders)))
+    part = Path({ready!r}).with_suffix(".part")
+    part.write_text("\\n".join(map(str, folders)))
+    part.rename({ready!r})  # whoever waits for the file reads it whole
     time.sleep(3600)
 """
 
