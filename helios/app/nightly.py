@@ -12,15 +12,14 @@ from pathlib import Path
 import pandas as pd
 
 from helios.app.cycle_summary import STUDY_LEVELS
-from helios.app.history import LoadedHistory, load_history
+from helios.app.history import load_history
 from helios.app.model_registry import nightly, training_history
 from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
-from helios.app.study import WEEK, WEEKS_COMPARED, NodeRecords, weekly_changes
+from helios.app.study import WEEK, WEEKS_COMPARED, read_records, weekly_changes
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
-from helios.metrics.study.history import COLUMNS
 from helios.model import NODES, Snapshot
 from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, tighten, write_private
@@ -84,7 +83,10 @@ def nightly_pages(
     """
     with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as operations:
         begin, end = operations.day(day)
-        history, records = _studied(operations, end)
+        since = end - (WEEKS_COMPARED + 1) * WEEK
+        history, records = read_records(
+            operations.warehouse, operations.cluster, timezone=operations.timezone, since=since, until=end
+        )
         changes = weekly_changes(history, end=end, records=records)
         digest = nightly_digest(_night(operations, begin, end, settings, changes.sentences))
     stem = f"{_file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
@@ -109,16 +111,6 @@ def nightly_pages(
         removed=removed,
         levels=changes.levels,
     )
-
-
-def _studied(operations: ReportContext, end: datetime) -> tuple[LoadedHistory, NodeRecords]:
-    """Return the jobs and nodes of the weeks that are compared."""
-    since = end - (WEEKS_COMPARED + 1) * WEEK
-    warehouse, name = operations.warehouse, operations.cluster
-    jobs = warehouse.jobs(name, until=end, unended_at=since, columns=COLUMNS)
-    nodes, events = warehouse.nodes(name), warehouse.node_events(name, since, end, reaching=True)
-    history = LoadedHistory(cluster=name, jobs=jobs, timezone=operations.timezone)
-    return history, NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
 
 
 def _night(

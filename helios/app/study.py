@@ -23,7 +23,7 @@ from helios.metrics.study.figure_data import FigureSource, NamedLevel
 from helios.metrics.study.figures import study_figures
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
-from helios.metrics.study.idle import LENT, idle_beside_waiting, idle_by_day
+from helios.metrics.study.idle import LENT, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.metrics.study.published import here_and_there
 from helios.metrics.study.recorded_levels import RecordedLevels, idle_beside_waiting_levels
 from helios.ports import Progress, no_progress
@@ -66,6 +66,8 @@ class Study:
         The jobs of the window.
     capacity : Capacity
         What was in service.
+    idle : IdleByDay, optional
+        What idled beside waiting jobs on each day; None: not known.
     findings : tuple of Finding
         By number.
     statements : tuple of Statement
@@ -76,6 +78,7 @@ class Study:
 
     history: StudyHistory
     capacity: Capacity
+    idle: IdleByDay | None
     findings: tuple[Finding, ...]
     statements: tuple[Statement, ...]
     notes: tuple[str, ...]
@@ -153,10 +156,10 @@ class WeeklyChanges:
 
 def idle_levels(found: Study) -> list[NamedLevel]:
     """Return what idled in each pool on each day beside waiting jobs."""
-    if not found.history.has_starts or len(found.capacity.pools) < 2 or not found.capacity.total.any():
+    if found.idle is None or len(found.capacity.pools) < 2:
         return []
     edges_s = found.capacity.edges_s
-    lent = idle_by_day(found.history, found.capacity).pools[:, :, LENT] / np.diff(edges_s)[:, None]
+    lent = found.idle.pools[:, :, LENT] / np.diff(edges_s)[:, None]
     return [
         NamedLevel(name=name, edges_s=edges_s, level=lent[:, place])
         for place, name in enumerate(found.capacity.pools)
@@ -165,7 +168,7 @@ def idle_levels(found: Study) -> list[NamedLevel]:
 
 
 def write_study(found: Study, *, audience: str, report: Path | None, out: Path | None) -> tuple[str, list[Path]]:
-    """Return the page of a study where one is asked for, and write its files.
+    """Write the files of a study, and return its page.
 
     Parameters
     ----------
@@ -180,11 +183,11 @@ def write_study(found: Study, *, audience: str, report: Path | None, out: Path |
     from helios.report.study_page import render_study  # noqa: PLC0415 - as above
 
     history = found.history
-    figures = study_figures(history, found.capacity, audience=audience, idle_beside=idle_levels(found))
+    source = FigureSource(history, found.capacity, audience=audience, idle_beside=idle_levels(found))
+    figures = study_figures(source)
     files = write_files(out, found.statements, figures) if out is not None else []
     if report is None:
         return "", files
-    source = FigureSource(history, found.capacity, audience=audience)
     subtitle = (
         f"{int(history.sized.sum()):,} jobs with {history.unit}s submitted from {moment(history.first_s)[:10]} to "
         f"{moment(history.end_s - 1)[:10]}. {history.unit} hours are those "
@@ -233,11 +236,19 @@ def load_study(
         chosen = choose_cluster(warehouse, cluster)
         name, timezone = str(chosen["name"]), str(chosen["timezone"] or "UTC")
         since, until = window(timezone)
-        jobs = warehouse.jobs(name, until=until, unended_at=since, columns=COLUMNS)
-        nodes, events = warehouse.nodes(name), warehouse.node_events(name, since, until, reaching=True)
+        found = read_records(warehouse, name, timezone=timezone, since=since, until=until)
     progress("Reading the warehouse", 1.0)
-    history = LoadedHistory(cluster=name, jobs=jobs, timezone=timezone)
-    return history, NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
+    return found
+
+
+def read_records(
+    warehouse: Warehouse, cluster: str, *, timezone: str, since: datetime | None, until: datetime | None
+) -> tuple[LoadedHistory, NodeRecords]:
+    """Read what a study of a window needs from an open warehouse."""
+    jobs = warehouse.jobs(cluster, until=until, unended_at=since, columns=COLUMNS)
+    nodes, events = warehouse.nodes(cluster), warehouse.node_events(cluster, since, until, reaching=True)
+    records = NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
+    return LoadedHistory(cluster=cluster, jobs=jobs, timezone=timezone), records
 
 
 def study(
@@ -286,12 +297,14 @@ def study(
         given=records.given,
         units_per_node=records.units_per_node,
     )
-    findings = find_all(history, capacity, records, progress=progress)
+    idle = idle_by_day(history, capacity) if history.has_starts and capacity.total.any() else None
+    findings = find_all(history, capacity, records, idle, progress=progress)
     progress("Studying", 1.0)
     source = replace(source or Source(), nodes=_nodes(capacity, records))
     return Study(
         history=history,
         capacity=capacity,
+        idle=idle,
         findings=tuple(findings),
         statements=tuple(statements(findings, unit=history.unit, source=source)),
         notes=(*loaded.notes, *_notes(history), *capacity.notes),
@@ -299,12 +312,17 @@ def study(
 
 
 def find_all(
-    history: StudyHistory, capacity: Capacity, records: NodeRecords, *, progress: Progress = no_progress
+    history: StudyHistory,
+    capacity: Capacity,
+    records: NodeRecords,
+    idle: IdleByDay | None,
+    *,
+    progress: Progress = no_progress,
 ) -> list[Finding]:
     """Return all findings, by number."""
     node_cpus, node_memory_mib = _ordinary_node(records.nodes)
     steps: tuple[Callable[[], Finding | tuple[Finding, ...]], ...] = (
-        lambda: idle_beside_waiting(history, capacity),
+        lambda: idle_beside_waiting(history, capacity, idle),
         *(
             partial(step, history, capacity)
             for step in (
@@ -400,7 +418,7 @@ def weekly_changes(
 
 
 def _touching(jobs: pd.DataFrame, since: datetime, until: datetime) -> pd.Series[bool]:
-    """Return which jobs were submitted in a window, or may have run in it."""
+    """Return which jobs may have run or been submitted in a window."""
     ended = jobs["ended_at"]
     return (jobs["submitted_at"] < until) & ((jobs["submitted_at"] >= since) | ended.isna() | (ended > since))
 
@@ -431,14 +449,14 @@ def _of_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFr
 
 
 def _nodes(capacity: Capacity, records: NodeRecords) -> int | None:
-    """Return how many nodes were in service, None where only what jobs held is known."""
+    """Return the number of nodes, None where no node is known."""
     if records.given:
         return sum(records.given.values())
     return None if capacity.nodes is None else len(capacity.nodes.names)
 
 
 def _ordinary_node(nodes: pd.DataFrame | None) -> tuple[float | None, float | None]:
-    """Return the median CPUs and memory of nodes with GPUs, each None where unknown."""
+    """Return median CPUs and memory of GPU nodes, None where unknown."""
     if nodes is None:
         return None, None
     with_gpus = nodes[nodes["gpus"] > 0].drop_duplicates("name")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.markup import escape
 
-from helios.metrics.study.blocks import Estimate
+from helios.metrics.study.blocks import WEEK_HOURS, Estimate
 from helios.metrics.study.findings import Finding
 from helios.report.tables import plain_table
 from helios.units import count_in_words, duration_in_words, percent, rounded_duration
@@ -20,7 +20,6 @@ from helios.units import count_in_words, duration_in_words, percent, rounded_dur
 OF_THE_WAREHOUSE = ("helios report", "helios model drift")
 """Commands that read loaded clusters only."""
 SHOWN_FIRST = 3
-WEEK_HOURS = 168
 """Statements at the top of a page."""
 
 

@@ -20,6 +20,7 @@ from helios.metrics.statistics import student_t
 
 FEWEST_BLOCKS = 5
 """Blocks below which no interval is given."""
+WEEK_HOURS = 7 * 24
 FEWEST_WEEKS = 8
 """Weeks below which days are the blocks."""
 

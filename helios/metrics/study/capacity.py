@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.node_usage import BusyIntervals
+from helios.metrics.node_usage import BusyIntervals, whole_seconds
 from helios.metrics.study.blocks import local_edges, mean_levels
 from helios.metrics.study.history import MISSING, NEVER_S, Flags, StudyHistory
 from helios.metrics.study.placement import Placement, find_placement, nodes_seen
@@ -104,6 +104,8 @@ class Capacity:
         GPUs or CPUs of a node in each pool, of the largest one; 0: unknown. Empty: unknown in all.
     nodes : NodeShapes, optional
         The nodes, where they are known one by one.
+    placement : Placement, optional
+        On which of them jobs ran, where that is known.
     """
 
     pools: tuple[str, ...]
@@ -115,6 +117,7 @@ class Capacity:
     notes: tuple[str, ...] = ()
     units_per_node: tuple[int, ...] = ()
     nodes: NodeShapes | None = None
+    placement: Placement | None = None
 
     @property
     def total(self) -> NDArray[np.float64]:
@@ -264,6 +267,7 @@ def _from_nodes(
         notes=tuple(notes),
         units_per_node=tuple(int(units[pool == place].max(initial=0)) for place in range(len(pools))),
         nodes=shapes,
+        placement=placement,
     )
 
 
@@ -303,8 +307,8 @@ def _out_of_service(
         states = events["state"].astype("category")
         out = np.array([*(takes_no_jobs(str(state)) for state in states.cat.categories), False])[states.cat.codes]
         place = events["node"].map(position).to_numpy(dtype=np.float64, na_value=-1).astype(np.int64)
-        node, began_s = place, _whole_seconds(events["started_at"], history.first_s)
-        ends_s = _whole_seconds(events["ended_at"], NEVER_S)
+        node, began_s = place, whole_seconds(events["started_at"], otherwise=history.first_s)
+        ends_s = whole_seconds(events["ended_at"], otherwise=NEVER_S)
         np.minimum.at(first_sign_s, place[place >= 0], began_s[place >= 0])
         kept = out & (place >= 0)
         node, begins_s, ends_s = node[kept], began_s[kept], ends_s[kept]
@@ -400,11 +404,6 @@ def _daily_peak(
     peak = np.zeros(len(edges_s) - 1)
     np.maximum.at(peak, day, level[settled])
     return peak
-
-
-def _whole_seconds(times: pd.Series, otherwise: int) -> NDArray[np.int64]:
-    micros = times.to_numpy(dtype="datetime64[us]")
-    return np.where(np.isnat(micros), otherwise, micros.astype(np.int64) // 1_000_000)
 
 
 def _with_notes(history: StudyHistory, found: Capacity) -> Capacity:

@@ -15,7 +15,7 @@ from helios.metrics.statistics import mean_interval, rank_correlation
 from helios.metrics.study.alike import last_alike
 from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
 from helios.metrics.study.findings import Finding, unknown
-from helios.metrics.study.history import MISSING, Flags, Floats, Names, Seconds, StudyHistory
+from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.study.idle import waiting_until
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
@@ -36,25 +36,25 @@ def concentration(history: StudyHistory) -> Finding:
     hours, known = history.hours(), history.user.known
     if not known.any():
         return unknown(11, "users", n=int(history.sized.sum()), coverage=0.0)
-    by_user = _by_name(history.user, hours)
+    by_user = history.user.sum(hours)
     active = by_user > 0
     n = int(active.sum())
     if n < FEWEST_USERS:
         return unknown(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
-    table = np.stack([_by_name(history.user, hours_of) for hours_of in _hours_in_blocks(history)], axis=1)[active]
+    table = np.stack([history.user.sum(hours_of) for hours_of in _hours_in_blocks(history)], axis=1)[active]
     total = by_user[active]
     without = [top_share(total - table[:, block]) for block in range(table.shape[1]) if table[:, block].any()]
     top = np.argsort(-by_user, kind="stable")[: top_count(n)]
-    waited = _by_name(history.user, np.nan_to_num(history.wait_s)) if history.has_starts else None
+    waited = history.user.sum(np.nan_to_num(history.wait_s)) if history.has_starts else None
     return Finding(
         number=11,
         estimate=history.blocks.estimate(top_share(total), np.array(without)).bounded(most=1.0),
         n=n,
-        coverage=_share(hours[known], hours),
+        coverage=share(hours[known], hours),
         parts={
             "top_users": len(top),
             "gini": gini(total),
-            "share_of_waiting_of_top_users": None if waited is None else _share(waited[top], waited),
+            "share_of_waiting_of_top_users": None if waited is None else share(waited[top], waited),
         },
     )
 
@@ -84,7 +84,7 @@ def who_waits(history: StudyHistory) -> Finding:
     if not chosen.any():
         return unknown(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
     wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
-    share, submitted_s = wait_s / (wait_s + run_time_s), history.submitted_s[chosen]
+    spent, submitted_s = wait_s / (wait_s + run_time_s), history.submitted_s[chosen]
     short = run_time_s <= np.median(run_time_s)
     sizes = size_class(history.size[chosen].astype(np.int32))
     waited = float(wait_s.sum())
@@ -97,14 +97,14 @@ def who_waits(history: StudyHistory) -> Finding:
     }
     return Finding(
         number=12,
-        estimate=history.blocks.quantile(share[short], submitted_s[short], 0.5).bounded(most=1.0),
+        estimate=history.blocks.quantile(spent[short], submitted_s[short], 0.5).bounded(most=1.0),
         n=int(chosen.sum()),
         coverage=float(chosen.sum() / max(1, _first_runs(history).sum())),
         parts={
             "median_run_time_s": float(np.median(run_time_s)),
-            "short_p90": float(np.quantile(share[short], 0.9)),
-            "long_p50": float(np.quantile(share[~short], 0.5)) if (~short).any() else None,
-            "long_p90": float(np.quantile(share[~short], 0.9)) if (~short).any() else None,
+            "short_p90": float(np.quantile(spent[short], 0.9)),
+            "long_p50": float(np.quantile(spent[~short], 0.5)) if (~short).any() else None,
+            "long_p90": float(np.quantile(spent[~short], 0.9)) if (~short).any() else None,
             "wait_p50_s": float(np.quantile(wait_s, 0.5)),
             "wait_p90_s": float(np.quantile(wait_s, 0.9)),
             "wait_p99_s": float(np.quantile(wait_s, 0.99)),
@@ -143,7 +143,7 @@ def short_behind_long(history: StudyHistory) -> Finding:
         estimate=history.blocks.ratio(*by_block).bounded(most=1.0),
         n=int((history.sized & ran & (history.run_time_s < SHORT_S)).sum()),
         coverage=float((history.sized & ran).sum() / max(1, history.sized.sum())),
-        parts={"share_of_waiting_of_short_jobs": _share(short_waiting * lasted_s, waiting * lasted_s)},
+        parts={"share_of_waiting_of_short_jobs": share(short_waiting * lasted_s, waiting * lasted_s)},
     )
 
 
@@ -225,8 +225,8 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
         coverage=1.0,
         hours_per_week=float(of_single.sum()) / history.weeks,
         parts={
-            "share_of_jobs": _share((history.sized & single).astype(np.float64), history.sized.astype(np.float64)),
-            "share_of_hours_small": None if small is None else _share(small, hours),
+            "share_of_jobs": share((history.sized & single).astype(np.float64), history.sized.astype(np.float64)),
+            "share_of_hours_small": None if small is None else share(small, hours),
         },
     )
 
@@ -303,7 +303,7 @@ def _new_users(history: StudyHistory, hours: Floats) -> float | None:
     new = np.zeros(len(user), dtype=bool)
     new[order] = at_s - at_s[began_s] < WEEK_DAYS * DAY_S
     later = (history.submitted_s >= since_s) & history.submitted & history.user.known
-    return _share(hours[new & later], hours[later])
+    return share(hours[new & later], hours[later])
 
 
 def _growth(by_week: list[float]) -> float | None:
@@ -333,11 +333,6 @@ def _levels(history: StudyHistory, chosen: Flags, edges_s: Seconds, *, held: boo
     return mean_levels(history.eligible_s[first], until_s[first], np.ones(int(first.sum()), dtype=np.int64), edges_s)
 
 
-def _by_name(names: Names, weight: Floats) -> Floats:
-    known = names.code != MISSING
-    return np.bincount(names.code[known], weights=weight[known], minlength=len(names.values)).astype(np.float64)
-
-
 def _hours_in_blocks(history: StudyHistory) -> Iterator[Floats]:
     """Yield each job's hours in each block."""
     if not history.has_starts:
@@ -353,8 +348,3 @@ def _hours_in_blocks(history: StudyHistory) -> Iterator[Floats]:
 def _submissions(arrays: pd.Series[Any], singles: Flags) -> int:
     """Return how often something was submitted, an array once."""
     return int(arrays.nunique() + singles.sum())
-
-
-def _share(part: Floats, whole: Floats) -> float | None:
-    total = float(whole.sum())
-    return float(part.sum()) / total if total > 0 else None

@@ -146,7 +146,15 @@ def no_figure(key: str, title: str, missing: str) -> FigureData:
 
 
 class FigureSource:
-    """A history with what several figures are computed from, each computed once."""
+    """A history with what several figures are computed from, each computed once.
+
+    Parameters
+    ----------
+    audience : str
+        ``admin``, ``manager`` or ``paper``. Only the admin's figures name users.
+    idle_beside : sequence of NamedLevel
+        What idles in each partition while jobs that fit wait in others.
+    """
 
     def __init__(
         self,
@@ -365,12 +373,6 @@ def _pool_small_groups(names: Names, user: Names) -> Names:
         return names
     code = np.where(small[names.code] & names.known, len(names.values), names.code).astype(np.int32)
     return Names(code=code, values=(*names.values, FEW_PEOPLE))
-
-
-def share(part: Floats | Flags | float, whole: Floats | Flags | float) -> float | None:
-    """Return a sum as a share of another, None where that is 0."""
-    total = float(np.sum(whole))
-    return float(np.sum(part)) / total if total > 0 else None
 
 
 def listed(names: Iterable[str]) -> str:

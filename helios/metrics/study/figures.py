@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from helios.metrics.study import figures_of_jobs as of_jobs
 from helios.metrics.study import figures_of_time as of_time
-from helios.metrics.study.capacity import Capacity
-from helios.metrics.study.figure_data import FigureData, FigureSource, NamedLevel
-from helios.metrics.study.history import StudyHistory
+from helios.metrics.study.figure_data import FigureData, FigureSource
 
 FIGURES: dict[str, Callable[[FigureSource], FigureData]] = {
     "run_times": of_jobs.run_times,
@@ -51,21 +49,6 @@ ORDER = {
 """Figures of each audience; ``paper`` is the author of a paper."""
 
 
-def study_figures(
-    history: StudyHistory,
-    capacity: Capacity | None = None,
-    *,
-    audience: str = "admin",
-    idle_beside: Sequence[NamedLevel] = (),
-) -> list[FigureData]:
-    """Return the figures of an audience in order, missing ones too.
-
-    Parameters
-    ----------
-    audience : str
-        ``admin``, ``manager`` or ``paper``. Only the admin's figures name users.
-    idle_beside : sequence of NamedLevel
-        What idles in each partition while jobs that fit wait in others.
-    """
-    source = FigureSource(history, capacity, audience=audience, idle_beside=idle_beside)
-    return [FIGURES[key](source) for key in ORDER[audience]]
+def study_figures(source: FigureSource) -> list[FigureData]:
+    """Return the figures of the source's audience in order, missing ones too."""
+    return [FIGURES[key](source) for key in ORDER[source.audience]]

@@ -19,19 +19,17 @@ from helios.metrics.study.figure_data import (
     Series,
     no_figure,
     series,
-    share,
 )
 from helios.metrics.study.history import (
     COMPLETED,
-    MISSING,
     NOT_ENDED,
     STATES,
     TIMEOUT,
     UNKNOWN,
     Flags,
     Floats,
-    Names,
     StudyHistory,
+    share,
 )
 from helios.metrics.study.published import FOOTNOTES, published
 from helios.units import duration_in_words, percent
@@ -441,7 +439,7 @@ def users(source: FigureSource) -> FigureData:
     known = source.sized & history.user.known
     if not known.any():
         return no_figure("users", question, NO_USERS)
-    hours, waited = _by_name(history.user, source.hours), _by_name(history.user, source.wait_hours)
+    hours, waited = history.user.sum(source.hours), history.user.sum(source.wait_hours)
     active = hours > 0
     n = int(active.sum())
     if n < FEWEST_PEOPLE:
@@ -490,11 +488,6 @@ def users(source: FigureSource) -> FigureData:
     )
 
 
-def _by_name(names: Names, weight: Floats) -> Floats:
-    known = names.code != MISSING
-    return np.bincount(names.code[known], weights=weight[known], minlength=len(names.values)).astype(np.float64)
-
-
 def _lorenz(name: str, held: Floats) -> Series:
     largest = np.sort(held)[::-1]
     x = 100 * np.arange(len(held) + 1) / len(held)
@@ -506,8 +499,8 @@ def _lorenz(name: str, held: Floats) -> Series:
 
 def _completion_panel(source: FigureSource, ended: Flags) -> Panel:
     history = source.history
-    jobs = _by_name(history.user, ended.astype(np.float64))
-    completed = _by_name(history.user, (ended & (history.state == COMPLETED)).astype(np.float64))
+    jobs = history.user.sum(ended.astype(np.float64))
+    completed = history.user.sum((ended & (history.state == COMPLETED)).astype(np.float64))
     some = jobs > 0
     place = np.minimum((10 * completed[some] / jobs[some]).astype(np.int64), 9)
     return Panel(

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.metrics.study.demand import dispersion
 from helios.metrics.study.figure_data import (
     MOST_NAMES,
     FigureData,
@@ -15,7 +16,6 @@ from helios.metrics.study.figure_data import (
     days,
     no_figure,
     series,
-    share,
 )
 from helios.metrics.study.figures_of_jobs import NO_STARTS, SPREAD, WAIT, holds
 from helios.metrics.study.history import (
@@ -24,6 +24,7 @@ from helios.metrics.study.history import (
     UNKNOWN,
     Floats,
     Seconds,
+    share,
 )
 from helios.metrics.study.outcomes import failed_late, reached_limit
 from helios.metrics.study.published import FOOTNOTES, published
@@ -602,7 +603,8 @@ def _counts(moments_s: Seconds, first_s: int, end_s: int, step_s: int) -> Floats
 
 
 def _dispersion(counts: Floats) -> float:
-    return float(counts.var() / counts.mean()) if len(counts) > 1 and counts.any() else float("nan")
+    """Return the dispersion of counts, NaN where there are too few."""
+    return dispersion(counts) if len(counts) > 1 and counts.any() else float("nan")
 
 
 def _autocorrelation(counts: Floats, lags: NDArray[np.int64]) -> Floats:

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.study.blocks import Blocks
+from helios.metrics.node_usage import whole_seconds
+from helios.metrics.study.blocks import WEEK_HOURS, Blocks
 from helios.model import JOBS, JobState
 from helios.model.job_names import split_words
 from helios.units import HOUR_S, best_unit
@@ -73,6 +74,12 @@ class Names:
     def known(self) -> Flags:
         """Whether each job has a value."""
         return self.code >= 0
+
+    def sum(self, weight: Floats) -> Floats:
+        """Return the sum of a weight over the jobs of each value."""
+        return np.bincount(self.code[self.known], weights=weight[self.known], minlength=len(self.values)).astype(
+            np.float64
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +151,7 @@ class StudyHistory:
     @property
     def weeks(self) -> float:
         """Length of the window in weeks."""
-        return (self.end_s - self.first_s) / (7 * 24 * HOUR_S)
+        return (self.end_s - self.first_s) / (WEEK_HOURS * HOUR_S)
 
     @property
     def submitted(self) -> Flags:
@@ -216,7 +223,7 @@ def read_history(
         ``gpus`` or ``cpus``; by default GPUs if at least ``LEAST_GPU_JOBS`` of the jobs ask for some.
     """
     JOBS.check(jobs, columns=COLUMNS)
-    submitted_s = _seconds(jobs["submitted_at"])
+    submitted_s = whole_seconds(jobs["submitted_at"], otherwise=NEVER_S)
     first_s = int(submitted_s.min()) if since is None else int(since.timestamp())
     end_s = int(submitted_s.max()) + 1 if until is None else int(until.timestamp())
     resource = resource or _resource(jobs)
@@ -231,7 +238,7 @@ def read_history(
         touching = (submitted_s >= first_s) & (submitted_s < end_s)
     if not touching.all():
         jobs = jobs.loc[touching].reset_index(drop=True)
-    eligible_s = _seconds(jobs["eligible_at"])
+    eligible_s = whole_seconds(jobs["eligible_at"], otherwise=NEVER_S)
     return StudyHistory(
         cluster=cluster,
         timezone=timezone,
@@ -269,15 +276,18 @@ def _resource(jobs: pd.DataFrame) -> str:
     return "gpus" if float((jobs["gpus"] > 0).mean()) >= LEAST_GPU_JOBS else "cpus"
 
 
-def _seconds(times: pd.Series[Any]) -> Seconds:
-    """Return times as s since the epoch, ``NEVER_S`` where one is missing."""
-    micros = times.to_numpy(dtype="datetime64[us]")
-    return np.where(np.isnat(micros), NEVER_S, micros.astype(np.int64) // 1_000_000)
+def share(part: Floats | Flags | float, whole: Floats | Flags | float) -> float | None:
+    """Return a sum as a share of another, None where that is 0."""
+    total = float(np.sum(whole))
+    return float(np.sum(part)) / total if total > 0 else None
 
 
 def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, Floats, dict[str, int]]:
     """Return starts, ends and run times, and how many made no sense."""
-    started_s, ended_s = _seconds(jobs["started_at"]), _seconds(jobs["ended_at"])
+    started_s, ended_s = (
+        whole_seconds(jobs["started_at"], otherwise=NEVER_S),
+        whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
+    )
     run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64).copy()
     known = np.isfinite(run_time_s)
     # Only one of the two is recorded in some histories.

@@ -18,11 +18,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, inline_jit
-from helios.metrics.study.blocks import Estimate
+from helios.metrics.study.blocks import WEEK_HOURS, Estimate
 from helios.metrics.study.capacity import Capacity, NodeShapes
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import CANCELLED, NEVER_S, NOT_ENDED, Floats, Seconds, StudyHistory
-from helios.metrics.study.placement import LEAST_PLACED, Placement, find_placement
+from helios.metrics.study.placement import LEAST_PLACED, Placement
 from helios.units import HOUR_S
 
 IDLE, WAITING, SAME_POOL, OWN, BEHIND_OLDEST, LENT, SENT, UNUSABLE = range(8)
@@ -148,10 +148,9 @@ class IdleByDay:
 
 def idle_by_day(history: StudyHistory, capacity: Capacity) -> IdleByDay:
     """Return what idled beside waiting jobs on each day."""
-    placement = None if capacity.nodes is None else find_placement(history)
     waits = _Waits.of(history, capacity)
-    if capacity.nodes is not None and placement is not None:
-        queue, machines = _by_node(history, capacity, waits, capacity.nodes, placement)
+    if capacity.nodes is not None and capacity.placement is not None:
+        queue, machines = _by_node(history, capacity, waits, capacity.nodes, capacity.placement)
         level = "nodes"
     else:
         queue, machines = _by_pool(history, capacity, waits)
@@ -161,17 +160,24 @@ def idle_by_day(history: StudyHistory, capacity: Capacity) -> IdleByDay:
     return IdleByDay(pools=pools, totals=totals, level=level, waited=len(waits.job), coverage=waits.coverage)
 
 
-def idle_beside_waiting(history: StudyHistory, capacity: Capacity) -> tuple[Finding, Finding, Finding]:
+def idle_beside_waiting(
+    history: StudyHistory, capacity: Capacity, found: IdleByDay | None = None
+) -> tuple[Finding, Finding, Finding]:
     """Return findings 1, 2 and 3, each in GPU hours a week.
 
     They are what could be used by jobs of other partitions, what no waiting job could use, and what younger jobs could
     use while the oldest does not fit.
+
+    Parameters
+    ----------
+    found : IdleByDay, optional
+        What ``idle_by_day`` returned, where it is known already.
     """
     if not history.has_starts:
         return unknown(1, MISSING_STARTS), unknown(2, MISSING_STARTS), unknown(3, MISSING_STARTS)
     if not len(capacity.pools) or not capacity.total.any():
         return unknown(1, MISSING_CAPACITY), unknown(2, MISSING_CAPACITY), unknown(3, MISSING_CAPACITY)
-    found = idle_by_day(history, capacity)
+    found = found or idle_by_day(history, capacity)
     return (
         _elsewhere(history, capacity, found),
         _unusable(history, capacity, found),
@@ -405,7 +411,7 @@ def _machines(
 def _by_week(history: StudyHistory, capacity: Capacity, by_day: Floats) -> tuple[Estimate, float]:
     """Return the hours a week of a measure with their interval, and the value alone."""
     hours = history.blocks.sum(capacity.edges_s[:-1], by_day / HOUR_S)
-    estimate = history.blocks.ratio(hours, history.blocks.seconds / (7 * 24 * HOUR_S)).bounded()
+    estimate = history.blocks.ratio(hours, history.blocks.seconds / (WEEK_HOURS * HOUR_S)).bounded()
     return estimate, estimate.value or 0.0
 
 

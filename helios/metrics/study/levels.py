@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 
 from helios.metrics.node_usage import BusyIntervals
-from helios.metrics.study.blocks import Blocks, Estimate, mean_levels
+from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate, mean_levels
 from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
 from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS, waiting_until
-from helios.metrics.study.placement import find_placement
 from helios.units import HOUR_S
 
 STEP_S = 900
@@ -31,7 +30,6 @@ LEAST_CAPACITY = 0.05
 """Share of the capacity below which a partition does not count for the range."""
 MISSING_NODES = "on which nodes jobs ran"
 MISSING_GPUS = "GPUs"
-_WEEK_HOURS = 7 * 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,7 +92,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     """
     if not history.has_starts:
         return unknown(4, MISSING_STARTS)
-    placement = find_placement(history)
+    placement = capacity.placement
     if placement is None or capacity.nodes is None:
         return unknown(4, MISSING_NODES)
     nodes = capacity.nodes
@@ -247,7 +245,7 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
         return unknown(20, MISSING_GPUS)
     if not history.has_starts:
         return unknown(20, MISSING_STARTS)
-    placement = find_placement(history)
+    placement = capacity.placement
     if placement is None or capacity.nodes is None:
         return unknown(20, MISSING_NODES)
     nodes = capacity.nodes
@@ -266,7 +264,7 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
             held.start_s[here], held.end_s[here], history.eligible_s[waits], until_s[waits], history.blocks
         )
     all_hours = history.blocks.spread(held.start_s, held.end_s, np.ones(len(held.node))) / HOUR_S
-    estimate = history.blocks.ratio(while_waiting / HOUR_S, history.blocks.seconds / (_WEEK_HOURS * HOUR_S)).bounded()
+    estimate = history.blocks.ratio(while_waiting / HOUR_S, history.blocks.seconds / (WEEK_HOURS * HOUR_S)).bounded()
     return Finding(
         number=20,
         estimate=estimate,
@@ -317,9 +315,9 @@ def _by_hour_of_week(share: Floats, begins_s: Seconds, timezone: str) -> Floats:
     local = pd.to_datetime(begins_s, unit="s", utc=True).tz_convert(timezone)
     hour = np.asarray(local.day_of_week) * 24 + np.asarray(local.hour)
     known = np.isfinite(share)
-    count = np.bincount(hour[known], minlength=_WEEK_HOURS)
-    total = np.bincount(hour[known], weights=share[known], minlength=_WEEK_HOURS)
-    mean: Floats = np.divide(total, count, out=np.full(_WEEK_HOURS, np.nan), where=count > 0)
+    count = np.bincount(hour[known], minlength=WEEK_HOURS)
+    total = np.bincount(hour[known], weights=share[known], minlength=WEEK_HOURS)
+    mean: Floats = np.divide(total, count, out=np.full(WEEK_HOURS, np.nan), where=count > 0)
     return mean
 
 

@@ -21,6 +21,7 @@ from helios.metrics.study.history import (
     Flags,
     Floats,
     StudyHistory,
+    share,
 )
 from helios.units import HOUR_S
 
@@ -28,8 +29,6 @@ LONG_FAILURE_S = HOUR_S
 AT_LIMIT = 0.98
 """Share of its time limit from which on a job counts as one that reached it."""
 SENT_AGAIN_S = HOUR_S
-STREAK = 3
-"""Failures in a row from which on the hours of a streak count."""
 MOST_PARTITIONS = 20
 
 
@@ -67,7 +66,7 @@ def long_failures(history: StudyHistory) -> Finding:
         n=int((failed & (history.size > 0)).sum()),
         coverage=_covered(history, known),
         hours_per_week=float(lost.sum()) / history.weeks,
-        parts={"share_of_hours_by_nodes": _share(history.hours_by_block(by_nodes), hours)},
+        parts={"share_of_hours_by_nodes": share(history.hours_by_block(by_nodes), hours)},
     )
 
 
@@ -102,7 +101,7 @@ def repeated_failures(history: StudyHistory) -> Finding:
         parts={
             "share_that_fails": _mean(failed[known]),
             "share_that_fails_after_success": _mean(failed[seen & ~after_failure]),
-            "share_of_hours_in_streaks": _share(lost, hours),
+            "share_of_hours_in_streaks": share(lost, hours),
         },
     )
 
@@ -124,7 +123,7 @@ def hours_at_limit(history: StudyHistory) -> Finding:
         coverage=_covered(history, known),
         hours_per_week=float(lost.sum()) / history.weeks,
         parts={
-            "share_of_these_hours_sent_again": None if again is None else _share(history.hours_by_block(again), lost)
+            "share_of_these_hours_sent_again": None if again is None else share(history.hours_by_block(again), lost)
         },
     )
 
@@ -212,11 +211,6 @@ def _covered(history: StudyHistory, known: Flags) -> float | None:
     """Return the share of all hours that are of jobs about which something is known."""
     total = float(history.hours().sum())
     return float(history.hours()[known].sum()) / total if total > 0 else None
-
-
-def _share(part: Floats, whole: Floats) -> float | None:
-    total = float(whole.sum())
-    return float(part.sum()) / total if total > 0 else None
 
 
 def _mean(flags: Flags) -> float | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.study.blocks import Blocks, local_edges
+from helios.metrics.study.blocks import WEEK_HOURS, Blocks, local_edges
 from helios.metrics.study.findings import Finding
 from helios.units import HOUR_S, count_in_words
 
@@ -99,7 +99,7 @@ def idle_beside_waiting_levels(levels: RecordedLevels) -> Finding:
     pooled, within = np.minimum(all_idle, all_waiting), np.minimum(idle, levels.waiting).sum(axis=0)
     blocks = Blocks.of_window(levels.start_s, levels.end_s, timezone=levels.timezone)
     hours = blocks.sum(step_at_s[kept], pooled[kept]) * levels.step_s / HOUR_S
-    weeks = blocks.sum(step_at_s[kept]) * levels.step_s / (7 * 24 * HOUR_S)
+    weeks = blocks.sum(step_at_s[kept]) * levels.step_s / (WEEK_HOURS * HOUR_S)
     estimate = blocks.ratio(hours, weeks).bounded()
     served = float(levels.capacity[:, kept].sum())
     some = bool(kept.any())

@@ -192,7 +192,7 @@ def venus() -> StudyHistory:
 @pytest.mark.skipif(not VENUS.exists(), reason="the public Venus trace is not here")
 def test_venus_reads_as_published() -> None:
     history = venus()
-    found = {one.key: one for one in study_figures(history, audience="paper")}
+    found = {one.key: one for one in study_figures(FigureSource(history, audience="paper"))}
     ours = {one.name: dict(zip(one.x, one.y, strict=True)) for one in found["months"].series}
     theirs = {
         one.name.split(": ")[-1]: dict(zip(one.x, one.y, strict=True))
