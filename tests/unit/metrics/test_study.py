@@ -142,6 +142,13 @@ def test_failures_count_from_an_hour_on_and_nodes_apart():
     assert found.n == 2
 
 
+def test_job_that_failed_at_its_time_limit_is_no_late_failure_but_at_the_limit():
+    cut = at(0, state="FAILED", run_time_s=7200, time_limit_s=7200, gpus=1)
+    found = history_of(cut, at(9, run_time_s=7200, time_limit_s=36_000, gpus=1), until=FIRST + 24 * HOUR)
+    assert outcomes.long_failures(found).estimate.value == 0.0
+    assert outcomes.hours_at_limit(found).estimate.value == 0.5
+
+
 def test_third_failure_in_a_row_counts_as_a_streak():
     jobs = [at(3 * k, state="FAILED", run_time_s=3600, gpus=1) for k in range(4)]
     found = outcomes.repeated_failures(history_of(*jobs, at(20, state="COMPLETED", user="b")))

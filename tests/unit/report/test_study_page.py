@@ -15,7 +15,7 @@ import pytest
 
 from helios.app.history import LoadedHistory, read_file
 from helios.app.study import NodeRecords, Study, idle_levels, study, write_study
-from helios.metrics.study.figure_data import FigureData, FigureSource
+from helios.metrics.study.figure_data import FEW_PEOPLE, FigureData, FigureSource
 from helios.metrics.study.figures import FIGURES, ORDER, study_figures
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.published import NOT_COMPARED, here_and_there, published
@@ -149,6 +149,9 @@ def test_users_below_five_are_pooled_for_all_but_the_admin() -> None:
     history = a_busy_history().history
     shown = {name for one in figure(history, "holders", audience="manager").series for name in one.x}
     assert not any(str(name).startswith("u") for name in shown)
+    # Each account has three users.
+    assert not {"a0", "a1", "a2"} & shown
+    assert FEW_PEOPLE in shown
     assert any(str(name).startswith("u") for one in figure(history, "holders").series for name in one.x)
 
 
