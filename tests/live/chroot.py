@@ -101,7 +101,8 @@ class Chroot(Rig):
 
     def controller_pid(self) -> int:
         """Return the process id of slurmctld."""
-        return int((self.folder / "run/slurmctld.pid").read_text())
+        # Slurm writes over the file and cuts nothing off: a shorter number leaves the end of the one before it.
+        return int((self.folder / "run/slurmctld.pid").read_text().split()[0])
 
     def _done(self, *words: str) -> str:
         try:

@@ -107,7 +107,8 @@ def test_a_controller_that_goes_away_and_comes_back_ends_nothing(site: Site) -> 
     site.rig.until(lambda: "Unable to contact" in site.log())
     site.rig.control("start", "slurmctld")
     known = len(site.log())
-    site.rig.until(lambda: "acts again" in site.log()[known:] or "works again" in site.log()[known:])
+    # The first cycle after a controller's start only settles; what is written before that may not hold.
+    site.rig.until(lambda: "acts again" in site.log()[known:])
     site.until_all_are_set()
     daemon.terminate()
     assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
