@@ -194,7 +194,9 @@ def test_the_command_sweeps_says_what_failed_and_goes_on(site: Helios, tmp_path:
 def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path: Path, history: LoadedHistory) -> None:
     write_helios_csv(history.jobs, tmp_path / "lab.csv")
     (tmp_path / "plan.toml").write_text(PLAN.replace("repeats = 5", "repeats = 400"))
-    command = [sys.executable, "-m", "helios", *map(str, options("--sweep", "plan.toml", "--workers", 1))]
+    asked = map(str, options("--sweep", "plan.toml", "--workers", 1))
+    # The default signals, because what runs in the background of a shell ignores Ctrl-C.
+    command = ["env", "--default-signal", sys.executable, "-m", "helios", *asked]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
         results = tmp_path / "plan.results.jsonl"
         while run.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") > 2):
