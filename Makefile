@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports compile pytest nightly behaviour size slurm bench fuzz mutants reference clean
+.PHONY: help try test dist format lint types imports compile pytest nightly behaviour size slurm bench fuzz mutants reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -58,6 +58,11 @@ pytest: $(VENV)/.tools slurm
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
 	$(BIN)/pytest --numprocesses $(WORKERS) -m 'nightly or hypothesis' --hypothesis-profile nightly
+
+dist: $(VENV)/.tools ## Build wheel and sdist into dist/, and on Debian a package that installs without a network
+	$(BIN)/python -m build --outdir dist .
+	@if command -v dpkg-deb >/dev/null; then PYTHON=$(BIN)/python deploy/debian/build.sh dist/*.whl dist; \
+	else echo "dpkg-deb is not here: no Debian package"; fi
 
 size: $(VENV)/.tools ## Print code lines by package beside the budget
 	$(BIN)/python -m tests.size

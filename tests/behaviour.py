@@ -269,6 +269,7 @@ LEFT_OUT = {
     "db grant": "it needs PostgreSQL",
     "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
     "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
+    "setup": "it writes files; tests/unit/app/test_setup.py reads them back",
     "nightly": "its window ends now; its parts are model nightly and report nightly",
 }
 """Commands that are not frozen, and why."""

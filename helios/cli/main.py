@@ -29,6 +29,7 @@ COMMANDS = {
     "whatif": ("whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
     "study": ("study:commands", "Say what a history shows of its cluster, and what follows from it."),
     "simulate": ("replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
+    "setup": ("system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
     "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
     "why": ("system:why_", "Say why a job waits, and what Helios did to it."),
     "cycle": ("control:cycle_", "Show or apply what one control cycle on the jobs would change."),

@@ -1,11 +1,11 @@
-"""Commands ``helios doctor``, ``why``, ``config``, ``daemon``, ``hook`` and ``try``."""
+"""Commands ``helios setup``, ``doctor``, ``why``, ``config``, ``daemon``, ``hook`` and ``try``."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,6 +42,79 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     plain = [{name: str(getattr(it, name)) for name in ("check", "verdict", "message", "hint")} for it in found]
     answer(plain, table, as_json=as_json)
     if any(finding.verdict is FindingLevel.FAIL for finding in found):
+        raise typer.Exit(1)
+
+
+# ``helios setup``: what the services need on a machine.
+
+COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/helios",
+    "zsh": "usr/share/zsh/vendor-completions/_helios",
+    "fish": "usr/share/fish/vendor_completions.d/helios.fish",
+}
+"""Where each shell looks for completions, below the root."""
+
+
+def setup_(
+    check: Annotated[
+        bool, Option("--check", help="Only say what is missing or outdated; exit status 1 if any is.")
+    ] = False,
+    remove: Annotated[
+        bool, Option("--remove", help="Remove what was laid down. Settings and changed files stay.")
+    ] = False,
+    hook: Annotated[Path | None, Option(help="Folder of slurm.conf: lay down the priority hook there.")] = None,
+    power: Annotated[Path | None, Option(help="Folder for the programs that switch nodes on and off.")] = None,
+    root: Annotated[Path, Option(help="Write below this folder instead, for a package or an image.")] = Path("/"),
+    prefix: Annotated[
+        Path | None, Option(help="Where the environment of Helios will be. Default: the one that runs this.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lay down the units, programs and settings that the services need on this machine.
+
+    Nothing is started, and Slurm is not touched. Files that somebody has changed are kept, and named. After an upgrade
+    the same command replaces the others.
+
+    Example: sudo /opt/helios/bin/helios setup --hook /etc/slurm
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # noqa: PLC0415 - only here
+
+    from helios.app import setup  # noqa: PLC0415 - as above
+
+    if check and remove:
+        raise UsageError("--check and --remove exclude each other.")
+    is_machine, where = root.resolve() == Path("/"), prefix or setup.environment_prefix()
+    for name, folder in (("--hook", hook), ("--power", power), ("--prefix", where)):
+        if folder is not None and not folder.is_absolute():
+            raise UsageError(f"{name} {folder} is not an absolute path.", hint=f"Write {name} /{folder}")
+    scripts = {
+        path: get_completion_script(prog_name="helios", complete_var="_HELIOS_COMPLETE", shell=shell)
+        for shell, path in COMPLETIONS.items()
+    }
+    files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, completions=scripts))
+    if remove:
+        found = setup.remove_files(root=root, is_machine=is_machine)
+    elif check:
+        found = setup.check_files(files, root=root)
+    else:
+        if is_machine:
+            setup.refuse_prefix_of_others(where)
+        found = setup.lay_down(files, root=root, is_machine=is_machine)
+        found = replace(found, next_steps=setup.next_steps(hook=hook, power=power) if is_machine else ())
+    table = Table("File", "State", box=None, pad_edge=False)
+    for path, state in found.files:
+        table.add_row(path, state.value)
+    answer(found.to_json(), table, *found.steps, as_json=as_json)
+    if not as_json:
+        settings = {f"/{file.path}" for file in files if file.is_configuration}
+        say_notes(
+            f"{path} was changed on this machine and is kept; what this release has is in {setup.deploy_folder()}"
+            for path, state in found.files
+            if state is setup.FileState.KEPT and path not in settings
+        )
+        if found.next_steps:
+            say("Next:", *(f"  {number}. {step}" for number, step in enumerate(found.next_steps, start=1)))
+    if check and not found.is_complete:
         raise typer.Exit(1)
 
 

@@ -287,7 +287,7 @@ def status(as_json: AsJson = False) -> None:
         revision, head = warehouse.revision(), warehouse.head()
         newer = revision is not None and not warehouse.knows(revision)
     if newer:
-        state = f"made by a newer Helios; this one knows {head}: pip install --upgrade helios-slurm"
+        state = f"made by a newer Helios; this one knows {head}: install the newer release"
     else:
         state = "up to date" if revision == head else f"behind {head}: helios db upgrade"
     shown = without_password(url)

@@ -72,7 +72,7 @@ def refuse_unknown(found: str | None) -> None:
     if found is not None and not knows(found):
         raise SchemaOutdated(
             f"The database is at revision {found}, which this version of Helios does not know.",
-            hint="A newer Helios made it: upgrade Helios (pip install --upgrade helios-slurm).",
+            hint="A newer Helios made it: install that release or a newer one.",
         )
 
 

@@ -79,3 +79,13 @@ def test_an_installed_helios_runs_the_whole_path(installed: Path, tmp_path: Path
     done = run(installed, tmp_path, "helios", "try", "--days", "3")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "helios-try" / "report.html").stat().st_size > 10_000
+
+
+def test_an_installed_helios_brings_units_hook_and_programs(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, tmp_path, "helios", "setup", "--root", str(tmp_path / "machine"), "--hook", "/etc/slurm")
+    assert done.returncode == 0, done.stderr
+    unit = (tmp_path / "machine/etc/systemd/system/helios.service").read_text()
+    assert f"ExecStart={installed}/helios daemon" in unit
+    assert (tmp_path / "machine/etc/slurm/helios_hook.lua").read_bytes() == (
+        ROOT / "deploy/slurm/job_submit.lua"
+    ).read_bytes()
