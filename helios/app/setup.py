@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -216,6 +217,8 @@ def remove_files(*, root: Path, is_machine: bool) -> SetupResult:
             else:
                 states.append((f"/{name}", FileState.KEPT))
         (root / RECORD).unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or holds something else
+            (root / RECORD).parent.rmdir()
     except OSError as reason:
         raise SetupFailed(f"{reason.filename}: {reason.strerror}.", hint="Run it as root.") from reason
     steps = [_run("systemctl", "daemon-reload")] if is_machine and SYSTEMD_RUNS.is_dir() else []
