@@ -269,6 +269,7 @@ LEFT_OUT = {
     "db grant": "it needs PostgreSQL",
     "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
     "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
+    "web": "it serves until it is told to stop; tests/unit/web asks every page",
     "setup": "it writes files; tests/unit/app/test_setup.py reads them back",
     "nightly": "its window ends now; its parts are model nightly and report nightly",
 }

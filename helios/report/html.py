@@ -132,15 +132,26 @@ def render_sections(
     title: str, subtitle: str, sections: Sequence[PageSection], *, alarming: bool = False, footer: str = ""
 ) -> str:
     """Return a page of sentences, figures and tables."""
+    filled = filled_sections(sections)
+    return _PAGES.get_template("sections.html.j2").render(
+        title=title, subtitle=subtitle, sections=filled, alarming=alarming, footer=footer
+    )
+
+
+def filled_sections(
+    sections: Sequence[PageSection],
+) -> list[tuple[PageSection, list[Markup], list[TableCells]]]:
+    """Return sections with figures drawn and tables as text.
+
+    Those without content are left out.
+    """
     filled = []
     for section in sections:
         figures = [figure for draw in section.figures if (figure := inline(draw))]
         tables = [table if isinstance(table, TableCells) else to_cells(table) for table in section.tables]
         if section.sentences or figures or tables:
             filled.append((section, figures, tables))
-    return _PAGES.get_template("sections.html.j2").render(
-        title=title, subtitle=subtitle, sections=filled, alarming=alarming, footer=footer
-    )
+    return filled
 
 
 def to_cells(answer: ReportTable) -> TableCells:

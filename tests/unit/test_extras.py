@@ -8,9 +8,9 @@ import sys
 
 import helios
 
-EXTRAS = ("dask", "dask_jobqueue", "distributed", "psycopg", "pyslurm", "sklearn", "torch")
-NEEDS_ONE = {"helios.app.sweep_worker", "helios.__main__"}
-"""Runs on Dask's workers alone; runs the command line."""
+EXTRAS = ("dask", "dask_jobqueue", "distributed", "psycopg", "pyslurm", "sklearn", "starlette", "torch", "uvicorn")
+NEEDS_ONE = {"helios.app.sweep_worker", "helios.web.server", "helios.__main__"}
+"""Runs on Dask's workers alone; is imported by helios web; runs the command line."""
 WITHOUT = """
 import sys
 from importlib import import_module

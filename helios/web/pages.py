@@ -1,0 +1,483 @@
+"""What each page of the web site shows, as sections for a person and as plain values.
+
+Nothing here writes, and nothing knows of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.app import reports
+from helios.app.explain_job import JobUnknown, explain
+from helios.app.explain_node import explain_node, node_status
+from helios.app.operations import Operations
+from helios.config import Settings
+from helios.errors import HeliosError, UsageError
+from helios.model import Snapshot, seconds_of
+from helios.report.admin.sacct_format import ReportTable, as_json
+from helios.report.energy import energy_answer, energy_sentences
+from helios.report.html import PageSection, TableCells
+from helios.report.job import JobExplanation
+from helios.units import duration
+
+LIVE_S = 15.0
+"""How long a snapshot of the cluster is shown before the cluster is asked again, s."""
+QUEUE_ROWS = 200
+"""Most pending jobs on a page; JSON has all."""
+REPORT_KINDS = (".html", ".txt")
+"""Endings of the files in the report folder that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Who asks.
+
+    Attributes
+    ----------
+    user : str
+        Account name; empty: nobody in particular.
+    sees_all : bool
+        An admin. Anybody else sees own jobs and the cluster's sums.
+    """
+
+    user: str = ""
+    sees_all: bool = False
+
+    def sees(self, user: str) -> bool:
+        """Return whether jobs of ``user`` may be shown."""
+        return self.sees_all or (bool(self.user) and self.user == user)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page.
+
+    Attributes
+    ----------
+    title, subtitle : str
+    sections : sequence of PageSection
+    values : mapping
+        The same as plain values, for JSON.
+    asks : sequence of str
+        Query parameters that a form on the page offers.
+    """
+
+    title: str
+    subtitle: str = ""
+    sections: Sequence[PageSection] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    asks: Sequence[str] = ()
+
+
+class PageMissing(UsageError):
+    """There is no such page, or not for this reader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """An address of the site.
+
+    Attributes
+    ----------
+    path : str
+        With parameters in braces.
+    summary : str
+        For the list of pages and OpenAPI.
+    make : callable
+        Takes the site, the reader and all parameters.
+    query : tuple of str
+        Parameters after the question mark.
+    in_menu : str
+        Its name in the menu; empty: it is not there.
+    for_users : bool
+        Whether readers who are no admin may ask for it.
+    """
+
+    path: str
+    summary: str
+    make: Callable[[Site, Reader, Mapping[str, str]], Page]
+    query: tuple[str, ...] = ()
+    in_menu: str = ""
+    for_users: bool = False
+
+
+class Site:
+    """The pages of one cluster.
+
+    Parameters
+    ----------
+    settings : Settings
+    cluster : str, optional
+        As for commands; None: the only one there is.
+    clock : callable
+        Returns the time, aware.
+    operations : Operations, optional
+        On the live cluster; None: made from the settings.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        cluster: str | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        operations: Operations | None = None,
+    ) -> None:
+        self.settings, self.cluster, self.clock = settings, cluster, clock
+        self.operations = operations or Operations(settings, cluster=cluster)
+        self._lock = Lock()
+        self._live: tuple[float, Snapshot | str] | None = None
+
+    def live(self) -> Snapshot | str:
+        """Return the queue with predictions, or why it cannot be read.
+
+        Asked at most every ``LIVE_S``, however many people look.
+        """
+        with self._lock:
+            if self._live is None or time.monotonic() - self._live[0] > LIVE_S:
+                found: Snapshot | str
+                try:
+                    cycles = self.operations.cycles
+                    found = cycles.predictions(cycles.site.cluster.snapshot())
+                except HeliosError as reason:
+                    found = reason.message
+                self._live = (time.monotonic(), found)
+            return self._live[1]
+
+    def job(self, job_id: str) -> JobExplanation:
+        """Return everything that is known of a job."""
+        with self._lock:
+            return explain(self.operations.cycles, job_id)
+
+    def ask(self, given: Mapping[str, str], **chosen: Sequence[str]) -> reports.ReportQuery:
+        """Return the query of a report."""
+        names = {"users": "user", "accounts": "account", "partitions": "partition"}
+        picked = {many: (given[one],) for many, one in names.items() if given.get(one)}
+        return reports.ReportQuery(
+            url=self.settings.database.url,
+            cluster=self.cluster,
+            now=self.clock(),
+            start=given.get("from") or None,
+            end=given.get("to") or None,
+            **(picked | chosen),
+        )
+
+
+# Now.
+
+
+def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
+    """Return the page of the queue as it is."""
+    live = site.live()
+    if isinstance(live, str):
+        lines = ["The queue cannot be read now.", live, "The pages of the history do not need it."]
+        return Page(title="Now", sections=[PageSection(sentences=lines)], values={"problem": live})
+    state, lines = _state(site)
+    pending, running = live.pending, live.running
+    gpus = int((running["gpus"] * running["tasks"].clip(lower=1)).sum())
+    tasks = int(pending["tasks"].clip(lower=1).sum())
+    wait, run = "job waits" if tasks == 1 else "jobs wait", "runs" if len(running) == 1 else "run"
+    lines = [f"{tasks:,} {wait}, {len(running):,} {run} on {gpus:,} GPUs.", *lines]
+    shown = pending.sort_values("priority", ascending=False, kind="stable")
+    if not reader.sees_all:
+        shown = shown[shown["user"].astype("str") == reader.user]
+    waited_s = live.taken_at.timestamp() - seconds_of(shown["eligible_at"].fillna(shown["submitted_at"]))
+    rows = shown.assign(waited_s=np.maximum(waited_s, 0.0))
+    section = PageSection(
+        title="Waiting, the next one first" if reader.sees_all else "Your waiting jobs",
+        sentences=["Predicted: half of such jobs run shorter; in brackets the middle 8 of 10."],
+        tables=[_queue_table(rows.head(QUEUE_ROWS))],
+        notes=[f"The first {QUEUE_ROWS} of {len(rows):,} are shown."] if len(rows) > QUEUE_ROWS else [],
+    )
+    return Page(
+        title=f"{live.cluster} now",
+        subtitle=f"As of {live.taken_at:%Y-%m-%d %H:%M:%S} UTC.",
+        sections=[PageSection(sentences=lines), section],
+        values={
+            "cluster": live.cluster,
+            "taken_at": live.taken_at.isoformat(),
+            "pending": tasks,
+            "running": len(running),
+            "gpus_in_use": gpus,
+            **state,
+            "queue": _records(
+                rows, ("job_id", "user", "partition", "gpus", "tasks", "waited_s", "p10_s", "p50_s", "p90_s")
+            ),
+        },
+    )
+
+
+def _state(site: Site) -> tuple[dict[str, Any], list[str]]:
+    """Return what Helios may do now, as values and as sentences."""
+    try:
+        cycles = site.operations.cycles
+        pause, modes = cycles.pause(), cycles.modes()
+    except HeliosError as reason:
+        return {"modes": None, "paused": None}, [f"What Helios may do is not known: {reason.message}"]
+    lines = [f"Helios is paused {pause}."] if pause else []
+    if modes:
+        lines.append("Services: " + ", ".join(f"{name} is {modes[name].mode.value}" for name in modes) + ".")
+    told = {name: mode.mode.value for name, mode in modes.items()}
+    return {"modes": told, "paused": str(pause) if pause else None}, lines
+
+
+def _queue_table(rows: pd.DataFrame) -> TableCells:
+    header = [
+        ("JobID", True),
+        ("User", True),
+        ("Partition", True),
+        ("GPUs", False),
+        ("Waited", False),
+        ("Predicted", False),
+    ]
+    cells = [
+        (
+            str(row["job_id"]),
+            "" if pd.isna(row["user"]) else str(row["user"]),
+            "" if pd.isna(row["partition"]) else str(row["partition"]),
+            f"{int(row['gpus'])}" + (f" x {int(row['tasks'])}" if row["tasks"] > 1 else ""),
+            duration(row["waited_s"]),
+            ""
+            if np.isnan(row["p50_s"])
+            else f"{duration(row['p50_s'])} ({duration(row['p10_s'])}-{duration(row['p90_s'])})",
+        )
+        for row in rows.to_dict("records")
+    ]
+    return TableCells(header=header, rows=cells)
+
+
+def _records(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return rows as plain values, missing ones as None."""
+    chosen = frame[list(names)].astype(object)
+    rows = chosen.where(chosen.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of one job."""
+    try:
+        found = site.job(given["job"])
+    except JobUnknown:
+        if reader.sees_all:
+            raise
+        found = None
+    if found is None or not reader.sees(found.user):  # the same answer, so that nobody learns which jobs others have
+        raise PageMissing(f"You have no job {given['job']}.", hint="Only your own jobs are shown.")
+    made = found.decisions
+    tables = []
+    if len(made):
+        names = ("decided_at", "service", "mode", "action", "after", "outcome", "reason")
+        rows = [
+            tuple("" if pd.isna(row[name]) else str(row[name])[:200] for name in names)
+            for row in made.to_dict("records")
+        ]
+        tables = [TableCells(header=[(name.replace("_", " ").capitalize(), True) for name in names], rows=rows[::-1])]
+    sections = [
+        PageSection(sentences=found.lines()),
+        PageSection(title="What Helios decided, the last first", tables=tables),
+    ]
+    return Page(title=f"Job {found.job_id}", sections=sections, values=found.to_json())
+
+
+def nodes_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
+    """Return the page of all nodes."""
+    found = node_status(site.operations.node_cycles)
+    lines = [f"Helios is paused {found.paused}."] if found.paused else []
+    lines += [f"{found.protected[:1].upper()}{found.protected[1:]}."] if found.protected else []
+    lines += [f"Nodes cannot be put to sleep here: {found.cannot}"] if found.cannot else []
+    lines += [f"{node} failed to wake: {what}" for node, what in found.quarantined.items()]
+    values = found.to_json()
+    pools = values["pools"]
+    header = [(name.replace("_", " ").capitalize(), place == 0) for place, name in enumerate(pools[0])] if pools else []
+    rows = [tuple("" if value is None else str(value) for value in pool.values()) for pool in pools]
+    sections = [
+        PageSection(sentences=lines or [f"Nodes as of {found.taken_at:%Y-%m-%d %H:%M:%S} UTC."]),
+        PageSection(title="Pools of nodes", tables=[TableCells(header=header, rows=rows)]),
+    ]
+    return Page(title="Nodes", sections=sections, values=values)
+
+
+def node_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of one node."""
+    found = explain_node(site.operations.node_cycles, given["node"])
+    return Page(title=f"Node {found.node}", sections=[PageSection(sentences=found.facts)], values=found.to_json())
+
+
+# History.
+
+
+def _report(name: str, answer: ReportTable, *, asks: Sequence[str], sentences: Sequence[str] = ()) -> Page:
+    empty = [answer.empty] if answer.rows.empty else []
+    section = PageSection(sentences=[*sentences, *empty], tables=[answer], notes=answer.notes)
+    return Page(title=name, subtitle=answer.title, sections=[section], values=as_json(answer), asks=asks)
+
+
+WINDOW = ("from", "to")
+CHOICE = (*WINDOW, "user", "account", "partition")
+
+
+def _usage(group: str) -> Callable[[Site, Reader, Mapping[str, str]], Page]:
+    def make(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+        return _report(f"Use by {group}", reports.usage_report(site.ask(given), group=group), asks=CHOICE)
+
+    return make
+
+
+def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of one user."""
+    user = given["user"]
+    if not reader.sees(user):
+        raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
+    used = reports.usage_report(site.ask(given, users=(user,)), group="partition")
+    waiting = reports.queue_report(site.ask({}, users=(user,)))
+    sections = [
+        PageSection(sentences=[used.title, *([used.empty] if used.rows.empty else [])]),
+        PageSection(title="Use by partition", tables=[used], notes=used.notes),
+        PageSection(title="In the queue", tables=[waiting], notes=waiting.notes),
+    ]
+    return Page(
+        title=f"User {user}", sections=sections, values={"use": as_json(used), "queue": as_json(waiting)}, asks=WINDOW
+    )
+
+
+def queue_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of who waits, by the history."""
+    return _report("Who waits", reports.queue_report(site.ask(given)), asks=CHOICE)
+
+
+def predictions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of the predictions' errors."""
+    by = given.get("by") or "day"
+    if by not in {"all", "source", "size", "day", "partition"}:
+        raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
+    return _report("Accuracy of predictions", reports.prediction_report(site.ask(given), by=by), asks=(*WINDOW, "by"))
+
+
+def decisions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of the audit log."""
+    start = {"from": "now-1days"} if not given.get("from") else {}
+    results = (given["result"],) if given.get("result") else ()
+    answer = reports.decision_report(site.ask({**given, **start}), results=results)
+    return _report("Decisions", answer, asks=(*CHOICE, "result"))
+
+
+def services_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of what services asked for, by day."""
+    return _report("Services", reports.service_report(site.ask(given)), asks=WINDOW)
+
+
+def energy_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of node hours and energy."""
+    ledger = reports.energy_report(site.ask(given), energy=site.settings.energy)
+    found = _report("Energy", energy_answer(ledger), asks=WINDOW, sentences=energy_sentences(ledger))
+    return Page(
+        title=found.title, subtitle=found.subtitle, sections=found.sections, values=ledger.to_json(), asks=WINDOW
+    )
+
+
+# Reports that were written.
+
+
+def report_files(settings: Settings) -> Iterator[Path]:
+    """Yield the files of the report folder that are shown, the newest first."""
+    folder = Path(settings.report.folder)
+    try:
+        found = [
+            path
+            for path in folder.iterdir()
+            if path.suffix in REPORT_KINDS and path.is_file() and not path.is_symlink()
+        ]
+    except OSError:
+        return
+    yield from sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+
+
+def reports_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
+    """Return the list of reports that were written."""
+    found = [
+        {"file": path.name, "written_at": f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d %H:%M}"}
+        for path in report_files(site.settings)
+    ]
+    rows = [(each["file"], each["written_at"]) for each in found]
+    lines = [
+        "Written by the nightly analysis, and by commands with --report into the same folder."
+        if found
+        else "No report has been written: helios nightly writes one each night."
+    ]
+    table = TableCells(header=[("Report", True), ("Written (UTC)", False)], rows=rows)
+    return Page(
+        title="Reports",
+        sections=[PageSection(sentences=lines), PageSection(title="Files", tables=[table])],
+        values={"reports": found},
+    )
+
+
+ROUTES = (
+    Route(path="/", summary="The queue now, and what Helios may do", make=now_page, in_menu="Now", for_users=True),
+    Route(path="/jobs/{job}", summary="One job: prediction, place, what Helios did", make=job_page, for_users=True),
+    Route(
+        path="/nodes",
+        summary="Pools of nodes: asleep, waking, failed",
+        make=nodes_page,
+        in_menu="Nodes",
+        for_users=True,
+    ),
+    Route(path="/nodes/{node}", summary="One node and what Helios did to it", make=node_page),
+    Route(
+        path="/queue", summary="Who waits, by partition and user", make=queue_page, query=CHOICE, in_menu="Who waits"
+    ),
+    Route(
+        path="/partitions",
+        summary="Jobs, hours and waits by partition",
+        make=_usage("partition"),
+        query=CHOICE,
+        in_menu="Partitions",
+        for_users=True,
+    ),
+    Route(
+        path="/accounts",
+        summary="Jobs, hours and waits by account",
+        make=_usage("account"),
+        query=CHOICE,
+        in_menu="Accounts",
+    ),
+    Route(path="/users", summary="Jobs, hours and waits by user", make=_usage("user"), query=CHOICE, in_menu="Users"),
+    Route(path="/users/{user}", summary="One user's use and queue", make=user_page, query=WINDOW, for_users=True),
+    Route(
+        path="/predictions",
+        summary="How far off predicted run times were",
+        make=predictions_page,
+        query=(*WINDOW, "by"),
+        in_menu="Predictions",
+        for_users=True,
+    ),
+    Route(
+        path="/decisions", summary="The audit log", make=decisions_page, query=(*CHOICE, "result"), in_menu="Decisions"
+    ),
+    Route(
+        path="/services",
+        summary="What services asked for, by day",
+        make=services_page,
+        query=WINDOW,
+        in_menu="Services",
+        for_users=True,
+    ),
+    Route(
+        path="/energy",
+        summary="Node hours, energy, and what sleep saved",
+        make=energy_page,
+        query=WINDOW,
+        in_menu="Energy",
+        for_users=True,
+    ),
+    Route(path="/reports", summary="Reports that were written", make=reports_page, in_menu="Reports"),
+)

@@ -1,0 +1,289 @@
+"""HTTP server of the web page: who may read what, HTML or JSON, one cache for all readers."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import html
+import json
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route as StarletteRoute
+
+from helios import __version__
+from helios.app.explain_job import JobUnknown
+from helios.app.explain_node import NodeUnknown
+from helios.errors import HeliosError, NoSuchCluster, UsageError
+from helios.report.html import filled_sections
+from helios.web.pages import ROUTES, Page, PageMissing, Reader, Route, Site, report_files
+
+COOKIE = "helios_token"
+CACHED_S = 60.0
+"""How long a page of the history is shown before it is made again, s."""
+CACHED_PAGES = 256
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+LINKS = {"JobID": "/jobs/", "User": "/users/", "Node": "/nodes/", "Report": "/reports/"}
+"""Addresses of what stands in a column, by its head."""
+LABELS = {
+    "from": "From",
+    "to": "To",
+    "user": "User",
+    "account": "Account",
+    "partition": "Partition",
+    "by": "Group by",
+    "result": "Result",
+}
+LONGEST_VALUE = 200
+
+_log = logging.getLogger("helios.web")
+_PAGES = Environment(
+    loader=ChoiceLoader([PackageLoader("helios.web"), PackageLoader("helios.report")]),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may read.
+
+    Attributes
+    ----------
+    token : str
+        Needed for everything: in a cookie, or as a bearer token.
+    hosts : frozenset of str
+        Names that the Host header may have, without port; else another site's page could ask through a browser.
+    user_header : str
+        Header in which a proxy names the user; empty: whoever has the token sees all.
+    admins : frozenset of str
+        Users of the proxy who see all.
+    """
+
+    token: str
+    hosts: frozenset[str] = frozenset({"127.0.0.1", "localhost", "::1"})
+    user_header: str = ""
+    admins: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if len(self.token) < 16:
+            raise UsageError("A token of fewer than 16 characters can be guessed.", hint="Leave it out; one is made.")
+
+    def is_known(self, token: str) -> bool:
+        """Return whether a token is the right one."""
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+
+@dataclass(slots=True)
+class _Cache:
+    """Pages by reader and address, for a minute."""
+
+    pages: OrderedDict[Any, tuple[float, Page]] = field(default_factory=OrderedDict)
+    lock: Lock = field(default_factory=Lock)
+
+    def get(self, key: Any) -> Page | None:
+        with self.lock:
+            made = self.pages.get(key)
+            return made[1] if made is not None and time.monotonic() - made[0] < CACHED_S else None
+
+    def put(self, key: Any, page: Page) -> None:
+        with self.lock:
+            self.pages[key] = (time.monotonic(), page)
+            self.pages.move_to_end(key)
+            while len(self.pages) > CACHED_PAGES:
+                self.pages.popitem(last=False)
+
+
+def web_application(site: Site, access: Access) -> Starlette:
+    """Return the site as an ASGI application."""
+    cache = _Cache()
+    routes = [StarletteRoute(route.path, _endpoint(route, site, access, cache)) for route in ROUTES]
+    routes += [
+        StarletteRoute("/reports/{file}", functools.partial(_file, site, access)),
+        StarletteRoute("/openapi.json", functools.partial(_description, access)),
+    ]
+    return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+
+
+def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
+    def answer(request: Request) -> Response:
+        reader = _reader(request, access)
+        if isinstance(reader, Response):
+            return reader
+        given = {
+            name: value[:LONGEST_VALUE]
+            for name, value in {**request.query_params, **request.path_params}.items()
+            if name in route.query or name in request.path_params
+        }
+        try:
+            if not (reader.sees_all or route.for_users):
+                raise PageMissing("Only admins see this page.", hint="Your own jobs are on the first page.")
+            key = (reader, route.path, tuple(sorted(given.items())))
+            page = cache.get(key) if route.path not in {"/", "/jobs/{job}"} else None
+            if page is None:
+                page = route.make(site, reader, given)
+                cache.put(key, page)
+        except (PageMissing, JobUnknown, NodeUnknown, NoSuchCluster) as reason:
+            return _problem(request, reader, reason, 404)
+        except HeliosError as reason:
+            return _problem(request, reader, reason, 400 if isinstance(reason, UsageError) else 503)
+        if _wants_json(request):
+            return JSONResponse(_finite(page.values), headers=HEADERS)
+        return _page(request, reader, page, given)
+
+    return answer
+
+
+def _reader(request: Request, access: Access) -> Reader | Response:
+    """Return who asks, or the answer to somebody who may not."""
+    host = (
+        request.headers.get("host", "").rpartition("]")[0].lstrip("[")
+        or request.headers.get("host", "").partition(":")[0]
+    )
+    if host.lower() not in access.hosts:
+        return _refused(request, 421, f"This server is not called {host[:100]!r}. Its names are given with --host.")
+    if (given := request.query_params.get("token")) and access.is_known(given):
+        rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
+        answer = RedirectResponse(
+            quote(request.url.path) + (f"?{rest}" if rest else ""), status_code=303, headers=HEADERS
+        )
+        answer.set_cookie(COOKIE, access.token, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+        return answer
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    token = bearer if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+    if not access.is_known(token):
+        return _refused(
+            request, 401, "This page needs the token that helios web printed: open the address with ?token=..."
+        )
+    if not access.user_header:
+        return Reader(sees_all=True)
+    user = request.headers.get(access.user_header, "")
+    if not user:
+        return _refused(request, 403, f"The proxy named no user in {access.user_header}.")
+    return Reader(user=user, sees_all=user in access.admins)
+
+
+def _refused(request: Request, status: int, message: str) -> Response:
+    if _wants_json(request):
+        return JSONResponse({"error": message}, status_code=status, headers=HEADERS)
+    text = f"<!DOCTYPE html><html lang=en><title>Helios</title><p>{html.escape(message)}</p></html>"
+    return HTMLResponse(text, status_code=status, headers=HEADERS)
+
+
+async def _not_found(request: Request, reason: Exception) -> Response:
+    status = int(getattr(reason, "status_code", 404))
+    return _refused(request, status, "There is no such page." if status == 404 else "This page can only be read.")
+
+
+def _problem(request: Request, reader: Reader, reason: HeliosError, status: int) -> Response:
+    if _wants_json(request):
+        return JSONResponse({"error": reason.message, "hint": reason.hint}, status_code=status, headers=HEADERS)
+    return _page(
+        request,
+        reader,
+        Page(title="Not found" if status == 404 else "This cannot be shown"),
+        {},
+        status=status,
+        lines=[reason.message, *filter(None, [reason.hint])],
+    )
+
+
+def _wants_json(request: Request) -> bool:
+    """Return whether JSON is asked for before HTML."""
+    wanted = request.headers.get("accept", "")
+    return "application/json" in wanted and "text/html" not in wanted
+
+
+def _page(
+    request: Request,
+    reader: Reader,
+    page: Page,
+    given: Mapping[str, str],
+    *,
+    status: int = 200,
+    lines: tuple[str, ...] | list[str] = (),
+) -> Response:
+    menu = [(route.path, route.in_menu) for route in ROUTES if route.in_menu and (reader.sees_all or route.for_users)]
+    text = _PAGES.get_template("page.html.j2").render(
+        title=page.title,
+        subtitle=page.subtitle,
+        sections=filled_sections(page.sections),
+        lines=lines,
+        menu=menu,
+        here=request.url.path,
+        links={head: where for head, where in LINKS.items() if reader.sees_all or head == "JobID"},
+        fields=[(name, LABELS[name], given.get(name, "")) for name in page.asks],
+        user=reader.user,
+        version=__version__,
+    )
+    return HTMLResponse(text, status_code=status, headers=HEADERS)
+
+
+def _file(site: Site, access: Access, request: Request) -> Response:
+    """Answer with a report that was written; its scripts, if it has any, do not run."""
+    reader = _reader(request, access)
+    if isinstance(reader, Response):
+        return reader
+    named = {path.name: path for path in report_files(site.settings)} if reader.sees_all else {}
+    path = named.get(request.path_params["file"])
+    if path is None:
+        return _problem(request, reader, PageMissing("There is no such report."), 404)
+    kind = "text/html" if path.suffix == ".html" else "text/plain"
+    return Response(_read(path), media_type=f"{kind}; charset=utf-8", headers=HEADERS)
+
+
+def _read(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as stream:
+        return stream.read()
+
+
+def _description(access: Access, request: Request) -> Response:
+    """Answer with the OpenAPI description of all pages."""
+    reader = _reader(request, access)
+    if isinstance(reader, Response):
+        return reader
+    return JSONResponse(openapi(), headers=HEADERS)
+
+
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI description of the site."""
+    paths = {}
+    for route in ROUTES:
+        inside = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
+        parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in inside]
+        parameters += [
+            {"name": name, "in": "query", "required": False, "schema": {"type": "string"}} for name in route.query
+        ]
+        answers = {
+            "200": {"description": "The page", "content": {"application/json": {}, "text/html": {}}},
+            "401": {"description": "The token is missing"},
+            "404": {"description": "Nothing of that name, or not for this reader"},
+        }
+        paths[route.path] = {"get": {"summary": route.summary, "parameters": parameters, "responses": answers}}
+    return {"openapi": "3.1.0", "info": {"title": "Helios", "version": __version__}, "paths": paths}
+
+
+def _finite(value: Any) -> Any:
+    """Return values as JSON has them, numbers that are none as null."""
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

@@ -1,0 +1,198 @@
+"""The web page: who may read what, the same as JSON, and nothing that a job's text could break."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from helios.app.live_cluster import LiveCluster
+from helios.app.operations import Operations
+from helios.cli.web import read_token
+from helios.config import Settings
+from helios.control import ServiceMode
+from helios.errors import ClusterUnavailable, UsageError
+from helios.model import Mode
+from helios.web.pages import ROUTES, Site
+from helios.web.server import Access, openapi, web_application
+from tests.unit.app.node_sites import NodeTown
+from tests.unit.app.sites import Town
+
+TOKEN = "a token of this test"
+JSON = {"Accept": "application/json", "Authorization": f"Bearer {TOKEN}"}
+HTML = {"Accept": "text/html", "Authorization": f"Bearer {TOKEN}"}
+ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Town:
+    town = Town(tmp_path, report={"folder": str(tmp_path / "reports")})
+    town.learn()
+    (tmp_path / "reports").mkdir()
+    return town
+
+
+def client(town: Town, **access: object) -> TestClient:
+    operations = Operations(town.settings, opens=lambda settings: town.site(), clock=lambda: town.cluster.now)
+    site = Site(town.settings, clock=lambda: town.cluster.now, operations=operations)
+    application = web_application(site, Access(token=TOKEN, **access))  # type: ignore[arg-type]
+    return TestClient(application, base_url="http://127.0.0.1", follow_redirects=False)
+
+
+@pytest.fixture
+def web(town: Town) -> Iterator[TestClient]:
+    with client(town) as found:
+        yield found
+
+
+def test_the_queue_is_there_with_predictions_and_places(town: Town, web: TestClient) -> None:
+    long, short = town.cluster.submit(user="bob"), town.cluster.submit(user="alice")
+    town.cycles.cycle(modes=ACTIVE)
+    found = web.get("/", headers=JSON).json()
+    assert (found["cluster"], found["pending"], found["running"]) == ("dev", 2, 0)
+    assert [row["job_id"] for row in found["queue"]] == [short, long]
+    assert found["queue"][0]["p50_s"] < found["queue"][1]["p50_s"]
+    page = web.get("/", headers=HTML).text
+    assert f'<a href="/jobs/{short}">{short}</a>' in page
+    assert "2 jobs wait" in page
+
+
+def test_a_job_has_a_page_with_what_was_decided(town: Town, web: TestClient) -> None:
+    town.cluster.submit(user="bob")
+    short = town.cluster.submit(user="alice")
+    town.cycles.cycle(modes=ACTIVE)
+    found = web.get(f"/jobs/{short}", headers=JSON).json()
+    assert (found["job_id"], found["rank"], found["rank_without"]) == (short, 1, 2)
+    page = web.get(f"/jobs/{short}", headers=HTML).text
+    assert "Predicted run time" in page
+    assert "SiteFactor" in page
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if "{" not in route.path], ids=lambda route: route.path)
+def test_every_page_of_the_menu_answers_in_html_and_json(web: TestClient, route: object) -> None:
+    path = route.path  # type: ignore[attr-defined]
+    page, values = web.get(path, headers=HTML), web.get(path, headers=JSON)
+    assert page.headers["content-type"].startswith("text/html")
+    assert values.headers["content-type"] == "application/json"
+    assert page.status_code == values.status_code
+    # Nodes are not part of this cluster, and no history names any.
+    assert page.status_code == (503 if path in {"/nodes", "/energy"} else 200)
+    assert "Traceback" not in page.text
+    assert not re.search(r"(?:src|href|action)=\"?(?:https?:)?//", page.text)
+
+
+def test_use_is_counted_by_user_and_a_user_has_a_page(web: TestClient) -> None:
+    rows = web.get("/users", headers=JSON).json()["rows"]
+    assert {row["group"]: row["jobs"] for row in rows} == {"alice": 40, "bob": 40}
+    only = web.get("/users?user=bob", headers=JSON).json()["rows"]
+    assert [row["group"] for row in only] == ["bob"]
+    assert web.get("/users/bob", headers=JSON).json()["use"]["rows"][0]["jobs"] == 40
+
+
+def test_nothing_is_shown_without_the_token(town: Town, web: TestClient) -> None:
+    for path in ("/", "/users", "/openapi.json", "/reports/x.html", "/jobs/1"):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "helios_token=wrong"}):
+            refused = web.get(path, headers=headers)
+            assert refused.status_code == 401
+            assert "dev" not in refused.text
+    opened = web.get(f"/users?to=now&token={TOKEN.replace(' ', '+')}")
+    assert (opened.status_code, opened.headers["location"]) == (303, "/users?to=now")
+    assert "HttpOnly" in opened.headers["set-cookie"] and "SameSite=strict" in opened.headers["set-cookie"]
+    assert web.get("/users").status_code == 200
+
+
+def test_another_name_of_this_server_is_refused(web: TestClient) -> None:
+    assert web.get("/", headers={**HTML, "Host": "evil.example"}).status_code == 421
+    assert web.get("/", headers={**HTML, "Host": "localhost:9850"}).status_code == 200
+    assert web.get("/", headers={**HTML, "Host": "[::1]:9850"}).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_it_can_only_be_read(web: TestClient, method: str) -> None:
+    assert web.request(method, "/", headers=HTML).status_code == 405
+
+
+def test_a_user_of_a_proxy_sees_own_jobs_and_sums(town: Town) -> None:
+    his, hers = town.cluster.submit(user="bob"), town.cluster.submit(user="alice")
+    town.cycles.cycle(modes=ACTIVE)
+    with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+        alice, root = ({**JSON, "X-Remote-User": name} for name in ("alice", "root"))
+        assert web.get("/", headers=JSON).status_code == 403  # the proxy names nobody
+        mine = web.get("/", headers=alice).json()
+        assert mine["pending"] == 2
+        assert [row["job_id"] for row in mine["queue"]] == [hers]
+        assert web.get(f"/jobs/{hers}", headers=alice).status_code == 200
+        refused = web.get(f"/jobs/{his}", headers=alice)
+        assert (refused.status_code, "bob" in refused.text) == (404, False)
+        assert web.get("/jobs/404404", headers=alice).text == refused.text.replace(his, "404404")
+        assert web.get("/users/alice", headers=alice).status_code == 200
+        for path in ("/users", "/users/bob", "/accounts", "/queue", "/decisions", "/reports", "/reports/x.html"):
+            assert web.get(path, headers=alice).status_code == 404
+        assert len(web.get("/", headers=root).json()["queue"]) == 2
+        # Without the proxy's token a header is worth nothing.
+        assert web.get("/", headers={"X-Remote-User": "root"}).status_code == 401
+
+
+def test_only_reports_of_the_folder_are_shown(town: Town, web: TestClient, tmp_path: Path) -> None:
+    folder = tmp_path / "reports"
+    (folder / "night.html").write_text("<p>night</p>")
+    (folder / "mail.eml").write_text("To: root")
+    (folder / "link.html").symlink_to("/etc/passwd")
+    assert [each["file"] for each in web.get("/reports", headers=JSON).json()["reports"]] == ["night.html"]
+    shown = web.get("/reports/night.html", headers=HTML)
+    assert (shown.status_code, shown.text) == (200, "<p>night</p>")
+    assert "default-src 'none'" in shown.headers["content-security-policy"]
+    for name in ("mail.eml", "link.html", "..%2Fhelios.db", "%2Fetc%2Fpasswd"):
+        assert web.get(f"/reports/{name}", headers=HTML).status_code == 404
+
+
+def test_what_a_user_writes_is_text(town: Town, web: TestClient) -> None:
+    found = web.get("/users/%3Cscript%3Ealert(1)%3C%2Fscript%3E", headers=HTML).text
+    assert "<script" not in found
+    wrong = web.get("/users?from=%22%3E%3Cscript%3E", headers=HTML)
+    assert wrong.status_code == 400
+    assert "<script" not in wrong.text
+
+
+def test_a_cluster_that_is_away_leaves_the_history(town: Town, web: TestClient) -> None:
+    def unreachable(settings: Settings) -> LiveCluster:
+        raise ClusterUnavailable("slurmctld does not answer")
+
+    site = Site(town.settings, clock=lambda: town.cluster.now, operations=Operations(town.settings, opens=unreachable))
+    with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as away:
+        assert "problem" in away.get("/", headers=JSON).json()
+        assert "cannot be read" in away.get("/", headers=HTML).text
+        assert away.get("/users", headers=JSON).json()["rows"]
+
+
+def test_openapi_describes_every_page(web: TestClient) -> None:
+    assert web.get("/openapi.json", headers=JSON).json() == openapi()
+    assert set(openapi()["paths"]) == {route.path for route in ROUTES}
+
+
+def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> None:
+    kept = tmp_path / "token"
+    kept.write_text(TOKEN + "\n")
+    kept.chmod(0o644)
+    with pytest.raises(UsageError, match="Others can read"):
+        read_token(kept)
+    kept.chmod(0o600)
+    assert read_token(kept) == TOKEN
+    with pytest.raises(UsageError, match="guessed"):
+        Access(token="short")
+
+
+def test_nodes_have_a_page_each(tmp_path: Path) -> None:
+    town = NodeTown(tmp_path)
+    operations = Operations(town.settings, opens=lambda settings: town.site(), clock=lambda: town.nodes.now)
+    site = Site(town.settings, clock=lambda: town.nodes.now, operations=operations)
+    with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as web:
+        pools = web.get("/nodes", headers=JSON).json()["pools"]
+        assert sum(pool["total"] for pool in pools) == len(town.nodes.snapshot().nodes)
+        assert pools[0]["pool"] in web.get("/nodes", headers=HTML).text
+        name = town.nodes.snapshot().nodes["name"].iloc[0]
+        assert name in web.get(f"/nodes/{name}", headers=HTML).text
+        assert web.get("/nodes/nowhere", headers=JSON).status_code == 404
