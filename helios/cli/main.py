@@ -47,7 +47,7 @@ COMMANDS = {
     "service": ("control:service_commands", "List the installed services and their options."),
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
     "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
-    "web": ("web:web_", "Serve a read-only web page: the queue, predictions, decisions, use and reports."),
+    "web": ("web:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
     "hook": ("system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 

@@ -30,7 +30,7 @@ def web_(
     admin: Annotated[list[str] | None, Option(help="User of --user-header who sees everything.")] = None,
     cluster: Cluster = None,
 ) -> None:
-    """Serve a read-only web page: the queue, predictions, decisions, use and reports.
+    """Serve a read-only web page of the queue, decisions, use and reports.
 
     It prints an address with a token; nobody without the token sees anything. Each page is JSON too, for
     "Accept: application/json". Nothing is ever changed, and no other site is asked.

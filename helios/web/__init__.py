@@ -1,4 +1,4 @@
-"""Read-only web page of a cluster: its queue, its history, and what Helios did.
+"""Read-only web page of a cluster.
 
-Needs the extra ``[web]``.
+It shows the queue, the history, and what Helios did. Needs the extra ``[web]``.
 """

@@ -1,6 +1,6 @@
-"""What each page of the web site shows, as sections for a person and as plain values.
+"""Content of the web site's pages.
 
-Nothing here writes, and nothing knows of HTTP.
+Sections are for a person, plain values for JSON. Nothing here writes, and nothing knows of HTTP.
 """
 
 from __future__ import annotations

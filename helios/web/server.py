@@ -1,4 +1,7 @@
-"""HTTP server of the web page: who may read what, HTML or JSON, one cache for all readers."""
+"""HTTP server of the web page.
+
+It decides who may read what, and answers in HTML or JSON, from one cache for all readers.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +243,10 @@ def _page(
 
 
 def _file(site: Site, access: Access, request: Request) -> Response:
-    """Answer with a report that was written; its scripts, if it has any, do not run."""
+    """Answer with a report that was written.
+
+    Its scripts, if it has any, do not run.
+    """
     reader = _reader(request, access)
     if isinstance(reader, Response):
         return reader
