@@ -1,0 +1,1 @@
+"""Training pools, which run many trials in one allocation."""
