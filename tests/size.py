@@ -28,6 +28,7 @@ BUDGET = {
     "cli": 2_100,
     "testing": 1_100,
     "fused": 1_800,
+    "pools": 2_500,
 }
 FILES_MOST = 260
 NO_CODE = {

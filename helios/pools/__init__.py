@@ -1,1 +1,1 @@
-"""Training pools, which run many trials in one allocation."""
+"""Training pools, in which many trials share one allocation."""
