@@ -46,6 +46,7 @@ COMMANDS = {
     "service": ("control:service_commands", "List the installed services and their options."),
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
     "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
+    "pool": ("pool:commands", "Run many training trials in one allocation."),
     "hook": ("system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 

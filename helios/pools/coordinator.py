@@ -204,7 +204,7 @@ class Coordinator:
         self._exhausted = False
         self._agent: _AgentProcess | None = None
         self._agent_deaths = 0
-        self._notes: dict[str, None] = {}
+        self._notes: dict[str, str] = {}
         self._stop_reason, self._signal = "", None
         self._signals: list[int] = []
         self._wake = os.pipe()
@@ -280,7 +280,7 @@ class Coordinator:
             reason = "the time left is too short for the trials that wait"
         if not self._waiting and self._exhausted:
             reason = ""
-        return PoolEnd(reason=reason, signal=self._signal, notes=tuple(self._notes))
+        return PoolEnd(reason=reason, signal=self._signal, notes=tuple(self._notes.values()))
 
     def _step(self) -> None:
         now = time.time()
@@ -500,7 +500,6 @@ class Coordinator:
             return
         self.state.started(trial.number, device=device.name, memory_limit_mib=limit)
         if self.state.problem:
-            self._waiting[trial.number] = replace(trial, attempts=trial.attempts + 1)
             return
         now = time.time()
         started = replace(
@@ -718,7 +717,7 @@ class Coordinator:
     def _note(self, note: str, *, key: str | None = None) -> None:
         """Take note of something for a person, once."""
         if (key or note) not in self._notes:
-            self._notes[key or note] = None
+            self._notes[key or note] = note
             self._tell({"event": "note", "note": note})
 
     def _tell(self, event: Mapping[str, Any]) -> None:
