@@ -78,7 +78,7 @@ class ReportReader:
 
 
 class EventReader:
-    """Reader of the scalars in the TensorBoard event files of a folder, with the attributes of :class:`ReportReader`."""
+    """Reader of the scalars in the TensorBoard event files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
