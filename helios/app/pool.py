@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def run_pool(
     ends_s = end_of_allocation(time_limit_s, environment)
     began_s = time.time()
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
-    with StateFile(into, _identity(sweep)) as state:
+    with StateFile(into, sweep.fingerprint()) as state:
         search = open_search(sweep, into / "search")
         try:
             coordinator = Coordinator(
@@ -121,19 +120,6 @@ def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]
     if (told := environment.get(SLURM_END, "")).isdigit():
         ends.append(float(told))
     return min(ends, default=None)
-
-
-def _identity(sweep: TrainingSweep) -> dict[str, Any]:
-    """Return what must not change between two runs of a pool: what a trial's number stands for."""
-    return {
-        "command": list(sweep.command),
-        "parameters": {
-            name: list(values) if isinstance(values, tuple) else asdict(values)
-            for name, values in sweep.parameters.items()
-        },
-        "listed": [dict(listed) for listed in sweep.listed],
-        "metric": [sweep.metric, sweep.maximize],
-    }
 
 
 def _service(name: str) -> Decide:

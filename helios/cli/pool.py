@@ -50,7 +50,9 @@ def run_(
     service: Annotated[
         str | None, Option(help="Service that decides what is started where. Default: fixed slots.")
     ] = None,
-    events: Annotated[bool, Option("--events", help="Print each event as a line of JSON, and the result last.")] = False,
+    events: Annotated[
+        bool, Option("--events", help="Print each event as a line of JSON, and the result last.")
+    ] = False,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:

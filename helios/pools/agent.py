@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def kill_leftovers(pool: str) -> int:
     """
     killed, own = 0, os.getpid()
     for _ in range(100):  # what is killed may have forked meanwhile
-        found = [process for process in psutil.process_iter() if process.pid != own and _variable(process, POOL) == pool]
+        found = [
+            process for process in psutil.process_iter() if process.pid != own and _variable(process, POOL) == pool
+        ]
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -125,9 +128,7 @@ def control_groups(prefix: str) -> ControlGroups | None:
                     old.rmdir()
             group = candidate.make(f"{prefix}probe", 64.0)
             try:
-                entered = subprocess.run(
-                    ["true"], preexec_fn=lambda group=group: _enter(group), check=False, capture_output=True
-                )
+                entered = subprocess.run(["true"], preexec_fn=partial(_enter, group), check=False, capture_output=True)
             finally:
                 _remove(group)
             if entered.returncode == 0:
@@ -251,7 +252,7 @@ class Agent:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=prepare,
+                    preexec_fn=prepare,  # noqa: PLW1509 - there are no threads here
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as reason:
             if group is not None:
@@ -451,6 +452,46 @@ def _kernel_kills() -> int:
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+class AgentProcess:
+    """An agent and the pipes to it, for the coordinator."""
+
+    def __init__(self, pool: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__, pool],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C at a terminal goes to all processes of its session
+        )
+        assert self._process.stdout is not None
+        self.output = self._process.stdout.fileno()
+        self._rest = b""
+
+    def send(self, order: dict[str, Any]) -> None:
+        """Send an order; one that cannot be sent is lost with the agent."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def events(self) -> list[dict[str, Any]] | None:
+        """Return the events that have arrived, or None when the agent has ended."""
+        read = os.read(self.output, 65_536)
+        if not read:
+            return None
+        *lines, self._rest = (self._rest + read).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """End the agent and all that it started."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        while os.read(self.output, 65_536):  # it may wait for somebody to read
+            pass
+        self._process.stdout.close()
+        self._process.wait()
 
 
 def main(pool: str) -> None:

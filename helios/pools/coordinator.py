@@ -6,13 +6,10 @@ report, and records how they end. It waits for events and does nothing in betwee
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import selectors
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +21,7 @@ from statistics import quantiles
 from types import FrameType
 from typing import Any, Protocol
 
-from helios.errors import HeliosError
+from helios.errors import FileUnwritable, HeliosError
 from helios.model.pools import (
     Device,
     PauseTrial,
@@ -51,14 +48,16 @@ MORE_ROOM = 1.5
 """What a trial that was killed for memory gets of its last limit."""
 WAITING_AT_MOST = 10_000
 """How many trials of a grid are made before they can start."""
-_READ_S, _READ_COST = 0.25, 50
+_READ_S, _COST = 0.25, 50
 """How often reports are read; one part in so many of a core goes into it."""
-_DECIDE_S = 5.0
-"""How often the service is asked while nothing happens."""
+_DECIDE_S = 1.0
+"""How often the service is asked while nothing happens; no more than a part of a core goes into it either."""
 _TERM_GRACE_S = 10.0
 """From SIGTERM to SIGKILL."""
 _PRUNE_GRACE_S = 10.0
 """From the request to stop to SIGTERM."""
+_HOLD_S = 2.0
+"""After how long a full disk is tried again."""
 _LOG_END = 16_384
 """Bytes at the end of a log in which an error is looked for."""
 _NO_MEMORY = re.compile(
@@ -202,10 +201,12 @@ class Coordinator:
         self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
         self._durations: list[float] = []
         self._exhausted = False
-        self._agent: _AgentProcess | None = None
+        self._agent: agent.AgentProcess | None = None
         self._agent_deaths = 0
+        self._untold: list[TrialRecord] = []
         self._notes: dict[str, str] = {}
-        self._stop_reason, self._signal = "", None
+        self._stop_reason = ""
+        self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
         self._read_at_s = self._decide_at_s = self._hold_until_s = 0.0
@@ -264,7 +265,7 @@ class Coordinator:
                 self._durations.append(record.last_seconds)
         try:
             with self._handlers():
-                self._agent = _AgentProcess(self.state.pool)
+                self._agent = agent.AgentProcess(self.state.pool)
                 while True:
                     self._step()
                     if not self._running and (self._stop_reason or not self._startable()):
@@ -290,20 +291,26 @@ class Coordinator:
         if now >= self._read_at_s:
             for attempt in list(self._running.values()):
                 self._read(attempt)
-            self._read_at_s = time.time() + max(_READ_S, _READ_COST * (time.time() - now))
+            self._read_at_s = time.time() + max(_READ_S, _COST * (time.time() - now))
         for attempt in self._running.values():
             if attempt.terminate_at_s <= now and not attempt.terminated:
                 attempt.terminated = True
                 self._end(attempt, _TERM_GRACE_S)
         if self._stop_reason:
             return
-        if not self.state.retry() or now < self._hold_until_s:
-            self._note(f"No trial is started: {self.state.problem or 'the disk is full'}")
+        if not self.state.retry():
+            self._hold(self.state.problem)
+        if now < self._hold_until_s:
             return
+        while self._untold and not self.state.problem:
+            if not self._tell_search(self._untold.pop(0)):
+                return
         self._ask()
         if now >= self._decide_at_s:
-            self._decide_at_s = now + _DECIDE_S
+            self._decide_at_s = inf
             self._act()
+            again_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
+            self._decide_at_s = min(self._decide_at_s, again_s)
         if self._watcher is not None:
             self._watcher.refresh(self)
 
@@ -397,13 +404,17 @@ class Coordinator:
         if self.sweep.search is not None:  # its next choice is better the more results it knows
             room = sum(device.slots for device in self.devices) - len(self._running)
         while not self._exhausted and len(self._waiting) < room:
-            chosen = self._search.ask()
+            try:
+                chosen = self._search.ask()
+            except FileUnwritable as reason:
+                self._hold(reason.message)
+                return
             if chosen is None:
                 self._exhausted = True
                 return
             record = self.state.trials.get(chosen.number)
             if record is not None and record.ended:  # recorded, but the search was not told before the end
-                self._search.tell(record.number, record.state, record.value)
+                self._tell_search(record)
                 continue
             if record is None:
                 self.state.made(chosen.number, chosen.parameters)
@@ -411,6 +422,21 @@ class Coordinator:
                 self._decide_at_s = 0.0
             if record.number not in self._running:
                 self._waiting[record.number] = self._trial(record)
+
+    def _hold(self, problem: str) -> None:
+        """Start nothing for a while, since what is started could not be recorded."""
+        self._hold_until_s = time.time() + _HOLD_S
+        self._note(f"No trial is started: {problem}")
+
+    def _tell_search(self, record: TrialRecord) -> bool:
+        """Tell the search how a trial ended, now or when its folder can be written again."""
+        try:
+            self._search.tell(record.number, record.state, record.value)
+        except FileUnwritable as reason:
+            self._untold.insert(0, record)
+            self._hold(reason.message)
+            return False
+        return True
 
     def _trial(self, record: TrialRecord) -> Trial:
         forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
@@ -495,8 +521,7 @@ class Coordinator:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_request(folder / "requests", None)
         except OSError as reason:
-            self._hold_until_s = time.time() + 2.0
-            self._note(f"No trial is started: {reason.strerror}")
+            self._hold(reason.strerror or str(reason))
             return
         self.state.started(trial.number, device=device.name, memory_limit_mib=limit)
         if self.state.problem:
@@ -608,9 +633,9 @@ class Coordinator:
         value = report.metrics.get(metric) if metric else None
         if value is not None and isfinite(value):
             attempt.value = value
-            step = report.step if report.step is not None else len(attempt.metrics)
             if report.step is not None and not attempt.pruned:
-                attempt.pruned = self._search.report(attempt.trial.number, step, value)
+                with suppress(FileUnwritable):  # then it is not pruned at this step
+                    attempt.pruned = self._search.report(attempt.trial.number, report.step, value)
                 if attempt.pruned and attempt.asked is None:
                     self._prune(attempt)
 
@@ -649,7 +674,7 @@ class Coordinator:
         record = self.state.trials[number]
         self._decide_at_s = 0.0
         if record.ended:
-            self._search.tell(number, record.state, record.value)
+            self._tell_search(record)
             self._durations.append(float(event["seconds"]))
             self._just_ended.append(
                 replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
@@ -660,7 +685,9 @@ class Coordinator:
             self._waiting[number] = self._trial(record)
         self._tell({"event": what, **record.to_json()})
 
-    def _outcome(self, attempt: _Attempt, status: int, event: Mapping[str, Any]) -> tuple[str, TrialState, str]:
+    def _outcome(  # noqa: PLR0911 - a table of cases
+        self, attempt: _Attempt, status: int, event: Mapping[str, Any]
+    ) -> tuple[str, TrialState, str]:
         """Return how an attempt ended, what the trial is now, and why."""
         record = self.state.trials[attempt.trial.number]
         asked = bool(event.get("asked"))
@@ -710,9 +737,11 @@ class Coordinator:
             event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
             self._ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
         if self._agent_deaths >= _AGENT_DEATHS:
-            raise HeliosError("The process that starts trials was killed again and again.", hint="Start the pool again.")
+            raise HeliosError(
+                "The process that starts trials was killed again and again.", hint="Start the pool again."
+            )
         self._note("The process that starts trials was killed; its trials are started again")
-        self._agent = _AgentProcess(self.state.pool)
+        self._agent = agent.AgentProcess(self.state.pool)
 
     def _note(self, note: str, *, key: str | None = None) -> None:
         """Take note of something for a person, once."""
@@ -723,46 +752,6 @@ class Coordinator:
     def _tell(self, event: Mapping[str, Any]) -> None:
         if self._watcher is not None:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
-
-
-class _AgentProcess:
-    """An agent and the pipes to it."""
-
-    def __init__(self, pool: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", agent.__file__, pool],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C at a terminal goes to all processes of its session
-        )
-        assert self._process.stdout is not None
-        self.output = self._process.stdout.fileno()
-        self._rest = b""
-
-    def send(self, order: Mapping[str, Any]) -> None:
-        """Send an order; one that cannot be sent is lost with the agent."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-
-    def events(self) -> list[dict[str, Any]] | None:
-        """Return the events that have arrived, or None when the agent has ended."""
-        read = os.read(self.output, 65_536)
-        if not read:
-            return None
-        *lines, self._rest = (self._rest + read).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def close(self) -> None:
-        """End the agent and all that it started."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        while os.read(self.output, 65_536):  # it may wait for somebody to read
-            pass
-        self._process.stdout.close()
-        self._process.wait()
 
 
 def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:

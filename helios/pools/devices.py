@@ -20,7 +20,9 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 """How many threads numerical libraries start in one process; else each takes all cores."""
 
 
-def find_devices(*, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None) -> tuple[Device, ...]:
+def find_devices(
+    *, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None
+) -> tuple[Device, ...]:
     """Return the devices that this process may use.
 
     Parameters
@@ -63,7 +65,7 @@ def cores() -> int:
 
 def free_memory_mib() -> float:
     """Return the memory that trials may use: of the machine, the control group and the Slurm job, MiB."""
-    bounds = [psutil.virtual_memory().available / _MIB]
+    bounds: list[float] = [psutil.virtual_memory().available / _MIB]
     with suppress(KeyError, ValueError):
         bounds.append(float(os.environ["SLURM_MEM_PER_NODE"]))
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):

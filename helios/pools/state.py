@@ -94,8 +94,8 @@ class StateFile:
     ----------
     folder : Path
         Of the pool; made if missing.
-    sweep : mapping
-        What a sweep must have in common with the one that the folder was made for.
+    sweep : str
+        What is the same of all sweeps that may go on in this folder.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class StateFile:
         It cannot be made.
     """
 
-    def __init__(self, folder: Path, sweep: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, sweep: str) -> None:
         self.path = folder / FILE
         self.trials: dict[int, TrialRecord] = {}
         self.pool, self.problem = "", ""
@@ -147,8 +147,8 @@ class StateFile:
                 hint="Wait for it or end it, or choose another place: --folder FOLDER",
             ) from reason
 
-    def _read(self, folder: Path, sweep: Mapping[str, Any]) -> None:
-        with open(self._handle, "rb", closefd=False) as stream:  # noqa: PTH123 - it is open already
+    def _read(self, folder: Path, sweep: str) -> None:
+        with open(self._handle, "rb", closefd=False) as stream:
             content = stream.read()
         whole = content.rfind(b"\n") + 1
         header: Mapping[str, Any] | None = None
@@ -171,18 +171,16 @@ class StateFile:
         for trial in self.trials.values():
             if trial.state is TrialState.RUNNING:
                 trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
-        told = json.loads(json.dumps(sweep, default=str))
         if header is None:
             self.pool = uuid4().hex
-            self.append({"version": VERSION, "pool": self.pool, "sweep": told})
+            self.append({"version": VERSION, "pool": self.pool, "sweep": sweep})
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
             return
-        if header["version"] != VERSION or header["sweep"] != told:
-            changed = [key for key in told if header["sweep"].get(key) != told[key]]
+        if header["version"] != VERSION or header["sweep"] != sweep:
             raise UsageError(
-                f"{folder} holds the trials of another sweep: {', '.join(changed) or 'the version'} changed.",
+                f"{folder} holds the trials of another command, other parameters, or another version of Helios.",
                 hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
             )
         self.pool = header["pool"]

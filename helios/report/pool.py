@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from helios.model.pools import Device, PoolSnapshot, Trial, TrialState
 from helios.report.tables import plain_table
-from helios.units import bar, count_in_words, duration, rounded_duration
+from helios.units import bar, count_in_words, rounded_duration
 
 MOST_SHOWN = 20
 """Trials that a table in a terminal shows."""
@@ -125,7 +125,9 @@ def pool_table(result: PoolResult) -> RenderableType:
     """Show the best trials, those that failed, and how many there are of each kind."""
     shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
     failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
-    table = plain_table("Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3)
+    table = plain_table(
+        "Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3
+    )
     for trial in [*shown, *failed[:MOST_SHOWN]]:
         value = result.values.get(trial["number"])
         table.add_row(
@@ -133,7 +135,7 @@ def pool_table(result: PoolResult) -> RenderableType:
             escape(write_parameters(trial["parameters"])),
             escape(str(trial["state"])),
             "" if value is None else f"{value:.5g}",
-            duration(trial["seconds"]),
+            rounded_duration(trial["seconds"]),
             memory_in_words(trial["peak_memory_mib"]),
             str(trial["attempts"]),
         )
@@ -147,7 +149,9 @@ def pool_table(result: PoolResult) -> RenderableType:
 def pool_sentences(result: PoolResult) -> list[str]:
     """Say what was found, and what is left."""
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(result.counts.items()))
-    sentences = [f"{count_in_words(result.total, 'trial')} of {result.name} in {rounded_duration(result.seconds)}: {counts}."]
+    sentences = [
+        f"{count_in_words(result.total, 'trial')} of {result.name} in {rounded_duration(result.seconds)}: {counts}."
+    ]
     best = next((trial for trial in result.trials if trial["number"] == result.best), None)
     if best is not None:
         value = result.values[best["number"]]
@@ -205,7 +209,7 @@ def _running_cells(trial: Trial, now_s: float) -> list[str]:
         str(trial.number),
         escape(write_parameters(trial.parameters)),
         "" if trial.progress is None else f"{trial.progress:.0%}",
-        duration(now_s - (trial.started_s or now_s)),
+        rounded_duration(now_s - (trial.started_s or now_s)),
         memory_in_words(trial.memory_mib),
         memory_in_words(trial.memory_limit_mib),
     ]
