@@ -307,7 +307,7 @@ class EventReader:
         self._damaged: set[Path] = set()
 
     def read(self) -> list[Report]:
-        """Return what was written since the last call, at most ``STEP`` bytes of each of at most ``MOST_FILES`` files."""
+        """Return what was written since the last call, of each file at most ``STEP`` bytes."""
         self.problem = ""
         for path in _event_files(self.folder):
             if path not in self._files and len(self._files) < MOST_FILES:
