@@ -31,7 +31,7 @@ MOST_METRICS = 64
 LONGEST_NAME, LONGEST_MESSAGE = 100, 1_000
 LARGEST_STEP = 2**53
 """Steps above it are not whole in JSON of other languages."""
-OWN_KEYS = ("step", "progress", "checkpoint", "message", "time_s")
+OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s")
 """Keys of a report that are no metrics."""
 
 
@@ -64,6 +64,8 @@ class Report:
         What the program calls the checkpoint that it has completed.
     message : str, optional
         One line for a person, without control characters.
+    answer : TaskRequest, optional
+        Request that the program has seen; one that saw a pause and exits with code 0 is paused and not finished.
     time_s : float, optional
         When the program wrote it, s since the epoch.
     """
@@ -74,6 +76,7 @@ class Report:
     not_finite: tuple[str, ...] = ()
     checkpoint: str | None = None
     message: str | None = None
+    answer: TaskRequest | None = None
     time_s: float | None = None
 
 
@@ -108,6 +111,7 @@ def parse_report(line: bytes) -> Report | None:
         not_finite=tuple(not_finite),
         checkpoint=_text(told.get("checkpoint")),
         message=_text(told.get("message")),
+        answer=next((each for each in TaskRequest if each == told.get("answer")), None),
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
     )
     return None if report == Report(time_s=report.time_s) else report
