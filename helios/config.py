@@ -25,24 +25,25 @@ from helios.errors import ConfigurationInvalid
 
 FILE_NAME = "helios.toml"
 FILE_VARIABLE = "HELIOS_CONFIG"
-TRIAL_VARIABLES = (
+TASK_VARIABLES = (
     "HELIOS_POOL",
     "HELIOS_TRIAL",
     "HELIOS_TRIAL_FOLDER",
+    "HELIOS_PARAMETERS",
     "HELIOS_REPORT",
     "HELIOS_REQUESTS",
     "HELIOS_CHECKPOINTS",
     "HELIOS_DEVICE",
 )
-"""Set for the programs of a pool's trials, which may call Helios."""
+"""Variables that a training pool sets for its programs, which may run helios themselves."""
 OTHER_VARIABLES = (
     "HELIOS_TRACES",
     "HELIOS_PYSLURM_ROOT",
     "HELIOS_TEST_POSTGRES",
     "HELIOS_TEST_POSTGRES_URL",
-    *TRIAL_VARIABLES,
+    *TASK_VARIABLES,
 )
-"""Other variables with this prefix, which tests, benchmarks and scripts read."""
+"""Other variables with this prefix, which tests, benchmarks, scripts and programs in pools read."""
 ROOT = 0
 DAY_S = 86_400
 

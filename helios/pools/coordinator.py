@@ -6,6 +6,7 @@ report, and records how they end. It waits for events and does nothing in betwee
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import selectors
@@ -58,6 +59,8 @@ _PRUNE_GRACE_S = 10.0
 """From the request to stop to SIGTERM."""
 _HOLD_S = 2.0
 """After how long a full disk is tried again."""
+_MOST_READS = 100
+"""Of a report file when a trial has ended; each takes a bounded part."""
 _LOG_END = 16_384
 """Bytes at the end of a log in which an error is looked for."""
 _NO_MEMORY = re.compile(
@@ -126,19 +129,16 @@ class _Attempt:
     device: Device
     limit_mib: float
     folder: Path
-    readers: tuple[ReportReader | EventReader, ...]
     began_s: float
     step: int | None = None
-    best_step_s: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
     has_reported: bool = False
     asked: TaskRequest | None = None
-    checkpoint_after_request: bool = False
+    answered: TaskRequest | None = None
     terminate_at_s: float = inf
     terminated: bool = False
     pruned: bool = False
-    killed_for_shutdown: bool = False
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int] | None = None
 
@@ -203,6 +203,7 @@ class Coordinator:
         self._exhausted = False
         self._agent: agent.AgentProcess | None = None
         self._agent_deaths = 0
+        self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
         self._untold: list[TrialRecord] = []
         self._notes: dict[str, str] = {}
         self._stop_reason = ""
@@ -388,7 +389,7 @@ class Coordinator:
             attempt.terminate_at_s = min(attempt.terminate_at_s, now + grace if listens else now)
 
     def _request(self, attempt: _Attempt, request: TaskRequest) -> None:
-        attempt.asked, attempt.checkpoint_after_request = request, False
+        attempt.asked = request
         with suppress(OSError):  # a full disk: the signal comes anyway
             write_request(attempt.folder / "requests", request)
 
@@ -537,19 +538,22 @@ class Coordinator:
             memory_mib=None,
         )
         del self._waiting[trial.number]
-        self._running[trial.number] = _Attempt(
+        attempt = self._running[trial.number] = _Attempt(
             trial=started,
             device=device,
             limit_mib=limit,
             folder=folder,
-            readers=(ReportReader(folder / "report.jsonl"), EventReader(folder / "events")),
             began_s=now,
         )
         self._change_neighbours(device)
+        # What earlier attempts reported stands, but what they answered was not asked of this one.
+        self._read(attempt, to_end=True)
+        attempt.answered = None
         assert self._agent is not None
         environment = {
             **device_environment(device),
             "HELIOS_TRIAL_FOLDER": str(folder),
+            "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
             "HELIOS_REPORT": str(folder / "report.jsonl"),
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
@@ -597,25 +601,30 @@ class Coordinator:
 
     def _read(self, attempt: _Attempt, *, to_end: bool = False) -> None:
         """Take what a trial has reported."""
-        for reader in attempt.readers:
-            while reports := reader.read():
+        number = attempt.trial.number
+        if number not in self._readers:
+            events = self.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
+            readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
+            self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
+        for reader in self._readers[number]:
+            for _ in range(_MOST_READS if to_end else 1):
+                skipped = reader.skipped_lines, reader.skipped_bytes
+                reports = reader.read()
                 for report in reports:
                     self._take_report(attempt, report)
-                if not to_end:
+                if not reports and skipped == (reader.skipped_lines, reader.skipped_bytes):
                     break
             if reader.problem or reader.skipped_lines or reader.skipped_bytes:
+                skipped_words = f"{reader.skipped_lines:,} lines and {reader.skipped_bytes:,} bytes were skipped"
                 self._note(
-                    f"Trial {attempt.trial.number}: its report file was not read in full ("
-                    + (reader.problem or f"{reader.skipped_lines} lines, {reader.skipped_bytes} bytes skipped")
-                    + ")",
-                    key=f"report of {attempt.trial.number}",
+                    f"What trial {number} reported was not read in full: {reader.problem or skipped_words}",
+                    key=f"reports of {number}",
                 )
 
     def _take_report(self, attempt: _Attempt, report: Report) -> None:
         attempt.has_reported = True
         attempt.metrics.update(report.metrics)
-        if report.checkpoint is not None and attempt.asked is not None:
-            attempt.checkpoint_after_request = True
+        attempt.answered = report.answer or attempt.answered
         if report.progress is not None:
             attempt.trial = replace(attempt.trial, progress=report.progress)
         now = time.time()
@@ -657,6 +666,7 @@ class Coordinator:
         number, status = attempt.trial.number, int(event["status"])
         self._read(attempt, to_end=True)
         del self._running[number]
+        del self._readers[number]  # the next attempt reads all again
         self._change_neighbours(attempt.device)
         what, state, reason = self._outcome(attempt, status, event)
         peaks = [peak for peak in (event["peak_memory_mib"], attempt.trial.peak_memory_mib) if peak is not None]
@@ -693,14 +703,13 @@ class Coordinator:
         asked = bool(event.get("asked"))
         if attempt.pruned:
             return "pruned", TrialState.PRUNED, ""
-        if attempt.asked is TaskRequest.PAUSE and (attempt.checkpoint_after_request or asked):
-            if self._stop_reason:
-                return "interrupted", TrialState.WAITING, self._stop_reason
-            return "paused", TrialState.PAUSED, "paused by the service"
+        paused = attempt.answered is TaskRequest.PAUSE and status == 0
+        if self._stop_reason and (paused or asked):
+            return "interrupted", TrialState.WAITING, self._stop_reason
+        if paused or asked:
+            return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
-        if asked:
-            return "interrupted", TrialState.WAITING, self._stop_reason or "it was ended"
         if event["out_of_memory"] or self._says_no_memory(attempt):
             return self._out_of_memory(attempt, record)
         why = str(event["reason"]) if "reason" in event else _status_in_words(status)

@@ -128,6 +128,8 @@ class TrainingSweep:
         Added to the environment of every trial.
     cwd : Path
         Absolute folder in which trials run.
+    events : str
+        Folder of a trial's TensorBoard event files, with placeholders; empty: none are read.
     """
 
     path: Path
@@ -141,6 +143,7 @@ class TrainingSweep:
     memory_mib: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path
+    events: str = ""
 
     @property
     def combinations(self) -> int | None:
@@ -179,6 +182,11 @@ class TrainingSweep:
         """
         filled = {**parameters, "trial": trial, "checkpoints": str(checkpoints)}
         return [_fill_word(word, filled) for word in self.command]
+
+    def events_folder(self, *, trial: int, checkpoints: Path) -> Path | None:
+        """Return where a trial's event files are; None where none are read."""
+        filled = _fill_word(self.events, {"trial": trial, "checkpoints": str(checkpoints)})
+        return self.cwd / filled if filled else None
 
     def fingerprint(self) -> str:
         """Return a hash of what the numbers of trials stand for, without how many there are."""
@@ -256,6 +264,7 @@ class _SweepTable(_Table):
     search: _SearchTable | None = Field(default=None, description="A search instead of the grid")
     attempts: int = Field(default=3, ge=1, le=100, description="How often a trial that fails is started")
     memory: str | None = Field(default=None, description="Device memory of a trial, such as 4G")
+    events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
 
@@ -399,7 +408,19 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
         memory_mib=_memory_mib(told.memory),
         env=dict(told.env),
         cwd=cwd.resolve(),
+        events=_events(told.events),
     )
+
+
+def _events(template: str | None) -> str:
+    try:
+        names = set(_placeholders(template or ""))
+    except ValueError as reason:
+        raise _Refused(str(reason), "events") from reason
+    if template is not None and (not names or names - {*OWN_PLACEHOLDERS}):
+        hint = 'Write events = "runs/{trial}", and the same folder in the command.'
+        raise _Refused("the folder of event files must differ by {trial} or {checkpoints} alone", "events", hint=hint)
+    return template or ""
 
 
 def _memory_mib(text: str | None) -> float | None:
@@ -441,10 +462,10 @@ def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
         hint = "Check its name, its mode and PATH; paths are relative to the folder in which trials run."
         raise _Refused(f"the command {program!r} is not found", "command", hint=hint)
     base = Path(program).name
-    if base in SHELLS and any(word == "-c" for word in words) and any(names):
+    text = next((place + 1 for place, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), len(words))
+    if base in SHELLS and any(names[text:][:1]):
         hint = 'Values could become commands there. Use a script, or "$1": ["sh", "-c", "... $1", "sh", "{lr}"].'
-        if any(names[words.index("-c") + 1 :][:1]):
-            raise _Refused("the text of a shell holds a placeholder", "command", hint=hint)
+        raise _Refused("the text of a shell holds a placeholder", "command", hint=hint)
     script = next(iter(words[1:2]), "") if re.fullmatch(r"python[0-9.]*", base) else ""
     if script.endswith(".py") and not names[1] and not (cwd / _fill_word(script, {})).is_file():
         raise _Refused(f"{script} is not in {cwd}", "command", hint="Paths are relative to the file, or to cwd.")

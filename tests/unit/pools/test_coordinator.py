@@ -117,7 +117,7 @@ def pool_processes(folder: Path) -> list[psutil.Process]:
 REPORTS = """
 import json, os, sys
 with open(os.environ["HELIOS_REPORT"], "a") as file:
-    file.write(json.dumps({"step": 1, "metrics": {"loss": float(sys.argv[1])}}) + "\\n")
+    file.write(json.dumps({"step": 1, "loss": float(sys.argv[1])}) + "\\n")
 """
 
 
@@ -343,14 +343,14 @@ def report(**told):
 last = checkpoints / "step"
 first = int(last.read_text()) if last.exists() else 0
 for step in range(first, 40):
-    report(step=step, metrics={"accuracy": step / 40}, progress=step / 40)
+    report(step=step, accuracy=step / 40, progress=step / 40)
     with open("steps", "a") as file:
         file.write(f"{step}\\n")
     while first == 0 and step == 10 and not asked_to_pause():
         time.sleep(0.02)
     if asked_to_pause():
         last.write_text(str(step + 1))
-        report(checkpoint="step")
+        report(answer="pause", checkpoint="step")
         sys.exit(0)
 """
 
@@ -417,7 +417,7 @@ def test_a_search_prunes_and_finds_the_best(tmp_path: Path) -> None:
 import json, os, sys, time
 for step in range(30):
     with open(os.environ["HELIOS_REPORT"], "a") as file:
-        file.write(json.dumps({"step": step, "metrics": {"accuracy": float(sys.argv[1])}}) + "\\n")
+        file.write(json.dumps({"step": step, "accuracy": float(sys.argv[1])}) + "\\n")
     if float(sys.argv[1]) > 0.4:
         break
     time.sleep(0.1)
