@@ -30,7 +30,6 @@ from helios.model.pools import (
     PoolSnapshot,
     SharedSpeed,
     StartTrial,
-    StopTrial,
     Trial,
     TrialForecast,
     TrialState,
@@ -495,11 +494,14 @@ class Coordinator:
             trial, device = self._waiting.get(action.number), self._by_name.get(action.device)
             if trial is not None and device is not None and self._may_start(trial, device):
                 self._start(trial, device, action)
-        elif attempt is not None and attempt.asked is None:
-            self._tell({"event": "asked", "number": action.number, "reason": action.reason})
-            if isinstance(action, PauseTrial):
-                self._request(attempt, TaskRequest.PAUSE)
-            elif isinstance(action, StopTrial):
+        elif attempt is not None:
+            wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
+            if attempt.asked in {wanted, TaskRequest.STOP}:
+                return
+            self._tell({"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason})
+            if wanted is TaskRequest.PAUSE:
+                self._request(attempt, wanted)
+            else:
                 self._prune(attempt)
 
     def _may_start(self, trial: Trial, device: Device) -> bool:
@@ -608,18 +610,16 @@ class Coordinator:
             self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
         for reader in self._readers[number]:
             for _ in range(_MOST_READS if to_end else 1):
-                skipped = reader.skipped_lines, reader.skipped_bytes
+                before = _skipped(reader)
                 reports = reader.read()
                 for report in reports:
                     self._take_report(attempt, report)
-                if not reports and skipped == (reader.skipped_lines, reader.skipped_bytes):
+                if not reports and before == _skipped(reader):
                     break
-            if reader.problem or reader.skipped_lines or reader.skipped_bytes:
-                skipped_words = f"{reader.skipped_lines:,} lines and {reader.skipped_bytes:,} bytes were skipped"
-                self._note(
-                    f"What trial {number} reported was not read in full: {reader.problem or skipped_words}",
-                    key=f"reports of {number}",
-                )
+            if reader.problem or any(_skipped(reader)):
+                lines, count = _skipped(reader)
+                skipped = f"{lines:,} lines and {count:,} bytes were skipped"
+                self._note(f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}")
 
     def _take_report(self, attempt: _Attempt, report: Report) -> None:
         attempt.has_reported = True
@@ -754,13 +754,19 @@ class Coordinator:
 
     def _note(self, note: str, *, key: str | None = None) -> None:
         """Take note of something for a person, once."""
-        if (key or note) not in self._notes:
-            self._notes[key or note] = note
+        known = (key or note) in self._notes
+        self._notes[key or note] = note
+        if not known:
             self._tell({"event": "note", "note": note})
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         if self._watcher is not None:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
+
+
+def _skipped(reader: ReportReader | EventReader) -> tuple[int, int]:
+    """Return how many lines or events, and how many bytes a reader has passed over."""
+    return reader.skipped_lines, reader.skipped_bytes if isinstance(reader, ReportReader) else 0
 
 
 def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
