@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 from rich.live import Live
 from typer import Argument, Option
 
@@ -138,7 +139,7 @@ class _Screen:
     """The pool in a terminal, while it runs."""
 
     def __init__(self) -> None:
-        self._live = Live(auto_refresh=False, transient=True)
+        self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
         self._began_s = time.time()
         self._shown_at_s = 0.0
         self._notes: list[str] = []

@@ -268,7 +268,8 @@ class Coordinator:
                 self._agent = agent.AgentProcess(self.state.pool)
                 while True:
                     self._step()
-                    if not self._running and (self._stop_reason or not self._startable()):
+                    settled = not self._untold and not self.state.problem
+                    if not self._running and (self._stop_reason or (settled and not self._startable())):
                         break
                     self._wait()
         finally:
@@ -296,21 +297,18 @@ class Coordinator:
             if attempt.terminate_at_s <= now and not attempt.terminated:
                 attempt.terminated = True
                 self._end(attempt, _TERM_GRACE_S)
-        if self._stop_reason:
-            return
         if not self.state.retry():
             self._hold(self.state.problem)
-        if now < self._hold_until_s:
-            return
-        while self._untold and not self.state.problem:
-            if not self._tell_search(self._untold.pop(0)):
-                return
-        self._ask()
-        if now >= self._decide_at_s:
-            self._decide_at_s = inf
-            self._act()
-            again_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
-            self._decide_at_s = min(self._decide_at_s, again_s)
+        if self.sweep.search is not None or self._stop_reason:
+            self._settle()  # what the search chooses next depends on it
+        if not self._stop_reason and now >= self._hold_until_s:
+            self._ask()
+            if now >= self._decide_at_s:
+                self._decide_at_s = inf
+                self._act()
+                again_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
+                self._decide_at_s = min(self._decide_at_s, again_s)
+        self._settle()
         if self._watcher is not None:
             self._watcher.refresh(self)
 
@@ -414,7 +412,9 @@ class Coordinator:
                 return
             record = self.state.trials.get(chosen.number)
             if record is not None and record.ended:  # recorded, but the search was not told before the end
-                self._tell_search(record)
+                if record not in self._untold:
+                    self._untold.append(record)
+                self._settle()
                 continue
             if record is None:
                 self.state.made(chosen.number, chosen.parameters)
@@ -429,14 +429,19 @@ class Coordinator:
         self._note(f"No trial is started: {problem}")
 
     def _tell_search(self, record: TrialRecord) -> bool:
-        """Tell the search how a trial ended, now or when its folder can be written again."""
+        """Tell the search how a trial ended, and return whether it could note it."""
         try:
             self._search.tell(record.number, record.state, record.value)
         except FileUnwritable as reason:
-            self._untold.insert(0, record)
             self._hold(reason.message)
             return False
         return True
+
+    def _settle(self) -> None:
+        """Tell the search of results, once they are on the disk."""
+        if self._untold and self.state.sync():
+            while self._untold and self._tell_search(self._untold[0]):
+                del self._untold[0]
 
     def _trial(self, record: TrialRecord) -> Trial:
         forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
@@ -684,7 +689,7 @@ class Coordinator:
         record = self.state.trials[number]
         self._decide_at_s = 0.0
         if record.ended:
-            self._tell_search(record)
+            self._untold.append(record)
             self._durations.append(float(event["seconds"]))
             self._just_ended.append(
                 replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)

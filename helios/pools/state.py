@@ -124,6 +124,7 @@ class StateFile:
         self.pool, self.problem = "", ""
         self._unwritten: list[bytes] = []
         self._retry_at_s = 0.0
+        self._unsynced = False
         try:
             make_folder(folder)
             self._handle = open_private(self.path)
@@ -240,7 +241,9 @@ class StateFile:
         value: float | None,
         reason: str = "",
     ) -> None:
-        """Record how an attempt ended, and sync it to the disk.
+        """Record how an attempt ended.
+
+        Nobody may be told of it before it is on the disk (:meth:`sync`).
 
         Parameters
         ----------
@@ -261,7 +264,8 @@ class StateFile:
                 "metrics": dict(metrics),
                 "value": value,
                 "reason": reason,
-            }
+            },
+            lasting=False,
         )
 
     def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
@@ -272,6 +276,12 @@ class StateFile:
         self._unwritten.append(line)
         if not self.problem:
             self._write(lasting=lasting)
+
+    def sync(self) -> bool:
+        """Have everything on the disk, and return whether it is."""
+        if self._unsynced and not self.problem:
+            self._write(lasting=True)
+        return not self.problem
 
     def retry(self) -> bool:
         """Write what could not be written before, and return whether nothing is left."""
@@ -293,6 +303,7 @@ class StateFile:
             self.problem = "the disk is full" if full else (reason.strerror or str(reason))
             self._retry_at_s = time.monotonic() + _RETRY_S
             return
+        self._unsynced = not lasting
         self._length += len(lines)
         self._unwritten.clear()
         self.problem = ""
@@ -300,6 +311,7 @@ class StateFile:
     def close(self) -> None:
         """Close the file, which frees the lock."""
         self.retry()
+        self.sync()
         os.close(self._handle)
 
     def __enter__(self) -> Self:

@@ -137,9 +137,8 @@ def test_a_killed_coordinator_leaves_nothing_running_and_is_gone_on_with(helios:
 
 
 def test_everything_that_was_killed_at_once_is_cleared_away_at_the_next_start(helios: Helios, sweep: Path) -> None:
-    (sweep.parent / "train.py").write_text(
-        TRAIN + "\nimport subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n" + SLOW
-    )
+    leaves = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+    (sweep.parent / "train.py").write_text(leaves + TRAIN + SLOW)
     process = start(sweep)
     until(lambda: len(logs(sweep)) == 2)
     folder = sweep.with_suffix(".pool")
