@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from typer import Argument, Option
 
 from helios.cli.options import AsJson, Report
@@ -97,6 +98,54 @@ def run_(
         raise typer.Exit(result.exit_code)
 
 
+@commands.command("submit", epilog="Example: helios pool submit sweep.toml --gpus 4 --time 8:00:00 --chain 3")
+def submit_(
+    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    folder: Annotated[
+        Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
+    ] = None,
+    slots: Annotated[int | None, Option(help="Most trials at the same time on a device.")] = None,
+    partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
+    account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
+    gpus: Annotated[int | None, Option(min=1, help="GPUs of the allocation, on one node.")] = None,
+    cpus: Annotated[int | None, Option(min=1, help="Cores of the allocation.")] = None,
+    memory: Annotated[str | None, Option(help="Memory of the allocation, as sbatch takes it.")] = None,
+    time: Annotated[str | None, Option(help="Time limit of the allocation, as sbatch takes it.")] = None,
+    signal: Annotated[
+        int, Option(min=10, help="Seconds before the time limit at which trials are asked for a checkpoint.")
+    ] = 120,
+    sbatch: Annotated[list[str] | None, Option(help="Another option of sbatch, as --qos=long. Repeatable.")] = None,
+    chain: Annotated[
+        int,
+        Option(min=1, max=100, help="Allocations at most, one after the other, each going on where the last ended."),
+    ] = 1,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the batch script and submit nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit one Slurm job that runs the trials of a sweep, as helios pool run does.
+
+    The sweep is checked first. Of the jobs of one folder, one runs at a time. See docs/pools.md.
+    """
+    from helios.app.pool import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
+
+    allocation = Allocation(
+        partition=partition,
+        account=account,
+        gpus=gpus,
+        cpus=cpus,
+        memory=memory,
+        time_limit=time,
+        signal_s=signal,
+        more=tuple(sbatch or ()),
+    )
+    script = job_script(sweep, allocation, folder=folder, slots=slots)
+    if dry_run:
+        answer({"script": script, "jobs": []}, escape(script.rstrip()), as_json=as_json)
+        return
+    jobs = submit_pool(script, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
+    answer({"script": script, "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+
+
 def _mib(text: str) -> float:
     units = {"MiB": 1.0, "GiB": 1024.0, "MB": 1e6 / 2**20, "GB": 1e9 / 2**20, "M": 1.0, "G": 1024.0}
     for unit, mib in units.items():
@@ -111,7 +160,7 @@ class _Lines:
 
     def __init__(self, *, events: bool = False) -> None:
         self._events = events
-        self._line_at_s = time.monotonic() + _LINE_S
+        self._line_at_s = monotonic() + _LINE_S
 
     def watch(self, _: TrainingSweep) -> _Lines:
         return self
@@ -129,8 +178,8 @@ class _Lines:
             say(f"Trial {event['number']} failed: {event['reason']}")
 
     def refresh(self, pool: Coordinator) -> None:
-        if not self._events and time.monotonic() >= self._line_at_s:
-            self._line_at_s = time.monotonic() + _LINE_S
+        if not self._events and monotonic() >= self._line_at_s:
+            self._line_at_s = monotonic() + _LINE_S
             ended = sum(trial.ended for trial in pool.state.trials.values())
             say(f"{ended:,} of {pool.total:,} trials have ended ...")
 
@@ -140,7 +189,7 @@ class _Screen:
 
     def __init__(self) -> None:
         self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
-        self._began_s = time.time()
+        self._began_s = monotonic()
         self._shown_at_s = 0.0
         self._notes: list[str] = []
         self._metric = ""
@@ -164,9 +213,9 @@ class _Screen:
     def refresh(self, pool: Coordinator) -> None:
         from helios.report.pool import pool_view, write_parameters  # noqa: PLC0415 - see run_
 
-        if time.monotonic() < self._shown_at_s:
+        if monotonic() < self._shown_at_s:
             return
-        self._shown_at_s = time.monotonic() + _REFRESH_S
+        self._shown_at_s = monotonic() + _REFRESH_S
         best = pool.best()
         words = "" if best is None else f"Best {self._metric}: {best.value:.5g}, trial {best.number}"
         self._live.update(
@@ -174,7 +223,7 @@ class _Screen:
                 pool.snapshot(),
                 counts=Counter(str(trial.state) for trial in pool.state.trials.values()),
                 total=pool.total,
-                seconds=time.time() - self._began_s,
+                seconds=monotonic() - self._began_s,
                 best=words and f"{words} ({write_parameters(best.parameters if best else {})})",
                 notes=self._notes,
             ),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.story.shell import Answer, Helios
+from tests.story.shell import Answer, Helios, shell
 from tests.unit.pools.test_coordinator import pool_processes
 from tests.waiting import until
 
@@ -210,6 +210,7 @@ def test_a_time_limit_ends_the_pool_and_says_what_is_left(helios: Helios, sweep:
         (("--device", "gpu"), "No NVIDIA GPU"),
         (("--events", "--json"), "exclude each other"),
         (("--service", "nobody"), "nobody"),
+        (("--service", "qssf"), "no service for pools"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_starts(
@@ -225,3 +226,55 @@ def test_a_trial_may_run_helios_itself(helios: Helios, tmp_path: Path) -> None:
     )
     found = result(helios("pool", "run", "sweep.toml", "--json"))
     assert found["trials"][0]["state"] == "finished", (tmp_path / "sweep.pool/trials/00000/log.txt").read_text()
+
+
+def test_the_batch_script_of_a_sweep_runs_it(helios: Helios, sweep: Path) -> None:
+    words = ("--partition", "gpu", "--gpus", 4, "--time", "8:00:00", "--slots", 2, "--sbatch=--qos=long")
+    script = helios("pool", "submit", sweep, *words, "--dry-run").out
+    for option in ("--partition=gpu", "--gpus-per-node=4", "--time=8:00:00", "--signal=B:USR1@120", "--qos=long"):
+        assert f"#SBATCH {option}\n" in script
+    assert not sweep.with_suffix(".pool").exists()
+    done = subprocess.run(["bash"], input=script, cwd=sweep.parent, capture_output=True, text=True, check=True)
+    assert {trial["state"] for trial in json.loads(done.stdout)["trials"]} == {"finished"}
+
+
+def test_the_signal_before_the_end_of_an_allocation_ends_the_pool_in_time(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + SLOW)
+    script = helios("pool", "submit", sweep, "--slots", 2, "--dry-run").out
+    command = ["env", "--default-signal=USR1", "bash", "-c", script]
+    process = subprocess.Popen(command, cwd=sweep.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: len(logs(sweep)) == 2)
+    process.send_signal(signal.SIGUSR1)
+    (sweep.parent / "go").touch()  # the trials that run have time to end; no other is started
+    out, err = process.communicate()
+    assert process.returncode == 1
+    assert "time of the allocation is up" in err
+    assert sorted(trial["state"] for trial in json.loads(out)["trials"]) == ["finished"] * 2 + ["waiting"] * 4
+
+
+SBATCH = """#!/bin/bash
+cat > submitted-$(ls submitted-* 2>/dev/null | wc -l)
+echo "$((100 + $(ls submitted-* | wc -l)));cluster"
+"""
+
+
+def test_a_chain_submits_the_same_script_so_many_times(sweep: Path) -> None:
+    (sweep.parent / "sbatch").write_text(SBATCH)
+    (sweep.parent / "sbatch").chmod(0o755)
+    helios = shell(sweep.parent, PATH=f"{sweep.parent}:{os.environ['PATH']}")
+    assert helios("pool", "submit", sweep, "--chain", 3, "--json").json["jobs"] == ["101", "102", "103"]
+    scripts = {path.read_text() for path in sweep.parent.glob("submitted-*")}
+    assert len(scripts) == 1
+    assert "#SBATCH --dependency=singleton" in scripts.pop()
+
+
+def test_what_slurm_refuses_is_said(sweep: Path) -> None:
+    (sweep.parent / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    (sweep.parent / "sbatch").chmod(0o755)
+    helios = shell(sweep.parent, PATH=f"{sweep.parent}:{os.environ['PATH']}")
+    assert "invalid partition" in helios("pool", "submit", sweep, code=1).err
+
+
+def test_a_wrong_sweep_is_refused_before_anything_is_submitted(helios: Helios, sweep: Path) -> None:
+    sweep.write_text(sweep.read_text().replace("{lr}", "{rate}"))
+    assert "line" in helios("pool", "submit", sweep, "--dry-run", code=2).err
