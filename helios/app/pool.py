@@ -80,9 +80,7 @@ def run_pool(
     into = (folder or path.with_suffix(".pool")).absolute()
     ends_s = end_of_allocation(time_limit_s, environment)
     began_s = time.time()
-    margin_s = MARGIN_S if ends_s is None else min(SUBMIT_S = 60.0
-"""How long sbatch may take."""
-MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
+    margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
     with StateFile(into, sweep.fingerprint()) as state:
         search = open_search(sweep, into / "search")
         try:

@@ -483,7 +483,7 @@ class Coordinator:
         self._just_ended.clear()
         try:
             actions = self._decide(snapshot)
-        except Exception as reason:  # noqa: BLE001 - a service may be anybody's, and trials must not end with it
+        except Exception as reason:
             self._note(f"The service could not decide, so slots are fixed: {type(reason).__name__}: {reason}")
             actions = fixed_slots(snapshot)
         for action in actions:
