@@ -7,6 +7,7 @@ import math
 import os
 import stat
 import struct
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -153,14 +154,24 @@ def test_gigabytes_are_passed_over_and_said(tmp_path: Path) -> None:
     assert reader.skipped_lines == 1
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_one_call_reads_a_step(tmp_path: Path, last: bool) -> None:
+def test_one_call_looks_at_so_many_lines(tmp_path: Path) -> None:
     path, reader = tmp_path / "report", ReportReader(tmp_path / "report")
-    lines = 12 * reports.STEP // 10
-    path.write_bytes(b'{"a": 1}\n' * lines)
-    first = len(reader.read(last=last))
-    assert first == (lines if last else reports.STEP // 9)
-    assert first + sum(len(reader.read()) for _ in range(11)) == lines
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(2_500)) + '{"step"')
+    found = [steps(reader.read()) for _ in range(4)]
+    assert [len(each) for each in found] == [1_000, 1_000, 500, 0]
+    assert list(chain(*found)) == list(range(2_500))
+    with path.open("a") as file:
+        file.write(": 7}\n" * 20_000)
+    assert len(reader.read(last=True)) == 0  # none is a report but the first
+    assert reader.skipped_lines == 20_000
+
+
+def test_the_last_call_keeps_the_last_lines(tmp_path: Path) -> None:
+    path, reader = tmp_path / "report", ReportReader(tmp_path / "report")
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(30_000)))
+    assert steps(reader.read(last=True)) == list(range(20_000, 30_000))
+    assert reader.skipped_lines == 20_000
+    assert reader.read(last=True) == []
 
 
 def test_an_endless_line_is_one_line_and_no_memory(tmp_path: Path) -> None:
