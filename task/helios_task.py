@@ -267,9 +267,10 @@ def _complete(partial: Path, final: Path) -> None:
 def mark_checkpoint(name: str, *, step: int | None = None) -> None:
     """Make a file or folder that is complete the latest checkpoint, and report it."""
     folder = checkpoint_folder()
-    partial = folder / f".{LATEST}.partial"
-    partial.write_text(name + "\n", encoding="utf-8")
-    _complete(partial, folder / LATEST)
+    if latest_checkpoint() != folder / name:
+        partial = folder / f".{LATEST}.partial"
+        partial.write_text(name + "\n", encoding="utf-8")
+        _complete(partial, folder / LATEST)
     report(step=step, checkpoint=name)
 
 
