@@ -136,9 +136,12 @@ def test_without_a_pool_checkpoints_may_have_a_folder(tmp_path: Path) -> None:
 # Reports.
 
 
+@pytest.mark.filterwarnings("error")
 def test_reports_are_what_the_pool_reads(pool: ReportReader) -> None:
     torch = pytest.importorskip("torch")
-    helios_task.report(step=2, progress=0.25, message="so far", accuracy=torch.tensor(0.5), **{"val/loss": 2})
+    helios_task.report(
+        step=2, progress=0.25, message="so far", accuracy=torch.tensor(0.5, requires_grad=True), **{"val/loss": 2}
+    )
     helios_task.report(loss=float("nan"), checkpoint="a.pt")
     first, second = pool.read()
     assert (first.step, first.progress, first.message) == (2, 0.25, "so far")
