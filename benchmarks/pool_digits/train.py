@@ -9,8 +9,8 @@ import argparse
 
 import helios_task
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # because it ships no types
+from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]  # as above
 from torch import nn
 
 
