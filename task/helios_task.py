@@ -100,7 +100,7 @@ def report(
     """
     if own := [name for name in OWN_KEYS if name in metrics]:
         raise ValueError(f"{own[0]!r} cannot be the name of a metric")
-    told: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+    told: dict[str, Any] = {name: _number(value) for name, value in metrics.items()}
     if step is not None:
         told["step"] = int(step)
     if progress is not None:
@@ -110,6 +110,12 @@ def report(
     if checkpoint is not None:
         told["checkpoint"] = str(checkpoint)
     _write(told)
+
+
+def _number(value: Any) -> float:
+    """Return a number, also of a tensor that has a gradient, of which ``float`` warns."""
+    item = getattr(value, "item", None)
+    return float(item() if callable(item) else value)
 
 
 def _write(told: dict[str, Any]) -> None:
@@ -267,9 +273,10 @@ def _complete(partial: Path, final: Path) -> None:
 def mark_checkpoint(name: str, *, step: int | None = None) -> None:
     """Make a file or folder that is complete the latest checkpoint, and report it."""
     folder = checkpoint_folder()
-    partial = folder / f".{LATEST}.partial"
-    partial.write_text(name + "\n", encoding="utf-8")
-    _complete(partial, folder / LATEST)
+    if latest_checkpoint() != folder / name:
+        partial = folder / f".{LATEST}.partial"
+        partial.write_text(name + "\n", encoding="utf-8")
+        _complete(partial, folder / LATEST)
     report(step=step, checkpoint=name)
 
 
@@ -305,7 +312,7 @@ def _numbers(told: Any) -> dict[str, Any]:
     for name, value in dict(told or {}).items():
         with suppress(TypeError, ValueError, RuntimeError):
             if not isinstance(value, (str, bytes)) and name not in own:
-                numbers[str(name)] = float(value)
+                numbers[str(name)] = _number(value)
     return numbers
 
 

@@ -22,7 +22,9 @@ from typing import Any, Literal
 from helios.private_files import write_private
 
 STEP = 1 << 18
-"""Bytes that one call reads of a file; a quarter of a second where all of it is lines of two characters."""
+"""Bytes that one call reads of a file."""
+MOST_LINES, MOST_LAST_LINES = 1_000, 10_000
+"""Lines that one call and the last call look at, some 20 us each."""
 FARTHEST_BEHIND = 16 << 20
 """Bytes that a file may be ahead of its reader, above which all but the last ``STEP`` are passed over."""
 LONGEST_LINE = 1 << 16
@@ -86,7 +88,7 @@ def parse_report(line: bytes) -> Report | None:
     A line is a JSON object. Its numbers are metrics, but for those named in ``OWN_KEYS``; anything else is ignored.
     """
     try:
-        told = json.loads(line)
+        told = json.loads(line) if line.lstrip().startswith(b"{") else None
     except (ValueError, RecursionError):
         return None
     if not isinstance(told, dict):
@@ -114,7 +116,8 @@ def parse_report(line: bytes) -> Report | None:
         answer=next((each for each in TaskRequest if each == told.get("answer")), None),
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
     )
-    return None if report == Report(time_s=report.time_s) else report
+    told_what = (report.step, report.progress, report.checkpoint, report.message, report.answer)
+    return report if metrics or not_finite or any(value is not None for value in told_what) else None
 
 
 def _number(value: Any) -> float | None:
@@ -215,12 +218,13 @@ class ReportReader:
         self._in_long_line = False
 
     def read(self, *, last: bool = False) -> list[Report]:
-        """Return what was written since the last call, at most ``STEP`` bytes of it.
+        """Return what was written since the last call, at most ``MOST_LINES`` lines of it.
 
         Parameters
         ----------
         last : bool
-            Whether the program has ended, so that all that is left is read, with a last line that is not ended.
+            Whether the program has ended: what is left is read, the last ``MOST_LAST_LINES`` lines of it, with one
+            that is not ended.
         """
         new, jump = self._file.read(skip=True, most=FARTHEST_BEHIND if last else STEP)
         self.problem, self.skipped_bytes = self._file.problem, self._file.skipped_bytes
@@ -234,6 +238,13 @@ class ReportReader:
             self._in_long_line = False
         if len(self._half) > LONGEST_LINE:
             self._half, self._in_long_line = b"", True
+        if last:
+            lines = [line for line in lines if line]
+            self.skipped_lines += max(0, len(lines) - MOST_LAST_LINES)
+            lines = lines[-MOST_LAST_LINES:]
+        elif len(lines) > MOST_LINES:  # the others are for the next call
+            self._file.back(len(self._half) + sum(len(line) + 1 for line in lines[MOST_LINES:]))
+            lines, self._half, self._in_long_line = lines[:MOST_LINES], b"", False
         reports = []
         for line in lines:
             if not line.strip():

@@ -7,6 +7,7 @@ ranges is Optuna's, which is imported only here.
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import hashlib
 import io
@@ -20,7 +21,7 @@ import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from inspect import isabstract, isclass
 from pathlib import Path
@@ -44,6 +45,8 @@ MOST_TRIALS = 100_000
 MOST_PARAMETERS = 256
 LONGEST_TEXT = 4_096
 """Characters of a value: all of a trial's must fit into one variable of the environment, 128 KiB on Linux."""
+LARGEST_END = 2**53
+"""Of a range: Optuna counts in floats, which are not every whole number above it."""
 LONGEST_VALUE = 2_000
 """Lines of one value in a sweep file, above which an error names only where it begins."""
 
@@ -534,6 +537,8 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
     numbers = [told.low, told.high, *([told.step] if told.step is not None else [])]
     if fault := next(filter(None, map(_value_fault, numbers)), ""):
         raise _Refused(f"an end of {name} {fault}", *at)
+    if max(map(abs, numbers)) > LARGEST_END:
+        raise _Refused(f"an end of {name} is too large", *at)
     all_whole = all(isinstance(number, int) for number in numbers)
     whole = told.whole if told.whole is not None else all_whole and told.step is not None
     if all_whole and told.whole is None and told.step is None:
@@ -591,15 +596,27 @@ def _search(told: _SweepTable, count: int | None, parameters: Mapping[str, Any])
         pruner_options=pruner_options,
         seed=table.seed,
     )
-    for kind, make in (("sampler", _make_sampler), ("pruner", _make_pruner)):
+    for kind, alone in (("sampler", replace(method, pruner="")), ("pruner", replace(method, sampler=""))):
         try:
-            make(method, 0)
+            _try_out(alone)
         except UsageError:
             raise
         except Exception as reason:  # whatever a class of Optuna, or what it needs, says of its arguments
             hint = "See the class in Optuna's documentation."
             raise _Refused(f"Optuna refuses the {kind}: {reason}", "search", kind, hint=hint) from reason
     return method
+
+
+def _try_out(method: SearchMethod) -> None:
+    """Run two trials in memory, since some classes look at their arguments only then."""
+    with _quiet():
+        study = load_optuna().create_study(sampler=_make_sampler(method, 0), pruner=_make_pruner(method))
+        for _ in range(2):
+            trial = study.ask()
+            trial.suggest_float("x", 0.0, 1.0)
+            trial.report(0.0, 1)
+            trial.should_prune()
+            study.tell(trial, 0.0)
 
 
 def _choice(given: str | dict[str, Any] | None, kind: str, default: str) -> tuple[str, dict[str, Any]]:
@@ -647,6 +664,8 @@ def read_trials(path: Path) -> tuple[dict[str, Value], ...]:
     line = 1
     try:
         for line, trial in read(text):
+            if not isinstance(trial, dict):
+                raise refuse(line, 'it is no JSON object such as {"lr": 0.1, "width": 64}')
             if trials and set(trial) != set(trials[0]):
                 odd = min(set(trial) ^ set(trials[0]))
                 raise refuse(line, f"{odd!r} is missing here or in the first trial")
@@ -658,29 +677,25 @@ def read_trials(path: Path) -> tuple[dict[str, Value], ...]:
             if len(trials) >= MOST_TRIALS or len(trial) > MOST_PARAMETERS:
                 raise refuse(line, f"more than {MOST_TRIALS:,} trials or {MOST_PARAMETERS} parameters")
             trials.append(trial)
-    except (ValueError, csv.Error, RecursionError) as reason:
+    except (ValueError, csv.Error) as reason:
         raise refuse(line + 1, str(reason)) from reason
     if not trials or not trials[0]:
         raise refuse(1, "there are no trials")
     return tuple(trials)
 
 
-def _json_rows(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(text: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             trial = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             trial = None
-        if not isinstance(trial, dict):
-            raise UsageError(
-                f"Line {number} of the file of trials is no JSON object.", hint='Write {"lr": 0.1, "width": 64}'
-            )
         yield number, trial
 
 
-def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(text: str) -> Iterator[tuple[int, Any]]:
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     names = next(rows, [])
     if len(set(names)) < len(names):
@@ -845,8 +860,9 @@ class ListSearch:
         if number in self._told:
             return
         line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
-        with _disk(self._folder), _whole(self._record):
-            os.pwrite(self._record, line.encode(), os.fstat(self._record).st_size)
+        with _disk(self._folder), _whole(self._record) as end:
+            if os.pwrite(self._record, line.encode(), end) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._told.add(number)
 
     def report(self, number: int, step: int, value: float) -> bool:
@@ -861,11 +877,11 @@ class ListSearch:
 
 
 @contextmanager
-def _whole(handle: int) -> Iterator[None]:
-    """Write all that is written within, or nothing."""
+def _whole(handle: int) -> Iterator[int]:
+    """Give where a file ends, and cut it off there if what is written within fails."""
     size = os.fstat(handle).st_size
     try:
-        yield
+        yield size
     except OSError:
         os.ftruncate(handle, size)
         raise
@@ -908,7 +924,7 @@ def _make_sampler(method: SearchMethod, done: int) -> Any:
         return getattr(load_optuna().samplers, method.sampler)(**options)
 
 
-def _make_pruner(method: SearchMethod, _: int) -> Any:
+def _make_pruner(method: SearchMethod) -> Any:
     if not method.pruner:
         return load_optuna().pruners.NopPruner()
     return getattr(load_optuna().pruners, method.pruner)(**method.pruner_options)
@@ -963,7 +979,7 @@ class OptunaSearch:
                 )
                 before = self._study.get_trials(deepcopy=False)
                 self._study.sampler = _make_sampler(self._method, len(before)) or self._study.sampler
-                self._study.pruner = _make_pruner(self._method, 0)
+                self._study.pruner = _make_pruner(self._method)
         except (ValueError, KeyError, TypeError, AssertionError) as reason:
             self._journal.close()
             raise FileUnreadable(

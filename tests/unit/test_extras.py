@@ -8,7 +8,7 @@ import sys
 
 import helios
 
-EXTRAS = ("dask", "dask_jobqueue", "distributed", "optuna", "psycopg", "pyslurm", "sklearn", "torch")
+EXTRAS = ("dask", "dask_jobqueue", "distributed", "optuna", "psycopg", "pynvml", "pyslurm", "sklearn", "torch")
 NEEDS_ONE = {"helios.app.sweep_worker", "helios.__main__"}
 """Runs on Dask's workers alone; runs the command line."""
 WITHOUT = """
