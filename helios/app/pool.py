@@ -1,4 +1,4 @@
-"""Pools of training trials, on this machine or as a job of Slurm, from a sweep file to a result.
+"""Training pools from a sweep file to a result, here or in Slurm.
 
 Nothing of a site is needed: no configuration, database or daemon.
 """
@@ -120,9 +120,9 @@ def run_pool(
 
 
 def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]) -> float | None:
-    """Return when to end, s since the epoch: the earlier of the time limit and the end of the Slurm job.
+    """Return when to end, s since the epoch.
 
-    None: neither is known.
+    It is the earlier of the time limit and the end of the Slurm job. None: neither is known.
     """
     ends = [] if time_limit_s is None else [time.time() + time_limit_s]
     if (told := environment.get(SLURM_END, "")).isdigit():

@@ -122,9 +122,9 @@ def submit_(
     dry_run: Annotated[bool, Option("--dry-run", help="Print the batch script and submit nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit one Slurm job that runs the trials of a sweep, as helios pool run does.
+    """Submit a Slurm job that runs the trials of a sweep.
 
-    The sweep is checked first. Of the jobs of one folder, one runs at a time. See docs/pools.md.
+    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time. See docs/pools.md.
     """
     from helios.app.pool import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
 

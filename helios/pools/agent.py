@@ -45,7 +45,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def kill_leftovers(pool: str) -> int:
-    """Kill every process of this user that belongs to a pool, and return how many there were.
+    """Kill every process of a pool, and return how many there were.
 
     Processes are known by the environment that they were started with.
     """
@@ -469,7 +469,7 @@ class AgentProcess:
         self._rest = b""
 
     def send(self, order: dict[str, Any]) -> None:
-        """Send an order; one that cannot be sent is lost with the agent."""
+        """Send an order, which is lost if the agent has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order).encode() + b"\n")

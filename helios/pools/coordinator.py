@@ -82,9 +82,9 @@ class Watcher(Protocol):
 
 
 def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
-    """Start trials in order while a device has a slot, each with an equal part of its memory.
+    """Start trials in order while a device has a slot.
 
-    A trial that was killed for memory gets more, and at last a device of its own.
+    Each gets an equal part of the memory. A trial that was killed for memory gets more, and at last a device of its own.
     """
     running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
     for trial in snapshot.trials:
@@ -162,7 +162,7 @@ class PoolEnd:
 
 
 class Coordinator:
-    """Runs the trials of a sweep until all have ended, time is up, or it is told to end.
+    """Runs the trials of a sweep until all have ended or time is up.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ class Coordinator:
             self._watcher.refresh(self)
 
     def _wait(self) -> None:
-        """Wait for an event of the agent, a signal, or the next time something is due."""
+        """Wait for an event, a signal, or the next time something is due."""
         due = [self._read_at_s, *(a.terminate_at_s for a in self._running.values() if not a.terminated)]
         if self.ends_s is not None:
             due.append(self.ends_s - self._margin_s)
@@ -457,7 +457,7 @@ class Coordinator:
         )
 
     def _fits(self, trial: Trial) -> bool:
-        """Return whether a trial will probably end in time, or goes on from a checkpoint later."""
+        """Return whether a trial will probably end in time or has a checkpoint."""
         if self.ends_s is None:
             return True
         left_s = self.ends_s - self._margin_s - time.time()
@@ -510,7 +510,7 @@ class Coordinator:
                 self._prune(attempt)
 
     def _may_start(self, trial: Trial, device: Device) -> bool:
-        """Return whether a device has a slot, and whether a trial that must be alone is."""
+        """Return whether a trial may join those that a device has."""
         beside = [other for other in self._running.values() if other.device is device]
         if len(beside) >= device.slots or self.state.problem:
             return False

@@ -64,7 +64,10 @@ def cores() -> int:
 
 
 def free_memory_mib() -> float:
-    """Return the memory that trials may use: of the machine, the control group and the Slurm job, MiB."""
+    """Return the memory that trials may use, MiB.
+
+    It is bounded by the machine, the control group and the Slurm job.
+    """
     bounds: list[float] = [psutil.virtual_memory().available / _MIB]
     with suppress(KeyError, ValueError):
         bounds.append(float(os.environ["SLURM_MEM_PER_NODE"]))
@@ -109,7 +112,7 @@ def _visible(pynvml: Any) -> list[Any]:
 
 
 def gpu_id(device: Device) -> str | None:
-    """Return what CUDA calls a device; None for the CPU."""
+    """Return what CUDA calls a device, and None for the CPU."""
     if device.kind != "gpu":
         return None
     place = int(device.name.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""What a pool of trials did, as JSON, as tables, and as a view while it runs."""
+"""Results of a pool as JSON and tables, and a view while it runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ class PoolResult:
 
     @property
     def exit_code(self) -> int:
-        """0 if all ended well, 1 if trials failed or are left, 128 + its number after a signal."""
+        """Exit status of the command.
+
+        0 if all ended well, 1 if trials failed or are left, 128 and its number after a signal.
+        """
         if self.signal is not None:
             return 128 + self.signal
         return 1 if self.reason or self.counts.get(TrialState.FAILED) else 0
