@@ -124,7 +124,8 @@ def submit_(
 ) -> None:
     """Submit a Slurm job that runs the trials of a sweep.
 
-    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time. See docs/pools.md.
+    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time. See
+    docs/pools.md.
     """
     from helios.app.pool import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
 

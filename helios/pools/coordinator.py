@@ -84,7 +84,7 @@ class Watcher(Protocol):
 def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     """Start trials in order while a device has a slot.
 
-    Each gets an equal part of the memory. A trial that was killed for memory gets more, and at last a device of its own.
+    Each gets an equal part of the memory. One that was killed for memory gets more, and at last a device of its own.
     """
     running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
     for trial in snapshot.trials:

@@ -386,7 +386,7 @@ def test_at_the_end_of_the_time_trials_are_checkpointed_and_the_next_run_goes_on
 
     def end_soon(pool: Coordinator, event: Mapping[str, Any]) -> None:
         if event["event"] == "started":
-            until(lambda: (tmp_path / "steps").exists())
+            until((tmp_path / "steps").exists)
             pool.ends_s = time.time() + 30.0
 
     end, trials = run(sweep, watched=Watched(end_soon), margin_s=60.0)
