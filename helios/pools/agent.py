@@ -192,6 +192,7 @@ class _Running:
     process: subprocess.Popen[bytes]
     began_s: float
     limit_mib: float | None
+    gpu: str | None
     group: Path | None
     kernel_kills: int
     memory_mib: float = 0.0
@@ -226,8 +227,8 @@ class Agent:
 
         Its output is appended to the log.
         """
-        number, limit, group = int(order["number"]), order.get("limit_mib"), None
-        if limit is not None and self._groups is not None:
+        number, limit, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
+        if limit is not None and gpu is None and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(f"helios-{self._pool}-{number}", limit)
         parent = os.getpid()
@@ -264,6 +265,7 @@ class Agent:
             process=process,
             began_s=time.time(),
             limit_mib=limit,
+            gpu=gpu,
             group=group,
             kernel_kills=_kernel_kills(),
         )
@@ -299,7 +301,7 @@ class Agent:
         self._kill_tree(trial)
         del self._running[trial.number]
         # What the kernel reports as the peak begins with that of the process that forked, which is this one.
-        if peak_mib > self._own_peak_mib or not trial.peak_mib:
+        if trial.gpu is None and (peak_mib > self._own_peak_mib or not trial.peak_mib):
             trial.peak_mib = max(trial.peak_mib, peak_mib)
         killed = trial.process.returncode == -signal.SIGKILL and not trial.ended_by_us
         out_of_memory = trial.over_limit or (killed and _kernel_kills() > trial.kernel_kills)
@@ -313,7 +315,7 @@ class Agent:
                 "status": trial.process.returncode,
                 "seconds": seconds,
                 "cpu_s": cpu_s,
-                "peak_memory_mib": trial.peak_mib,
+                "peak_memory_mib": trial.peak_mib or None,
                 "out_of_memory": out_of_memory,
                 "asked": trial.ended_by_us,
             }
@@ -340,13 +342,17 @@ class Agent:
             self._watch_at_s = time.monotonic() + self._watch_every_s
 
     def _watch(self) -> None:
-        """Measure resident memory, and kill what is above its limit."""
+        """Measure memory, and kill what is above its limit."""
         self._own_peak_mib = max(self._own_peak_mib, psutil.Process().memory_info().rss / _MIB)
         trees = self._trees()
         for number, processes in trees.items():
             trial = self._running[number]
-            trial.memory_mib = sum(_resident(process) for process in processes) / _MIB
-            if trial.limit_mib is not None and trial.memory_mib > trial.limit_mib and len(processes) > 1:
+            if trial.gpu is not None:
+                trial.memory_mib = _gpu_memory_mib(trial.gpu, {process.pid for process in processes})
+            else:
+                trial.memory_mib = sum(_resident(process) for process in processes) / _MIB
+            over_limit = trial.limit_mib is not None and trial.memory_mib > trial.limit_mib
+            if over_limit and trial.gpu is None and len(processes) > 1:
                 # Resident memory counts what processes share once for each, which the proportional one does not.
                 trial.memory_mib = sum(_proportional(process) for process in processes) / _MIB
             trial.peak_mib = max(trial.peak_mib, trial.memory_mib)
@@ -439,6 +445,24 @@ def _proportional(process: psutil.Process) -> float:
     with contextlib.suppress(psutil.Error, AttributeError):
         return float(process.memory_full_info().pss)
     return _resident(process)
+
+
+def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
+    """Return the memory of a GPU that processes use, and 0 where the driver does not tell.
+
+    It does not in a container with process ids of its own.
+    """
+    try:
+        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
+    except ImportError:
+        return 0.0
+    try:
+        pynvml.nvmlInit()  # once it is open this only counts
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return 0.0
+    return float(sum(process.usedGpuMemory or 0 for process in found if process.pid in pids)) / _MIB
 
 
 def _kernel_kills() -> int:

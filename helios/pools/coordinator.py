@@ -58,6 +58,8 @@ _PRUNE_GRACE_S = 10.0
 """From the request to stop to SIGTERM."""
 _HOLD_S = 2.0
 """After how long a full disk is tried again."""
+_RECENT = 100
+"""Ended trials from which the time of the next is expected."""
 _MOST_READS = 100
 """Of a report file when a trial has ended; each takes a bounded part."""
 _LOG_END = 16_384
@@ -199,6 +201,7 @@ class Coordinator:
         self._outside_kills: dict[int, int] = {}
         self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
         self._durations: list[float] = []
+        self._usual_s: float | None = None
         self._exhausted = False
         self._agent: agent.AgentProcess | None = None
         self._agent_deaths = 0
@@ -262,7 +265,7 @@ class Coordinator:
             if not record.ended:
                 self._waiting[record.number] = self._trial(record)
             elif record.last_seconds is not None:
-                self._durations.append(record.last_seconds)
+                self._take_duration(record.last_seconds)
         try:
             with self._handlers():
                 self._agent = agent.AgentProcess(self.state.pool)
@@ -465,11 +468,13 @@ class Coordinator:
             return False
         if trial.attempts and any((self._trial_folder(trial.number) / "checkpoints").glob("*")):
             return True
-        seconds = trial.forecast.seconds_p90
-        if seconds is None and self._durations:
-            recent = self._durations[-100:]
-            seconds = quantiles(recent, n=10)[-1] if len(recent) > 1 else recent[0]
+        seconds = trial.forecast.seconds_p90 or self._usual_s
         return seconds is None or seconds <= left_s
+
+    def _take_duration(self, seconds: float) -> None:
+        """Expect of trials what nine of ten of the last hundred took."""
+        self._durations = [*self._durations[1 - _RECENT :], seconds]
+        self._usual_s = quantiles(self._durations, n=10)[-1] if len(self._durations) > 1 else seconds
 
     def _startable(self) -> bool:
         return not self._exhausted or any(self._fits(trial) for trial in self._waiting.values())
@@ -690,7 +695,7 @@ class Coordinator:
         self._decide_at_s = 0.0
         if record.ended:
             self._untold.append(record)
-            self._durations.append(float(event["seconds"]))
+            self._take_duration(float(event["seconds"]))
             self._just_ended.append(
                 replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
             )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -39,9 +40,18 @@ def find_devices(
     UsageError
         There are no GPUs that can be asked for.
     """
-    gpus = () if kind == "cpu" else _gpus(slots=slots or 1, memory_mib=memory_mib)
+    gpus = () if kind == "cpu" else _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if gpus:
-        return gpus
+        return tuple(
+            Device(
+                name=f"gpu:{place}",
+                kind="gpu",
+                model=gpu.model,
+                memory_mib=memory_mib or gpu.free_mib,
+                slots=slots or 1,
+            )
+            for place, gpu in enumerate(gpus)
+        )
     if kind == "gpu":
         raise UsageError(
             "No NVIDIA GPU is visible here.",
@@ -77,47 +87,57 @@ def free_memory_mib() -> float:
     return CPU_MEMORY_SHARE * min(bounds)
 
 
-def _gpus(*, slots: int, memory_mib: float | None) -> tuple[Device, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, named by their place among these."""
+@dataclass(frozen=True)
+class _Gpu:
+    uuid: str
+    model: str
+    free_mib: float
+
+
+@cache
+def _visible_gpus(visible: str | None) -> tuple[_Gpu, ...]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES leaves, and all without one."""
     try:
         import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
-
-        pynvml.nvmlInit()
-    except (ImportError, OSError):
-        return ()
-    except pynvml.NVMLError:
+    except ImportError:
         return ()
     try:
-        found = []
-        for place, handle in enumerate(_visible(pynvml)):
-            free = pynvml.nvmlDeviceGetMemoryInfo(handle).free / _MIB
-            model = pynvml.nvmlDeviceGetName(handle)
-            found.append(
-                Device(name=f"gpu:{place}", kind="gpu", model=str(model), memory_mib=memory_mib or free, slots=slots)
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # there is no driver
+        return ()
+    try:
+        if visible is None:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        else:
+            names = [name for part in visible.split(",") if (name := part.strip()) and name != "-1"]
+            handles = [
+                pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.isdigit()
+                else pynvml.nvmlDeviceGetHandleByUUID(name)
+                for name in names
+            ]
+        return tuple(
+            _Gpu(
+                uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+                model=str(pynvml.nvmlDeviceGetName(handle)),
+                free_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).free / _MIB,
             )
-        return tuple(found)
+            for handle in handles
+        )
+    except pynvml.NVMLError as reason:
+        raise UsageError(
+            f"The GPUs of CUDA_VISIBLE_DEVICES={visible} cannot be used: {reason}",
+            hint="nvidia-smi -L lists the GPUs; or write --device cpu.",
+        ) from reason
     finally:
         pynvml.nvmlShutdown()
-
-
-def _visible(pynvml: Any) -> list[Any]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    return [
-        pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
-        for name in (part.strip() for part in visible.split(","))
-        if name and name != "-1"
-    ]
 
 
 def gpu_id(device: Device) -> str | None:
     """Return what CUDA calls a device, and None for the CPU."""
     if device.kind != "gpu":
         return None
-    place = int(device.name.rpartition(":")[2])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(place) if visible is None else [part.strip() for part in visible.split(",")][place]
+    return _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))[int(device.name.rpartition(":")[2])].uuid
 
 
 def device_environment(device: Device) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """File of what a pool did, which survives a kill at any moment.
 
-Its lines are JSON, appended and never changed. A line that was cut off is the last one and is removed when the file is
-opened again. A result is on the disk before the search or anybody else hears of it, so that a finished trial is never run
+Its lines are JSON, appended and never changed. A line that was cut off is the last one, and the next run removes it.
+A result is on the disk before the search or anybody else hears of it, so that a finished trial is never run
 again.
 """
 

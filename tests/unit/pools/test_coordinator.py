@@ -401,7 +401,7 @@ def test_at_the_end_of_the_time_trials_are_checkpointed_and_the_next_run_goes_on
 def test_no_trial_is_started_that_will_probably_not_end(tmp_path: Path) -> None:
     def end_soon(pool: Coordinator, event: Mapping[str, Any]) -> None:
         if event["event"] == "finished":
-            pool._durations = [1000.0]
+            pool._usual_s = 1000.0
             pool.ends_s = time.time() + 500.0
 
     one = Device(name="cpu:0", kind="cpu", memory_mib=500.0, slots=1)
