@@ -1,10 +1,12 @@
 """What a training pool costs and survives, each beside its control in one run.
 
-python -m benchmarks.pool [--part overhead|state|kills ...] [--trials N] [--kills N] [--seed N]
+python -m benchmarks.pool [--part overhead|warm|state|kills ...] [--trials N] [--kills N] [--seed N]
 
 overhead
     Trials of half a second, two at a time, beside ``xargs -P2`` of the same command: wall time and CPU time of
     everything that is not the trials themselves.
+warm
+    Trials that import a module and then work for so many seconds, each started alone and forked from a warm process.
 state
     A state file of 10,000 trials is written and read back, beside reading the same bytes as JSON lines.
 kills
@@ -74,6 +76,32 @@ def overhead(trials: int) -> None:
     print(f"  of which its own start and end, with nothing to run: {again_s:.1f} s")
     extra_ms = 1000 * (pool_cpu_s - control_cpu_s) / trials
     print(f"  CPU time above the control: {extra_ms:.1f} ms a trial")
+
+
+WORKS = """
+import sys, time
+import {module}
+until = time.process_time() + float({work_s})
+while time.process_time() < until:
+    pass
+"""
+
+
+def warm(module: str, work_s: float, trials: int) -> None:
+    """Compare trials that import a module each with forks of a process that has imported it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "program.py").write_text(WORKS.format(module=module, work_s=work_s))
+        path = folder / "sweep.toml"
+        path.write_text(f'command = "{sys.executable} program.py {{x}}"\n[parameters]\nx = {[*range(trials)]}\n')
+        pool = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", "2", "--json"]
+        cold_s, cold_cpu_s = timed([*pool, "--folder", "cold"], folder)
+        warm_s, warm_cpu_s = timed([*pool, "--folder", "warm", "--warm", module], folder)
+    print(f"{trials} trials of {work_s:g} s that import {module}, two at a time (load {os.getloadavg()[0]:.1f})")
+    print(f"  each imports it       {cold_s:7.1f} s   CPU {cold_cpu_s:7.1f} s")
+    print(f"  from a warm process   {warm_s:7.1f} s   CPU {warm_cpu_s:7.1f} s")
+    saved_s = (cold_cpu_s - warm_cpu_s) / trials
+    print(f"  CPU time saved: {saved_s:.2f} s a trial, {saved_s / (work_s + saved_s):.0%} of one that imports")
 
 
 def state(trials: int) -> None:
@@ -185,13 +213,17 @@ def kills(trials: int, count: int, seed: int) -> None:
 def main() -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", default=["overhead", "state", "kills"])
+    parser.add_argument("--part", nargs="+", default=["overhead", "warm", "state", "kills"])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--module", default="torch")
+    parser.add_argument("--work", type=float, default=10.0, help="s of each trial of the part warm")
     asked = parser.parse_args()
     if "overhead" in asked.part:
         overhead(asked.trials)
+    if "warm" in asked.part:
+        warm(asked.module, asked.work, 12)
     if "state" in asked.part:
         state(10_000)
     if "kills" in asked.part:

@@ -42,6 +42,7 @@ def run_pool(
     memory_mib: float | None = None,
     time_limit_s: float | None = None,
     service: str | None = None,
+    warm: Sequence[str] = (),
     watcher: Callable[[TrainingSweep], Watcher] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> PoolResult:
@@ -65,6 +66,9 @@ def run_pool(
     service : str, optional
         Which decides what is started where. None for a fixed number of slots.
 
+    warm : sequence of str
+        Modules that are imported once, before the trials of a Python program are forked.
+
     Raises
     ------
     UsageError
@@ -75,6 +79,11 @@ def run_pool(
     sweep = read_training_sweep(path)
     if slots is not None and slots < 1:
         raise UsageError(f"{slots} slots run nothing.", hint="Write --slots 1 or more")
+    if warm and not (len(sweep.command) > 1 and sweep.command[1].endswith(".py")):
+        raise UsageError(
+            "Only a Python program can start from a warm process.",
+            hint='Write command = "python SCRIPT.py ..." in the sweep file, or leave --warm out.',
+        )
     decide = fixed_slots if service is None else _service(service)
     devices = find_devices(kind=kind, slots=slots, memory_mib=memory_mib)
     into = (folder or path.with_suffix(".pool")).absolute()
@@ -92,6 +101,7 @@ def run_pool(
                 decide=decide,
                 folder=into,
                 ends_s=ends_s,
+                warm=warm,
                 margin_s=margin_s,
                 watcher=None if watcher is None else watcher(sweep),
             )

@@ -52,6 +52,10 @@ def run_(
     service: Annotated[
         str | None, Option(help="Service that decides what is started where. Default: fixed slots.")
     ] = None,
+    warm: Annotated[
+        list[str] | None,
+        Option(help="Module to import once for all trials of a Python program, as torch. Repeatable."),
+    ] = None,
     events: Annotated[
         bool, Option("--events", help="Print each event as a line of JSON, and the result last.")
     ] = False,
@@ -81,6 +85,7 @@ def run_(
             memory_mib=None if memory is None else _mib(memory),
             time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
             service=service,
+            warm=warm or (),
             watcher=screen.watch,
         )
     say_notes(result.notes)

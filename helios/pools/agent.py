@@ -189,12 +189,12 @@ def _remove(group: Path) -> None:
 @dataclass
 class _Running:
     number: int
-    process: subprocess.Popen[bytes]
+    pid: int
     began_s: float
     limit_mib: float | None
     gpu: str | None
     group: Path | None
-    kernel_kills: int
+    kernel_kills: int = 0
     memory_mib: float = 0.0
     peak_mib: float = 0.0
     over_limit: bool = False
@@ -218,6 +218,10 @@ class Agent:
         self._pool, self._say = pool, say
         self._running: dict[int, _Running] = {}
         self._groups = control_groups(f"helios-{pool}-")
+        self._pending: dict[int, tuple[dict[str, Any], _Running]] = {}
+        self._ended_early: dict[int, tuple[int, float, float]] = {}
+        self._warm: subprocess.Popen[bytes] | None = None
+        self._warm_failed, self._warm_rest = False, b""
         self._own_peak_mib = 0.0
         self._watch_at_s = 0.0
         self._watch_every_s = _SHORTEST_WATCH_S
@@ -231,6 +235,10 @@ class Agent:
         if limit is not None and gpu is None and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(f"helios-{self._pool}-{number}", limit)
+        environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
+        trial = _Running(number=number, pid=0, began_s=time.time(), limit_mib=limit, gpu=gpu, group=group)
+        if order.get("warm") and self._start_warm(order, trial, environment):
+            return
         parent = os.getpid()
 
         def prepare() -> None:
@@ -242,7 +250,6 @@ class Agent:
             if group is not None:
                 _enter(group)
 
-        environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
         try:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - one call less in what is done for each trial
                 process = subprocess.Popen(
@@ -260,31 +267,90 @@ class Agent:
                 _remove(group)
             self._say({"event": "not_started", "number": number, "reason": str(reason)})
             return
-        self._running[number] = _Running(
-            number=number,
-            process=process,
-            began_s=time.time(),
-            limit_mib=limit,
-            gpu=gpu,
-            group=group,
-            kernel_kills=_kernel_kills(),
+        process.returncode = 0  # it is waited for with all others, not by this object
+        self._started(trial, process.pid)
+
+    def _started(self, trial: _Running, pid: int) -> None:
+        trial.pid, trial.kernel_kills = pid, _kernel_kills()
+        self._running[trial.number] = trial
+        self._say(
+            {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
         )
-        self._say({"event": "started", "number": number, "pid": process.pid, "limited_by_kernel": group is not None})
+
+    # Trials of Python programs whose imports are done in a warm process.
+
+    def _start_warm(self, order: dict[str, Any], trial: _Running, environment: dict[str, str]) -> bool:
+        """Have the warm process start a trial, and return whether there is one."""
+        if self._warm is None and not self._warm_failed:
+            before = {name: value for name, value in environment.items() if name not in order["own"]}
+            self._warm = subprocess.Popen(
+                [order["argv"][0], str(Path(__file__).with_name("warm.py")), *order["warm"]],
+                env={**before, POOL: self._pool},
+                cwd=order["folder"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=partial(_LIBC.prctl, _SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - as above
+            )
+        if self._warm is None or self._warm.stdin is None:
+            return False
+        self._pending[trial.number] = (order, trial)
+        told = {**order, "environment": environment, "oom_score": _OOM_SCORE, "group": str(trial.group or "")}
+        try:
+            self._warm.stdin.write(json.dumps(told).encode() + b"\n")
+            self._warm.stdin.flush()
+        except BrokenPipeError:
+            del self._pending[trial.number]
+            return False
+        return True
+
+    @property
+    def warm_output(self) -> int | None:
+        """Descriptor to read the warm process from, and None without one."""
+        return None if self._warm is None or self._warm.stdout is None else self._warm.stdout.fileno()
+
+    def read_warm(self) -> None:
+        """Take what the warm process says, and start its trials without it where it has ended."""
+        assert self._warm is not None and self._warm.stdout is not None
+        read = os.read(self._warm.stdout.fileno(), 65_536)
+        *lines, self._warm_rest = (self._warm_rest + read).split(b"\n")
+        for told in map(json.loads, lines):
+            if "failed" in told:
+                for module, reason in told["failed"].items():
+                    self._say({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
+                continue
+            _, trial = self._pending.pop(told["number"])
+            trial.began_s = time.time()
+            self._started(trial, told["pid"])
+            if trial.ended_by_us:
+                trial.kill_at_s = 0.0
+            if (ended := self._ended_early.pop(trial.pid, None)) is not None:
+                self._ended(trial, *ended)
+        if not read:
+            self._warm, self._warm_failed, self._warm_rest = None, True, b""
+            self._say({"event": "warm_failed", "reason": "the warm process ended"})
+            orders, self._pending = list(self._pending.values()), {}
+            for order, trial in orders:
+                if trial.group is not None:
+                    _remove(trial.group)
+                self.start({**order, "warm": None})
 
     def end(self, number: int, grace_s: float) -> None:
         """Ask a trial's processes to end, and kill them after ``grace_s``."""
+        if number in self._pending:
+            self._pending[number][1].ended_by_us = True
         trial = self._running.get(number)
         if trial is None:
             return
         trial.ended_by_us = True
         if grace_s > 0:
-            _signal_group(trial.process.pid, signal.SIGTERM)
+            _signal_group(trial.pid, signal.SIGTERM)
         limit = time.monotonic() + grace_s
         trial.kill_at_s = limit if trial.kill_at_s is None else min(limit, trial.kill_at_s)
 
     def reap(self) -> None:
         """Take note of every process that has ended."""
-        by_pid = {trial.process.pid: trial for trial in self._running.values()}
+        by_pid = {trial.pid: trial for trial in self._running.values()}
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -292,27 +358,32 @@ class Agent:
                 return
             if pid == 0:
                 return
+            ended = status, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime
             if (trial := by_pid.get(pid)) is not None:
-                self._ended(trial, status, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime)
+                self._ended(trial, *ended)
+            elif self._warm is not None and pid == self._warm.pid:
+                self._warm.returncode = status
+            elif self._pending:  # perhaps a trial of which the warm process has not told yet
+                self._ended_early[pid] = ended
 
     def _ended(self, trial: _Running, status: int, peak_mib: float, cpu_s: float) -> None:
         seconds = time.time() - trial.began_s
-        trial.process.returncode = os.waitstatus_to_exitcode(status)
+        returncode = os.waitstatus_to_exitcode(status)
         self._kill_tree(trial)
         del self._running[trial.number]
         # What the kernel reports as the peak begins with that of the process that forked, which is this one.
         if trial.gpu is None and (peak_mib > self._own_peak_mib or not trial.peak_mib):
             trial.peak_mib = max(trial.peak_mib, peak_mib)
-        killed = trial.process.returncode == -signal.SIGKILL and not trial.ended_by_us
+        killed = returncode == -signal.SIGKILL and not trial.ended_by_us
         out_of_memory = trial.over_limit or (killed and _kernel_kills() > trial.kernel_kills)
         if trial.group is not None and self._groups is not None:
-            out_of_memory |= self._groups.kills(trial.group) > 0 and trial.process.returncode != 0
+            out_of_memory |= self._groups.kills(trial.group) > 0 and returncode != 0
             _remove(trial.group)
         self._say(
             {
                 "event": "ended",
                 "number": trial.number,
-                "status": trial.process.returncode,
+                "status": returncode,
                 "seconds": seconds,
                 "cpu_s": cpu_s,
                 "peak_memory_mib": trial.peak_mib or None,
@@ -367,7 +438,7 @@ class Agent:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 children.setdefault(process.ppid(), []).append(process)
-        leaders = {trial.process.pid: trial.number for trial in self._running.values()}
+        leaders = {trial.pid: trial.number for trial in self._running.values()}
         trees: dict[int, list[psutil.Process]] = {number: [] for number in self._running}
         for process in children.get(os.getpid(), ()):
             number = leaders.get(process.pid)
@@ -379,21 +450,18 @@ class Agent:
 
     def _owner(self, orphan: psutil.Process) -> int | None:
         for trial in self._running.values():
-            if orphan.pid in trial.orphans:
+            if orphan.pid in trial.orphans or _belongs(orphan.pid, trial):
+                trial.orphans.add(orphan.pid)
                 return trial.number
-        value = _variable(orphan, TRIAL)
-        if value is None or not value.isdigit() or int(value) not in self._running:
-            return None
-        self._running[int(value)].orphans.add(orphan.pid)
-        return int(value)
+        return None
 
     def _kill_tree(self, trial: _Running) -> None:
         """Kill all processes of a trial, also those that left its session."""
-        _signal_group(trial.process.pid, signal.SIGKILL)
-        leaders = {other.process.pid for other in self._running.values()}
+        _signal_group(trial.pid, signal.SIGKILL)
+        leaders = {other.pid for other in self._running.values()}
         for _ in range(100):  # whoever is killed leaves its children to this process
             left = [pid for pid in _own_children() if pid not in leaders]
-            ours = [pid for pid in left if _belongs(pid, trial.number)]
+            ours = [pid for pid in left if _belongs(pid, trial)]
             for pid in ours:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -415,9 +483,11 @@ class Agent:
                 _remove(trial.group)
 
 
-def _belongs(pid: int, number: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return _variable(psutil.Process(pid), TRIAL) == str(number)
+def _belongs(pid: int, trial: _Running) -> bool:
+    """Return whether a process is of a trial, by its session or its environment."""
+    with contextlib.suppress(psutil.Error, OSError):
+        # A fork of a warm process has the environment of that one for whoever looks from outside.
+        return os.getsid(pid) == trial.pid or _variable(psutil.Process(pid), TRIAL) == str(trial.number)
     return False
 
 
@@ -538,12 +608,16 @@ def main(pool: str) -> None:
     selector, buffer = selectors.DefaultSelector(), b""
     selector.register(0, selectors.EVENT_READ)
     selector.register(wake_in, selectors.EVENT_READ)
+    warm: int | None = None
     with contextlib.suppress(BrokenPipeError):
         while True:
             for key, _ in selector.select(agent.next_wake_s()):
                 if key.fd == wake_in:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_in, 4096)
+                    continue
+                if key.fd == warm:
+                    agent.read_warm()
                     continue
                 read = os.read(0, 65536)
                 if not read:
@@ -558,6 +632,12 @@ def main(pool: str) -> None:
                         agent.end(int(order["number"]), float(order["grace_s"]))
             agent.reap()
             agent.tick()
+            if agent.warm_output != warm:
+                if warm is not None:
+                    selector.unregister(warm)
+                warm = agent.warm_output
+                if warm is not None:
+                    selector.register(warm, selectors.EVENT_READ)
             sys.stdout.flush()
     agent.end_all()
     with contextlib.suppress(OSError):  # nobody reads any more

@@ -175,6 +175,8 @@ class Coordinator:
     margin_s : float
         How long before that trials are asked for a checkpoint.
     watcher : Watcher, optional
+    warm : sequence of str
+        Modules that a warm process imports once for all trials.
     """
 
     def __init__(
@@ -189,11 +191,12 @@ class Coordinator:
         ends_s: float | None = None,
         margin_s: float = 60.0,
         watcher: Watcher | None = None,
+        warm: Sequence[str] = (),
     ) -> None:
         self.sweep, self.state, self.devices = sweep, state, tuple(devices)
         self.ends_s = ends_s
         self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
-        self._margin_s = margin_s
+        self._margin_s, self._warm = margin_s, list(warm)
         self._by_name = {device.name: device for device in devices}
         self._waiting: dict[int, Trial] = {}
         self._running: dict[int, _Attempt] = {}
@@ -562,21 +565,22 @@ class Coordinator:
         self._read(attempt, to_end=True)
         attempt.answered = None
         assert self._agent is not None
-        environment = {
-            **device_environment(device),
+        own = {
             "HELIOS_TRIAL_FOLDER": str(folder),
             "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
             "HELIOS_REPORT": str(folder / "report.jsonl"),
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
-            **self.sweep.env,
         }
+        on_device = device_environment(device)
         self._agent.send(
             {
                 "do": "start",
                 "number": trial.number,
                 "argv": self.sweep.fill(trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"),
-                "environment": environment,
+                "environment": {**on_device, **self.sweep.env, **own},
+                "own": [*own, "HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES", agent.TRIAL],
+                "warm": self._warm,
                 "folder": str(self.sweep.cwd),
                 "log": str(folder / "log.txt"),
                 "limit_mib": limit,
@@ -603,6 +607,8 @@ class Coordinator:
                 if (attempt := self._running.get(int(number))) is not None:
                     peak = max(mib, attempt.trial.peak_memory_mib or 0.0)
                     attempt.trial = replace(attempt.trial, memory_mib=mib, peak_memory_mib=peak)
+        elif event["event"] == "warm_failed":
+            self._note(f"Trials start without the warm process: {event['reason']}")
         elif event["event"] == "ended":
             self._ended(self._running[event["number"]], event)
         elif event["event"] == "not_started":

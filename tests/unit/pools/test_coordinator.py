@@ -473,3 +473,54 @@ def test_fixed_slots_give_equal_parts_and_more_to_who_was_killed() -> None:
     known = waiting(2, forecast=TrialForecast(memory_p95_mib=100.0))
     found = fixed_slots(PoolSnapshot(now_s=0.0, devices=(CPU,), trials=(known,)))
     assert [(start.number, start.memory_limit_mib) for start in found if isinstance(start, StartTrial)] == [(2, 100.0)]
+
+
+WARM = """
+import os, random, sys, subprocess
+import {module}
+assert __name__ == "__main__" and sys.argv[0] == "program.py"
+with open("seen", "a") as file:
+    file.write(f"{{os.getpid()}} {{os.environ['HELIOS_TRIAL']}} {{{module}.IMPORTED_BY}} {{random.random()}}\\n")
+print("to the log")
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+sys.exit(3 if sys.argv[1] == "3" else 0)
+"""
+
+
+def test_trials_of_a_warm_process_share_its_imports_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "heavy_module.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    sweep = a_sweep(
+        tmp_path, WARM.format(module="heavy_module"), [1, 2, 3], attempts=1, env={"PYTHONPATH": str(tmp_path)}
+    )
+    _, trials = run(sweep, warm=["heavy_module"])
+    states = [TrialState.FINISHED, TrialState.FINISHED, TrialState.FAILED]
+    assert [trial.state for trial in trials.values()] == states
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert len({pid for pid, *_ in seen}) == 3
+    assert sorted(number for _, number, *_ in seen) == ["0", "1", "2"]
+    assert len({importer for _, _, importer, _ in seen}) == 1
+    assert len({drawn for *_, drawn in seen}) == 3
+    assert (tmp_path / "pool/trials/00001/log.txt").read_text() == "to the log\n"
+    assert pool_processes(tmp_path / "pool") == []
+
+
+def test_a_warm_trial_has_a_memory_limit_and_a_killed_one_is_started_again(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, signal, sys
+if sys.argv[1] == "1" and not pathlib.Path("once").exists():
+    pathlib.Path("once").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+taken = [bytearray(2**20) for _ in range(300 if sys.argv[1] == "2" else 1)]
+"""
+    _, trials = run(a_sweep(tmp_path, program, [1, 2], memory_mib=200.0), warm=["json"])
+    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
+    assert (trials[0].attempts, trials[0].failures) == (2, 0)
+    assert trials[1].memory_kills >= 1
+
+
+def test_without_the_warm_process_trials_start_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "deadly_module.py").write_text("import os\nos._exit(1)\n")
+    sweep = a_sweep(tmp_path, "print('ran')", [1, 2], env={"PYTHONPATH": str(tmp_path)})
+    end, trials = run(sweep, warm=["deadly_module"])
+    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
+    assert any("warm process ended" in note for note in end.notes)
