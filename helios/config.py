@@ -25,8 +25,25 @@ from helios.errors import ConfigurationInvalid
 
 FILE_NAME = "helios.toml"
 FILE_VARIABLE = "HELIOS_CONFIG"
-OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", "HELIOS_TEST_POSTGRES", "HELIOS_TEST_POSTGRES_URL")
-"""Other variables with this prefix, which tests, benchmarks and scripts read."""
+TASK_VARIABLES = (
+    "HELIOS_POOL",
+    "HELIOS_TRIAL",
+    "HELIOS_TRIAL_FOLDER",
+    "HELIOS_PARAMETERS",
+    "HELIOS_REPORT",
+    "HELIOS_REQUESTS",
+    "HELIOS_CHECKPOINTS",
+    "HELIOS_DEVICE",
+)
+"""Variables that a training pool sets for its programs, which may run helios themselves."""
+OTHER_VARIABLES = (
+    "HELIOS_TRACES",
+    "HELIOS_PYSLURM_ROOT",
+    "HELIOS_TEST_POSTGRES",
+    "HELIOS_TEST_POSTGRES_URL",
+    *TASK_VARIABLES,
+)
+"""Other variables with this prefix, which tests, benchmarks, scripts and programs in pools read."""
 ROOT = 0
 DAY_S = 86_400
 

@@ -267,6 +267,8 @@ LEFT_OUT = {
     "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
+    "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
+    "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",
     "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
     "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
     "web": "it serves until it is told to stop; tests/unit/web asks every page",

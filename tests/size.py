@@ -29,6 +29,7 @@ BUDGET = {
     "testing": 1_100,
     "fused": 1_800,
     "web": 600,
+    "pools": 2_500,
 }
 FILES_MOST = 260
 NO_CODE = {

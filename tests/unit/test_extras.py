@@ -8,7 +8,19 @@ import sys
 
 import helios
 
-EXTRAS = ("dask", "dask_jobqueue", "distributed", "psycopg", "pyslurm", "sklearn", "starlette", "torch", "uvicorn")
+EXTRAS = (
+    "dask",
+    "dask_jobqueue",
+    "distributed",
+    "optuna",
+    "psycopg",
+    "pynvml",
+    "pyslurm",
+    "sklearn",
+    "starlette",
+    "torch",
+    "uvicorn",
+)
 NEEDS_ONE = {"helios.app.sweep_worker", "helios.web.server", "helios.__main__"}
 """Runs on Dask's workers alone; is imported by helios web; runs the command line."""
 WITHOUT = """

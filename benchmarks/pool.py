@@ -1,0 +1,234 @@
+"""What a training pool costs and survives, each beside its control in one run.
+
+python -m benchmarks.pool [--part overhead|warm|state|kills ...] [--trials N] [--kills N] [--seed N]
+
+overhead
+    Trials of half a second, two at a time, beside ``xargs -P2`` of the same command: wall time and CPU time of
+    everything that is not the trials themselves.
+warm
+    Trials that import a module and then work for so many seconds, each started alone and forked from a warm process.
+state
+    A state file of 10,000 trials is written and read back, beside reading the same bytes as JSON lines.
+kills
+    The coordinator, a trial, or both are killed with SIGKILL at random moments, and the same command goes on. Each
+    trial's result must be there exactly once in the end, and nothing may be left running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from helios.model.pools import TrialState
+from helios.pools.agent import POOL
+from helios.pools.state import FILE, StateFile
+
+HALF_SECOND = "import time; time.sleep(0.5)"
+
+
+def sweep_file(folder: Path, program: str, trials: int) -> Path:
+    """Write a program and a sweep over so many values."""
+    (folder / "program.py").write_text(program)
+    path = folder / "sweep.toml"
+    path.write_text(
+        f'command = "{sys.executable} -S -E program.py {{x}}"\n[parameters]\nx = {json.dumps([*range(trials)])}\n'
+    )
+    return path
+
+
+def timed(command: Sequence[str], folder: Path) -> tuple[float, float]:
+    """Return the wall time of a command, and the CPU time of it and all that it started, s."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - began, cpu
+
+
+def overhead(trials: int) -> None:
+    """Compare a pool with ``xargs -P2``."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = sweep_file(folder, HALF_SECOND, trials)
+        numbers = folder / "numbers"
+        numbers.write_text("\n".join(map(str, range(trials))))
+        xargs = ["xargs", "-a", str(numbers), "-P2", "-n1", sys.executable, "-S", "-E", "program.py"]
+        pool = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", "2", "--json"]
+        control_s, control_cpu_s = timed(xargs, folder)
+        pool_s, pool_cpu_s = timed(pool, folder)
+        again_s, _ = timed(pool, folder)
+    print(f"{trials} trials of 0.5 s, two at a time ({os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
+    print(f"  xargs -P2         {control_s:7.1f} s   CPU {control_cpu_s:6.1f} s")
+    print(f"  helios pool run   {pool_s:7.1f} s   CPU {pool_cpu_s:6.1f} s   {pool_s / control_s:.3f} x")
+    print(f"  of which its own start and end, with nothing to run: {again_s:.1f} s")
+    extra_ms = 1000 * (pool_cpu_s - control_cpu_s) / trials
+    print(f"  CPU time above the control: {extra_ms:.1f} ms a trial")
+
+
+WORKS = """
+import sys, time
+import {module}
+until = time.process_time() + float({work_s})
+while time.process_time() < until:
+    pass
+"""
+
+
+def warm(module: str, work_s: float, trials: int) -> None:
+    """Compare trials that import a module each with forks of a process that has imported it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "program.py").write_text(WORKS.format(module=module, work_s=work_s))
+        path = folder / "sweep.toml"
+        path.write_text(f'command = "{sys.executable} program.py {{x}}"\n[parameters]\nx = {[*range(trials)]}\n')
+        pool = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", "2", "--json"]
+        cold_s, cold_cpu_s = timed([*pool, "--folder", "cold"], folder)
+        warm_s, warm_cpu_s = timed([*pool, "--folder", "warm", "--warm", module], folder)
+    print(f"{trials} trials of {work_s:g} s that import {module}, two at a time (load {os.getloadavg()[0]:.1f})")
+    print(f"  each imports it       {cold_s:7.1f} s   CPU {cold_cpu_s:7.1f} s")
+    print(f"  from a warm process   {warm_s:7.1f} s   CPU {warm_cpu_s:7.1f} s")
+    saved_s = (cold_cpu_s - warm_cpu_s) / trials
+    print(f"  CPU time saved: {saved_s:.2f} s a trial, {saved_s / (work_s + saved_s):.0%} of one that imports")
+
+
+def state(trials: int) -> None:
+    """Write the state of many trials and read it back."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        began = time.perf_counter()
+        with StateFile(folder, "a benchmark") as file:
+            for number in range(trials):
+                file.made(number, {"lr": 0.001 * number, "width": 64, "optimizer": "adam"})
+                file.started(number, device="cpu:0", memory_limit_mib=1024.0)
+                file.ended(
+                    number,
+                    what="finished",
+                    state=TrialState.FINISHED,
+                    seconds=0.5,
+                    peak_memory_mib=123.4,
+                    metrics={"accuracy": 0.9, "loss": 0.1, "val_loss": 0.2},
+                    value=0.9,
+                )
+        written_s = time.perf_counter() - began
+        began = time.perf_counter()
+        with StateFile(folder, "a benchmark") as file:
+            count = sum(trial.ended for trial in file.trials.values())
+        read_s = time.perf_counter() - began
+        began = time.perf_counter()
+        lines = [json.loads(line) for line in (folder / FILE).read_bytes().splitlines()]
+        control_s = time.perf_counter() - began
+        size_mib = (folder / FILE).stat().st_size / 2**20
+    print(f"state of {count:,} trials, {len(lines):,} lines, {size_mib:.1f} MiB")
+    print(f"  written, each result synced to the disk  {written_s:6.2f} s ({1000 * written_s / trials:.2f} ms a trial)")
+    print(f"  read back                                {read_s:6.2f} s")
+    print(f"  the same lines parsed as JSON            {control_s:6.2f} s")
+
+
+COUNTED = """
+import json, os, pathlib, sys, time
+folder = pathlib.Path(os.environ["HELIOS_CHECKPOINTS"])
+last = folder / "step"
+first = int(last.read_text()) if last.exists() else 0
+for step in range(first, 10):
+    time.sleep(0.05)
+    partial = folder / "partial"
+    partial.write_text(str(step + 1))
+    partial.rename(last)
+with open(os.environ["HELIOS_REPORT"], "a") as file:
+    file.write(json.dumps({"step": 10, "square": int(sys.argv[1]) ** 2}) + "\\n")
+"""
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Return what runs of the pool in a folder."""
+    try:
+        pool = json.loads((folder / FILE).read_text().splitlines()[0])["pool"]
+    except (OSError, IndexError):
+        return []
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(POOL) == pool and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kills(trials: int, count: int, seed: int) -> None:
+    """Kill at random moments until so many kills were done, then let the pool end."""
+    chance = random.Random(seed)
+    done: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = sweep_file(folder, COUNTED, trials)
+        pool = path.with_suffix(".pool")
+        command = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", "2", "--json"]
+        while True:
+            process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+            while sum(done.values()) < count and process.poll() is None:
+                time.sleep(chance.uniform(0.05, 3.0))
+                what = chance.choice(("coordinator", "trial", "both"))
+                if what != "coordinator":
+                    victims = [found for found in processes_of(pool) if "program.py" in found.cmdline()]
+                    if not victims:
+                        continue
+                    os.kill(chance.choice(victims).pid, signal.SIGKILL)
+                if what != "trial":
+                    process.kill()
+                    process.wait()
+                done[what] += 1
+            out, _ = process.communicate()
+            if process.returncode == 0:
+                break
+        found = json.loads(out)["trials"]
+        entries = [json.loads(line) for line in (pool / FILE).read_text().splitlines()[1:]]
+        results = Counter(entry["trial"] for entry in entries if entry["what"] == "finished")
+        left = processes_of(pool)
+    right = [trial for trial in found if trial["metrics"].get("square") == trial["parameters"]["x"] ** 2]
+    print(
+        f"{trials} trials, {sum(done.values())} kills ({', '.join(f'{n} {what}' for what, n in sorted(done.items()))})"
+    )
+    print(f"  with the right result               {len(right)} of {trials}")
+    print(f"  with exactly one result in the file {sum(n == 1 for n in results.values())} of {trials}")
+    print(f"  starts                              {sum(trial['attempts'] for trial in found)}")
+    print(f"  left running                        {len(left)}")
+    if len(right) != trials or set(results.values()) != {1} or len(results) != trials or left:
+        sys.exit("a result is missing or there twice, or something runs on")
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", default=["overhead", "warm", "state", "kills"])
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--module", default="torch")
+    parser.add_argument("--work", type=float, default=10.0, help="s of each trial of the part warm")
+    asked = parser.parse_args()
+    if "overhead" in asked.part:
+        overhead(asked.trials)
+    if "warm" in asked.part:
+        warm(asked.module, asked.work, 12)
+    if "state" in asked.part:
+        state(10_000)
+    if "kills" in asked.part:
+        kills(asked.trials, asked.kills, asked.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Training pools from a sweep file to a result, here or in Slurm.
+
+Nothing of a site is needed: no configuration, database or daemon.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
+from helios.model.pools import PoolAction, PoolSnapshot, TrialState
+from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots
+from helios.pools.devices import find_devices
+from helios.pools.space import TrainingSweep, open_search, read_training_sweep
+from helios.pools.state import StateFile
+from helios.private_files import make_folder
+from helios.report.pool import PoolResult
+
+SLURM_END = "SLURM_JOB_END_TIME"
+"""Set by Slurm in a job: when it ends, s since the epoch."""
+SUBMIT_S = 60.0
+"""How long sbatch may take."""
+MARGIN_S, MARGIN_SHARE = 60.0, 0.1
+"""How long before the end trials are asked for a checkpoint; of a short time limit, a part."""
+
+
+def run_pool(
+    path: Path,
+    *,
+    folder: Path | None = None,
+    slots: int | None = None,
+    kind: str | None = None,
+    memory_mib: float | None = None,
+    time_limit_s: float | None = None,
+    service: str | None = None,
+    warm: Sequence[str] = (),
+    watcher: Callable[[TrainingSweep], Watcher] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> PoolResult:
+    """Run the trials of a sweep file on this machine, or go on with them.
+
+    Parameters
+    ----------
+    path : Path
+        The sweep file.
+    folder : Path, optional
+        Where results, logs and checkpoints are. None for a folder beside the sweep file, ``sweep.pool`` for
+        ``sweep.toml``.
+    slots : int, optional
+        Most trials at the same time on a device.
+    kind : str, optional
+        ``gpu`` or ``cpu``.
+    memory_mib : float, optional
+        Memory of each device that trials may share.
+    time_limit_s : float, optional
+        After how long to end. None for the end of the Slurm job that this is in, if it is in one.
+    service : str, optional
+        Which decides what is started where. None for a fixed number of slots.
+
+    warm : sequence of str
+        Modules that are imported once, before the trials of a Python program are forked.
+
+    Raises
+    ------
+    UsageError
+        The sweep cannot be run, another pool runs in the folder, or there are no such devices.
+    FileUnwritable, FileUnreadable
+        The folder cannot be used.
+    """
+    sweep = read_training_sweep(path)
+    if slots is not None and slots < 1:
+        raise UsageError(f"{slots} slots run nothing.", hint="Write --slots 1 or more")
+    if warm and not (len(sweep.command) > 1 and sweep.command[1].endswith(".py")):
+        raise UsageError(
+            "Only a Python program can start from a warm process.",
+            hint='Write command = "python SCRIPT.py ..." in the sweep file, or leave --warm out.',
+        )
+    decide = fixed_slots if service is None else _service(service)
+    devices = find_devices(kind=kind, slots=slots, memory_mib=memory_mib)
+    into = (folder or path.with_suffix(".pool")).absolute()
+    ends_s = end_of_allocation(time_limit_s, environment)
+    began_s = time.time()
+    margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
+    with StateFile(into, sweep.fingerprint()) as state:
+        search = open_search(sweep, into / "search")
+        try:
+            coordinator = Coordinator(
+                sweep=sweep,
+                search=search,
+                state=state,
+                devices=devices,
+                decide=decide,
+                folder=into,
+                ends_s=ends_s,
+                warm=warm,
+                margin_s=margin_s,
+                watcher=None if watcher is None else watcher(sweep),
+            )
+            end = coordinator.run()
+        finally:
+            search.close()
+        trials = [state.trials[number] for number in sorted(state.trials)]
+        return PoolResult(
+            name=path.name,
+            folder=str(into),
+            metric=sweep.metric,
+            maximize=sweep.maximize,
+            devices=devices,
+            trials=[trial.to_json() for trial in trials],
+            values={
+                trial.number: trial.value
+                for trial in trials
+                if trial.state is TrialState.FINISHED and trial.value is not None
+            },
+            total=coordinator.total,
+            seconds=time.time() - began_s,
+            reason=end.reason,
+            signal=end.signal,
+            notes=end.notes,
+        )
+
+
+def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]) -> float | None:
+    """Return when to end, s since the epoch.
+
+    It is the earlier of the time limit and the end of the Slurm job. None: neither is known.
+    """
+    ends = [] if time_limit_s is None else [time.time() + time_limit_s]
+    if (told := environment.get(SLURM_END, "")).isdigit():
+        ends.append(float(told))
+    return min(ends, default=None)
+
+
+def _service(name: str) -> Decide:
+    from helios.services.registry import build  # noqa: PLC0415 - most pools need none
+
+    service: Any = build(name, {})
+    if str(getattr(service, "domain", "jobs")) != "pools":
+        raise UsageError(f"{name} is no service for pools.", hint="helios service list shows which are.")
+
+    def decide(snapshot: PoolSnapshot) -> Sequence[PoolAction]:
+        return list(service.decide(snapshot))
+
+    return decide
+
+
+# The same as a job of Slurm.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What is asked of Slurm for a pool, each None for what the site gives.
+
+    Attributes
+    ----------
+    memory, time_limit : str, optional
+        As ``sbatch`` takes them.
+    signal_s : int
+        How long before the end of the allocation trials are asked for a checkpoint, s.
+    more : sequence of str
+        Other options of ``sbatch``.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    gpus: int | None = None
+    cpus: int | None = None
+    memory: str | None = None
+    time_limit: str | None = None
+    signal_s: int = 120
+    more: Sequence[str] = ()
+
+
+def job_script(path: Path, allocation: Allocation, *, folder: Path | None = None, slots: int | None = None) -> str:
+    """Return a batch script that runs the trials of a sweep in one allocation.
+
+    Raises
+    ------
+    UsageError
+        The sweep cannot be run, or an option has more than one line.
+    """
+    read_training_sweep(path)
+    into = (folder or path.with_suffix(".pool")).absolute()
+    place = hashlib.sha256(os.fsencode(into)).hexdigest()[:8]  # one allocation at a time for each folder
+    asked = {
+        "job-name": f"{path.stem}-{place}",
+        "nodes": "1",
+        "ntasks": "1",
+        "dependency": "singleton",
+        "signal": f"B:USR1@{allocation.signal_s}",
+        "output": str(into / "slurm-%j.log"),
+        "partition": allocation.partition,
+        "account": allocation.account,
+        "gpus-per-node": allocation.gpus,
+        "cpus-per-task": allocation.cpus,
+        "mem": allocation.memory,
+        "time": allocation.time_limit,
+    }
+    options = [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(allocation.more)
+    if any(not option.isprintable() for option in options):
+        raise UsageError("An option for sbatch has more than one line.", hint="Write each on one line.")
+    words = [sys.executable, "-m", "helios", "pool", "run", str(path.absolute()), "--folder", str(into), "--json"]
+    words += [] if slots is None else ["--slots", str(slots)]
+    # exec, so that the signal before the end of the allocation reaches Helios itself.
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", f"exec {shlex.join(words)}"]
+    return "\n".join(lines) + "\n"
+
+
+def submit_pool(script: str, *, folder: Path, chain: int = 1) -> list[str]:
+    """Submit a batch script, and return the ids of its jobs.
+
+    Parameters
+    ----------
+    chain : int
+        How many allocations at most, each of which goes on where the last one ended.
+
+    Raises
+    ------
+    ClusterUnavailable
+        There is no ``sbatch`` here, or it did not answer.
+    ClusterRefused
+        It refused the job.
+    FileUnwritable
+        The folder cannot be made, which is for the jobs' output.
+    """
+    try:
+        make_folder(folder)
+    except OSError as reason:
+        raise FileUnwritable(f"{folder} cannot be made: {reason}", hint="Choose another place: --folder") from reason
+    jobs = []
+    for _ in range(chain):
+        try:
+            told = subprocess.run(
+                ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False, timeout=SUBMIT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as reason:
+            raise ClusterUnavailable(
+                f"sbatch cannot be run: {reason}", hint="Submit it where sbatch works, or run it here: helios pool run"
+            ) from reason
+        if told.returncode:
+            raise ClusterRefused(
+                f"Slurm refused the job: {' '.join(told.stderr.split())}",
+                hint="See what is asked with --dry-run, and change it with the options of helios pool submit.",
+            )
+        jobs.append(told.stdout.strip().partition(";")[0])
+    return jobs

@@ -1,0 +1,237 @@
+"""Commands ``helios pool ...``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from typer import Argument, Option
+
+from helios.cli.options import AsJson, Report
+from helios.cli.output import answer, say, say_notes, write_page
+from helios.errors import UsageError
+from helios.units import length
+
+if TYPE_CHECKING:
+    from helios.pools.coordinator import Coordinator
+    from helios.pools.space import TrainingSweep
+
+commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
+_REFRESH_S = 0.25
+_LINE_S = 30.0
+"""How often a line is printed where there is no terminal."""
+
+
+@commands.command("run", epilog="Example: helios pool run sweep.toml --slots 2 --report sweep.html")
+def run_(
+    sweep: Annotated[Path, Argument(help="The sweep file: a command, its parameters, and how they are searched.")],
+    folder: Annotated[
+        Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
+    ] = None,
+    slots: Annotated[
+        int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
+    ] = None,
+    device: Annotated[
+        Literal["gpu", "cpu"] | None, Option(help="What trials run on. Default: GPUs where there are any.")
+    ] = None,
+    memory: Annotated[
+        str | None, Option(help="Memory of each device that trials may share, as 24GiB. Default: what is free now.")
+    ] = None,
+    time_limit: Annotated[
+        str | None, Option(help="When to end, as 2h. Default: with the Slurm job, if this is in one.")
+    ] = None,
+    service: Annotated[
+        str | None, Option(help="Service that decides what is started where. Default: fixed slots.")
+    ] = None,
+    warm: Annotated[
+        list[str] | None,
+        Option(help="Module to import once for all trials of a Python program, as torch. Repeatable."),
+    ] = None,
+    events: Annotated[
+        bool, Option("--events", help="Print each event as a line of JSON, and the result last.")
+    ] = False,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the trials of a sweep on this machine, or go on with them.
+
+    Needs no Slurm, GPU, daemon or configuration. A trial that has ended is never run again: the same command goes on
+    where it was, whatever ended it. Exit status: 0 all trials ended well, 1 some failed or are left, 130 after Ctrl-C.
+    See docs/pools.md.
+    """
+    if events and as_json:
+        raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
+    from helios.app.pool import run_pool  # noqa: PLC0415 - no help needs it
+    from helios.report.pool import pool_table  # noqa: PLC0415 - as above
+
+    screen: _Lines | _Screen = _Lines(events=events)
+    if sys.stdout.isatty() and not as_json and not events:
+        screen = _Screen()
+    with screen:
+        result = run_pool(
+            sweep,
+            folder=folder,
+            slots=slots,
+            kind=device,
+            memory_mib=None if memory is None else _mib(memory),
+            time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
+            service=service,
+            warm=warm or (),
+            watcher=screen.watch,
+        )
+    say_notes(result.notes)
+    if report is not None:
+        from helios.report.pool_page import render_pool  # noqa: PLC0415 - draws figures, which takes a second to import
+
+        write_page(report, render_pool(result))
+    if events:
+        print(json.dumps({"event": "result", **result.to_json()}, allow_nan=False, default=str), flush=True)
+    else:
+        answer(result.to_json(), pool_table(result), as_json=as_json)
+    if result.reason:
+        say(f"Stopped, since {result.reason}. The same command goes on: helios pool run {sweep}")
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+@commands.command("submit", epilog="Example: helios pool submit sweep.toml --gpus 4 --time 8:00:00 --chain 3")
+def submit_(
+    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    folder: Annotated[
+        Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
+    ] = None,
+    slots: Annotated[int | None, Option(help="Most trials at the same time on a device.")] = None,
+    partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
+    account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
+    gpus: Annotated[int | None, Option(min=1, help="GPUs of the allocation, on one node.")] = None,
+    cpus: Annotated[int | None, Option(min=1, help="Cores of the allocation.")] = None,
+    memory: Annotated[str | None, Option(help="Memory of the allocation, as sbatch takes it.")] = None,
+    time: Annotated[str | None, Option(help="Time limit of the allocation, as sbatch takes it.")] = None,
+    signal: Annotated[
+        int, Option(min=10, help="Seconds before the time limit at which trials are asked for a checkpoint.")
+    ] = 120,
+    sbatch: Annotated[list[str] | None, Option(help="Another option of sbatch, as --qos=long. Repeatable.")] = None,
+    chain: Annotated[
+        int,
+        Option(min=1, max=100, help="Allocations at most, one after the other, each going on where the last ended."),
+    ] = 1,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the batch script and submit nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a Slurm job that runs the trials of a sweep.
+
+    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time. See
+    docs/pools.md.
+    """
+    from helios.app.pool import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
+
+    allocation = Allocation(
+        partition=partition,
+        account=account,
+        gpus=gpus,
+        cpus=cpus,
+        memory=memory,
+        time_limit=time,
+        signal_s=signal,
+        more=tuple(sbatch or ()),
+    )
+    script = job_script(sweep, allocation, folder=folder, slots=slots)
+    if dry_run:
+        answer({"script": script, "jobs": []}, escape(script.rstrip()), as_json=as_json)
+        return
+    jobs = submit_pool(script, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
+    answer({"script": script, "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+
+
+def _mib(text: str) -> float:
+    units = {"MiB": 1.0, "GiB": 1024.0, "MB": 1e6 / 2**20, "GB": 1e9 / 2**20, "M": 1.0, "G": 1024.0}
+    for unit, mib in units.items():
+        number = text.removesuffix(unit).strip()
+        if text.endswith(unit) and number.replace(".", "", 1).isdigit() and float(number) > 0:
+            return float(number) * mib
+    raise UsageError(f"{text!r} is not an amount of memory.", hint="Write 24GiB or 800MiB")
+
+
+class _Lines:
+    """Lines on standard error now and then, or every event on standard output."""
+
+    def __init__(self, *, events: bool = False) -> None:
+        self._events = events
+        self._line_at_s = monotonic() + _LINE_S
+
+    def watch(self, _: TrainingSweep) -> _Lines:
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if self._events:
+            print(json.dumps(event, allow_nan=False, default=str), flush=True)
+        elif event.get("state") == "failed":
+            say(f"Trial {event['number']} failed: {event['reason']}")
+
+    def refresh(self, pool: Coordinator) -> None:
+        if not self._events and monotonic() >= self._line_at_s:
+            self._line_at_s = monotonic() + _LINE_S
+            ended = sum(trial.ended for trial in pool.state.trials.values())
+            say(f"{ended:,} of {pool.total:,} trials have ended ...")
+
+
+class _Screen:
+    """The pool in a terminal, while it runs."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
+        self._began_s = monotonic()
+        self._shown_at_s = 0.0
+        self._notes: list[str] = []
+        self._metric = ""
+
+    def watch(self, sweep: TrainingSweep) -> _Screen:
+        self._metric = sweep.metric
+        return self
+
+    def __enter__(self) -> None:
+        self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "note":
+            self._notes.append(str(event["note"]))
+        elif event["event"] == "stopping":
+            self._notes.append(f"stopping, since {event['reason']}; once more to stop at once")
+
+    def refresh(self, pool: Coordinator) -> None:
+        from helios.report.pool import pool_view, write_parameters  # noqa: PLC0415 - see run_
+
+        if monotonic() < self._shown_at_s:
+            return
+        self._shown_at_s = monotonic() + _REFRESH_S
+        best = pool.best()
+        words = "" if best is None else f"Best {self._metric}: {best.value:.5g}, trial {best.number}"
+        self._live.update(
+            pool_view(
+                pool.snapshot(),
+                counts=Counter(str(trial.state) for trial in pool.state.trials.values()),
+                total=pool.total,
+                seconds=monotonic() - self._began_s,
+                best=words and f"{words} ({write_parameters(best.parameters if best else {})})",
+                notes=self._notes,
+            ),
+            refresh=True,
+        )

@@ -1,0 +1,202 @@
+"""A pool, one allocation in which Helios runs many training trials, as services see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class TrialState(StrEnum):
+    """Where a trial is between its start and its result."""
+
+    WAITING = "waiting"
+    """Not started, or to be started again."""
+    RUNNING = "running"
+    PAUSED = "paused"
+    """Stopped at a checkpoint, holding nothing."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    """Its program ended with an error as often as it may."""
+    PRUNED = "pruned"
+    """Stopped early, since the search gave it up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU, or the CPU, on which trials run.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the pool, such as ``gpu:0``, ``cpu:0`` or ``node2/gpu:1``.
+    kind : str
+        ``gpu`` or ``cpu``.
+    model : str
+        What the vendor calls it; empty: unknown.
+    memory_mib : float
+        Memory that trials may share, MiB.
+    slots : int
+        Most trials at the same time.
+    """
+
+    name: str
+    kind: str
+    memory_mib: float
+    model: str = ""
+    slots: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialForecast:
+    """What is expected of a trial before it runs, each None where nothing is known.
+
+    Attributes
+    ----------
+    memory_p50_mib, memory_p95_mib : float, optional
+        Peak device memory, MiB.
+    seconds_p50, seconds_p90 : float, optional
+        Time from start to end alone on a device, s.
+    share : float, optional
+        Share of the device's time that it needs when alone, 0 to 1.
+    """
+
+    memory_p50_mib: float | None = None
+    memory_p95_mib: float | None = None
+    seconds_p50: float | None = None
+    seconds_p90: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of a program with one set of parameters.
+
+    Attributes
+    ----------
+    number : int
+        Unique in the pool, from 0 in the order in which trials were made.
+    parameters : mapping
+        What the program is given.
+    family : str
+        Trials of one family run the same program at the same shapes, so that they are expected to behave alike.
+    state : TrialState
+    device : str, optional
+        Name of the device on which it runs.
+    started_s : float, optional
+        When this attempt began, s since the epoch.
+    attempts : int
+        How often it was started.
+    memory_limit_mib : float, optional
+        What this attempt may use.
+    memory_mib : float, optional
+        What this attempt uses now.
+    peak_memory_mib : float, optional
+        The most that it was seen to use in any attempt.
+    out_of_memory_mib : float, optional
+        Limit at which it was killed for memory, so that it needs more than that.
+    progress : float, optional
+        Share that is done, 0 to 1, as it reports.
+    steps_per_s : float, optional
+        Speed of the last minute, as it reports.
+    forecast : TrialForecast
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    family: str = ""
+    state: TrialState = TrialState.WAITING
+    device: str | None = None
+    started_s: float | None = None
+    attempts: int = 0
+    memory_limit_mib: float | None = None
+    memory_mib: float | None = None
+    peak_memory_mib: float | None = None
+    out_of_memory_mib: float | None = None
+    progress: float | None = None
+    steps_per_s: float | None = None
+    forecast: TrialForecast = field(default_factory=TrialForecast)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSpeed:
+    """Speed of a trial beside others, as measured in this pool.
+
+    Attributes
+    ----------
+    family : str
+        Of the trial.
+    beside : tuple of str
+        Families of the others on the device, sorted; empty: alone.
+    steps_per_s : float
+    samples : int
+        Trials that it was measured on.
+    """
+
+    family: str
+    beside: tuple[str, ...]
+    steps_per_s: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSnapshot:
+    """A pool at one moment.
+
+    Attributes
+    ----------
+    now_s : float
+        s since the epoch.
+    ends_s : float, optional
+        When the allocation ends; None: it does not.
+    devices : tuple of Device
+    trials : tuple of Trial
+        All that have not ended, by number, and those that ended since the last snapshot.
+    speeds : tuple of SharedSpeed
+        Measured so far.
+    """
+
+    now_s: float
+    ends_s: float | None = None
+    devices: tuple[Device, ...]
+    trials: tuple[Trial, ...]
+    speeds: tuple[SharedSpeed, ...] = ()
+
+
+# What a service may ask of a pool. Each action has a reason for a person.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTrial:
+    """Start a waiting or paused trial on a device.
+
+    Attributes
+    ----------
+    memory_limit_mib : float, optional
+        What it may use; None: all that the device has.
+    """
+
+    number: int
+    device: str
+    memory_limit_mib: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseTrial:
+    """Stop a running trial at its next checkpoint, to be started again later."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTrial:
+    """End a trial for good, as pruned."""
+
+    number: int
+    reason: str
+
+
+PoolAction = StartTrial | PauseTrial | StopTrial

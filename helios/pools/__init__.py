@@ -1,0 +1,1 @@
+"""Training pools, in which many trials share one allocation."""

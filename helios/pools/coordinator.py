@@ -1,0 +1,803 @@
+"""Coordinator of a pool, which runs the trials of a sweep on the pool's devices.
+
+It asks the search for trials and a service which of them to start where, has the agent start them, reads what they
+report, and records how they end. It waits for events and does nothing in between but read reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+from pathlib import Path
+from statistics import quantiles
+from types import FrameType
+from typing import Any, Protocol
+
+from helios.errors import FileUnwritable, HeliosError
+from helios.model.pools import (
+    Device,
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    SharedSpeed,
+    StartTrial,
+    Trial,
+    TrialForecast,
+    TrialState,
+)
+from helios.pools import agent
+from helios.pools.devices import device_environment, gpu_id
+from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
+from helios.pools.space import Search, TrainingSweep
+from helios.pools.state import StateFile, TrialRecord
+
+MOST_MEMORY_KILLS = 3
+"""A trial that is killed for memory is started twice with more room; from then on it runs alone."""
+MOST_OUTSIDE_KILLS = 10
+"""How often a trial is started again that somebody else killed."""
+MORE_ROOM = 1.5
+"""What a trial that was killed for memory gets of its last limit."""
+WAITING_AT_MOST = 10_000
+"""How many trials of a grid are made before they can start."""
+_READ_S, _COST = 0.25, 50
+"""How often reports are read; one part in so many of a core goes into it."""
+_DECIDE_S = 1.0
+"""How often the service is asked while nothing happens; no more than a part of a core goes into it either."""
+_TERM_GRACE_S = 10.0
+"""From SIGTERM to SIGKILL."""
+_PRUNE_GRACE_S = 10.0
+"""From the request to stop to SIGTERM."""
+_HOLD_S = 2.0
+"""After how long a full disk is tried again."""
+_RECENT = 100
+"""Ended trials from which the time of the next is expected."""
+_MOST_READS = 100
+"""Of a report file when a trial has ended; each takes a bounded part."""
+_LOG_END = 16_384
+"""Bytes at the end of a log in which an error is looked for."""
+_NO_MEMORY = re.compile(
+    rb"out of memory|OutOfMemoryError|MemoryError|std::bad_alloc|RESOURCE_EXHAUSTED|Cannot allocate memory"
+)
+_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+_AGENT_DEATHS = 5
+
+Decide = Callable[[PoolSnapshot], Sequence[PoolAction]]
+
+
+class Watcher(Protocol):
+    """Somebody who is told what happens in a pool."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Take note of what happened just now."""
+
+    def refresh(self, pool: Coordinator) -> None:
+        """Show the pool as it is, several times a second."""
+
+
+def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
+    """Start trials in order while a device has a slot.
+
+    Each gets an equal part of the memory. One that was killed for memory gets more, and at last a device of its own.
+    """
+    running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
+    for trial in snapshot.trials:
+        if trial.state is TrialState.RUNNING and trial.device is not None:
+            running[trial.device].append(trial)
+    used = {device.name: len(running[device.name]) for device in snapshot.devices}
+    free = {
+        device.name: device.memory_mib - sum(trial.memory_limit_mib or 0.0 for trial in running[device.name])
+        for device in snapshot.devices
+    }
+    actions: list[PoolAction] = []
+    waiting = [trial for trial in snapshot.trials if trial.state in {TrialState.WAITING, TrialState.PAUSED}]
+    for trial in sorted(waiting, key=lambda trial: (trial.out_of_memory_mib or 0.0, trial.number)):
+        if all(used[device.name] >= device.slots for device in snapshot.devices):
+            break
+        for device in sorted(snapshot.devices, key=lambda device: used[device.name] / device.slots):
+            need = trial.forecast.memory_p95_mib or device.memory_mib / device.slots
+            if trial.out_of_memory_mib is not None:
+                need = max(need, MORE_ROOM * trial.out_of_memory_mib)
+            need = min(need, device.memory_mib)
+            if used[device.name] < device.slots and (need <= free[device.name] * (1 + 1e-9) or not used[device.name]):
+                actions.append(
+                    StartTrial(
+                        number=trial.number,
+                        device=device.name,
+                        memory_limit_mib=need,
+                        reason=f"{device.slots - used[device.name]} of {device.slots} slots free",
+                    )
+                )
+                used[device.name] += 1
+                free[device.name] -= need
+                break
+    return actions
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A trial that runs."""
+
+    trial: Trial
+    device: Device
+    limit_mib: float
+    folder: Path
+    began_s: float
+    step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    value: float | None = None
+    has_reported: bool = False
+    asked: TaskRequest | None = None
+    answered: TaskRequest | None = None
+    terminate_at_s: float = inf
+    terminated: bool = False
+    pruned: bool = False
+    beside: tuple[str, ...] = ()
+    beside_since: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEnd:
+    """How a run of a pool ended.
+
+    Attributes
+    ----------
+    reason : str
+        Why trials are left; empty: none are.
+    signal : int, optional
+        What ended it from outside.
+    notes : tuple of str
+        What a person should know.
+    """
+
+    reason: str = ""
+    signal: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Coordinator:
+    """Runs the trials of a sweep until all have ended or time is up.
+
+    Parameters
+    ----------
+    decide : callable
+        From a snapshot to actions, as services for pools have it.
+    ends_s : float, optional
+        When the allocation ends, s since the epoch.
+    margin_s : float
+        How long before that trials are asked for a checkpoint.
+    watcher : Watcher, optional
+    warm : sequence of str
+        Modules that a warm process imports once for all trials.
+    """
+
+    def __init__(
+        self,
+        *,
+        sweep: TrainingSweep,
+        search: Search,
+        state: StateFile,
+        devices: Sequence[Device],
+        decide: Decide,
+        folder: Path,
+        ends_s: float | None = None,
+        margin_s: float = 60.0,
+        watcher: Watcher | None = None,
+        warm: Sequence[str] = (),
+    ) -> None:
+        self.sweep, self.state, self.devices = sweep, state, tuple(devices)
+        self.ends_s = ends_s
+        self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
+        self._margin_s, self._warm = margin_s, list(warm)
+        self._by_name = {device.name: device for device in devices}
+        self._waiting: dict[int, Trial] = {}
+        self._running: dict[int, _Attempt] = {}
+        self._just_ended: list[Trial] = []
+        self._outside_kills: dict[int, int] = {}
+        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
+        self._durations: list[float] = []
+        self._usual_s: float | None = None
+        self._exhausted = False
+        self._agent: agent.AgentProcess | None = None
+        self._agent_deaths = 0
+        self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
+        self._untold: list[TrialRecord] = []
+        self._notes: dict[str, str] = {}
+        self._stop_reason = ""
+        self._signal: int | None = None
+        self._signals: list[int] = []
+        self._wake = os.pipe()
+        self._read_at_s = self._decide_at_s = self._hold_until_s = 0.0
+
+    # What others may look at.
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return the pool as services see it."""
+        return PoolSnapshot(
+            now_s=time.time(),
+            ends_s=self.ends_s,
+            devices=self.devices,
+            trials=tuple(
+                sorted(
+                    [
+                        *(attempt.trial for attempt in self._running.values()),
+                        *(trial for trial in self._waiting.values() if self._fits(trial)),
+                        *self._just_ended,
+                    ],
+                    key=lambda trial: trial.number,
+                )
+            ),
+            speeds=tuple(
+                SharedSpeed(
+                    family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates)
+                )
+                for (family, beside), rates in self._speeds.items()
+            ),
+        )
+
+    @property
+    def total(self) -> int:
+        """Number of trials of the whole sweep."""
+        return max(self.sweep.trials, len(self.state.trials))
+
+    def best(self) -> TrialRecord | None:
+        """Return the finished trial with the best metric so far."""
+        known = [
+            trial
+            for trial in self.state.trials.values()
+            if trial.state is TrialState.FINISHED and trial.value is not None
+        ]
+        choose = max if self.sweep.maximize else min
+        return choose(known, key=lambda trial: trial.value or 0.0, default=None)
+
+    # The loop.
+
+    def run(self) -> PoolEnd:
+        """Run until nothing is left to do."""
+        if self.state.interrupted and (left := agent.kill_leftovers(self.state.pool)):
+            self._note(f"{left} processes of the pool's last run were ended")
+        for record in self.state.trials.values():
+            if not record.ended:
+                self._waiting[record.number] = self._trial(record)
+            elif record.last_seconds is not None:
+                self._take_duration(record.last_seconds)
+        try:
+            with self._handlers():
+                self._agent = agent.AgentProcess(self.state.pool)
+                while True:
+                    self._step()
+                    settled = not self._untold and not self.state.problem
+                    if not self._running and (self._stop_reason or (settled and not self._startable())):
+                        break
+                    self._wait()
+        finally:
+            if self._agent is not None:
+                self._agent.close()
+            os.close(self._wake[0])
+            os.close(self._wake[1])
+        reason = self._stop_reason
+        if not reason and self._waiting:
+            reason = "the time left is too short for the trials that wait"
+        if not self._waiting and self._exhausted:
+            reason = ""
+        return PoolEnd(reason=reason, signal=self._signal, notes=tuple(self._notes.values()))
+
+    def _step(self) -> None:
+        now = time.time()
+        if not self._stop_reason and self.ends_s is not None and now >= self.ends_s - self._margin_s:
+            self._stop("the time of the allocation is up")
+        self._take_signals()
+        if now >= self._read_at_s:
+            for attempt in list(self._running.values()):
+                self._read(attempt)
+            self._read_at_s = time.time() + max(_READ_S, _COST * (time.time() - now))
+        for attempt in self._running.values():
+            if attempt.terminate_at_s <= now and not attempt.terminated:
+                attempt.terminated = True
+                self._end(attempt, _TERM_GRACE_S)
+        if not self.state.retry():
+            self._hold(self.state.problem)
+        if self.sweep.search is not None or self._stop_reason:
+            self._settle()  # what the search chooses next depends on it
+        if not self._stop_reason and now >= self._hold_until_s:
+            self._ask()
+            if now >= self._decide_at_s:
+                self._decide_at_s = inf
+                self._act()
+                again_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
+                self._decide_at_s = min(self._decide_at_s, again_s)
+        self._settle()
+        if self._watcher is not None:
+            self._watcher.refresh(self)
+
+    def _wait(self) -> None:
+        """Wait for an event, a signal, or the next time something is due."""
+        due = [self._read_at_s, *(a.terminate_at_s for a in self._running.values() if not a.terminated)]
+        if self.ends_s is not None:
+            due.append(self.ends_s - self._margin_s)
+        if not self._stop_reason:
+            due.append(self._decide_at_s)
+        assert self._agent is not None
+        timeout = max(0.0, min(due) - time.time()) if self._running else _READ_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake[0], selectors.EVENT_READ)
+            selector.register(self._agent.output, selectors.EVENT_READ)
+            ready = {key.fd for key, _ in selector.select(timeout)}
+        if self._wake[0] in ready:
+            os.read(self._wake[0], 4096)
+        if self._agent.output in ready:
+            events = self._agent.events()
+            if events is None:
+                self._restart_agent()
+                return
+            for event in events:
+                self._take(event)
+
+    # Signals and the end of the allocation.
+
+    @contextmanager
+    def _handlers(self) -> Iterator[None]:
+        """Take signals as requests to end, where this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def received(number: int, _: FrameType | None) -> None:
+            self._signals.append(number)
+
+        os.set_blocking(self._wake[1], False)
+        chosen = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        before = {number: signal.signal(number, received) for number in chosen}
+        wakeup = signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if self._signal is not None:  # a second one: at once
+                for attempt in self._running.values():
+                    attempt.terminate_at_s, attempt.terminated = 0.0, True
+                    self._end(attempt, 0.0)
+                continue
+            if number == signal.SIGUSR1:
+                self._stop("the time of the allocation is up")
+                continue
+            self._signal = number
+            self._stop("it was interrupted" if number == signal.SIGINT else "it was told to end")
+
+    def _stop(self, reason: str) -> None:
+        """Ask every trial for a checkpoint, and end it when it had time for one."""
+        self._stop_reason = self._stop_reason or reason
+        self._tell({"event": "stopping", "reason": reason})
+        now = time.time()
+        grace = self._margin_s / 2 if self._signal is None else min(self._margin_s / 2, 10.0)
+        for attempt in self._running.values():
+            self._request(attempt, TaskRequest.PAUSE)
+            # Who has reported nothing does not read requests. It may still end by itself when time is up, but whoever
+            # interrupts does not want to wait.
+            listens = attempt.has_reported or self._signal is None
+            attempt.terminate_at_s = min(attempt.terminate_at_s, now + grace if listens else now)
+
+    def _request(self, attempt: _Attempt, request: TaskRequest) -> None:
+        attempt.asked = request
+        with suppress(OSError):  # a full disk: the signal comes anyway
+            write_request(attempt.folder / "requests", request)
+
+    def _end(self, attempt: _Attempt, grace_s: float) -> None:
+        assert self._agent is not None
+        self._agent.send({"do": "end", "number": attempt.trial.number, "grace_s": grace_s})
+
+    # Trials before they start.
+
+    def _ask(self) -> None:
+        """Ask the search for as many trials as may start."""
+        room = WAITING_AT_MOST
+        if self.sweep.search is not None:  # its next choice is better the more results it knows
+            room = sum(device.slots for device in self.devices) - len(self._running)
+        while not self._exhausted and len(self._waiting) < room:
+            try:
+                chosen = self._search.ask()
+            except FileUnwritable as reason:
+                self._hold(reason.message)
+                return
+            if chosen is None:
+                self._exhausted = True
+                return
+            record = self.state.trials.get(chosen.number)
+            if record is not None and record.ended:  # recorded, but the search was not told before the end
+                if record not in self._untold:
+                    self._untold.append(record)
+                self._settle()
+                continue
+            if record is None:
+                self.state.made(chosen.number, chosen.parameters)
+                record = self.state.trials[chosen.number]
+                self._decide_at_s = 0.0
+            if record.number not in self._running:
+                self._waiting[record.number] = self._trial(record)
+
+    def _hold(self, problem: str) -> None:
+        """Start nothing for a while, since what is started could not be recorded."""
+        self._hold_until_s = time.time() + _HOLD_S
+        self._note(f"No trial is started: {problem}")
+
+    def _tell_search(self, record: TrialRecord) -> bool:
+        """Tell the search how a trial ended, and return whether it could note it."""
+        try:
+            self._search.tell(record.number, record.state, record.value)
+        except FileUnwritable as reason:
+            self._hold(reason.message)
+            return False
+        return True
+
+    def _settle(self) -> None:
+        """Tell the search of results, once they are on the disk."""
+        if self._untold and self.state.sync():
+            while self._untold and self._tell_search(self._untold[0]):
+                del self._untold[0]
+
+    def _trial(self, record: TrialRecord) -> Trial:
+        forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
+        return Trial(
+            number=record.number,
+            parameters=record.parameters,
+            family=family(self.sweep, record.parameters),
+            state=TrialState.PAUSED if record.state is TrialState.PAUSED else TrialState.WAITING,
+            attempts=record.attempts,
+            peak_memory_mib=record.peak_memory_mib,
+            out_of_memory_mib=record.out_of_memory_mib,
+            forecast=forecast,
+        )
+
+    def _fits(self, trial: Trial) -> bool:
+        """Return whether a trial will probably end in time or has a checkpoint."""
+        if self.ends_s is None:
+            return True
+        left_s = self.ends_s - self._margin_s - time.time()
+        if left_s <= 0:
+            return False
+        if trial.attempts and any((self._trial_folder(trial.number) / "checkpoints").glob("*")):
+            return True
+        seconds = trial.forecast.seconds_p90 or self._usual_s
+        return seconds is None or seconds <= left_s
+
+    def _take_duration(self, seconds: float) -> None:
+        """Expect of trials what nine of ten of the last hundred took."""
+        self._durations = [*self._durations[1 - _RECENT :], seconds]
+        self._usual_s = quantiles(self._durations, n=10)[-1] if len(self._durations) > 1 else seconds
+
+    def _startable(self) -> bool:
+        return not self._exhausted or any(self._fits(trial) for trial in self._waiting.values())
+
+    def _trial_folder(self, number: int) -> Path:
+        return self._folder / "trials" / f"{number:05d}"
+
+    def _act(self) -> None:
+        """Ask the service, and do what it says."""
+        snapshot = self.snapshot()
+        self._just_ended.clear()
+        try:
+            actions = self._decide(snapshot)
+        except Exception as reason:
+            self._note(f"The service could not decide, so slots are fixed: {type(reason).__name__}: {reason}")
+            actions = fixed_slots(snapshot)
+        for action in actions:
+            self._do(action)
+        if not self._running and any(trial.state is not TrialState.RUNNING for trial in snapshot.trials):
+            for action in fixed_slots(self.snapshot()):
+                self._note("The service started nothing while nothing ran, so slots are fixed")
+                self._do(action)
+
+    def _do(self, action: PoolAction) -> None:
+        attempt = self._running.get(action.number)
+        if isinstance(action, StartTrial):
+            trial, device = self._waiting.get(action.number), self._by_name.get(action.device)
+            if trial is not None and device is not None and self._may_start(trial, device):
+                self._start(trial, device, action)
+        elif attempt is not None:
+            wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
+            if attempt.asked in {wanted, TaskRequest.STOP}:
+                return
+            self._tell({"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason})
+            if wanted is TaskRequest.PAUSE:
+                self._request(attempt, wanted)
+            else:
+                self._prune(attempt)
+
+    def _may_start(self, trial: Trial, device: Device) -> bool:
+        """Return whether a trial may join those that a device has."""
+        beside = [other for other in self._running.values() if other.device is device]
+        if len(beside) >= device.slots or self.state.problem:
+            return False
+        alone = any(self._must_be_alone(other.trial.number) for other in beside)
+        return not alone and not (beside and self._must_be_alone(trial.number))
+
+    def _must_be_alone(self, number: int) -> bool:
+        return self.state.trials[number].memory_kills >= MOST_MEMORY_KILLS
+
+    def _start(self, trial: Trial, device: Device, action: StartTrial) -> None:
+        folder = self._trial_folder(trial.number)
+        limit = min(action.memory_limit_mib or device.memory_mib, device.memory_mib)
+        if self._must_be_alone(trial.number):
+            limit = device.memory_mib
+        try:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_request(folder / "requests", None)
+        except OSError as reason:
+            self._hold(reason.strerror or str(reason))
+            return
+        self.state.started(trial.number, device=device.name, memory_limit_mib=limit)
+        if self.state.problem:
+            return
+        now = time.time()
+        started = replace(
+            trial,
+            state=TrialState.RUNNING,
+            device=device.name,
+            started_s=now,
+            attempts=trial.attempts + 1,
+            memory_limit_mib=limit,
+            memory_mib=None,
+        )
+        del self._waiting[trial.number]
+        attempt = self._running[trial.number] = _Attempt(
+            trial=started,
+            device=device,
+            limit_mib=limit,
+            folder=folder,
+            began_s=now,
+        )
+        self._change_neighbours(device)
+        # What earlier attempts reported stands, but what they answered was not asked of this one.
+        self._read(attempt, to_end=True)
+        attempt.answered = None
+        assert self._agent is not None
+        own = {
+            "HELIOS_TRIAL_FOLDER": str(folder),
+            "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
+            "HELIOS_REPORT": str(folder / "report.jsonl"),
+            "HELIOS_REQUESTS": str(folder / "requests"),
+            "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
+        }
+        on_device = device_environment(device)
+        self._agent.send(
+            {
+                "do": "start",
+                "number": trial.number,
+                "argv": self.sweep.fill(trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"),
+                "environment": {**on_device, **self.sweep.env, **own},
+                "own": [*own, "HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES", agent.TRIAL],
+                "warm": self._warm,
+                "folder": str(self.sweep.cwd),
+                "log": str(folder / "log.txt"),
+                "limit_mib": limit,
+                "gpu": gpu_id(device),
+            }
+        )
+        self._tell(
+            {
+                "event": "started",
+                "number": trial.number,
+                "parameters": dict(trial.parameters),
+                "device": device.name,
+                "memory_limit_mib": round(limit, 1),
+                "attempt": started.attempts,
+                "reason": action.reason,
+            }
+        )
+
+    # Trials that run.
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "memory":
+            for number, mib in event["mib"].items():
+                if (attempt := self._running.get(int(number))) is not None:
+                    peak = max(mib, attempt.trial.peak_memory_mib or 0.0)
+                    attempt.trial = replace(attempt.trial, memory_mib=mib, peak_memory_mib=peak)
+        elif event["event"] == "warm_failed":
+            self._note(f"Trials start without the warm process: {event['reason']}")
+        elif event["event"] == "ended":
+            self._ended(self._running[event["number"]], event)
+        elif event["event"] == "not_started":
+            self._ended(
+                self._running[event["number"]],
+                {"status": 127, "seconds": 0.0, "peak_memory_mib": None, "out_of_memory": False, **event},
+            )
+
+    def _read(self, attempt: _Attempt, *, to_end: bool = False) -> None:
+        """Take what a trial has reported."""
+        number = attempt.trial.number
+        if number not in self._readers:
+            events = self.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
+            readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
+            self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
+        for reader in self._readers[number]:
+            for _ in range(_MOST_READS if to_end else 1):
+                before = _skipped(reader)
+                reports = reader.read()
+                for report in reports:
+                    self._take_report(attempt, report)
+                if not reports and before == _skipped(reader):
+                    break
+            if reader.problem or any(_skipped(reader)):
+                lines, count = _skipped(reader)
+                skipped = f"{lines:,} lines and {count:,} bytes were skipped"
+                self._note(f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}")
+
+    def _take_report(self, attempt: _Attempt, report: Report) -> None:
+        attempt.has_reported = True
+        attempt.metrics.update(report.metrics)
+        attempt.answered = report.answer or attempt.answered
+        if report.progress is not None:
+            attempt.trial = replace(attempt.trial, progress=report.progress)
+        now = time.time()
+        if report.step is not None:
+            attempt.step = report.step
+            if attempt.beside_since is None:
+                attempt.beside_since = (now, report.step)
+            since, step = attempt.beside_since
+            if now - since >= 1.0 and report.step > step:
+                rate = (report.step - step) / (now - since)
+                attempt.trial = replace(attempt.trial, steps_per_s=rate)
+                of = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
+                of[attempt.trial.number] = rate
+        metric = self.sweep.metric
+        value = report.metrics.get(metric) if metric else None
+        if value is not None and isfinite(value):
+            attempt.value = value
+            if report.step is not None and not attempt.pruned:
+                with suppress(FileUnwritable):  # then it is not pruned at this step
+                    attempt.pruned = self._search.report(attempt.trial.number, report.step, value)
+                if attempt.pruned and attempt.asked is None:
+                    self._prune(attempt)
+
+    def _prune(self, attempt: _Attempt) -> None:
+        attempt.pruned = True
+        self._request(attempt, TaskRequest.STOP)
+        attempt.terminate_at_s = time.time() + _PRUNE_GRACE_S
+
+    def _change_neighbours(self, device: Device) -> None:
+        """Start measuring anew on a device, since other trials run beside each other now."""
+        there = [attempt for attempt in self._running.values() if attempt.device is device]
+        for attempt in there:
+            attempt.beside = tuple(sorted(other.trial.family for other in there if other is not attempt))
+            attempt.beside_since = None
+
+    # Trials that have ended.
+
+    def _ended(self, attempt: _Attempt, event: Mapping[str, Any]) -> None:
+        number, status = attempt.trial.number, int(event["status"])
+        self._read(attempt, to_end=True)
+        del self._running[number]
+        del self._readers[number]  # the next attempt reads all again
+        self._change_neighbours(attempt.device)
+        what, state, reason = self._outcome(attempt, status, event)
+        peaks = [peak for peak in (event["peak_memory_mib"], attempt.trial.peak_memory_mib) if peak is not None]
+        self.state.ended(
+            number,
+            what=what,
+            state=state,
+            seconds=float(event["seconds"]),
+            peak_memory_mib=max(peaks, default=None),
+            memory_limit_mib=attempt.limit_mib,
+            metrics=attempt.metrics,
+            value=attempt.value,
+            reason=reason,
+        )
+        record = self.state.trials[number]
+        self._decide_at_s = 0.0
+        if record.ended:
+            self._untold.append(record)
+            self._take_duration(float(event["seconds"]))
+            self._just_ended.append(
+                replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
+            )
+            if record.state is TrialState.FINISHED and self.sweep.metric and record.value is None:
+                self._note(f"Trial {number} finished without reporting {self.sweep.metric!r}", key="no metric")
+        else:
+            self._waiting[number] = self._trial(record)
+        self._tell({"event": what, **record.to_json()})
+
+    def _outcome(  # noqa: PLR0911 - a table of cases
+        self, attempt: _Attempt, status: int, event: Mapping[str, Any]
+    ) -> tuple[str, TrialState, str]:
+        """Return how an attempt ended, what the trial is now, and why."""
+        record = self.state.trials[attempt.trial.number]
+        asked = bool(event.get("asked"))
+        if attempt.pruned:
+            return "pruned", TrialState.PRUNED, ""
+        paused = attempt.answered is TaskRequest.PAUSE and status == 0
+        if self._stop_reason and (paused or asked):
+            return "interrupted", TrialState.WAITING, self._stop_reason
+        if paused or asked:
+            return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
+        if status == 0:
+            return "finished", TrialState.FINISHED, ""
+        if event["out_of_memory"] or self._says_no_memory(attempt):
+            return self._out_of_memory(attempt, record)
+        why = str(event["reason"]) if "reason" in event else _status_in_words(status)
+        if status in _OUTSIDE:
+            kills = self._outside_kills[record.number] = self._outside_kills.get(record.number, 0) + 1
+            if kills <= MOST_OUTSIDE_KILLS:
+                return "killed", TrialState.WAITING, f"it was {why}"
+        if record.failures + 1 < self.sweep.attempts:
+            return "failed", TrialState.WAITING, why
+        return "failed", TrialState.FAILED, f"{why}; see {attempt.folder / 'log.txt'}"
+
+    def _out_of_memory(self, attempt: _Attempt, record: TrialRecord) -> tuple[str, TrialState, str]:
+        limit = attempt.limit_mib
+        whole = limit >= attempt.device.memory_mib and not attempt.beside
+        if record.memory_kills >= MOST_MEMORY_KILLS or (whole and record.memory_kills):
+            return "out_of_memory", TrialState.FAILED, f"it needs more memory than {attempt.device.name} has"
+        return "out_of_memory", TrialState.WAITING, f"it needed more than {limit:,.0f} MiB"
+
+    @staticmethod
+    def _says_no_memory(attempt: _Attempt) -> bool:
+        """Return whether the log ends with an error about memory."""
+        with suppress(OSError), (attempt.folder / "log.txt").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
+            return _NO_MEMORY.search(log.read(_LOG_END)) is not None
+        return False
+
+    def _restart_agent(self) -> None:
+        """Start another agent where the last one has died, and every trial again."""
+        self._agent_deaths += 1
+        assert self._agent is not None
+        self._agent.close()
+        agent.kill_leftovers(self.state.pool)
+        for attempt in list(self._running.values()):
+            event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
+            self._ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
+        if self._agent_deaths >= _AGENT_DEATHS:
+            raise HeliosError(
+                "The process that starts trials was killed again and again.", hint="Start the pool again."
+            )
+        self._note("The process that starts trials was killed; its trials are started again")
+        self._agent = agent.AgentProcess(self.state.pool)
+
+    def _note(self, note: str, *, key: str | None = None) -> None:
+        """Take note of something for a person, once."""
+        known = (key or note) in self._notes
+        self._notes[key or note] = note
+        if not known:
+            self._tell({"event": "note", "note": note})
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        if self._watcher is not None:
+            self._watcher.event({"at_s": round(time.time(), 3), **event})
+
+
+def _skipped(reader: ReportReader | EventReader) -> tuple[int, int]:
+    """Return how many lines or events, and how many bytes a reader has passed over."""
+    return reader.skipped_lines, reader.skipped_bytes if isinstance(reader, ReportReader) else 0
+
+
+def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
+    """Return the family of a trial.
+
+    Numbers with a fraction, such as a learning rate, change what is learned and not the shapes; all others may.
+    """
+    shapes = [f"{name}={value}" for name, value in sorted(parameters.items()) if not isinstance(value, float)]
+    program = next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
+    return " ".join([program, *shapes])
+
+
+def _status_in_words(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    with suppress(ValueError):
+        return f"ended by {signal.Signals(-status).name}"
+    return f"ended by signal {-status}"

@@ -1,0 +1,152 @@
+"""GPUs and the CPU of this machine as devices of a pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from helios.errors import UsageError
+from helios.model.pools import Device
+
+CPU_MEMORY_SHARE = 0.9
+"""Share of the memory that is free now which trials may use; the rest is for files and for Helios."""
+_MIB = 2.0**20
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""How many threads numerical libraries start in one process; else each takes all cores."""
+
+
+def find_devices(
+    *, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None
+) -> tuple[Device, ...]:
+    """Return the devices that this process may use.
+
+    Parameters
+    ----------
+    kind : str, optional
+        ``gpu`` or ``cpu``. None for the GPUs, or for the CPU where there are none.
+    slots : int, optional
+        Most trials at the same time on each. None for one on a GPU, and one for each core of the CPU.
+    memory_mib : float, optional
+        Memory of each that trials may share. None for what is free now.
+
+    Raises
+    ------
+    UsageError
+        There are no GPUs that can be asked for.
+    """
+    gpus = () if kind == "cpu" else _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if gpus:
+        return tuple(
+            Device(
+                name=f"gpu:{place}",
+                kind="gpu",
+                model=gpu.model,
+                memory_mib=memory_mib or gpu.free_mib,
+                slots=slots or 1,
+            )
+            for place, gpu in enumerate(gpus)
+        )
+    if kind == "gpu":
+        raise UsageError(
+            "No NVIDIA GPU is visible here.",
+            hint='Install what asks for them with pip install "helios-slurm[gpu]", or write --device cpu.',
+        )
+    return (
+        Device(
+            name="cpu:0",
+            kind="cpu",
+            model=f"{cores()} cores",
+            memory_mib=memory_mib or free_memory_mib(),
+            slots=slots or cores(),
+        ),
+    )
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def free_memory_mib() -> float:
+    """Return the memory that trials may use, MiB.
+
+    It is bounded by the machine, the control group and the Slurm job.
+    """
+    bounds: list[float] = [psutil.virtual_memory().available / _MIB]
+    with suppress(KeyError, ValueError):
+        bounds.append(float(os.environ["SLURM_MEM_PER_NODE"]))
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max" is no number
+            bounds.append(int(Path(file).read_text()) / _MIB)
+    return CPU_MEMORY_SHARE * min(bounds)
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    uuid: str
+    model: str
+    free_mib: float
+
+
+@cache
+def _visible_gpus(visible: str | None) -> tuple[_Gpu, ...]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES leaves, and all without one."""
+    try:
+        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # there is no driver
+        return ()
+    try:
+        if visible is None:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        else:
+            names = [name for part in visible.split(",") if (name := part.strip()) and name != "-1"]
+            handles = [
+                pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.isdigit()
+                else pynvml.nvmlDeviceGetHandleByUUID(name)
+                for name in names
+            ]
+        return tuple(
+            _Gpu(
+                uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+                model=str(pynvml.nvmlDeviceGetName(handle)),
+                free_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).free / _MIB,
+            )
+            for handle in handles
+        )
+    except pynvml.NVMLError as reason:
+        raise UsageError(
+            f"The GPUs of CUDA_VISIBLE_DEVICES={visible} cannot be used: {reason}",
+            hint="nvidia-smi -L lists the GPUs; or write --device cpu.",
+        ) from reason
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_id(device: Device) -> str | None:
+    """Return what CUDA calls a device, and None for the CPU."""
+    if device.kind != "gpu":
+        return None
+    return _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))[int(device.name.rpartition(":")[2])].uuid
+
+
+def device_environment(device: Device) -> Mapping[str, str]:
+    """Return the environment of a trial on a device.
+
+    A number of threads that the user has set stays.
+    """
+    gpu = gpu_id(device)
+    if gpu is not None:
+        return {"HELIOS_DEVICE": device.name, "CUDA_VISIBLE_DEVICES": gpu}
+    threads = str(max(1, cores() // device.slots))
+    return {"HELIOS_DEVICE": device.name} | {name: threads for name in _THREADS if name not in os.environ}

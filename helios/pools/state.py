@@ -1,0 +1,321 @@
+"""File of what a pool did, which survives a kill at any moment.
+
+Its lines are JSON, appended and never changed. A line that was cut off is the last one, and the next run removes it.
+A result is on the disk before the search or anybody else hears of it, so that a finished trial is never run
+again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+from helios.errors import FileUnreadable, FileUnwritable, UsageError
+from helios.model.pools import TrialState
+from helios.private_files import fsync_directory, make_folder, open_private
+
+VERSION = 1
+ENDED = frozenset({TrialState.FINISHED, TrialState.FAILED, TrialState.PRUNED})
+FILE = "state.jsonl"
+_RETRY_S = 2.0
+"""After how long a full disk is tried again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialRecord:
+    """What is known of one trial.
+
+    Attributes
+    ----------
+    attempts : int
+        How often it was started.
+    failures, memory_kills : int
+        How many of these ended with an error, and at the memory limit.
+    seconds : float
+        Time in all attempts that ended, s.
+    last_seconds : float, optional
+        Time of the last attempt that ended, s.
+    out_of_memory_mib : float, optional
+        Highest limit at which it was killed for memory.
+    value : float, optional
+        The metric that the search compares.
+    reason : str
+        Why it failed or is to be started again.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    state: TrialState = TrialState.WAITING
+    attempts: int = 0
+    failures: int = 0
+    memory_kills: int = 0
+    seconds: float = 0.0
+    last_seconds: float | None = None
+    peak_memory_mib: float | None = None
+    out_of_memory_mib: float | None = None
+    device: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    value: float | None = None
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a result."""
+        return self.state in ENDED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a person or a program is shown."""
+        return {
+            "number": self.number,
+            "parameters": dict(self.parameters),
+            "state": str(self.state),
+            "metrics": dict(self.metrics),
+            "seconds": round(self.seconds, 3),
+            "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
+            "attempts": self.attempts,
+            "device": self.device,
+            **({"reason": self.reason} if self.reason else {}),
+        }
+
+
+class StateFile:
+    """Open and locked file of a pool's trials.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the pool; made if missing.
+    sweep : str
+        What is the same of all sweeps that may go on in this folder.
+
+    Attributes
+    ----------
+    pool : str
+        Identity of the pool, by which its processes are known.
+    trials : dict
+        A :class:`TrialRecord` for each number.
+    interrupted : bool
+        Whether trials ran when the file was written last.
+    problem : str
+        Why nothing can be written now; empty: it can.
+
+    Raises
+    ------
+    UsageError
+        Another process has it open, or it is of another sweep.
+    FileUnreadable
+        It holds something else.
+    FileUnwritable
+        It cannot be made.
+    """
+
+    def __init__(self, folder: Path, sweep: str) -> None:
+        self.path = folder / FILE
+        self.trials: dict[int, TrialRecord] = {}
+        self.pool, self.problem = "", ""
+        self._unwritten: list[bytes] = []
+        self._retry_at_s = 0.0
+        self._unsynced = False
+        try:
+            make_folder(folder)
+            self._handle = open_private(self.path)
+        except OSError as reason:
+            raise FileUnwritable(
+                f"The pool's folder cannot be written: {reason}", hint="Choose another place: --folder FOLDER"
+            ) from reason
+        try:
+            self._lock(folder)
+            self._read(folder, sweep)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def _lock(self, folder: Path) -> None:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as reason:
+            raise UsageError(
+                f"Another pool is running in {folder}.",
+                hint="Wait for it or end it, or choose another place: --folder FOLDER",
+            ) from reason
+
+    def _read(self, folder: Path, sweep: str) -> None:
+        with open(self._handle, "rb", closefd=False) as stream:
+            content = stream.read()
+        whole = content.rfind(b"\n") + 1
+        header: Mapping[str, Any] | None = None
+        for place, line in enumerate(content[:whole].splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                if header is None:
+                    header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
+                else:
+                    self._take(entry)
+            except (ValueError, KeyError, TypeError, AttributeError) as reason:
+                raise FileUnreadable(
+                    f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
+                ) from reason
+        if whole < len(content):
+            os.ftruncate(self._handle, whole)
+        self._length = whole
+        os.lseek(self._handle, whole, os.SEEK_SET)
+        self.interrupted = any(trial.state is TrialState.RUNNING for trial in self.trials.values())
+        for trial in self.trials.values():
+            if trial.state is TrialState.RUNNING:
+                trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
+        if header is None:
+            self.pool = uuid4().hex
+            self.append({"version": VERSION, "pool": self.pool, "sweep": sweep})
+            if self.problem:
+                raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
+            fsync_directory(folder)
+            return
+        if header["version"] != VERSION or header["sweep"] != sweep:
+            raise UsageError(
+                f"{folder} holds the trials of another command, other parameters, or another version of Helios.",
+                hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
+            )
+        self.pool = header["pool"]
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        """Apply a line to what is known."""
+        number = int(entry["trial"])
+        what = entry["what"]
+        if what == "made":
+            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"]))
+            return
+        trial = self.trials[number]
+        if trial.ended:
+            return
+        if what == "started":
+            trial.attempts += 1
+            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
+            return
+        trial.seconds += entry["seconds"]
+        trial.last_seconds = entry["seconds"]
+        peaks = [peak for peak in (trial.peak_memory_mib, entry["peak_memory_mib"]) if peak is not None]
+        trial.peak_memory_mib = max(peaks, default=None)
+        trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
+        trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.failures += what == "failed"
+        if what == "out_of_memory":
+            trial.memory_kills += 1
+            trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
+
+    def made(self, number: int, parameters: Mapping[str, Any]) -> None:
+        """Record that the search chose a trial."""
+        self.append({"what": "made", "trial": number, "parameters": dict(parameters)}, lasting=False)
+
+    def started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
+        """Record that a trial is about to be started."""
+        self.append(
+            {
+                "what": "started",
+                "trial": number,
+                "at_s": round(time.time(), 3),
+                "device": device,
+                "memory_limit_mib": memory_limit_mib,
+            },
+            lasting=False,
+        )
+
+    def ended(
+        self,
+        number: int,
+        *,
+        what: str,
+        state: TrialState,
+        seconds: float,
+        peak_memory_mib: float | None,
+        memory_limit_mib: float | None = None,
+        metrics: Mapping[str, float],
+        value: float | None,
+        reason: str = "",
+    ) -> None:
+        """Record how an attempt ended.
+
+        Nobody may be told of it before it is on the disk (:meth:`sync`).
+
+        Parameters
+        ----------
+        what : str
+            ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
+        state : TrialState
+            What the trial is from now on.
+        """
+        self.append(
+            {
+                "what": what,
+                "trial": number,
+                "state": str(state),
+                "at_s": round(time.time(), 3),
+                "seconds": round(seconds, 3),
+                "peak_memory_mib": peak_memory_mib,
+                "memory_limit_mib": memory_limit_mib,
+                "metrics": dict(metrics),
+                "value": value,
+                "reason": reason,
+            },
+            lasting=False,
+        )
+
+    def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
+        """Append a line, or keep it in memory while the disk is full."""
+        line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
+        if "what" in entry:
+            self._take(json.loads(line))
+        self._unwritten.append(line)
+        if not self.problem:
+            self._write(lasting=lasting)
+
+    def sync(self) -> bool:
+        """Have everything on the disk, and return whether it is."""
+        if self._unsynced and not self.problem:
+            self._write(lasting=True)
+        return not self.problem
+
+    def retry(self) -> bool:
+        """Write what could not be written before, and return whether nothing is left."""
+        if self.problem and time.monotonic() >= self._retry_at_s:
+            self._write(lasting=True)
+        return not self.problem
+
+    def _write(self, *, lasting: bool) -> None:
+        lines = b"".join(self._unwritten)
+        try:
+            written = 0
+            while written < len(lines):
+                written += os.pwrite(self._handle, lines[written:], self._length + written)
+            if lasting:
+                os.fdatasync(self._handle)
+        except OSError as reason:
+            os.ftruncate(self._handle, self._length)
+            full = reason.errno in {errno.ENOSPC, errno.EDQUOT}
+            self.problem = "the disk is full" if full else (reason.strerror or str(reason))
+            self._retry_at_s = time.monotonic() + _RETRY_S
+            return
+        self._unsynced = not lasting
+        self._length += len(lines)
+        self._unwritten.clear()
+        self.problem = ""
+
+    def close(self) -> None:
+        """Close the file, which frees the lock."""
+        self.retry()
+        self.sync()
+        os.close(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

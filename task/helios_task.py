@@ -1,0 +1,438 @@
+"""What a training program says to a Helios pool, and what the pool asks of it.
+
+This is the whole package: one module without dependencies, for Python 3.9 and newer, which may also be copied beside a
+program. Without a pool its functions do nothing that would disturb a program: reports go nowhere, nothing is
+requested, and checkpoints go into a folder that is removed at the end.
+
+A pool sets these variables of the environment:
+
+``HELIOS_REPORT``
+    File to which reports are appended, one JSON object on each line.
+``HELIOS_REQUESTS``
+    File that holds what is requested, as ``{"request": "pause"}``; missing while nothing is.
+``HELIOS_CHECKPOINTS``
+    Folder that a trial keeps over all its attempts.
+``HELIOS_TRIAL``
+    Number of the trial.
+``HELIOS_PARAMETERS``
+    Parameters of the trial, a JSON object.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "checkpoint_folder",
+    "latest_checkpoint",
+    "mark_checkpoint",
+    "parameters",
+    "report",
+    "requested",
+    "save_checkpoint",
+    "trial",
+    "watch_signals",
+]
+__version__ = "0.1.0"  # and LightningCallback and HuggingFaceCallback, made when they are asked for
+
+LATEST = "latest"
+"""File in the folder of checkpoints that names the last complete one."""
+REQUESTS = ("pause", "checkpoint", "stop")
+
+OWN_KEYS = ("answer", "time_s")
+"""Keys of a report that are no parameters of :func:`report`, and no metrics."""
+
+
+class _State:
+    """What this process remembers between calls."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.answered: tuple[int, int] | None = None
+        self.by_signal = False
+        self.unwritten = False
+        self.said: dict[str, bool] = {}
+
+
+_state = _State()
+
+
+def report(
+    *,
+    step: int | None = None,
+    progress: float | None = None,
+    message: str | None = None,
+    checkpoint: str | None = None,
+    **metrics: Any,
+) -> None:
+    """Report how training goes. A report that cannot be written is dropped, with a warning.
+
+    Parameters
+    ----------
+    step : int, optional
+        Which step, epoch or round the metrics are of, from 0. A search prunes by it.
+    progress : float, optional
+        Share that is done, 0 to 1.
+    message : str, optional
+        One line for a person.
+    checkpoint : str, optional
+        Name of a checkpoint that is complete; :func:`save_checkpoint` reports its own.
+    **metrics
+        Numbers, or what ``float`` makes one, such as a tensor of one element.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A value is no number.
+    """
+    if own := [name for name in OWN_KEYS if name in metrics]:
+        raise ValueError(f"{own[0]!r} cannot be the name of a metric")
+    told: dict[str, Any] = {name: _number(value) for name, value in metrics.items()}
+    if step is not None:
+        told["step"] = int(step)
+    if progress is not None:
+        told["progress"] = float(progress)
+    if message is not None:
+        told["message"] = str(message)
+    if checkpoint is not None:
+        told["checkpoint"] = str(checkpoint)
+    _write(told)
+
+
+def _number(value: Any) -> float:
+    """Return a number, also of a tensor that has a gradient, of which ``float`` warns."""
+    item = getattr(value, "item", None)
+    return float(item() if callable(item) else value)
+
+
+def _write(told: dict[str, Any]) -> None:
+    """Append a line in one call, so that lines of several processes stay whole."""
+    path = os.environ.get("HELIOS_REPORT")
+    if not path:
+        return
+    line = (json.dumps({**told, "time_s": round(time.time(), 3)}) + "\n").encode()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            whole = b"\n" + line if _state.unwritten else line  # what was written of the last one ends here
+            _state.unwritten = os.write(handle, whole) < len(whole)
+        finally:
+            os.close(handle)
+    except OSError as reason:
+        _state.unwritten = True
+        _warn("report", f"reports cannot be written: {reason}")
+
+
+def _warn(about: str, text: str) -> None:
+    """Warn once of each thing."""
+    if about not in _state.said:
+        _state.said[about] = True
+        print(f"helios_task: {text}", file=sys.stderr)  # noqa: T201 - a warning without the program's logging
+
+
+def parameters(**defaults: Any) -> dict[str, Any]:
+    """Return the parameters of the trial, over what is given for a run without a pool."""
+    told = json.loads(os.environ.get("HELIOS_PARAMETERS") or "{}")
+    return {**defaults, **told}
+
+
+def trial() -> int | None:
+    """Return the number of the trial; None without a pool."""
+    number = os.environ.get("HELIOS_TRIAL")
+    return int(number) if number else None
+
+
+def requested() -> str | None:
+    """Return what is requested; None for nothing.
+
+    ``"pause"``: save a checkpoint and exit with code 0; the pool starts the trial again later. ``"checkpoint"``: save
+    one and go on; returned once. ``"stop"``: exit; the trial is not needed any more.
+
+    Calls cost a look at one file, so once for each batch is cheap. What is returned is reported as answered: a trial
+    that answered a pause and ends with code 0 counts as paused.
+    """
+    path = os.environ.get("HELIOS_REQUESTS")
+    if path:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - once for each batch, so as cheap as it can be
+            state = (found.st_mtime_ns, found.st_ino)
+            if state != _state.answered or _state.said.get("persists"):
+                with open(path, "rb") as file:  # noqa: PTH123 - as above
+                    request = json.loads(file.read(4_096))["request"]
+                if request in REQUESTS:
+                    if state != _state.answered:
+                        _write({"answer": request})
+                    _state.answered = state
+                    _state.said["persists"] = request != "checkpoint"
+                    return str(request)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # nothing is requested, or nothing that can be read
+    return "pause" if _state.by_signal else None
+
+
+def watch_signals() -> None:
+    """Have SIGUSR1 and SIGTERM request a pause, as ``#SBATCH --signal=USR1@120`` sends it before a time limit.
+
+    Call it in the main thread. Without a pool it works as well.
+    """
+
+    def ask(number: int, frame: Any) -> None:
+        del number, frame
+        if not _state.by_signal:
+            _state.by_signal = True
+            _write({"answer": "pause"})
+
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, ask)
+
+
+def checkpoint_folder(otherwise: str | Path | None = None) -> Path:
+    """Return the trial's folder of checkpoints, which outlives every attempt.
+
+    Parameters
+    ----------
+    otherwise : path, optional
+        Used without a pool; without it a new folder that is removed at the end of the program.
+    """
+    told = os.environ.get("HELIOS_CHECKPOINTS") or otherwise
+    if told:
+        folder = Path(told)
+    else:
+        if _state.folder is None:
+            _state.folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
+            atexit.register(_remove, _state.folder, os.getpid())
+        folder = _state.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not at the end of a forked child
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def save_checkpoint(name: str, *, step: int | None = None) -> Iterator[Path]:
+    """Give a path to write a checkpoint to, and make it the latest at the end.
+
+    A program that is killed while it writes leaves the one before as it was. A file of the same name is replaced.
+
+    Parameters
+    ----------
+    name : str
+        Of the file in the folder of checkpoints.
+    step : int, optional
+        Reported with it.
+
+    Raises
+    ------
+    ValueError
+        The name is a path, or ``latest``.
+    OSError
+        It could not be written.
+    """
+    if name != os.path.basename(name) or name in ("", ".", "..", LATEST):  # noqa: PTH119 - a name is no path
+        raise ValueError(f"{name!r} is no name of a checkpoint")
+    folder = checkpoint_folder()
+    partial = folder / f".{name}.partial"
+    with suppress(FileNotFoundError):
+        partial.unlink()
+    try:
+        yield partial
+        _complete(partial, folder / name)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    mark_checkpoint(name, step=step)
+
+
+def _complete(partial: Path, final: Path) -> None:
+    """Give a file its name once all of it is on the disk."""
+    handle = os.open(str(partial), os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    partial.replace(final)
+
+
+def mark_checkpoint(name: str, *, step: int | None = None) -> None:
+    """Make a file or folder that is complete the latest checkpoint, and report it."""
+    folder = checkpoint_folder()
+    if latest_checkpoint() != folder / name:
+        partial = folder / f".{LATEST}.partial"
+        partial.write_text(name + "\n", encoding="utf-8")
+        _complete(partial, folder / LATEST)
+    report(step=step, checkpoint=name)
+
+
+def latest_checkpoint() -> Path | None:
+    """Return the last complete checkpoint; None where there is none."""
+    folder = checkpoint_folder()
+    try:
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    path = folder / name
+    return path if name and path.parent == folder and path.exists() else None
+
+
+# Callbacks. Their classes are made when they are first asked for, since their bases are the frameworks' own.
+
+
+def _from_first_process(request: str | None) -> str | None:
+    """Return what the first of several processes was requested, so that all act at the same step."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return request
+    told = [request]
+    distributed.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def _numbers(told: Any) -> dict[str, Any]:
+    """Return what is a number of a framework's metrics."""
+    own = ("step", "progress", "message", "checkpoint", *OWN_KEYS)
+    numbers = {}
+    for name, value in dict(told or {}).items():
+        with suppress(TypeError, ValueError, RuntimeError):
+            if not isinstance(value, (str, bytes)) and name not in own:
+                numbers[str(name)] = _number(value)
+    return numbers
+
+
+def _make_lightning_callback() -> Any:
+    try:
+        from lightning.pytorch.callbacks import Callback  # noqa: PLC0415 - only where it is used
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback  # noqa: PLC0415 - its older name
+
+    class LightningCallback(Callback):  # type: ignore[misc]  # because the base may not be installed
+        """Report metrics, save checkpoints and answer requests in PyTorch Lightning.
+
+        Go on with ``trainer.fit(model, ckpt_path=helios_task.latest_checkpoint())``.
+
+        Parameters
+        ----------
+        every : int
+            Batches between two looks for a request.
+        checkpoint_every_s : float
+            Between two checkpoints, s.
+        """
+
+        def __init__(self, every: int = 10, checkpoint_every_s: float = 300.0) -> None:
+            super().__init__()
+            self.every = every
+            self.checkpoint_every_s = checkpoint_every_s
+            self.saved_s = time.monotonic()
+            self.batches = 0
+
+        def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+            self.batches += 1
+            if self.batches % self.every:
+                return
+            first = trainer.is_global_zero
+            request = requested() if first else None
+            if first and request is None and time.monotonic() - self.saved_s > self.checkpoint_every_s:
+                request = "checkpoint"
+            request = _from_first_process(request)
+            if request in ("checkpoint", "pause"):
+                self.save(trainer)
+            if request in ("pause", "stop"):
+                raise SystemExit(0)
+
+        def save(self, trainer: Any) -> None:
+            """Save a checkpoint, which every process takes part in."""
+            name = "lightning.ckpt"
+            partial = checkpoint_folder() / f".{name}.partial"
+            trainer.save_checkpoint(str(partial))
+            if trainer.is_global_zero:
+                _complete(partial, checkpoint_folder() / name)
+                mark_checkpoint(name, step=trainer.global_step)
+            self.saved_s = time.monotonic()
+
+        def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+            self.report(trainer)
+
+        def on_validation_end(self, trainer: Any, *_: Any) -> None:
+            if not trainer.sanity_checking:
+                self.report(trainer)
+
+        def report(self, trainer: Any) -> None:
+            """Report what the module has logged."""
+            if trainer.is_global_zero:
+                total = trainer.estimated_stepping_batches
+                share = trainer.global_step / total if 0 < total < float("inf") else None
+                report(step=trainer.global_step, progress=share, **_numbers(trainer.callback_metrics))
+
+    return LightningCallback
+
+
+def _make_hugging_face_callback() -> Any:
+    from transformers import TrainerCallback  # noqa: PLC0415 - only where it is used
+
+    class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # because the base may not be installed
+        """Report metrics, save checkpoints and answer requests in Hugging Face's Trainer.
+
+        Give ``output_dir=helios_task.checkpoint_folder()`` to ``TrainingArguments``, and go on with
+        ``trainer.train(resume_from_checkpoint=helios_task.latest_checkpoint())``.
+
+        Parameters
+        ----------
+        every : int
+            Steps between two looks for a request.
+        """
+
+        def __init__(self, every: int = 10) -> None:
+            self.every = every
+            self.request: str | None = None
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            del args, control
+            if state.is_world_process_zero:
+                share = state.global_step / state.max_steps if state.max_steps > 0 else None
+                report(step=state.global_step, progress=share, **_numbers(logs))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            del args
+            if state.global_step % self.every == 0:
+                self.request = _from_first_process(requested() if state.is_world_process_zero else None)
+                if self.request == "stop":
+                    raise SystemExit(0)
+                if self.request is not None:
+                    control.should_save = True
+            return control
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            del control
+            if state.is_world_process_zero and Path(args.output_dir).resolve() == checkpoint_folder().resolve():
+                mark_checkpoint(f"checkpoint-{state.global_step}", step=state.global_step)
+            if self.request == "pause":
+                raise SystemExit(0)
+
+    return HuggingFaceCallback
+
+
+_CALLBACKS = {"LightningCallback": _make_lightning_callback, "HuggingFaceCallback": _make_hugging_face_callback}
+
+
+def __getattr__(name: str) -> Any:  # of a module: PEP 562
+    if name not in _CALLBACKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = globals()[name] = _CALLBACKS[name]()
+    return made

@@ -1,0 +1,280 @@
+"""A person runs a sweep on one machine: results, Ctrl-C, kills, a terminal, and files that are wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.story.shell import Answer, Helios, shell
+from tests.unit.pools.test_coordinator import pool_processes
+from tests.waiting import until
+
+TRAIN = """
+import json, os, pathlib, sys
+width, lr = int(sys.argv[1]), float(sys.argv[2])
+parameters = json.loads(os.environ["HELIOS_PARAMETERS"])
+assert (parameters["width"], parameters["lr"]) == (width, lr)
+weight, target = 0.0, 3.0
+for step in range(20):
+    weight -= lr * (weight - target) * width / 32
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps({"step": step, "loss": abs(weight - target), "progress": step / 20}) + "\\n")
+pathlib.Path(f"ran-{width}-{lr}").open("a").write("x")
+"""
+SWEEP = """
+command = "{python} train.py {{width}} {{lr}}"
+[parameters]
+width = [32, 64]
+lr = [0.1, 0.2, 0.5]
+[search]
+metric = "loss"
+direction = "minimize"
+"""
+SLOW = "\nimport time\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\n"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    path = tmp_path / "sweep.toml"
+    path.write_text(SWEEP.format(python=sys.executable))
+    return path
+
+
+def result(answer: Answer) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = answer.json
+    return found
+
+
+def test_a_grid_gives_one_object_with_every_trial_and_the_best(helios: Helios, sweep: Path) -> None:
+    found = result(helios("pool", "run", sweep, "--slots", 2, "--json", "--report", "page.html"))
+    assert [trial["number"] for trial in found["trials"]] == list(range(6))
+    assert {trial["state"] for trial in found["trials"]} == {"finished"}
+    keys = {"number", "parameters", "state", "metrics", "seconds", "peak_memory_mib", "attempts", "device"}
+    assert all(keys <= set(trial) for trial in found["trials"])
+    losses = {trial["number"]: trial["metrics"]["loss"] for trial in found["trials"]}
+    assert found["best"]["number"] == min(losses, key=losses.__getitem__)
+    assert found["best"]["parameters"]["lr"] == 0.5
+    page = sweep.with_name("page.html").read_text()
+    assert "Trials of sweep.toml" in page
+    assert "<svg" in page
+
+
+def test_the_same_command_runs_no_trial_twice(helios: Helios, sweep: Path) -> None:
+    first = result(helios("pool", "run", sweep, "--json"))
+    again = result(helios("pool", "run", sweep, "--json"))
+    assert again["trials"] == first["trials"]
+    assert {path.read_text() for path in sweep.parent.glob("ran-*")} == {"x"}
+
+
+def test_events_are_lines_and_the_last_is_the_result(helios: Helios, sweep: Path) -> None:
+    lines = [json.loads(line) for line in helios("pool", "run", sweep, "--events").out.splitlines()]
+    assert [line["event"] for line in lines].count("started") == 6
+    assert [line["event"] for line in lines].count("finished") == 6
+    assert lines[-1]["event"] == "result"
+    assert len(lines[-1]["trials"]) == 6
+
+
+def test_a_table_for_a_person_names_the_best_and_what_failed(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + "\nif lr == 0.1: raise SystemExit(7)\n")
+    said = helios("pool", "run", sweep, code=1)
+    assert "Best loss" in said.out
+    assert "exit status 7" in said.out
+    assert "4 finished" in said.out
+    assert "2 failed" in said.out
+
+
+def start(sweep: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "helios", "pool", "run", str(sweep), "--slots", "2", "--json", *words]
+    return subprocess.Popen(  # a shell's background commands ignore Ctrl-C, and so would their children
+        ["env", "--default-signal=INT", *command],
+        cwd=sweep.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def logs(sweep: Path) -> list[Path]:
+    return [path for path in sweep.with_suffix(".pool").glob("trials/*/report.jsonl") if path.stat().st_size]
+
+
+def test_ctrl_c_ends_the_trials_says_how_to_go_on_and_the_same_command_does(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + SLOW)
+    process = start(sweep)
+    until(lambda: len(logs(sweep)) == 2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130
+    assert f"helios pool run {sweep}" in err
+    assert {trial["state"] for trial in json.loads(out)["trials"]} == {"waiting"}
+    assert pool_processes(sweep.with_suffix(".pool")) == []
+    (sweep.parent / "go").touch()
+    assert {trial["state"] for trial in result(helios("pool", "run", sweep, "--json"))["trials"]} == {"finished"}
+
+
+def test_a_killed_coordinator_leaves_nothing_running_and_is_gone_on_with(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + SLOW)
+    process = start(sweep)
+    until(lambda: len(logs(sweep)) == 2)
+    process.kill()
+    process.communicate()
+    until(lambda: not pool_processes(sweep.with_suffix(".pool")))
+    (sweep.parent / "go").touch()
+    found = result(helios("pool", "run", sweep, "--json"))
+    assert {trial["state"] for trial in found["trials"]} == {"finished"}
+    assert sorted(trial["attempts"] for trial in found["trials"]) == [1, 1, 1, 1, 2, 2]
+
+
+def test_everything_that_was_killed_at_once_is_cleared_away_at_the_next_start(helios: Helios, sweep: Path) -> None:
+    leaves = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+    (sweep.parent / "train.py").write_text(leaves + TRAIN + SLOW)
+    process = start(sweep)
+    until(lambda: len(logs(sweep)) == 2)
+    folder = sweep.with_suffix(".pool")
+    agent = next(found for found in pool_processes(folder) if "train.py" in found.cmdline()).parent()
+    assert agent is not None
+    agent.suspend()  # so that it cannot clear away what the coordinator leaves
+    process.kill()
+    process.wait()
+    agent.kill()
+    until(lambda: all("train.py" not in found.cmdline() for found in pool_processes(folder)))
+    assert len(pool_processes(folder)) >= 1
+    (sweep.parent / "go").touch()
+    found = result(helios("pool", "run", sweep, "--json"))
+    assert {trial["state"] for trial in found["trials"]} == {"finished"}
+    assert any("were ended" in note for note in found["notes"])
+    assert pool_processes(folder) == []
+
+
+def test_a_second_pool_in_the_folder_is_refused(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + SLOW)
+    process = start(sweep)
+    try:
+        until(lambda: len(logs(sweep)) == 2)
+        assert "Another pool is running" in helios("pool", "run", sweep, code=2).err
+    finally:
+        (sweep.parent / "go").touch()
+        process.communicate()
+    assert process.returncode == 0
+
+
+def test_a_terminal_shows_the_pool_while_it_runs(sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + SLOW)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "helios", "pool", "run", str(sweep), "--slots", "2"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(command, cwd=sweep.parent, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = b""
+
+    def shown(text: bytes) -> bool:
+        nonlocal seen
+        seen += os.read(ours, 65_536)
+        return text in seen
+
+    until(lambda: shown(b"2 of 2"))
+    (sweep.parent / "go").touch()
+    with suppress(OSError):  # the end of a terminal
+        while not shown(b"nothing like this"):
+            pass
+    os.close(ours)
+    assert process.wait() == 0
+    assert b"6 finished" in seen
+    assert b"of 6 trials" in seen
+
+
+def test_a_time_limit_ends_the_pool_and_says_what_is_left(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + SLOW)
+    said = helios("pool", "run", sweep, "--json", "--time-limit", "0.05min", code=1)
+    assert "time of the allocation is up" in said.err
+    assert said.json["left"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--slots", "0"), "0 slots run nothing"),
+        (("--memory", "much"), "is not an amount of memory"),
+        (("--time-limit", "soon"), "is not a length of time"),
+        (("--device", "gpu"), "No NVIDIA GPU"),
+        (("--events", "--json"), "exclude each other"),
+        (("--service", "nobody"), "nobody"),
+        (("--service", "qssf"), "no service for pools"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_starts(
+    helios: Helios, sweep: Path, words: tuple[str, ...], told: str
+) -> None:
+    assert told in helios("pool", "run", sweep, *words, code=2).err
+    assert not list(sweep.parent.glob("ran-*"))
+
+
+def test_a_trial_may_run_helios_itself(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(
+        f'reads_parameters = true\ncommand = "{sys.executable} -m helios config show"\n[parameters]\nx = [1]\n'
+    )
+    found = result(helios("pool", "run", "sweep.toml", "--json"))
+    assert found["trials"][0]["state"] == "finished", (tmp_path / "sweep.pool/trials/00000/log.txt").read_text()
+
+
+def test_the_batch_script_of_a_sweep_runs_it(helios: Helios, sweep: Path) -> None:
+    words = ("--partition", "gpu", "--gpus", 4, "--time", "8:00:00", "--slots", 2, "--sbatch=--qos=long")
+    script = helios("pool", "submit", sweep, *words, "--dry-run").out
+    for option in ("--partition=gpu", "--gpus-per-node=4", "--time=8:00:00", "--signal=B:USR1@120", "--qos=long"):
+        assert f"#SBATCH {option}\n" in script
+    assert not sweep.with_suffix(".pool").exists()
+    done = subprocess.run(["bash"], input=script, cwd=sweep.parent, capture_output=True, text=True, check=True)
+    assert {trial["state"] for trial in json.loads(done.stdout)["trials"]} == {"finished"}
+
+
+def test_the_signal_before_the_end_of_an_allocation_ends_the_pool_in_time(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN + SLOW)
+    script = helios("pool", "submit", sweep, "--slots", 2, "--dry-run").out
+    command = ["env", "--default-signal=USR1", "bash", "-c", script]
+    process = subprocess.Popen(command, cwd=sweep.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: len(logs(sweep)) == 2)
+    process.send_signal(signal.SIGUSR1)
+    (sweep.parent / "go").touch()  # the trials that run have time to end; no other is started
+    out, err = process.communicate()
+    assert process.returncode == 1
+    assert "time of the allocation is up" in err
+    assert sorted(trial["state"] for trial in json.loads(out)["trials"]) == ["finished"] * 2 + ["waiting"] * 4
+
+
+SBATCH = """#!/bin/bash
+cat > submitted-$(ls submitted-* 2>/dev/null | wc -l)
+echo "$((100 + $(ls submitted-* | wc -l)));cluster"
+"""
+
+
+def test_a_chain_submits_the_same_script_so_many_times(sweep: Path) -> None:
+    (sweep.parent / "sbatch").write_text(SBATCH)
+    (sweep.parent / "sbatch").chmod(0o755)
+    helios = shell(sweep.parent, PATH=f"{sweep.parent}:{os.environ['PATH']}")
+    assert helios("pool", "submit", sweep, "--chain", 3, "--json").json["jobs"] == ["101", "102", "103"]
+    scripts = {path.read_text() for path in sweep.parent.glob("submitted-*")}
+    assert len(scripts) == 1
+    assert "#SBATCH --dependency=singleton" in scripts.pop()
+
+
+def test_what_slurm_refuses_is_said(sweep: Path) -> None:
+    (sweep.parent / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    (sweep.parent / "sbatch").chmod(0o755)
+    helios = shell(sweep.parent, PATH=f"{sweep.parent}:{os.environ['PATH']}")
+    assert "invalid partition" in helios("pool", "submit", sweep, code=1).err
+
+
+def test_a_wrong_sweep_is_refused_before_anything_is_submitted(helios: Helios, sweep: Path) -> None:
+    sweep.write_text(sweep.read_text().replace("{lr}", "{rate}"))
+    assert "line" in helios("pool", "submit", sweep, "--dry-run", code=2).err

@@ -1,0 +1,115 @@
+"""Devices of a pool: the CPU as it is, and GPUs of a stand-in for NVIDIA's library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helios.errors import UsageError
+from helios.pools.devices import cores, device_environment, find_devices, free_memory_mib
+
+PYNVML = """
+# NVML with two GPUs, of which one is in use.
+class NVMLError(Exception):
+    pass
+class Memory:
+    def __init__(self, free):
+        self.free = free
+UUIDS = ["GPU-a", "GPU-b"]
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index):
+    if index not in (0, 1):
+        raise NVMLError("Invalid Argument")
+    return index
+def nvmlDeviceGetHandleByUUID(uuid): return UUIDS.index(uuid)
+def nvmlDeviceGetUUID(handle): return UUIDS[handle]
+def nvmlDeviceGetName(handle): return "Toy"
+def nvmlDeviceGetMemoryInfo(handle): return Memory((1000 + 500 * handle) * 2**20)
+class Process:
+    def __init__(self, pid, used):
+        self.pid, self.usedGpuMemory = pid, used
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    import pathlib
+    path = pathlib.Path("users")  # "pid MiB" on each line
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Process(int(line.split()[0]), int(line.split()[1]) * 2**20) for line in lines]
+"""
+SHOW = """
+from helios.pools.devices import device_environment, find_devices
+for device in find_devices():
+    cuda = device_environment(device)["CUDA_VISIBLE_DEVICES"]
+    print(device.name, device.model, device.memory_mib, device.slots, cuda)
+"""
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> dict[str, str]:
+    """An environment in which there are two GPUs."""
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    root = str(Path(__file__).parents[3])
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+
+
+def show(environment: dict[str, str], folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], env=environment, cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_cpu_has_what_is_free_now_and_a_slot_for_each_core() -> None:
+    (cpu,) = find_devices(kind="cpu")
+    assert (cpu.name, cpu.slots) == ("cpu:0", cores())
+    assert 0 < cpu.memory_mib <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_a_slurm_job_has_no_more_memory_than_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "100")
+    assert free_memory_mib() == pytest.approx(90.0)
+
+
+def test_each_gpu_is_a_device_with_its_free_memory(gpus: dict[str, str], tmp_path: Path) -> None:
+    assert show(gpus, tmp_path) == ["gpu:0 Toy 1000.0 1 GPU-a", "gpu:1 Toy 1500.0 1 GPU-b"]
+
+
+def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Path) -> None:
+    assert show({**gpus, "CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ["gpu:0 Toy 1500.0 1 GPU-b"]
+    assert show({**gpus, "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, tmp_path)[0] == "gpu:0 Toy 1500.0 1 GPU-b"
+    with pytest.raises(subprocess.CalledProcessError):
+        show({**gpus, "CUDA_VISIBLE_DEVICES": "5"}, tmp_path)
+
+
+def test_a_trial_on_a_gpu_has_the_memory_that_the_driver_says_and_is_killed_above_its_limit(
+    gpus: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\n"
+        "open('users', 'a').write(f'{os.getpid()} {sys.argv[1]}\\n')\n"
+        "time.sleep(1000 if sys.argv[1] == '1600' else 1)\n"
+    )
+    (tmp_path / "sweep.toml").write_text(
+        f'command = "{sys.executable} train.py {{x}}"\nmemory = "800MiB"\nattempts = 1\n[parameters]\nx = [700, 1600]\n'
+    )
+    command = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", "--events"]
+    done = subprocess.run(command, env=gpus, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert '"event": "finished", "number": 0' in done.stdout, done.stderr
+    assert '"peak_memory_mib": 700.0' in done.stdout
+    assert '"event": "out_of_memory", "number": 1' in done.stdout
+
+
+def test_without_gpus_none_can_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="No NVIDIA GPU"):
+        find_devices(kind="gpu")
+
+
+def test_threads_are_shared_by_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (cpu,) = find_devices(kind="cpu", slots=1)
+    assert device_environment(cpu)["OMP_NUM_THREADS"] == str(cores())
