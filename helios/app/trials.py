@@ -32,6 +32,7 @@ WHICH = {SURE: "Equal names", POSSIBLE: "All alike jobs"}
 FEWEST_DRAWS = 10
 """Draws below which no range is given."""
 NO_GPUS = "No job asked for a GPU here, so there are no trials to share one."
+NO_JOBS = "No job asked for a GPU in this window."
 NO_USERS = "Users are not recorded here, so nobody knows which jobs are repeated."
 
 
@@ -125,11 +126,13 @@ def find_repeated(
         Rows of the table; None: all.
     """
     if not bool((loaded.jobs["gpus"] > 0).any()):
-        return _nothing(by, title, packing, NO_GPUS if len(loaded.jobs) else "No job was submitted in this window.")
+        return _nothing(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
     jobs = loaded.jobs.assign(row=np.arange(len(loaded.jobs)))
     history = read_history(
         jobs, cluster=loaded.cluster, timezone=loaded.timezone, since=since, until=until, resource="gpus"
     )
+    if not history.size.any():
+        return _nothing(by, title, packing, NO_JOBS)
     if not history.user.known.any():
         return _nothing(by, title, packing, NO_USERS)
     trials = find_trials(history)

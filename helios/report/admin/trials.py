@@ -184,7 +184,7 @@ def trials_by(
     jobs = _amounts(history, trials, chosen, gains)
     users = _of_users(jobs)
     total = {"user": "total"} | {str(name): value for name, value in users.drop(columns="user").sum().items()}
-    rows = users if by == "user" else _of_groups(jobs, history, trials, chosen)
+    rows = users[users["groups"] > 0] if by == "user" else _of_groups(jobs, history, trials, chosen)
     key = "fusible_hours_high" if by == "user" else "gpu_hours"
     rows = rows.sort_values([key, "jobs", "user"], ascending=[False, False, True], kind="stable").reset_index(drop=True)
     notes = [f"The {most:,} largest of {len(rows):,} are shown: --most N"] if most and len(rows) > most else []
