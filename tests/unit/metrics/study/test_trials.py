@@ -88,7 +88,7 @@ def as_sets(group: np.ndarray) -> set[frozenset[int]]:
     return {frozenset(np.flatnonzero(group == number).tolist()) for number in np.unique(group[group >= 0])}
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(15))
 def test_groups_are_those_of_plain_loops(seed: int) -> None:
     history = a_random_history(seed)
     found = find_trials(history)
@@ -98,9 +98,9 @@ def test_groups_are_those_of_plain_loops(seed: int) -> None:
 
 
 def test_random_histories_have_groups_of_both_kinds() -> None:
-    found = [find_trials(a_random_history(seed)) for seed in range(25)]
-    assert sum((one.sure >= 0).any() for one in found) > 10
-    assert sum(((one.possible >= 0) & (one.sure < 0)).any() for one in found) > 10
+    found = [find_trials(a_random_history(seed)) for seed in range(15)]
+    assert sum((one.sure >= 0).any() for one in found) > 7
+    assert sum(((one.possible >= 0) & (one.sure < 0)).any() for one in found) > 7
 
 
 def test_names_that_differ_in_numbers_are_possible_and_not_sure() -> None:
@@ -152,8 +152,8 @@ def saved_by_loops(history: StudyHistory, group: np.ndarray, gain: float) -> flo
     return total
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("gain", [0.9, 1.0, 1.5, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("gain", [0.9, 1.5])
 def test_saved_hours_are_those_of_plain_loops(seed: int, gain: float) -> None:
     history = a_random_history(seed)
     group = find_trials(history).possible
