@@ -318,9 +318,9 @@ def trials(
     queue is replayed with two of them on a GPU, to show what everybody else would have waited less. By default, the
     window is the week before its end. See docs/reports.md.
     """
+    form.check(fields_of_trials(by))
     from helios.app.trials import Packing, trials_report  # noqa: PLC0415 - it compiles
 
-    form.check(fields_of_trials(by))
     machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).of(configuration().settings)
     packing = Packing(**machine, draws=draws, gains=GAINS if gain is None else _gains(gain))
     whole = form.json or form.parsable or form.parsable2
@@ -338,8 +338,8 @@ def trials(
     _show(found.table, form)
     if whole:
         return
-    columns = min(width(), 100)
-    _print(["", *(line for sentence in found.sentences for line in wrap(sentence, columns))])
+    if found.sentences:
+        _print(["", *(line for sentence in found.sentences for line in wrap(sentence, min(width(), 100)))])
     if found.replays:
         _print([""])
         _show(found.replay_table(), Form())

@@ -36,7 +36,7 @@ BY_USER = declare_fields(
 SHOWN_BY_USER = ("User", "Groups", "Jobs", "GPUHours", "FuseMin", "FuseMax", "SavedMin", "SavedMax")
 BY_GROUP = declare_fields(
     ("User", "user", FieldKind.TEXT, 12, "User of the jobs"),
-    ("Name", "name", FieldKind.TEXT, 14, "Name of the first job"),
+    ("Name", "name", FieldKind.TEXT, 13, "Name of the first job"),
     ("FirstJob", "first_job", FieldKind.TEXT, 10, "Id of the first job"),
     ("Submitted", "submitted_at", FieldKind.MOMENT, 19, "When the first job was submitted"),
     ("Evidence", "evidence", FieldKind.TEXT, 11, "Array, equal names, alike names or alike sizes; the weakest counts"),
