@@ -1,4 +1,4 @@
-"""Report of repeated jobs of few GPUs, with a replay of the queue in which they share GPUs."""
+"""Report of repeated jobs, with a replay of the queue in which they share GPUs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def trials_report(
     packing: Packing | None = None,
     progress: Progress = no_progress,
 ) -> TrialsReport:
-    """Report repeated jobs of few GPUs in a window, and what packing them would have changed."""
+    """Report the repeated jobs of a window, and what packing them would have changed."""
     packing = packing or Packing()
     with open_context(ask) as context:
         progress("Reading the warehouse", 0.0)
@@ -167,7 +167,10 @@ def _nothing(by: str, title: str, packing: Packing, why: str) -> TrialsReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waits:
-    """Waits of one replay, s: of other jobs, and until the result of the jobs that some replay packs."""
+    """Waits of one replay, s.
+
+    Of the other jobs, and until the result of the jobs that some replay packs.
+    """
 
     packed: int
     others_s: NDArray[np.int64]
@@ -177,7 +180,7 @@ class _Waits:
 def _replays(
     loaded: LoadedHistory, since: datetime, until: datetime, packing: Packing, progress: Progress
 ) -> tuple[list[PackedReplay], int, tuple[str, ...]]:
-    """Replay a window and draws of it, with nothing packed, with what is sure, and with all that is possible."""
+    """Replay a window and draws of it, with nothing and with repeated jobs packed."""
     request = WhatIfRequest(
         plans=(),
         since=max(since, loaded.jobs["submitted_at"].min()),
@@ -249,7 +252,7 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _Waits:
 def _packed(
     machine: ReplayCluster, first: NDArray[np.int64], second: NDArray[np.int64], gain: float
 ) -> tuple[ReplayCluster, NDArray[np.int64]]:
-    """Return the jobs with each pair as one job, and in which row each job is now.
+    """Return the jobs with each pair as one job, and each job's row.
 
     Such a job is submitted when both are there, and runs until the longer ends. Its time limit is as much longer as
     both run more slowly.

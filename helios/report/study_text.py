@@ -431,7 +431,7 @@ def _bursts(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same word
 
 def _one_gpu(finding: Finding, unit: str) -> str:
     jobs, small = _part(finding, "share_of_jobs"), _part(finding, "share_of_hours_small")
-    low, high = (_part(finding, f"share_of_hours_repeated_{end}") for end in ("low", "high"))
+    low, high = (_part(finding, f"share_of_hours_repeated_{end}", 1) for end in ("low", "high"))
     return _with(
         f"{_value(finding)} of {unit} hours were in jobs of one {unit}"
         + (f", which are {jobs} of jobs." if jobs else "."),

@@ -1,4 +1,4 @@
-"""Groups of repeated jobs of few GPUs, and what packing two of them on one GPU saves.
+"""Groups of repeated jobs of few GPUs, and what packing them saves.
 
 A group is several alike jobs (:mod:`helios.metrics.study.alike`) that were sent within minutes: an array, a sweep. The
 accounting shows names and times, not what a program does, so there are two bounds. Surely repeated are arrays and jobs
@@ -155,7 +155,10 @@ def saved_hours(history: StudyHistory, group: NDArray[np.int64], gain: float) ->
 
 
 def shared_run_times(one_s: Floats, other_s: Floats, gain: float) -> tuple[Floats, Floats]:
-    """Return when each of two trials that start together on one GPU ends, s after the start."""
+    """Return the ends of two trials that start together on one GPU.
+
+    In s after the start.
+    """
     shorter_s = np.minimum(one_s, other_s)
     together_s = 2 * shorter_s / gain
     return together_s + one_s - shorter_s, together_s + other_s - shorter_s

@@ -1,4 +1,4 @@
-"""Repeated jobs of few GPUs, by user or by group, and a replay of the queue with them packed.
+"""Repeated jobs by user or group, and the queue with them packed.
 
 Every amount is an interval. Its lower end counts arrays and equal names and takes the least that sharing a GPU gains,
 its upper end counts all bursts of alike jobs and takes the most.
