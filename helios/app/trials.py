@@ -31,6 +31,8 @@ WHICH = {SURE: "Equal names", POSSIBLE: "All alike jobs"}
 """How the replays are named; arrays count as equal names."""
 FEWEST_DRAWS = 10
 """Draws below which no range is given."""
+MOST_DRAWN = 2_000_000
+"""Most jobs of all draws together, so that a year of a large site takes minutes."""
 NO_GPUS = "No job asked for a GPU here, so there are no trials to share one."
 NO_JOBS = "No job asked for a GPU in this window."
 NO_USERS = "Users are not recorded here, so nobody knows which jobs are repeated."
@@ -202,19 +204,22 @@ def _replays(
     kinds += [(f"{WHICH[column]}, gain {gain:.2f}", column, gain) for column in some for gain in packing.gains]
     if not some:
         return [], 0, ("Nothing was replayed: no two repeated jobs of one GPU ran.",)
-    resampler = resampler_for(setup)
+    resampler, draws = resampler_for(setup), min(packing.draws, MOST_DRAWN // len(setup.counted))
     runs: list[list[_Waits]] = []
-    for draw in range(packing.draws + 1):
+    for draw in range(draws + 1):
         drawn = redraw(setup, resampler, repeat=draw, seed=packing.seed) if draw else setup
         runs.append([_waits(drawn, column, gain) for _, column, gain in kinds])
-        progress("Replaying the queue", (draw + 1) / (packing.draws + 1))
+        progress("Replaying the queue", (draw + 1) / (draws + 1))
     without = [run[0] for run in runs]
     replays = [
         _compare(name, gain, [run[place] for run in runs], without) for place, (name, _, gain) in enumerate(kinds)
     ]
-    drawn_notes = (f"Draws are of {resampler.over.value}.",) if packing.draws else ()
-    notes = (*setup.notes, *setup.machine.notes, *drawn_notes)
-    return replays, packing.draws, notes
+    notes = [*setup.notes, *setup.machine.notes, *([f"Draws are of {resampler.over.value}."] if draws else [])]
+    if draws < packing.draws:
+        notes.append(
+            f"Only {draws} draws, as the window has {len(setup.counted):,} jobs; a range needs {FEWEST_DRAWS}."
+        )
+    return replays, draws, tuple(notes)
 
 
 def _pairs(setup: ReplaySetup, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -226,7 +231,7 @@ def _pairs(setup: ReplaySetup, column: str) -> tuple[NDArray[np.int64], NDArray[
 def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _Waits:
     jobs, submitted_s = setup.machine.jobs, setup.workload.submitted_s
     any_pair = np.zeros(len(jobs), dtype=bool)
-    any_pair[np.concatenate(_pairs(setup, POSSIBLE))] = True
+    any_pair[np.concatenate([*_pairs(setup, SURE), *_pairs(setup, POSSIBLE)])] = True
     others, mine = setup.counted & ~any_pair, setup.counted & any_pair
     if gain is None:
         result = setup.machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)

@@ -287,7 +287,10 @@ def _of_replays(found: TrialsReport) -> Iterator[str]:
     if not packed:
         return
     less = [one.less_s or 0.0 for one in packed]
-    yield f"In the replay everybody else would have waited {_span(min(less), max(less), ('less', 'more'))} on average."
+    if max(map(abs, less)) < 1:
+        yield "In the replay everybody else would have waited as long as before."
+    else:
+        yield f"In the replay everybody else would have waited {_span(min(less), max(less), ('less', 'more'))} on average."
     ranges = [(one.less_low_s, one.less_high_s) for one in packed]
     lows = [low for low, _ in ranges if low is not None]
     highs = [high for _, high in ranges if high is not None]
