@@ -290,7 +290,8 @@ def _of_replays(found: TrialsReport) -> Iterator[str]:
     if max(map(abs, less)) < 1:
         yield "In the replay everybody else would have waited as long as before."
     else:
-        yield f"In the replay everybody else would have waited {_span(min(less), max(less), ('less', 'more'))} on average."
+        span = _span(min(less), max(less), ("less", "more"))
+        yield f"In the replay everybody else would have waited {span} on average."
     ranges = [(one.less_low_s, one.less_high_s) for one in packed]
     lows = [low for low, _ in ranges if low is not None]
     highs = [high for _, high in ranges if high is not None]
