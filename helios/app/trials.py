@@ -129,7 +129,7 @@ def find_repeated(
     """
     if not bool((loaded.jobs["gpus"] > 0).any()):
         return _nothing(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
-    jobs = loaded.jobs.assign(row=np.arange(len(loaded.jobs)))
+    jobs = loaded.jobs.reset_index(drop=True).assign(row=np.arange(len(loaded.jobs)))
     history = read_history(
         jobs, cluster=loaded.cluster, timezone=loaded.timezone, since=since, until=until, resource="gpus"
     )
