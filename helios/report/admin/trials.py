@@ -297,7 +297,7 @@ def _of_replays(found: TrialsReport) -> Iterator[str]:
     highs = [high for _, high in ranges if high is not None]
     if lows and highs:
         yield (
-            f"In nine draws of the window in ten it is {_span(min(lows), max(highs), ('less', 'more'))}"
+            f"In nine of ten draws of the window it is {_span(min(lows), max(highs), ('less', 'more'))}"
             + (", so it may be chance." if min(lows) <= 0 else ".")
         )
     own = [one.trials_less_s or 0.0 for one in packed]
