@@ -226,6 +226,14 @@ COMMANDS = (
     Command(name="report-energy", words=f"report energy {DAY} --by partition"),
     Command(name="report-shadow", words="report shadow --cluster frost --day 2021-03-02 --nodes gpu=1,debug=1 --json"),
     Command(
+        name="report-trials",
+        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-12 --nodes 80 --draws 10 --json",
+    ),
+    Command(
+        name="report-trials-groups",
+        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-08 --nodes 80 --by group --draws 0 --most 9",
+    ),
+    Command(
         name="report-nightly",
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
         files=("frost-2021-03-02.txt",),

@@ -23,6 +23,7 @@ import pandas as pd
 
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import POOL, replay_cluster_for
+from helios.app.study import study
 from helios.app.whatif import choose_window, refuse_reversed
 from helios.choices import ExportLayout
 from helios.errors import FileUnreadable, FileUnwritable, RiskTooHigh, UsageError
@@ -41,10 +42,10 @@ from helios.model.anonymous import (
     coarsen,
     shift_weeks,
 )
-from helios.model.job_names import split_words
 from helios.ports import Progress, no_progress
 from helios.private_files import OWN, fsync_directory, make_folder, open_private, write_private
 from helios.report.history import describe
+from helios.report.study_text import Statement
 from helios.simulate import ORDERS
 from helios.units import DAY_S, HOUR_S, duration_in_words, percent
 
@@ -241,7 +242,8 @@ def compare_exports(
     Returns
     -------
     dict
-        ``before`` and ``after`` by the name of the figure; None where it is not known.
+        ``before`` and ``after`` by the name of the figure; None where it is not known. Statements of a study also have
+        ``title`` and ``unit``. Users with few jobs are one user after it, as whoever gets the export will read it.
     """
     waits = _replayed_waits(before, after, progress)
     found = [
@@ -249,7 +251,15 @@ def compare_exports(
         for jobs, of_one in zip((before, after), waits, strict=True)
     ]
     names = list(dict.fromkeys(name for figures in found for name in figures))
-    return {name: {"before": found[0].get(name), "after": found[1].get(name)} for name in names}
+    figures = {name: {"before": found[0].get(name), "after": found[1].get(name)} for name in names}
+    progress("Comparing studies", 0.0)
+    told, later = _statements(before, timezone), _statements(after, timezone)
+    progress("Comparing studies", 1.0)
+    statements = {
+        f"statements.{name}": {"before": one.value, "after": later[name].value, "title": one.title, "unit": one.unit}
+        for name, one in told.items()
+    }
+    return figures | statements
 
 
 def _figures(jobs: pd.DataFrame, timezone: str) -> dict[str, Any]:
@@ -262,26 +272,13 @@ def _figures(jobs: pd.DataFrame, timezone: str) -> dict[str, Any]:
         **{f"run_time_s.{name}": described.run_time_s.get(name) for name in quantiles},
         **{f"wait_s.{name}": described.wait_s.get(name) for name in quantiles},
         **{f"share_of_hours.{row['size']}": row["share_of_hours"] for row in described.sizes},
-        "repeated_jobs": repeated_share(jobs),
     }
 
 
-def repeated_share(jobs: pd.DataFrame) -> float | None:
-    """Return the share of jobs that repeat one that had ended before they were submitted.
-
-    That is one of the same user, account, size and stem of the name. None: no user is known.
-    """
-    named = (jobs["user"].notna() & (jobs["user"] != OTHERS)).to_numpy()
-    if not named.any():
-        return None
-    codes, names = pd.factorize(jobs["name"])
-    stems = np.array([*(split_words(str(name)) for name in names), ""], dtype=object)[codes]
-    began = jobs["started_at"].fillna(jobs["submitted_at"])
-    ended = jobs["ended_at"].fillna(began + pd.to_timedelta(jobs["run_time_s"], unit="s"))
-    size = jobs["gpus"].where(jobs["gpus"] > 0, -jobs["cpus"].fillna(0))
-    alike = [jobs["user"].cat.codes, jobs["account"].cat.codes, size, stems]
-    repeats = (ended.groupby(alike).transform("min") < jobs["submitted_at"]).to_numpy()
-    return float((repeats & named).mean())
+def _statements(jobs: pd.DataFrame, timezone: str) -> dict[str, Statement]:
+    """Return what a study says of a history, by name of the statement."""
+    found = study(LoadedHistory(cluster=ANONYMOUS, jobs=jobs, timezone=timezone))
+    return {statement.name: statement for statement in found.statements}
 
 
 def _replayed_waits(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Literal
 
 import typer
@@ -14,9 +15,20 @@ from typer import Option
 
 from helios.app import reports
 from helios.app.reports import ReportQuery
-from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand, rename_services
-from helios.cli.output import say, say_notes, show_json, write_file
+from helios.cli.options import (
+    AsJson,
+    Cluster,
+    Command,
+    GpusPerNode,
+    Machine,
+    Report,
+    configuration,
+    expand,
+    rename_services,
+)
+from helios.cli.output import progress_bars, say, say_notes, show_json, width, write_file, write_page
 from helios.errors import UsageError
+from helios.metrics.study.trials import GAINS
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
 from helios.report.admin.queue import NOW, OVER_TIME
@@ -31,6 +43,7 @@ from helios.report.admin.sacct_format import (
     listing,
 )
 from helios.report.admin.shadow import moved_table, shadow_table
+from helios.report.admin.trials import fields_of_trials
 from helios.report.admin.usage import fields_by
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy import fields_by as fields_of_energy
@@ -274,6 +287,74 @@ def nightly(
         show_json(asdict(report))
         return
     _print([report.subject, *(str(path) for path in (report.page, report.text, report.mail))])
+
+
+@_command("trials", "trials -S now-4weeks --by group --report trials.html")
+def trials(
+    *,
+    jobs: Jobs,
+    by: Annotated[Literal["user", "group"], Option(help="A row for each user, or for each group of jobs.")] = "user",
+    most: Annotated[int, Option(min=0, help="Rows to print, the largest first; 0: all. --json has all.")] = 20,
+    gain: Annotated[
+        str | None,
+        Option(
+            help="Least and most that sharing gains, as LOW,HIGH: the work of two trials on one GPU over that of one. "
+            f"Default: {GAINS[0]},{GAINS[1]}."
+        ),
+    ] = None,
+    nodes: Annotated[
+        str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
+    ] = None,
+    gpus_per_node: GpusPerNode = None,
+    draws: Annotated[
+        int, Option(min=0, help="Draws of the window for the ranges of the replays. 0: only the window itself.")
+    ] = 20,
+    report: Report = None,
+    form: Form,
+) -> None:
+    """Show repeated jobs of few GPUs, and what packing them saves.
+
+    Arrays and bursts of alike jobs by one user, as an interval: the lower end counts arrays and equal names only. The
+    queue is replayed with two of them on a GPU, to show what everybody else would have waited less. By default, the
+    window is the week before its end. See docs/reports.md.
+    """
+    form.check(fields_of_trials(by))
+    from helios.app.trials import Packing, trials_report  # noqa: PLC0415 - it compiles
+
+    machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).of(configuration().settings)
+    packing = Packing(**machine, draws=draws, gains=GAINS if gain is None else _gains(gain))
+    whole = form.json or form.parsable or form.parsable2
+    with progress_bars() as progress:
+        found = trials_report(
+            jobs.query(), by=by, most=None if whole or not most else most, packing=packing, progress=progress
+        )
+    if report is not None:
+        from helios.report.html import render_trials  # noqa: PLC0415 - drawing takes a second to import
+
+        write_page(report, render_trials(found))
+    if form.json:
+        show_json(found.to_json())
+        return
+    _show(found.table, form)
+    if whole:
+        return
+    if found.sentences:
+        _print(["", *(line for sentence in found.sentences for line in wrap(sentence, min(width(), 100)))])
+    if found.replays:
+        _print([""])
+        _show(found.replay_table(), Form())
+    else:
+        say_notes(found.replay_notes)
+
+
+def _gains(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError as reason:
+        raise UsageError(
+            f"--gain {text!r} is not understood.", hint="Write --gain LOW,HIGH, such as 1.0,1.87"
+        ) from reason
+    return low, high
 
 
 def _draw(found: EnergyLedger, path: Path) -> None:

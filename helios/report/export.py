@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from helios.metrics.reidentification import Risk
+from helios.metrics.study.blocks import Estimate
+from helios.report.study_text import shown
 from helios.report.tables import plain_table
 from helios.units import change, duration, percent
 
@@ -19,7 +21,6 @@ _FIGURES = {
     "run_time_s": "Run time,",
     "wait_s": "Wait,",
     "share_of_hours": "Share of hours in jobs of size",
-    "repeated_jobs": "Jobs that repeat an earlier one",
     "replayed_mean_wait_s": "Replayed mean wait,",
 }
 
@@ -54,14 +55,19 @@ def loss_table(loss: Mapping[str, Mapping[str, Any]]) -> RenderableType:
         before, after = figure["before"], figure["after"]
         if before is None and after is None:
             continue
-        shown = [_value(kind, value) for value in (before, after)]
-        table.add_row(f"{_FIGURES[kind]} {part}".strip(), *shown, change(after, before))
+        if kind == "statements":
+            texts = [shown(Estimate(value=value), figure["unit"]) for value in (before, after)]
+            label = figure["title"]
+        else:
+            texts = [_value(kind, value) for value in (before, after)]
+            label = f"{_FIGURES[kind]} {part}".strip()
+        table.add_row(label, *texts, change(after, before))
     return table
 
 
 def _value(kind: str, value: float | None) -> str:
     if kind.endswith("_s"):
         return duration(value)
-    if kind in {"share_of_hours", "repeated_jobs"}:
+    if kind == "share_of_hours":
         return percent(value, 1)
     return "-" if value is None else f"{value:,.0f}"

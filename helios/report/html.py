@@ -18,6 +18,7 @@ from markupsafe import Markup
 from helios.metrics.queue import SIZE_CLASSES
 from helios.report import charts, whatif_charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
+from helios.report.admin.trials import TrialsReport
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_charts import nodes_over_time, saved_by_day
 from helios.report.energy_whatif import POLICY_COLUMNS, EnergyWhatIf, energy_figure, energy_verdict, policy_cells
@@ -181,6 +182,22 @@ def render_energy(ledger: EnergyLedger) -> str:
         PageSection(title="Node hours, energy and money", tables=[answer], notes=ledger.notes),
     ]
     return render_sections(answer.title, f"Times on the cluster's own clock ({ledger.timezone}).", sections)
+
+
+def render_trials(found: TrialsReport) -> str:
+    """Return the page of a report of repeated jobs."""
+    sections = [
+        PageSection(sentences=found.sentences or [found.table.empty]),
+        PageSection(title="Repeated jobs", tables=[found.table], notes=found.table.notes),
+        PageSection(title="The queue replayed", tables=[found.replay_table()], notes=found.replay_notes),
+    ]
+    if not found.replays:
+        sections.pop()
+    subtitle = (
+        "Groups of alike jobs of few GPUs that one user sent within minutes. Lower ends count arrays and equal names, "
+        f"upper ends all bursts of alike jobs. Times on the cluster's own clock ({found.table.timezone})."
+    )
+    return render_sections(found.table.title, subtitle, sections)
 
 
 def render_energy_whatif(found: EnergyWhatIf) -> str:

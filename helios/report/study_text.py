@@ -431,10 +431,12 @@ def _bursts(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same word
 
 def _one_gpu(finding: Finding, unit: str) -> str:
     jobs, small = _part(finding, "share_of_jobs"), _part(finding, "share_of_hours_small")
+    low, high = (_part(finding, f"share_of_hours_repeated_{end}", 1) for end in ("low", "high"))
     return _with(
         f"{_value(finding)} of {unit} hours were in jobs of one {unit}"
         + (f", which are {jobs} of jobs." if jobs else "."),
         f"{small} of hours were in those with at most an eighth of a node's CPUs and memory." if small else None,
+        f"{low} to {high} of hours were in groups of them that one user sent within minutes." if low and high else None,
     )
 
 
@@ -590,6 +592,7 @@ WORDS: Mapping[int, _Words] = {
         title="Work for a shared or small GPU",
         unit="share",
         tell=_one_gpu,
+        command="helios report trials",
         nothing=0.05,
         some=0.1,
     ),

@@ -233,6 +233,54 @@ def test_a_folder_that_cannot_be_written_is_told(helios: Helios, tmp_path: Path)
     assert "cannot be written" in answer.err
 
 
+@pytest.fixture
+def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Helios:
+    """Type a command on a history of two sweeps and other jobs."""
+    sweep = [
+        a_job(job_id=str(number), name=f"train lr={number // 6}", submitted_at=at("06:00"), run_time_s=7_200.0)
+        for number in range(1, 13)
+    ]
+    others = [a_job(job_id=str(90 + hour), user="bob", gpus=8, submitted_at=at(f"{hour:02d}:30")) for hour in (6, 7)]
+    url = f"sqlite:///{tmp_path / 'helios.db'}"
+    load(url, jobs_frame(*sweep, *others), predictions=predictions_frame(), decisions=decisions_frame())
+    return _typed_here(url, monkeypatch, capfd)
+
+
+def test_repeated_jobs_are_reported_with_what_packing_would_have_saved(sweeps: Helios) -> None:
+    answer = sweeps("report", "trials", *WINDOW, "--nodes", "1", "--draws", "0", "--gain", "1.2,2")
+    assert max(map(len, answer.out.splitlines())) <= 100
+    table, said, replays = answer.out.split("\n\n")
+    assert table.splitlines()[2].split() == ["alice", "1", "12", "24.0", "22.0", "24.0", "3.3", "12.0"]
+    assert "Between 22 and 24 of 24 GPU hours" in " ".join(said.split())
+    assert "everybody else would have waited" in " ".join(said.split())
+    assert replays.splitlines()[2].startswith("Nothing packed")
+    assert "evidence, not proof" in answer.err
+
+
+def test_repeated_jobs_fit_a_terminal_of_80_columns(sweeps: Helios) -> None:
+    for by in ("user", "group"):
+        table = sweeps("report", "trials", *WINDOW, "--draws", "0", "--by", by).out.split("\n\n")[0]
+        assert max(map(len, table.splitlines())) <= 80
+
+
+def test_repeated_jobs_are_told_to_programs_and_on_a_page(sweeps: Helios, tmp_path: Path) -> None:
+    page = tmp_path / "trials.html"
+    found = sweeps("report", "trials", *WINDOW, "--by", "group", "--draws", "0", "--json", "--report", page).json
+    assert set(found) >= {"title", "rows", "total", "notes", "sums", "gains", "replays"}
+    assert [(row["name"], row["jobs"], row["evidence"]) for row in found["rows"]] == [("train lr=0", 12, "alike names")]
+    assert found["sums"]["fusible_hours_low"] == pytest.approx(22)
+    told = sweeps("study", "--from", "2026-11-20", "--to", "2026-11-21", "--json").json["statements"][15]
+    assert told["parts"]["share_of_hours_repeated_low"] == pytest.approx(22 / found["sums"]["gpu_hours"])
+    assert "All alike jobs, gain 1.87" in page.read_text()
+    lines = rows(sweeps("report", "trials", *WINDOW, "--draws", "0", "-nP", "-o", "user,jobs,onegpuh"))
+    assert lines == [["alice", "12", "24.0"]]
+
+
+def test_a_gain_that_cannot_be_is_refused(sweeps: Helios) -> None:
+    assert "1.0,1.87" in sweeps("report", "trials", "--gain", "3", code=2).err
+    assert "not possible" in sweeps("report", "trials", "--gain", "1,3", code=2).err
+
+
 TRACE_REPORTS = {
     "philly_vc_aug-oct2017.csv.gz": ("2017-10-02", "2017-10-09"),
     "sacct_graham_may-jun2021.txt.gz": ("2021-05-10", "2021-05-17"),

@@ -17,6 +17,7 @@ from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.study.idle import waiting_until
+from helios.metrics.study.trials import find_trials
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
 TOP_SHARE = 0.05
@@ -204,6 +205,8 @@ def dispersion(counts: Floats) -> float:
 def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mib: float | None) -> Finding:
     """Return the share of GPU hours in jobs of one GPU.
 
+    Of these, how many are in groups of repeated jobs, at least and at most (:mod:`helios.metrics.study.trials`).
+
     Parameters
     ----------
     node_cpus, node_memory_mib : float, optional
@@ -218,6 +221,10 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
     small = history.hours_by_block(single & np.logical_and.reduce(limits)) if limits else None
     if hours.sum() <= 0:
         return unknown(16, "run times", n=int(history.sized.sum()), coverage=0.0)
+    repeated: list[float | None] = [None, None]
+    if history.user.known.any():
+        trials, held = find_trials(history), history.hours()
+        repeated = [share(held * ((group >= 0) & single), held) for group in (trials.sure, trials.possible)]
     return Finding(
         number=16,
         estimate=history.blocks.ratio(of_single, hours).bounded(most=1.0),
@@ -227,6 +234,8 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
         parts={
             "share_of_jobs": share((history.sized & single).astype(np.float64), history.sized.astype(np.float64)),
             "share_of_hours_small": None if small is None else share(small, hours),
+            "share_of_hours_repeated_low": repeated[0],
+            "share_of_hours_repeated_high": repeated[1],
         },
     )
 

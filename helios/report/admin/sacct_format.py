@@ -197,13 +197,18 @@ def as_json(answer: ReportTable) -> dict[str, Any]:
     """
     columns = [field.column for field in answer.fields]
     values = {name: [_plain(value) for value in answer.rows[name].tolist()] for name in columns}
-    total = None if answer.total is None else {name: _plain(value) for name, value in answer.total.items()}
+    total = None if answer.total is None else plain_values(answer.total)
     return {
         "title": answer.title,
         "rows": [dict(zip(columns, row, strict=True)) for row in zip(*values.values(), strict=True)],
         "total": total,
         "notes": list(answer.notes),
     }
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as JSON has them, None for what is missing."""
+    return {name: _plain(value) for name, value in values.items()}
 
 
 def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
