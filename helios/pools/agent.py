@@ -39,7 +39,7 @@ _OOM_SCORE = "500"
 """Trials are killed before the coordinator when the machine's memory is short (``proc_pid_oom_score_adj``)."""
 _MIB = 2.0**20
 _SHORTEST_WATCH_S, _LONGEST_WATCH_S = 0.1, 2.0
-_WATCH_COST = 50
+_WATCH_COST = 100
 """One part in so many of a core goes into watching."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -48,7 +48,7 @@ MORE_ROOM = 1.5
 """What a trial that was killed for memory gets of its last limit."""
 WAITING_AT_MOST = 10_000
 """How many trials of a grid are made before they can start."""
-_READ_S, _COST = 0.25, 50
+_READ_S, _COST = 0.25, 100
 """How often reports are read; one part in so many of a core goes into it."""
 _DECIDE_S = 1.0
 """How often the service is asked while nothing happens; no more than a part of a core goes into it either."""
