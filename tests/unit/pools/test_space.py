@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -31,6 +32,8 @@ from helios.pools.space import (
     read_training_sweep,
 )
 from tests.examples import examples
+
+ROOT = Path(__file__).parents[3]
 
 COMMAND = 'command = "python train.py --lr {lr} --width {width}"\n'
 GRID = COMMAND + "[parameters]\nlr = [0.1, 0.01]\nwidth = [32, 64, 128]\n"
@@ -227,6 +230,22 @@ def test_without_optuna_a_search_says_what_to_install(sweep: Reader, monkeypatch
     assert sweep(GRID).trials == 6
     with pytest.raises(UsageError, match=r"helios-slurm\[search\]"):
         sweep(SEARCH)
+
+
+def test_examples_of_the_page_are_sweep_files(sweep: Reader) -> None:
+    page = (ROOT / "docs" / "sweep-file.md").read_text()
+    examples_of_it = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    assert [sweep(text).trials for text in examples_of_it] == [64, 100]
+    table = page[page.index("## Sweep file") : page.index("**Command.**")]
+    keys = set(re.findall(r"^\| `\[?(\w+)\]?` \|", table, flags=re.MULTILINE))
+    assert keys == {*space._SweepTable.model_fields}
+    for text in re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE):
+        compile(text, "page", "exec")
+
+
+@pytest.mark.parametrize("name", ["sweep.toml", "search.toml"])
+def test_sweep_of_digits_has_24_trials(name: str) -> None:
+    assert read_training_sweep(ROOT / "benchmarks" / "pool_digits" / name).trials == 24
 
 
 # Lists of trials.
