@@ -186,7 +186,8 @@ def requested() -> str | None:
 def watch_signals() -> None:
     """Have SIGUSR1 and SIGTERM request a pause.
 
-    Slurm sends the first before a time limit with ``#SBATCH --signal=USR1@120``. Call this in the main thread. Without a pool it works as well.
+    Slurm sends the first before a time limit with ``#SBATCH --signal=USR1@120``. Call this in the main thread. Without
+    a pool it works as well.
     """
 
     def ask(number: int, frame: Any) -> None:

@@ -732,7 +732,8 @@ class NextTrial:
 class Search(Protocol):
     """Which trial comes next, kept in a folder.
 
-    One process at a time has the folder. After a restart, trials that were asked for and not told are asked for again under the same number.
+    One process at a time has the folder. After a restart, trials that were asked for and not told are asked for again
+    under the same number.
     """
 
     def ask(self) -> NextTrial | None:

@@ -10,7 +10,7 @@ import pytest
 import helios
 
 ROOT = Path(helios.__file__).parent
-MODULES = sorted(ROOT.rglob("*.py")) + [ROOT.parent / "task" / "helios_task.py"]
+MODULES = [*sorted(ROOT.rglob("*.py")), ROOT.parent / "task" / "helios_task.py"]
 LONGEST = 15
 """Words of a first line."""
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
