@@ -938,22 +938,38 @@ def _make_pruner(method: SearchMethod) -> Any:
 
 JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
+LOCKED = "pool\n"
 STALE_LOCK_S = 5
-"""After which Optuna breaks the lock of the journal, s; it is held for one write, and left by a kill."""
+"""After which the lock of a dashboard that was killed is broken, s; it is held for one write."""
 EVERY_STEP = 100
 """Up to this step all reports are kept, then those that are ``THINNED`` times later than the last one kept."""
 THINNED = 1.01
 
 
 class _Journal:
-    """Optuna's journal file, without lines that were only written in part."""
+    """Optuna's journal file, and the lock by which its dashboard and this process take turns.
+
+    A kill leaves neither a line that was only written in part nor, since the lock says whose it is, the lock.
+    """
 
     def __init__(self, path: Path) -> None:
         journal = load_optuna().storages.journal
         self._handle = open_private(path)
         _trim(self._handle)
-        lock = journal.JournalFileOpenLock(str(path), grace_period=STALE_LOCK_S)
-        self._file = journal.JournalFileBackend(str(path), lock_obj=lock)
+        self._lock_path = path.with_name(f"{path.name}.lock")
+        with suppress(FileNotFoundError):
+            if self._lock_path.read_text() == LOCKED:  # by a pool that was killed: this one has the folder now
+                self._lock_path.unlink()
+        self._lock = journal.JournalFileOpenLock(str(path), grace_period=STALE_LOCK_S)
+        self._file = journal.JournalFileBackend(str(path), lock_obj=self)
+
+    def acquire(self) -> bool:
+        self._lock.acquire()
+        self._lock_path.write_text(LOCKED)
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
 
     def read_logs(self, log_number_from: int) -> Any:
         return self._file.read_logs(log_number_from)
