@@ -603,8 +603,6 @@ def main(pool: str) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
 
     agent = Agent(pool, say)
-    say({"event": "ready", "pid": os.getpid()})
-    sys.stdout.flush()
     selector, buffer = selectors.DefaultSelector(), b""
     selector.register(0, selectors.EVENT_READ)
     selector.register(wake_in, selectors.EVENT_READ)
@@ -621,8 +619,7 @@ def main(pool: str) -> None:
                     continue
                 read = os.read(0, 65536)
                 if not read:
-                    agent.end_all()
-                    return
+                    raise BrokenPipeError  # the coordinator has ended
                 *lines, buffer = (buffer + read).split(b"\n")
                 for line in lines:
                     order = json.loads(line)
