@@ -14,7 +14,7 @@ import numpy as np
 
 from helios.model.pools import Device, PoolAction, PoolSnapshot
 from helios.services.packing import Packing, PackingOptions
-from helios.simulate.pools import PairProfiles, PoolCosts, PoolOutcome, SimulatedPool, SimulatedTrial, read_pair_profiles, share_fixed
+from helios.simulate.pools import PairProfiles, PoolCosts, PoolOutcome, SimulatedPool, SimulatedTrial, read_pair_profiles, share_fixed, knowing
 
 GAVEL = Path("../../shared/profiles/gavel/throughputs.csv")
 MEMORY = {"k80": 12_288.0, "p100": 16_384.0, "v100": 16_384.0}
@@ -66,6 +66,7 @@ if __name__ == "__main__":
                     return svc.decide(s)
                 us = SimulatedPool(tr, devs, prof).run(dec)
                 t = time.process_time() - t
+                orc = SimulatedPool(tr, devs, prof).run(knowing(Packing(PackingOptions(together=2, optimism=0)).decide, tr, prof))
                 # fluid bound with true speeds
                 from helios.services.packing import _prices
                 F = len(prof.families); B = np.nan_to_num(prof.beside)
@@ -74,6 +75,6 @@ if __name__ == "__main__":
                 R = np.concatenate([np.eye(F), R]); W = np.zeros(F)
                 for x in tr: W[x.family] += x.seconds
                 bound = _prices(R, W)[1].sum() / 4
-                rows.append((us.makespan_s / ex.makespan_s, bound / ex.makespan_s, us.mean_result_s / ex.mean_result_s, us.pauses, us.starts, us.out_of_memory, n, t / n * 1000))
+                rows.append((us.makespan_s / ex.makespan_s, bound / ex.makespan_s, us.mean_result_s / ex.mean_result_s, us.pauses, us.starts, us.out_of_memory, n, t / n * 1000, orc.makespan_s / ex.makespan_s, orc.pauses, orc.out_of_memory))
             r = np.array(rows)
-            print(gpu, mix, "ours", r[:, 0].mean().round(3), "worst", r[:, 0].max().round(3), "bound", r[:, 1].mean().round(3), "share", ((1 - r[:, 0].mean()) / (1 - r[:, 1].mean())).round(3), "jct", r[:, 2].mean().round(3), "pauses", r[:, 3].mean(), "starts", r[:, 4].mean(), "oom", r[:, 5].mean(), "decisions", r[:, 6].mean(), "ms", r[:, 7].mean().round(2), flush=True)
+            print(gpu, mix, "ours", r[:, 0].mean().round(3), "worst", r[:, 0].max().round(3), "bound", r[:, 1].mean().round(3), "share", ((1 - r[:, 0].mean()) / (1 - r[:, 1].mean())).round(3), "jct", r[:, 2].mean().round(3), "pauses", r[:, 3].mean(), "starts", r[:, 4].mean(), "oom", r[:, 5].mean(), "decisions", r[:, 6].mean(), "ms", r[:, 7].mean().round(2), "| knowing", r[:,8].mean().round(3), r[:,8].max().round(3), "share", ((1 - r[:, 0].mean()) / (1 - r[:, 8].mean())).round(3), r[:,9].mean(), r[:,10].mean(), flush=True)

@@ -43,7 +43,10 @@ MOST_MEASURED = 320
 """Measured pairs that a prediction rests on; the rest would cost time and tell little."""
 MOST_CLASSES = 40
 """Families that the plan tells apart; more are grouped by how they behave."""
-SAME = 1e-9
+SAMPLE_S = 80.0
+"""About what it takes until a trial's speed is known, s."""
+MOST_SAMPLING = 0.06
+"""Share of the expected time that may go into trials of families of which nothing is known."""
 
 Company = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
@@ -371,6 +374,9 @@ class _Pool:
                 self.tried[place] += 1
                 self.time[place] -= min(self.lasts_s(trials, place), self.time[place])
         self.actions: list[PoolAction] = []
+        self.unknown = {one for one, trials in self.queue.items() if self.must_be_alone(trials[0])}
+        sampling_s = len(self.unknown) * (options.restart_s + SAMPLE_S) / max(1, len(self.devices))
+        self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * (self.total_s if self.typical_s else 0.0)
 
     def class_of(self, trial: Trial) -> int:
         """Return the class of a trial's family."""
@@ -417,7 +423,7 @@ class _Pool:
         for position, device in enumerate(free):
             self.fill(device, others=len(free) - position - 1)
         for device in self.devices:
-            if self.on[device.name] and self.settled(device):
+            if self.on[device.name] and self.settled(device) and not (self.sampling and self.sample(device)):
                 self.join(device)
         if not self.waiting_left():
             self.spread()
@@ -451,6 +457,7 @@ class _Pool:
             StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit, reason=reason)
         )
         self.queue[self.class_of(trial)].remove(trial)
+        self.unknown.discard(self.class_of(trial))
 
     def may_try(self, place: int) -> bool:
         """Return whether a company was measured, or is tried nowhere else."""
@@ -461,11 +468,13 @@ class _Pool:
         left = self.waiting_left()
         best: tuple[tuple[float, float, int], list[Trial]] | None = None
         classes = [one for one, trials in self.queue.items() if trials]
+        if self.unknown.intersection(classes):
+            classes = [one for one in classes if one in self.unknown]
         first = {one: self.pick(one, device.memory_mib, alone=True) for one in classes}
         single = {one: trial for one, trial in first.items() if trial is not None}
         if not single:
             return
-        pairs = left - 2 >= others and min(self.options.together, device.slots) >= 2
+        pairs = not self.unknown.intersection(classes) and left - 2 >= others and min(self.options.together, device.slots) >= 2
         for at, one in enumerate(classes):
             for two in classes[at:] if pairs else ():
                 place = self.known.place.get((min(one, two), max(one, two)))
@@ -535,6 +544,18 @@ class _Pool:
             _, trial, joined = best
             self.tried[joined] += 1
             self.start(trial, device, self.why([*trials, trial], joined))
+
+    def sample(self, device: Device) -> bool:
+        """Pause the only trial of a device, so that one of a family of which nothing is known can run.
+
+        Then lengths, memory and speeds alone are known early, and long trials do not start last.
+        """
+        trials = self.on[device.name]
+        running = len({self.class_of(t) for t in self.running if t.steps_per_s is None})
+        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S or not self.unknown or running > len(self.devices):
+            return False
+        self.actions.append(PauseTrial(number=trials[0].number, reason="a family of trials is not known yet"))
+        return True
 
     def reserved_alone(self, trial: Trial) -> bool:
         """Return whether a running trial must keep its device for itself."""

@@ -540,3 +540,29 @@ def share_fixed(together: int) -> Decide:
         return actions
 
     return decide
+
+
+def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles) -> Decide:
+    """Return a rule that decides with the true speeds, lengths and memory before anything was measured."""
+    names = profiles.families
+    there = sorted({trial.family for trial in trials})
+    true = [
+        SharedSpeed(family=names[one], beside=(), steps_per_s=float(profiles.alone[one]), samples=1_000)
+        for one in there
+    ]
+    for one in there:
+        for two in there:
+            share = float(profiles.beside[one, two])
+            rate = 0.0 if math.isnan(share) else share * float(profiles.alone[one])
+            true.append(SharedSpeed(family=names[one], beside=(names[two],), steps_per_s=rate, samples=1_000))
+    speeds = tuple(true)
+
+    def told(trial: Trial) -> Trial:
+        truth = trials[trial.number]
+        forecast = TrialForecast(
+            memory_p50_mib=truth.memory_mib, memory_p95_mib=truth.memory_mib, seconds_p50=truth.seconds
+        )
+        running = trial.state is TrialState.RUNNING
+        return replace(trial, forecast=forecast, steps_per_s=1.0 if running else None)
+
+    return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(told, snapshot.trials))))
