@@ -438,8 +438,14 @@ class _Pool:
         return sum(map(len, self.queue.values()))
 
     def settled(self, device: Device) -> bool:
-        """Return whether all trials of a device were measured in their company."""
-        return all(trial.steps_per_s is not None for trial in self.on[device.name])
+        """Return whether the company of a device was measured, here or elsewhere, and its memory is known."""
+        trials = self.on[device.name]
+        if all(trial.steps_per_s is not None for trial in trials):
+            return True
+        place = self.known.place.get(self.company(trials))
+        if place is None or not self.known.measured[place] or any(map(self.must_be_alone, trials)):
+            return False
+        return all(trial.peak_memory_mib is not None for trial in trials)
 
     def pick(self, one: int, room_mib: float, *, alone: bool) -> Trial | None:
         """Return the trial of a class with most work left that fits."""

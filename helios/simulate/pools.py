@@ -205,6 +205,8 @@ class _Attempt:
     rate: float = 0.0
     """Seconds alone that it does in a second."""
     measured: bool = False
+    computes: bool = False
+    """Whether its start is over and its memory was there."""
 
 
 class SimulatedPool:
@@ -418,8 +420,9 @@ class SimulatedPool:
             elif attempt.leaves_s <= now:
                 self._state[number] = TrialState.PAUSED
                 self._leave(attempt)
-            elif attempt.company_s == math.inf and attempt.ready_s <= now:
+            elif not attempt.computes and attempt.ready_s <= now:
                 if self._fits(attempt):
+                    attempt.computes = True
                     self._peak[number] = self.trials[number].memory_mib
                     known = self._family_peak.get(self.trials[number].family, 0.0)
                     self._family_peak[self.trials[number].family] = max(known, self.trials[number].memory_mib)
@@ -432,13 +435,13 @@ class SimulatedPool:
 
     def _present(self, place: int) -> list[_Attempt]:
         """Return those that compute on a device: neither starting nor writing their checkpoint."""
-        return [a for a in self._on[place] if a.ready_s <= self.now_s and a.leaves_s == math.inf]
+        return [a for a in self._on[place] if a.computes and a.leaves_s == math.inf]
 
     def _fits(self, attempt: _Attempt) -> bool:
         own = self.trials[attempt.number]
         if attempt.limit is not None and own.memory_mib > attempt.limit + 1e-6:
             return False
-        others = [a for a in self._on[attempt.device] if a is not attempt and a.company_s < math.inf]
+        others = [a for a in self._on[attempt.device] if a is not attempt and a.computes]
         total = own.memory_mib + sum(self.trials[other.number].memory_mib for other in others)
         speeds = self.profiles.beside
         pairs = all(not math.isnan(speeds[own.family, self.trials[other.number].family]) for other in others)
@@ -447,7 +450,7 @@ class SimulatedPool:
     def _kill(self, attempt: _Attempt) -> None:
         number = attempt.number
         memory = self.devices[attempt.device].memory_mib
-        others = [a for a in self._on[attempt.device] if a is not attempt and a.company_s < math.inf]
+        others = [a for a in self._on[attempt.device] if a is not attempt and a.computes]
         room = memory - sum(self.trials[other.number].memory_mib for other in others)
         limit = min(memory if attempt.limit is None else attempt.limit, room)
         if not others and self.trials[number].memory_mib > memory:
@@ -467,7 +470,7 @@ class SimulatedPool:
     def _new_company(self, place: int) -> None:
         """Give each trial of a device its speed among those that are there now."""
         for attempt in self._on[place]:
-            if attempt.ready_s > self.now_s or attempt.leaves_s < math.inf:
+            if not attempt.computes or attempt.leaves_s < math.inf:
                 attempt.rate = 0.0
         present = self._present(place)
         families = [self.trials[attempt.number].family for attempt in present]
@@ -487,7 +490,7 @@ class SimulatedPool:
         attempt.measured = True
         present = self._present(attempt.device)
         if len(present) != len(self._on[attempt.device]) and any(
-            other.company_s < math.inf and other not in present for other in self._on[attempt.device]
+            other.computes and other not in present for other in self._on[attempt.device]
         ):
             return
         family = self.trials[attempt.number].family
