@@ -43,6 +43,8 @@ MOST_MEASURED = 320
 """Measured pairs that a prediction rests on; the rest would cost time and tell little."""
 MOST_CLASSES = 40
 """Families that the plan tells apart; more are grouped by how they behave."""
+URGENT = 0.2
+"""Worth added to a company with a trial that would end last even if it ran alone from now on."""
 SAMPLE_S = 80.0
 """About what it takes until a trial's speed is known, s."""
 MOST_SAMPLING = 0.06
@@ -75,7 +77,7 @@ class PackingOptions:
     every_s: int = 30
     together: int = 8
     head_room: float = 0.1
-    optimism: float = 0.5
+    optimism: float = 1.0
     restart_s: float = 40.0
     worth: float = 0.04
 
@@ -397,6 +399,10 @@ class _Pool:
         rates = self.known.rates[place]
         return min(self.left_s(t) * counts[c] / max(1e-6, rates[c]) for t in trials for c in (self.class_of(t),))
 
+    def is_urgent(self, trial: Trial) -> bool:
+        """Return whether a trial would end last even if it ran alone from now on."""
+        return bool(self.typical_s) and self.left_s(trial) > 0.8 * self.total_s
+
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB; None: nothing is known."""
         expected = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
@@ -487,11 +493,12 @@ class _Pool:
                 if place is None or not self.may_try(place) or (one == two and len(self.queue[one]) < 2):
                     continue
                 chosen = self.two(one, two, device)
-                key = (round(float(self.worth[place]), 2), float(self.time[place]), -place)
+                urgent = URGENT * any(map(self.is_urgent, chosen))
+                key = (round(float(self.worth[place]) + urgent, 2), float(self.time[place]), -place)
                 if chosen and (best is None or key > best[0]):
                     best = (key, chosen)
         for one, trial in single.items():
-            value = float(self.worth[one])
+            value = float(self.worth[one]) + URGENT * self.is_urgent(trial)
             key = (round(value, 2), float(self.time[one]), -one)
             if best is None or key > best[0]:
                 best = (key, [trial])
@@ -543,8 +550,11 @@ class _Pool:
             if self.worth[joined] < self.worth[place] + self.options.worth:
                 continue
             trial = self.pick(one, room, alone=False)
-            key = (round(float(self.worth[joined]), 2), float(self.time[joined]), -joined)
-            if trial is not None and (best is None or key > best[0]):
+            if trial is None:
+                continue
+            value = float(self.worth[joined]) + URGENT * self.is_urgent(trial)
+            key = (round(value, 2), float(self.time[joined]), -joined)
+            if best is None or key > best[0]:
                 best = (key, trial, joined)
         if best is not None:
             _, trial, joined = best
@@ -576,21 +586,26 @@ class _Pool:
         now = float(self.worth[place])
         best: tuple[float, int, Trial] | None = None
         for leaving in trials:
+            if self.is_urgent(leaving):
+                continue
             rest = [trial for trial in trials if trial is not leaving]
             company = self.company(rest)
             alone = self.known.place.get(company)
             if alone is None:
                 continue
             room = device.memory_mib - sum(map(self.reserved_mib, rest))
-            then = float(self.worth[alone])
-            for one, joined in self.known.extensions(company):
-                worth = float(self.worth[joined])
-                if worth > then and joined != place and self.may_try(joined) and self.pick(one, room, alone=False):
-                    then = worth
             lasts_s = min(self.total_s, max(map(self.left_s, rest))) if self.typical_s else math.inf
-            gain_s = (then - now) * lasts_s - 1.5 * self.options.restart_s
-            if then > now + self.options.worth and gain_s > 0 and (best is None or gain_s > best[0]):
-                best = (gain_s, leaving.number, leaving)
+            options = [alone]
+            for one, joined in self.known.extensions(company):
+                if joined != place and self.may_try(joined) and self.pick(one, room, alone=False):
+                    options.append(joined)
+            for other in options:
+                # What was not measured often turns out worse than hoped, and costs a second restart then.
+                costs_s = self.options.restart_s * (1.5 if self.known.measured[other] else 3.0)
+                more = float(self.worth[other]) - now
+                gain_s = more * lasts_s - costs_s
+                if more > self.options.worth and gain_s > 0 and (best is None or gain_s > best[0]):
+                    best = (gain_s, leaving.number, leaving)
         if best is not None:
             share = self.known.rates[place].sum()
             reason = f"{_names(trials)} together do {share:.2f} of one alone; another company does more"

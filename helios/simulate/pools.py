@@ -569,3 +569,109 @@ def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProf
         return replace(trial, forecast=forecast, steps_per_s=1.0 if running else None)
 
     return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(told, snapshot.trials))))
+
+
+# What a person is shown before anything runs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolComparison:
+    """Outcomes of the same trials under several rules.
+
+    Attributes
+    ----------
+    outcomes : dict of str to PoolOutcome
+        By the rule's name: ``exclusive``, ``fixed 2`` and so on, the given ones, and ``oracle``.
+    bound_s : float
+        No schedule has a shorter makespan: the longest trial alone from its arrival, s.
+    oracle_plan : str
+        Plan that was the oracle's best.
+    """
+
+    outcomes: Mapping[str, PoolOutcome]
+    bound_s: float
+    oracle_plan: str
+
+    def share_of_gain(self, rule: str) -> float:
+        """Return the share of the oracle's gain in makespan over exclusive that a rule reaches; NaN without a gain."""
+        exclusive, best = self.outcomes["exclusive"].makespan_s, self.outcomes["oracle"].makespan_s
+        gained = exclusive - self.outcomes[rule].makespan_s
+        return gained / (exclusive - best) if best < exclusive else math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values, one object for each rule."""
+        shares = {name: self.share_of_gain(name) for name in self.outcomes}
+        return {
+            "bound_s": self.bound_s,
+            "oracle_plan": self.oracle_plan,
+            "rules": {
+                name: {key: _finite(value) for key, value in asdict(outcome).items() if key != "ended_s"}
+                | {"share_of_oracle_gain": _finite(shares[name])}
+                for name, outcome in self.outcomes.items()
+            },
+        }
+
+
+def compare_pool_rules(
+    trials: Sequence[SimulatedTrial],
+    devices: Sequence[Device],
+    profiles: PairProfiles,
+    *,
+    rules: Mapping[str, Decide],
+    planners: Mapping[str, Decide],
+    fixed: Sequence[int] = (2, 4, 8),
+    costs: PoolCosts | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> PoolComparison:
+    """Simulate a sweep under several rules of sharing devices.
+
+    Parameters
+    ----------
+    trials, devices, profiles, costs, seed
+        As of :class:`SimulatedPool`.
+    rules : mapping of str to Decide
+        Rules to judge, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
+    planners : mapping of str to Decide
+        Rules for the oracle, which are told the true speeds, lengths and memory. The oracle is the best in makespan of
+        them, of the fixed rules, and of ``rules`` told the truth.
+    fixed : sequence of int
+        Numbers of trials that share a device under a fixed rule.
+    progress : callable
+        Called with the name of each rule before it runs.
+
+    Returns
+    -------
+    PoolComparison
+    """
+
+    def outcome(name: str, decide: Decide) -> PoolOutcome:
+        progress(name)
+        return SimulatedPool(trials, devices, profiles, costs=costs, seed=seed).run(decide)
+
+    outcomes = {"exclusive": outcome("exclusive", share_fixed(1))}
+    outcomes |= {f"fixed {count}": outcome(f"fixed {count}", share_fixed(count)) for count in fixed}
+    plans = dict(outcomes)
+    outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
+    for name, decide in {**rules, **planners, "longest first": longest_first}.items():
+        plans[f"{name}, knowing"] = outcome(f"{name}, knowing", knowing(decide, trials, profiles))
+    best = min(plans, key=lambda name: plans[name].makespan_s)
+    first = min((trial.arrives_s for trial in trials), default=0.0)
+    bound = max((trial.arrives_s + trial.seconds - first for trial in trials), default=0.0)
+    return PoolComparison(outcomes=outcomes | {"oracle": plans[best]}, bound_s=bound, oracle_plan=best)
+
+
+def longest_first(snapshot: PoolSnapshot) -> list[PoolAction]:
+    """Start the longest trials first, each alone on a device."""
+    taken = {trial.device for trial in snapshot.trials if trial.state is TrialState.RUNNING}
+    free = [device.name for device in snapshot.devices if device.name not in taken]
+    waiting = [trial for trial in snapshot.trials if trial.state is TrialState.WAITING]
+    waiting.sort(key=lambda trial: (-(trial.forecast.seconds_p50 or 0.0), trial.number))
+    return [
+        StartTrial(number=trial.number, device=name, memory_limit_mib=None, reason="the longest first")
+        for trial, name in zip(waiting, free, strict=False)
+    ]
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
