@@ -465,9 +465,7 @@ class _Pool:
         """Start a trial."""
         need = self.need_mib(trial)
         limit = None if whole or need is None or need >= device.memory_mib else need
-        self.actions.append(
-            StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit, reason=reason)
-        )
+        self.actions.append(StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit, reason=reason))
         self.queue[self.class_of(trial)].remove(trial)
         self.unknown.discard(self.class_of(trial))
 
@@ -486,7 +484,11 @@ class _Pool:
         single = {one: trial for one, trial in first.items() if trial is not None}
         if not single:
             return
-        pairs = not self.unknown.intersection(classes) and left - 2 >= others and min(self.options.together, device.slots) >= 2
+        pairs = (
+            not self.unknown.intersection(classes)
+            and left - 2 >= others
+            and min(self.options.together, device.slots) >= 2
+        )
         for at, one in enumerate(classes):
             for two in classes[at:] if pairs else ():
                 place = self.known.place.get((min(one, two), max(one, two)))
@@ -622,7 +624,9 @@ class _Pool:
             if place is None or not self.typical_s:
                 continue
             counts, rates = Counter(map(self.class_of, trials)), self.known.rates[place]
-            slow = {t.number: self.left_s(t) * counts[c] / max(1e-6, rates[c]) for t in trials for c in [self.class_of(t)]}
+            slow = {
+                t.number: self.left_s(t) * counts[c] / max(1e-6, rates[c]) for t in trials for c in [self.class_of(t)]
+            }
             shortest = min(trials, key=lambda t: (self.left_s(t), t.number))
             saved_s = max(slow.values()) - max(
                 self.left_s(t) + (self.options.restart_s if t is shortest else 0.0) for t in trials
@@ -659,5 +663,5 @@ def _traits(trials: Iterable[Trial], speeds: Iterable[SharedSpeed]) -> Traits:
         )
     gone = {s.family for s in speeds} - set(common)
     if len(gone) + len(common) <= MOST_CLASSES:
-        common |= dict.fromkeys(gone, {})
+        common |= {family: {} for family in gone}
     return tuple((family, tuple(sorted(common[family].items()))) for family in sorted(common))
