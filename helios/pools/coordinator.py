@@ -13,7 +13,7 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
@@ -70,7 +70,7 @@ _NO_MEMORY = re.compile(
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _AGENT_DEATHS = 5
 
-Decide = Callable[[PoolSnapshot], Sequence[PoolAction]]
+Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 
 
 class Watcher(Protocol):
@@ -490,7 +490,7 @@ class Coordinator:
         snapshot = self.snapshot()
         self._just_ended.clear()
         try:
-            actions = self._decide(snapshot)
+            actions = list(self._decide(snapshot))
         except Exception as reason:
             self._note(f"The service could not decide, so slots are fixed: {type(reason).__name__}: {reason}")
             actions = fixed_slots(snapshot)
