@@ -56,6 +56,8 @@ _TERM_GRACE_S = 10.0
 """From SIGTERM to SIGKILL."""
 _PRUNE_GRACE_S = 10.0
 """From the request to stop to SIGTERM."""
+_SYNC_S = 0.5
+"""A power cut loses what ended in so many seconds, which is run again; a kill loses nothing."""
 _HOLD_S = 2.0
 """After how long a full disk is tried again."""
 _RECENT = 100
@@ -215,7 +217,7 @@ class Coordinator:
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
-        self._read_at_s = self._decide_at_s = self._hold_until_s = 0.0
+        self._read_at_s = self._decide_at_s = self._sync_at_s = self._hold_until_s = 0.0
 
     # What others may look at.
 
@@ -325,6 +327,8 @@ class Coordinator:
             due.append(self.ends_s - self._margin_s)
         if not self._stop_reason:
             due.append(self._decide_at_s)
+        if self.state.unsynced:
+            due.append(self._sync_at_s)
         assert self._agent is not None
         timeout = max(0.0, min(due) - time.time()) if self._running else _READ_S
         with selectors.DefaultSelector() as selector:
@@ -444,10 +448,12 @@ class Coordinator:
         return True
 
     def _settle(self) -> None:
-        """Tell the search of results, once they are on the disk."""
-        if self._untold and self.state.sync():
-            while self._untold and self._tell_search(self._untold[0]):
-                del self._untold[0]
+        """Tell the search of results that are written, and sync these now and then."""
+        while self._untold and not self.state.problem and self._tell_search(self._untold[0]):
+            del self._untold[0]
+        if self.state.unsynced and time.time() >= self._sync_at_s:
+            self.state.sync()
+            self._sync_at_s = time.time() + _SYNC_S
 
     def _trial(self, record: TrialRecord) -> Trial:
         forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
