@@ -213,6 +213,13 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ('events = "runs"\n' + GRID, 1, "event files"),
         ('env = { HELIOS_TRIAL = "1" }\n' + GRID, 1, "cannot be set"),
         ('trials_file = "t.csv"\n' + GRID, 3, "exclude each other"),
+        (COMMAND + 'trials_file = "t.csv"\n', 2, "does not exist"),
+        (
+            'command = "true"\nreads_parameters = true\n[parameters]\n'
+            + "".join(f'a{number} = "{4_000 * "x"}"\n' for number in range(26)),
+            3,
+            "more than 100,000",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_line(sweep: Reader, text: str, line: int, said: str) -> None:
