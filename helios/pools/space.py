@@ -982,7 +982,8 @@ class _Journal:
         return True
 
     def release(self) -> None:
-        self._lock.release()
+        with suppress(RuntimeError):  # a dashboard broke the lock while this process was stopped; the line is written
+            self._lock.release()
 
     def read_logs(self, log_number_from: int) -> Any:
         return self._file.read_logs(log_number_from)

@@ -589,6 +589,15 @@ def test_the_lock_of_a_pool_that_was_killed_is_gone_at_once(sweep: Reader, tmp_p
     assert search.ask() is not None
 
 
+def test_a_lock_that_was_broken_meanwhile_is_no_error(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(SEARCH), tmp_path / "pool")
+    assert isinstance(search, space.OptunaSearch)
+    search._journal.acquire()
+    (tmp_path / "pool" / f"{space.JOURNAL}.lock").unlink()
+    search._journal.release()
+    assert search.ask() is not None
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(sweep: Reader, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileUnwritable):
