@@ -336,6 +336,14 @@ def test_search_goes_on_after_a_restart(sweep: Reader, tmp_path: Path, text: str
     third.close()
 
 
+def test_what_is_told_twice_is_recorded_once(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(GRID), tmp_path / "pool")
+    search.tell(0, TrialState.FINISHED, 0.5)
+    search.tell(0, TrialState.FAILED, None)
+    lines = (tmp_path / "pool" / "told.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"number": 0, "state": "finished", "metric": 0.5}]
+
+
 def test_search_draws_within_the_space_and_no_trial_twice(sweep: Reader, tmp_path: Path) -> None:
     read = sweep(SEARCH + 'sampler = "random"\n')
     drawn = []
