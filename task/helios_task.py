@@ -61,10 +61,11 @@ class _State:
 
     def __init__(self) -> None:
         self.folder: Path | None = None
-        self.answered: tuple[int, int] | None = None
+        self.seen: tuple[int, int] | None = None
+        self.persists = False
         self.by_signal = False
         self.unwritten = False
-        self.said: dict[str, bool] = {}
+        self.warned = False
 
 
 _state = _State()
@@ -133,14 +134,9 @@ def _write(told: dict[str, Any]) -> None:
             os.close(handle)
     except OSError as reason:
         _state.unwritten = True
-        _warn("report", f"reports cannot be written: {reason}")
-
-
-def _warn(about: str, text: str) -> None:
-    """Warn once of each thing."""
-    if about not in _state.said:
-        _state.said[about] = True
-        print(f"helios_task: {text}", file=sys.stderr)  # noqa: T201 - a warning without the program's logging
+        if not _state.warned:
+            _state.warned = True
+            print(f"helios_task: reports cannot be written: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
 
 
 def parameters(**defaults: Any) -> dict[str, Any]:
@@ -169,14 +165,13 @@ def requested() -> str | None:
         try:
             found = os.stat(path)  # noqa: PTH116 - once for each batch, so as cheap as it can be
             state = (found.st_mtime_ns, found.st_ino)
-            if state != _state.answered or _state.said.get("persists"):
+            if state != _state.seen or _state.persists:
                 with open(path, "rb") as file:  # noqa: PTH123 - as above
                     request = json.loads(file.read(4_096))["request"]
                 if request in REQUESTS:
-                    if state != _state.answered:
+                    if state != _state.seen:
                         _write({"answer": request})
-                    _state.answered = state
-                    _state.said["persists"] = request != "checkpoint"
+                    _state.seen, _state.persists = state, request != "checkpoint"
                     return str(request)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nothing is requested, or nothing that can be read

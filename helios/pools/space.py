@@ -44,7 +44,9 @@ LARGEST_TRIALS_FILE = 1 << 26
 MOST_TRIALS = 100_000
 MOST_PARAMETERS = 256
 LONGEST_TEXT = 4_096
-"""Characters of a value: all of a trial's must fit into one variable of the environment, 128 KiB on Linux."""
+"""Characters of a value."""
+LARGEST_TRIAL = 100_000
+"""Characters of a trial's parameters as JSON; a variable of the environment has at most 128 KiB on Linux."""
 LARGEST_END = 2**53
 """Of a range: Optuna counts in floats, which are not every whole number above it."""
 LONGEST_VALUE = 2_000
@@ -396,8 +398,15 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
     if told.trials_file is not None:
         if parameters:
             raise _Refused("a file of trials and [parameters] exclude each other", "parameters")
+        if not (folder / told.trials_file).is_file():
+            hint = "Paths are relative to the sweep file."
+            raise _Refused(f"the file of trials {told.trials_file} does not exist", "trials_file", hint=hint)
         listed = read_trials(folder / told.trials_file)
     _check_names(command, set(parameters) | {name for trial in listed for name in trial}, told)
+    longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
+    if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
+        at = "trials_file" if listed else "parameters"
+        raise _Refused(f"the values of a trial are more than {LARGEST_TRIAL:,} characters together", at)
     for name in told.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("HELIOS_") or "\0" in told.env[name]:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
@@ -416,6 +425,10 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
         cwd=cwd.resolve(),
         events=_events(told.events),
     )
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
 
 
 def _events(template: str | None) -> str:
@@ -969,7 +982,8 @@ class _Journal:
         return True
 
     def release(self) -> None:
-        self._lock.release()
+        with suppress(RuntimeError):  # a dashboard broke the lock while this process was stopped; the line is written
+            self._lock.release()
 
     def read_logs(self, log_number_from: int) -> Any:
         return self._file.read_logs(log_number_from)

@@ -213,6 +213,13 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ('events = "runs"\n' + GRID, 1, "event files"),
         ('env = { HELIOS_TRIAL = "1" }\n' + GRID, 1, "cannot be set"),
         ('trials_file = "t.csv"\n' + GRID, 3, "exclude each other"),
+        (COMMAND + 'trials_file = "t.csv"\n', 2, "does not exist"),
+        (
+            'command = "true"\nreads_parameters = true\n[parameters]\n'
+            + "".join(f'a{number} = "{4_000 * "x"}"\n' for number in range(26)),
+            3,
+            "more than 100,000",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_line(sweep: Reader, text: str, line: int, said: str) -> None:
@@ -327,6 +334,14 @@ def test_search_goes_on_after_a_restart(sweep: Reader, tmp_path: Path, text: str
     third = open_search(read, tmp_path / "pool")
     assert {trial.number for trial in ask_all(third)} == set(range(read.trials)) - {1, 3}
     third.close()
+
+
+def test_what_is_told_twice_is_recorded_once(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(GRID), tmp_path / "pool")
+    search.tell(0, TrialState.FINISHED, 0.5)
+    search.tell(0, TrialState.FAILED, None)
+    lines = (tmp_path / "pool" / "told.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"number": 0, "state": "finished", "metric": 0.5}]
 
 
 def test_search_draws_within_the_space_and_no_trial_twice(sweep: Reader, tmp_path: Path) -> None:
@@ -579,6 +594,15 @@ def test_the_lock_of_a_pool_that_was_killed_is_gone_at_once(sweep: Reader, tmp_p
     lock.write_text(space.LOCKED)
     search = open_search(sweep(SEARCH), tmp_path / "pool")
     assert not lock.exists()
+    assert search.ask() is not None
+
+
+def test_a_lock_that_was_broken_meanwhile_is_no_error(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(SEARCH), tmp_path / "pool")
+    assert isinstance(search, space.OptunaSearch)
+    search._journal.acquire()
+    (tmp_path / "pool" / f"{space.JOURNAL}.lock").unlink()
+    search._journal.release()
     assert search.ask() is not None
 
 
