@@ -37,12 +37,16 @@ from helios.model.pools import (
 
 PRIOR_SPEED = 0.6
 """Expected speed of a trial beside another, as a share of its speed alone, before anything was measured."""
-KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "noise": 0.002}
+KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "swap": 0.0, "noise": 0.002}
 """Variances of the log speed beside another, by what it is due to. Chosen on K80 and P100."""
 MOST_MEASURED = 320
 """Measured pairs that a prediction rests on; the rest would cost time and tell little."""
 MOST_CLASSES = 40
 """Families that the plan tells apart; more are grouped by how they behave."""
+GROWTH = 1.1
+"""Least gain of a company over the same without one trial, for which another trial more is tried."""
+FEW_CLASSES = 6
+"""Classes up to which any may be the third of a company."""
 URGENT = 0.2
 """Worth added to a company with a trial that would end last even if it ran alone from now on."""
 SAMPLE_S = 80.0
@@ -197,6 +201,11 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
         companies += list(zip(first.tolist(), second.tolist(), strict=True))
         rows.append(pairs)
         measured.append(both)
+    if together > 2:
+        larger = _larger_companies(seen, hopeful, together)
+        companies += [company for company, _, _ in larger]
+        rows.append(np.array([row for _, row, _ in larger]).reshape(len(larger), count))
+        measured.append(np.array([known_one for _, _, known_one in larger], dtype=bool))
     rates = np.concatenate(rows)
     return _Knowledge(
         class_of=class_of,
@@ -206,6 +215,42 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
         rates=rates,
         measured=np.concatenate(measured),
     )
+
+
+def _larger_companies(
+    seen: Mapping[tuple[int, Company], float], hopeful: NDArray[np.float64], together: int
+) -> list[tuple[Company, NDArray[np.float64], bool]]:
+    """Return companies of three and more, with what they do of each class and whether that was measured.
+
+    They are those measured, and those with one trial more than a company that was worth its last trial. The one more
+    is of a class in the company where there are many classes, since there would be too many companies otherwise.
+    """
+    count = len(hopeful)
+    rates: dict[Company, dict[int, float]] = defaultdict(dict)
+    for (own, others), rate in seen.items():
+        rates[tuple(sorted((own, *others)))][own] = rate
+    whole = {company: each for company, each in rates.items() if set(each) == set(company)}
+    sums = {company: sum(each[one] for one in company) for company, each in whole.items()}
+    sums |= {(one,): 1.0 for one in range(count)}
+    answer = {company: (each, True) for company, each in whole.items() if 2 < len(company) <= together}
+    for company, each in whole.items():
+        before = [sums.get(company[:at] + company[at + 1 :], 0.0) for at in range(len(company))]
+        if len(company) >= together or sums[company] < GROWTH * max(before):
+            continue
+        for one in range(count) if count <= FEW_CLASSES else sorted(set(company)):
+            grown = tuple(sorted((*company, one)))
+            if grown not in answer and min(hopeful[one, list(company)]) > 0:
+                guess = {member: each[member] * hopeful[member, one] for member in each}
+                guess[one] = min(float(np.prod(hopeful[one, list(company)])), guess.get(one, 1.0))
+                answer[grown] = (guess, False)
+    found = []
+    for company, (each, known) in sorted(answer.items()):
+        row = np.zeros(count)
+        for one in company:
+            row[one] += each[one]
+        if min(each.values()) > 0:
+            found.append((company, row, known))
+    return found
 
 
 def _classes(
@@ -278,6 +323,7 @@ def _predict_pairs(
     pairs = [(own, others[0], rate) for (own, others), rate in seen.items() if len(others) == 1 and rate > 0]
     pairs = pairs[:MOST_MEASURED]
     prior = KERNEL["level"] + KERNEL["own"] + KERNEL["other"] + KERNEL["pair"] + KERNEL["alike"] * alike**2
+    prior = prior + KERNEL["swap"] * near**2
     if not pairs:
         return np.full((count, count), PRIOR_SPEED), np.sqrt(prior)
     own = np.array([pair[0] for pair in pairs])
@@ -291,6 +337,7 @@ def _predict_pairs(
         + KERNEL["other"] * two
         + KERNEL["pair"] * one * two
         + KERNEL["alike"] * np.outer(like, like)
+        + KERNEL["swap"] * near[np.ix_(own, other)] * near[np.ix_(other, own)]
         + KERNEL["noise"] * np.eye(len(pairs))
     )
     inverse = np.linalg.inv(kernel)
@@ -302,6 +349,7 @@ def _predict_pairs(
         + KERNEL["other"] * b[None, :, :]
         + KERNEL["pair"] * a[:, None, :] * b[None, :, :]
         + KERNEL["alike"] * alike[:, :, None] * like[None, None, :]
+        + KERNEL["swap"] * near[:, other][:, None, :] * near[:, own][None, :, :]
     )  # (n, n, m)
     mean = cross @ weights
     explained = np.einsum("ijm,ijm->ij", cross @ inverse, cross)
@@ -310,7 +358,9 @@ def _predict_pairs(
     return np.exp(mean) * PRIOR_SPEED, deviation
 
 
-def _prices(rates: NDArray[np.float64], work: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def least_device_time(
+    rates: NDArray[np.float64], work: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Solve for the least device time in which companies do all work.
 
     Parameters
@@ -366,7 +416,7 @@ class _Pool:
         work = np.zeros(len(self.known.known))
         for trial in active:
             work[self.class_of(trial)] += self.left_s(trial)
-        self.price, self.time = _prices(self.known.rates, work)
+        self.price, self.time = least_device_time(self.known.rates, work)
         self.worth = self.known.rates @ self.price
         self.total_s = float(self.time.sum()) / max(1, len(self.devices))
         self.tried: Counter[int] = Counter()
@@ -397,7 +447,7 @@ class _Pool:
         """Return how long trials go on together, s."""
         counts = Counter(map(self.class_of, trials))
         rates = self.known.rates[place]
-        return min(self.left_s(t) * counts[c] / max(1e-6, rates[c]) for t in trials for c in (self.class_of(t),))
+        return min(self.left_s(t) * counts[c] / max(1e-6, float(rates[c])) for t in trials for c in (self.class_of(t),))
 
     def is_urgent(self, trial: Trial) -> bool:
         """Return whether a trial would end last even if it ran alone from now on."""
@@ -425,6 +475,10 @@ class _Pool:
 
     def decide(self) -> list[PoolAction]:
         """Return the actions."""
+        for device in self.devices:
+            if device.kind == "cpu":
+                self.fill_cores(device)
+        self.devices = tuple(device for device in self.devices if device.kind != "cpu")
         free = [device for device in self.devices if not self.on[device.name]]
         for position, device in enumerate(free):
             self.fill(device, others=len(free) - position - 1)
@@ -514,6 +568,27 @@ class _Pool:
         for trial in chosen:
             whole = len(chosen) == 1 and self.must_be_alone(trial)
             self.start(trial, device, self.why(chosen, place), whole=whole)
+
+    def fill_cores(self, device: Device) -> None:
+        """Start a trial in each free slot of the CPU, where slots have cores of their own."""
+        trials = self.on[device.name]
+        even = device.memory_mib / max(1, device.slots)
+        room = device.memory_mib - sum(min(device.memory_mib, t.memory_limit_mib or even) for t in trials)
+        if any(map(self.reserved_alone, trials)):
+            return
+        started = len(trials)
+        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: t.number):
+            need = min(self.need_mib(trial) or even, device.memory_mib)
+            if trial.out_of_memory_mib is not None and trial.attempts > 2:
+                need = device.memory_mib
+            if started < device.slots and need <= room * (1 + 1e-9):
+                room -= need
+                started += 1
+                limit = None if need >= device.memory_mib else need
+                self.actions.append(
+                    StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit, reason="a slot is free")
+                )
+                self.queue[self.class_of(trial)].remove(trial)
 
     def two(self, one: int, two: int, device: Device) -> list[Trial]:
         """Return a trial of each class that fit together; if one must be alone at first, only that one."""
