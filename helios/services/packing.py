@@ -37,7 +37,7 @@ from helios.model.pools import (
 
 PRIOR_SPEED = 0.6
 """Expected speed of a trial beside another, as a share of its speed alone, before anything was measured."""
-KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "swap": 0.0, "noise": 0.002}
+KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "noise": 0.002}
 """Variances of the log speed beside another, by what it is due to. Chosen on K80 and P100."""
 MOST_MEASURED = 320
 """Measured pairs that a prediction rests on; the rest would cost time and tell little."""
@@ -48,7 +48,11 @@ GROWTH = 1.1
 FEW_CLASSES = 6
 """Classes up to which any may be the third of a company."""
 URGENT = 0.2
-"""Worth added to a company with a trial that would end last even if it ran alone from now on."""
+"""Worth added to a company with a long trial, so that it does not run alone at the end."""
+JOIN = 0.5
+"""Share of the option ``worth`` that is enough to join others, since nothing is paused for it."""
+LONG = 0.5
+"""A trial is long if it needs more than this share of the planned time alone; beside another it needs about all."""
 SAMPLE_S = 80.0
 """About what it takes until a trial's speed is known, s."""
 MOST_SAMPLING = 0.06
@@ -323,7 +327,6 @@ def _predict_pairs(
     pairs = [(own, others[0], rate) for (own, others), rate in seen.items() if len(others) == 1 and rate > 0]
     pairs = pairs[:MOST_MEASURED]
     prior = KERNEL["level"] + KERNEL["own"] + KERNEL["other"] + KERNEL["pair"] + KERNEL["alike"] * alike**2
-    prior = prior + KERNEL["swap"] * near**2
     if not pairs:
         return np.full((count, count), PRIOR_SPEED), np.sqrt(prior)
     own = np.array([pair[0] for pair in pairs])
@@ -337,7 +340,6 @@ def _predict_pairs(
         + KERNEL["other"] * two
         + KERNEL["pair"] * one * two
         + KERNEL["alike"] * np.outer(like, like)
-        + KERNEL["swap"] * near[np.ix_(own, other)] * near[np.ix_(other, own)]
         + KERNEL["noise"] * np.eye(len(pairs))
     )
     inverse = np.linalg.inv(kernel)
@@ -349,7 +351,6 @@ def _predict_pairs(
         + KERNEL["other"] * b[None, :, :]
         + KERNEL["pair"] * a[:, None, :] * b[None, :, :]
         + KERNEL["alike"] * alike[:, :, None] * like[None, None, :]
-        + KERNEL["swap"] * near[:, other][:, None, :] * near[:, own][None, :, :]
     )  # (n, n, m)
     mean = cross @ weights
     explained = np.einsum("ijm,ijm->ij", cross @ inverse, cross)
@@ -450,8 +451,8 @@ class _Pool:
         return min(self.left_s(t) * counts[c] / max(1e-6, float(rates[c])) for t in trials for c in (self.class_of(t),))
 
     def is_urgent(self, trial: Trial) -> bool:
-        """Return whether a trial would end last even if it ran alone from now on."""
-        return bool(self.typical_s) and self.left_s(trial) > 0.8 * self.total_s
+        """Return whether a trial would probably end last if it did not run from now on."""
+        return bool(self.typical_s) and self.left_s(trial) > LONG * self.total_s
 
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB; None: nothing is known."""
@@ -624,7 +625,7 @@ class _Pool:
         for one, joined in self.known.extensions(company):
             if not self.queue.get(one) or not self.may_try(joined):
                 continue
-            if self.worth[joined] < self.worth[place] + self.options.worth:
+            if self.worth[joined] < self.worth[place] + self.options.worth * JOIN:
                 continue
             trial = self.pick(one, room, alone=False)
             if trial is None:
