@@ -405,8 +405,13 @@ class _Pool:
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
         self.known = _learn(_traits(active, snapshot.speeds), snapshot.speeds, options.together, options.optimism)
-        seconds = [t.forecast.seconds_p50 for t in active if t.forecast.seconds_p50]
-        self.typical_s = sum(seconds) / len(seconds) if seconds else 0.0
+        alone = {s.family: s.steps_per_s for s in snapshot.speeds if not s.beside}
+        self.lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
+        self.peaks_mib: dict[str, float] = {}
+        for trial in snapshot.trials:
+            if trial.peak_memory_mib is not None:
+                self.peaks_mib[trial.family] = max(trial.peak_memory_mib, self.peaks_mib.get(trial.family, 0.0))
+        self.typical_s = sum(self.lengths_s.values()) / len(self.lengths_s) if self.lengths_s else 0.0
         self.on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
         for trial in self.running:
             if trial.device in self.on:
@@ -441,7 +446,7 @@ class _Pool:
 
     def left_s(self, trial: Trial) -> float:
         """Return the expected remaining time of a trial alone, s; 1 where no length is known."""
-        length = trial.forecast.seconds_p50 or self.typical_s or 1.0
+        length = trial.forecast.seconds_p50 or self.lengths_s.get(trial.family) or self.typical_s or 1.0
         return max(1e-3, length * (1 - min(1.0, max(0.0, trial.progress or 0.0))))
 
     def lasts_s(self, trials: Sequence[Trial], place: int) -> float:
@@ -456,7 +461,8 @@ class _Pool:
 
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB; None: nothing is known."""
-        expected = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        own = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        expected = own or self.peaks_mib.get(trial.family, 0.0)
         need = expected * (1 + self.options.head_room)
         if trial.out_of_memory_mib is not None:
             need = max(need, 1.5 * trial.out_of_memory_mib)
@@ -719,6 +725,20 @@ class _Pool:
         share = self.known.rates[place].sum()
         told = "measured" if self.known.measured[place] else "expected, to be measured"
         return f"{_names(trials)} together do {share:.2f} of one alone ({told})"
+
+
+def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_s: float) -> dict[str, float]:
+    """Return the mean length of a family's trials alone, s, from forecasts, else from the progress of those running."""
+    told: dict[str, list[float]] = defaultdict(list)
+    seen: dict[str, list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.forecast.seconds_p50:
+            told[trial.family].append(trial.forecast.seconds_p50)
+        elif trial.started_s is not None and trial.attempts == 1 and 0.02 < (trial.progress or 0.0) <= 1:
+            speed = alone.get(trial.family) or 0.0
+            share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
+            seen[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
+    return {family: sum(lengths) / len(lengths) for family, lengths in (seen | told).items()}
 
 
 def _names(trials: Iterable[Trial]) -> str:

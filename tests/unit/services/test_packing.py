@@ -137,6 +137,13 @@ def test_a_trial_killed_for_memory_gets_half_as_much_more_and_is_alone_after_the
     assert SERVICE.decide(a_pool([beside, waiting(1)], devices=1, speeds=speeds(a=10, a_a=9))) == []
 
 
+def test_memory_of_a_family_is_learned_from_its_running_trials() -> None:
+    nothing = TrialForecast()
+    trials = [running(0, forecast=nothing), waiting(1, forecast=nothing), waiting(2, forecast=nothing)]
+    actions = SERVICE.decide(a_pool(trials, devices=1, speeds=speeds(a=10, a_a=9)))
+    assert [a.memory_limit_mib for a in actions if isinstance(a, StartTrial)] == [pytest.approx(4_400.0)]
+
+
 def test_slots_of_the_cpu_are_filled() -> None:
     cpu = Device(name="cpu:0", kind="cpu", memory_mib=8_000.0, slots=3)
     actions = SERVICE.decide(a_pool([a_trial(n) for n in range(5)], devices=(cpu,)))
