@@ -43,8 +43,16 @@ MOST_MEASURED = 320
 """Measured pairs that a prediction rests on; the rest would cost time and tell little."""
 MOST_CLASSES = 40
 """Families that the plan tells apart; more are grouped by how they behave."""
+GROWTH = 1.1
+"""Least gain of a company over the same without one trial, for which another trial more is tried."""
+FEW_CLASSES = 6
+"""Classes up to which any may be the third of a company."""
 URGENT = 0.2
-"""Worth added to a company with a trial that would end last even if it ran alone from now on."""
+"""Worth added to a company with a long trial, so that it does not run alone at the end."""
+JOIN = 0.5
+"""Share of the option ``worth`` that is enough to join others, since nothing is paused for it."""
+LONG = 0.5
+"""A trial is long if it needs more than this share of the planned time alone; beside another it needs about all."""
 SAMPLE_S = 80.0
 """About what it takes until a trial's speed is known, s."""
 MOST_SAMPLING = 0.06
@@ -197,6 +205,11 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
         companies += list(zip(first.tolist(), second.tolist(), strict=True))
         rows.append(pairs)
         measured.append(both)
+    if together > 2:
+        larger = _larger_companies(seen, hopeful, together)
+        companies += [company for company, _, _ in larger]
+        rows.append(np.array([row for _, row, _ in larger]).reshape(len(larger), count))
+        measured.append(np.array([known_one for _, _, known_one in larger], dtype=bool))
     rates = np.concatenate(rows)
     return _Knowledge(
         class_of=class_of,
@@ -206,6 +219,42 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
         rates=rates,
         measured=np.concatenate(measured),
     )
+
+
+def _larger_companies(
+    seen: Mapping[tuple[int, Company], float], hopeful: NDArray[np.float64], together: int
+) -> list[tuple[Company, NDArray[np.float64], bool]]:
+    """Return companies of three and more, with what they do of each class and whether that was measured.
+
+    They are those measured, and those with one trial more than a company that was worth its last trial. The one more
+    is of a class in the company where there are many classes, since there would be too many companies otherwise.
+    """
+    count = len(hopeful)
+    rates: dict[Company, dict[int, float]] = defaultdict(dict)
+    for (own, others), rate in seen.items():
+        rates[tuple(sorted((own, *others)))][own] = rate
+    whole = {company: each for company, each in rates.items() if set(each) == set(company)}
+    sums = {company: sum(each[one] for one in company) for company, each in whole.items()}
+    sums |= {(one,): 1.0 for one in range(count)}
+    answer = {company: (each, True) for company, each in whole.items() if 2 < len(company) <= together}
+    for company, each in whole.items():
+        before = [sums.get(company[:at] + company[at + 1 :], 0.0) for at in range(len(company))]
+        if len(company) >= together or sums[company] < GROWTH * max(before):
+            continue
+        for one in range(count) if count <= FEW_CLASSES else sorted(set(company)):
+            grown = tuple(sorted((*company, one)))
+            if grown not in answer and min(hopeful[one, list(company)]) > 0:
+                guess = {member: each[member] * hopeful[member, one] for member in each}
+                guess[one] = min(float(np.prod(hopeful[one, list(company)])), guess.get(one, 1.0))
+                answer[grown] = (guess, False)
+    found = []
+    for company, (each, known) in sorted(answer.items()):
+        row = np.zeros(count)
+        for one in company:
+            row[one] += each[one]
+        if min(each.values()) > 0:
+            found.append((company, row, known))
+    return found
 
 
 def _classes(
@@ -310,7 +359,9 @@ def _predict_pairs(
     return np.exp(mean) * PRIOR_SPEED, deviation
 
 
-def _prices(rates: NDArray[np.float64], work: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def least_device_time(
+    rates: NDArray[np.float64], work: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Solve for the least device time in which companies do all work.
 
     Parameters
@@ -354,8 +405,13 @@ class _Pool:
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
         self.known = _learn(_traits(active, snapshot.speeds), snapshot.speeds, options.together, options.optimism)
-        seconds = [t.forecast.seconds_p50 for t in active if t.forecast.seconds_p50]
-        self.typical_s = sum(seconds) / len(seconds) if seconds else 0.0
+        alone = {s.family: s.steps_per_s for s in snapshot.speeds if not s.beside}
+        self.lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
+        self.peaks_mib: dict[str, float] = {}
+        for trial in snapshot.trials:
+            if trial.peak_memory_mib is not None:
+                self.peaks_mib[trial.family] = max(trial.peak_memory_mib, self.peaks_mib.get(trial.family, 0.0))
+        self.typical_s = sum(self.lengths_s.values()) / len(self.lengths_s) if self.lengths_s else 0.0
         self.on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
         for trial in self.running:
             if trial.device in self.on:
@@ -366,7 +422,7 @@ class _Pool:
         work = np.zeros(len(self.known.known))
         for trial in active:
             work[self.class_of(trial)] += self.left_s(trial)
-        self.price, self.time = _prices(self.known.rates, work)
+        self.price, self.time = least_device_time(self.known.rates, work)
         self.worth = self.known.rates @ self.price
         self.total_s = float(self.time.sum()) / max(1, len(self.devices))
         self.tried: Counter[int] = Counter()
@@ -390,22 +446,23 @@ class _Pool:
 
     def left_s(self, trial: Trial) -> float:
         """Return the expected remaining time of a trial alone, s; 1 where no length is known."""
-        length = trial.forecast.seconds_p50 or self.typical_s or 1.0
+        length = trial.forecast.seconds_p50 or self.lengths_s.get(trial.family) or self.typical_s or 1.0
         return max(1e-3, length * (1 - min(1.0, max(0.0, trial.progress or 0.0))))
 
     def lasts_s(self, trials: Sequence[Trial], place: int) -> float:
         """Return how long trials go on together, s."""
         counts = Counter(map(self.class_of, trials))
         rates = self.known.rates[place]
-        return min(self.left_s(t) * counts[c] / max(1e-6, rates[c]) for t in trials for c in (self.class_of(t),))
+        return min(self.left_s(t) * counts[c] / max(1e-6, float(rates[c])) for t in trials for c in (self.class_of(t),))
 
     def is_urgent(self, trial: Trial) -> bool:
-        """Return whether a trial would end last even if it ran alone from now on."""
-        return bool(self.typical_s) and self.left_s(trial) > 0.8 * self.total_s
+        """Return whether a trial would probably end last if it did not run from now on."""
+        return bool(self.typical_s) and self.left_s(trial) > LONG * self.total_s
 
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB; None: nothing is known."""
-        expected = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        own = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        expected = own or self.peaks_mib.get(trial.family, 0.0)
         need = expected * (1 + self.options.head_room)
         if trial.out_of_memory_mib is not None:
             need = max(need, 1.5 * trial.out_of_memory_mib)
@@ -425,6 +482,10 @@ class _Pool:
 
     def decide(self) -> list[PoolAction]:
         """Return the actions."""
+        for device in self.devices:
+            if device.kind == "cpu":
+                self.fill_cores(device)
+        self.devices = tuple(device for device in self.devices if device.kind != "cpu")
         free = [device for device in self.devices if not self.on[device.name]]
         for position, device in enumerate(free):
             self.fill(device, others=len(free) - position - 1)
@@ -515,6 +576,27 @@ class _Pool:
             whole = len(chosen) == 1 and self.must_be_alone(trial)
             self.start(trial, device, self.why(chosen, place), whole=whole)
 
+    def fill_cores(self, device: Device) -> None:
+        """Start a trial in each free slot of the CPU, where slots have cores of their own."""
+        trials = self.on[device.name]
+        even = device.memory_mib / max(1, device.slots)
+        room = device.memory_mib - sum(min(device.memory_mib, t.memory_limit_mib or even) for t in trials)
+        if any(map(self.reserved_alone, trials)):
+            return
+        started = len(trials)
+        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: t.number):
+            need = min(self.need_mib(trial) or even, device.memory_mib)
+            if trial.out_of_memory_mib is not None and trial.attempts > 2:
+                need = device.memory_mib
+            if started < device.slots and need <= room * (1 + 1e-9):
+                room -= need
+                started += 1
+                limit = None if need >= device.memory_mib else need
+                self.actions.append(
+                    StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit, reason="a slot is free")
+                )
+                self.queue[self.class_of(trial)].remove(trial)
+
     def two(self, one: int, two: int, device: Device) -> list[Trial]:
         """Return a trial of each class that fit together; if one must be alone at first, only that one."""
         for a, b in ((one, two), (two, one)):
@@ -549,7 +631,7 @@ class _Pool:
         for one, joined in self.known.extensions(company):
             if not self.queue.get(one) or not self.may_try(joined):
                 continue
-            if self.worth[joined] < self.worth[place] + self.options.worth:
+            if self.worth[joined] < self.worth[place] + self.options.worth * JOIN:
                 continue
             trial = self.pick(one, room, alone=False)
             if trial is None:
@@ -643,6 +725,20 @@ class _Pool:
         share = self.known.rates[place].sum()
         told = "measured" if self.known.measured[place] else "expected, to be measured"
         return f"{_names(trials)} together do {share:.2f} of one alone ({told})"
+
+
+def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_s: float) -> dict[str, float]:
+    """Return the mean length of a family's trials alone, s, from forecasts, else from the progress of those running."""
+    told: dict[str, list[float]] = defaultdict(list)
+    seen: dict[str, list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.forecast.seconds_p50:
+            told[trial.family].append(trial.forecast.seconds_p50)
+        elif trial.started_s is not None and trial.attempts == 1 and 0.02 < (trial.progress or 0.0) <= 1:
+            speed = alone.get(trial.family) or 0.0
+            share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
+            seen[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
+    return {family: sum(lengths) / len(lengths) for family, lengths in (seen | told).items()}
 
 
 def _names(trials: Iterable[Trial]) -> str:

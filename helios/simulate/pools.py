@@ -178,8 +178,9 @@ def read_pair_profiles(path: Path, *, gpu: str) -> PairProfiles:
         ) from reason
     if not families:
         raise ProfilesInvalid(f"{path} has no speeds of {gpu!r}.", hint="Name a GPU of its column gpu.")
-    grid = speeds.reindex(index=families, columns=families)
-    grid = grid.fillna(mirrored.reindex(index=families, columns=families)).to_numpy(dtype=np.float64)
+    table = speeds.reindex(index=families, columns=families)
+    table = table.fillna(mirrored.reindex(index=families, columns=families))
+    grid = table.to_numpy(dtype=np.float64)
     steps = alone.reindex(families).to_numpy(dtype=np.float64)
     beside = np.where(grid > 0, grid / steps[:, None], np.nan)
     return PairProfiles(families=families, alone=steps, beside=np.where(np.isnan(beside.T), np.nan, beside))
@@ -388,7 +389,7 @@ class SimulatedPool:
         """
         next_s = self._arrivals[0][0] if self._arrivals else math.inf
         for attempt in self._running.values():
-            due = min(attempt.leaves_s, attempt.ready_s if attempt.ready_s > self.now_s else math.inf)
+            due = min(attempt.leaves_s, math.inf if attempt.computes else attempt.ready_s)
             if attempt.rate > 0 and attempt.leaves_s == math.inf:
                 due = min(due, self.now_s + self._left[attempt.number] / attempt.rate)
             if not attempt.measured:

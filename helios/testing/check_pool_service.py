@@ -59,7 +59,8 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
 
 def a_trial(number: int = 0, **values: Any) -> Trial:
     """Return a trial; what is not named is unknown."""
-    return Trial(**({"number": number, "parameters": {}, "family": "train"} | values))
+    known: dict[str, Any] = {"number": number, "parameters": {}, "family": "train"} | values
+    return Trial(**known)
 
 
 def a_pool(trials: list[Trial], *, devices: int | tuple[Device, ...] = 2, **values: Any) -> PoolSnapshot:
@@ -69,7 +70,8 @@ def a_pool(trials: list[Trial], *, devices: int | tuple[Device, ...] = 2, **valu
         if isinstance(devices, tuple)
         else tuple(Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(devices))
     )
-    return PoolSnapshot(**({"now_s": NOW_S, "devices": there, "trials": tuple(trials)} | values))
+    known: dict[str, Any] = {"now_s": NOW_S, "devices": there, "trials": tuple(trials)} | values
+    return PoolSnapshot(**known)
 
 
 def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
@@ -217,14 +219,17 @@ def _device_faults(starts: list[StartTrial], pool: PoolSnapshot) -> Iterator[str
     running = [trial for trial in pool.trials if trial.state is TrialState.RUNNING]
     slots = Counter([*(trial.device for trial in running), *(start.device for start in starts)])
     promised: dict[str | None, float] = defaultdict(float)
-    for one in (*running, *starts):
-        promised[one.device] += one.memory_limit_mib or 0.0
-    for name in dict.fromkeys(start.device for start in starts):
-        device = devices.get(name)
+    for name, limit in [
+        *((trial.device, trial.memory_limit_mib) for trial in running),
+        *((start.device, start.memory_limit_mib) for start in starts),
+    ]:
+        promised[name] += limit or 0.0
+    for chosen in dict.fromkeys(start.device for start in starts):
+        device = devices.get(chosen)
         if device is None:
-            yield f"it starts a trial on {name!r}, which is not in the snapshot"
+            yield f"it starts a trial on {chosen!r}, which is not in the snapshot"
             continue
-        if slots[name] > device.slots:
-            yield f"it puts {slots[name]} trials on {name}, which has {device.slots} slots"
-        if promised[name] > device.memory_mib * (1 + 1e-9):
-            yield f"it promises {promised[name]:.0f} MiB on {name}, which has {device.memory_mib:.0f}"
+        if slots[chosen] > device.slots:
+            yield f"it puts {slots[chosen]} trials on {chosen}, which has {device.slots} slots"
+        if promised[chosen] > device.memory_mib * (1 + 1e-9):
+            yield f"it promises {promised[chosen]:.0f} MiB on {chosen}, which has {device.memory_mib:.0f}"
