@@ -132,7 +132,9 @@ def state(trials: int) -> None:
         control_s = time.perf_counter() - began
         size_mib = (folder / FILE).stat().st_size / 2**20
     print(f"state of {count:,} trials, {len(lines):,} lines, {size_mib:.1f} MiB")
-    print(f"  written, each result synced to the disk  {written_s:6.2f} s ({1000 * written_s / trials:.2f} ms a trial)")
+    print(
+        f"  written and synced at the end             {written_s:6.2f} s ({1000 * written_s / trials:.2f} ms a trial)"
+    )
     print(f"  read back                                {read_s:6.2f} s")
     print(f"  the same lines parsed as JSON            {control_s:6.2f} s")
 

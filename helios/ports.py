@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Snapshot
+from helios.model.pools import PoolAction, PoolSnapshot
 
 
 class RunTime(NamedTuple):
@@ -200,6 +201,28 @@ class Service(Protocol):
 
         On jobs they are a desired state: what an earlier call asked for and this one does not is reverted. What a
         service set on nodes stays until it asks for something else, or for :class:`helios.actions.RevertNodes`.
+        """
+        ...
+
+
+class PoolService(Protocol):
+    """Plug-in that says what a pool's trials should do next, and never acts itself.
+
+    A class as for :class:`Service`, registered in the entry point group ``helios.pool_services``. ``decide`` is
+    deterministic: no clock (time is ``snapshot.now_s``), network, disk or randomness of its own.
+
+    Attributes
+    ----------
+    every : timedelta
+        Longest time between two decisions; positive. A pool asks also when a trial ends, or is measured.
+    """
+
+    every: timedelta
+
+    def decide(self, snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        """Return what to start, pause and stop now, possibly nothing.
+
+        Only waiting and paused trials can be started, each once, and only running ones paused.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a training program says to a Helios pool, and what the pool asks of it.
+"""Reports, checkpoints and requests of a training program in a Helios pool.
 
 This is the whole package: one module without dependencies, for Python 3.9 and newer, which may also be copied beside a
 program. Without a pool its functions do nothing that would disturb a program: reports go nowhere, nothing is
@@ -61,10 +61,11 @@ class _State:
 
     def __init__(self) -> None:
         self.folder: Path | None = None
-        self.answered: tuple[int, int] | None = None
+        self.seen: tuple[int, int] | None = None
+        self.persists = False
         self.by_signal = False
         self.unwritten = False
-        self.said: dict[str, bool] = {}
+        self.warned = False
 
 
 _state = _State()
@@ -133,30 +134,25 @@ def _write(told: dict[str, Any]) -> None:
             os.close(handle)
     except OSError as reason:
         _state.unwritten = True
-        _warn("report", f"reports cannot be written: {reason}")
-
-
-def _warn(about: str, text: str) -> None:
-    """Warn once of each thing."""
-    if about not in _state.said:
-        _state.said[about] = True
-        print(f"helios_task: {text}", file=sys.stderr)  # noqa: T201 - a warning without the program's logging
+        if not _state.warned:
+            _state.warned = True
+            print(f"helios_task: reports cannot be written: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
 
 
 def parameters(**defaults: Any) -> dict[str, Any]:
-    """Return the parameters of the trial, over what is given for a run without a pool."""
+    """Return the parameters of the trial, over the given defaults."""
     told = json.loads(os.environ.get("HELIOS_PARAMETERS") or "{}")
     return {**defaults, **told}
 
 
 def trial() -> int | None:
-    """Return the number of the trial; None without a pool."""
+    """Return the number of the trial, or None without a pool."""
     number = os.environ.get("HELIOS_TRIAL")
     return int(number) if number else None
 
 
 def requested() -> str | None:
-    """Return what is requested; None for nothing.
+    """Return what is requested, or None.
 
     ``"pause"``: save a checkpoint and exit with code 0; the pool starts the trial again later. ``"checkpoint"``: save
     one and go on; returned once. ``"stop"``: exit; the trial is not needed any more.
@@ -169,14 +165,13 @@ def requested() -> str | None:
         try:
             found = os.stat(path)  # noqa: PTH116 - once for each batch, so as cheap as it can be
             state = (found.st_mtime_ns, found.st_ino)
-            if state != _state.answered or _state.said.get("persists"):
+            if state != _state.seen or _state.persists:
                 with open(path, "rb") as file:  # noqa: PTH123 - as above
                     request = json.loads(file.read(4_096))["request"]
                 if request in REQUESTS:
-                    if state != _state.answered:
+                    if state != _state.seen:
                         _write({"answer": request})
-                    _state.answered = state
-                    _state.said["persists"] = request != "checkpoint"
+                    _state.seen, _state.persists = state, request != "checkpoint"
                     return str(request)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nothing is requested, or nothing that can be read
@@ -184,9 +179,10 @@ def requested() -> str | None:
 
 
 def watch_signals() -> None:
-    """Have SIGUSR1 and SIGTERM request a pause, as ``#SBATCH --signal=USR1@120`` sends it before a time limit.
+    """Have SIGUSR1 and SIGTERM request a pause.
 
-    Call it in the main thread. Without a pool it works as well.
+    Slurm sends the first before a time limit with ``#SBATCH --signal=USR1@120``. Call this in the main thread. Without
+    a pool it works as well.
     """
 
     def ask(number: int, frame: Any) -> None:
@@ -226,7 +222,7 @@ def _remove(folder: Path, process: int) -> None:
 
 @contextmanager
 def save_checkpoint(name: str, *, step: int | None = None) -> Iterator[Path]:
-    """Give a path to write a checkpoint to, and make it the latest at the end.
+    """Give a path to write to, and make it the latest checkpoint.
 
     A program that is killed while it writes leaves the one before as it was. A file of the same name is replaced.
 
@@ -281,7 +277,7 @@ def mark_checkpoint(name: str, *, step: int | None = None) -> None:
 
 
 def latest_checkpoint() -> Path | None:
-    """Return the last complete checkpoint; None where there is none."""
+    """Return the last complete checkpoint, or None."""
     folder = checkpoint_folder()
     try:
         name = (folder / LATEST).read_text(encoding="utf-8").strip()
@@ -295,7 +291,10 @@ def latest_checkpoint() -> Path | None:
 
 
 def _from_first_process(request: str | None) -> str | None:
-    """Return what the first of several processes was requested, so that all act at the same step."""
+    """Return what was requested of the first of several processes.
+
+    So all act at the same step.
+    """
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

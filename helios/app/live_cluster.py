@@ -156,7 +156,8 @@ def configured_domains(settings: Settings) -> frozenset[Domain]:
     A service that is not installed is ignored.
     """
     offered = installed()
-    return frozenset(offered[name].domain for name in settings.services if name in offered)
+    domains = (offered[name].domain for name in settings.services if name in offered)
+    return frozenset(domain for domain in domains if domain is not None)
 
 
 def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:

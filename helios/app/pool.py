@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
-from helios.model.pools import PoolAction, PoolSnapshot, TrialState
+from helios.model.pools import TrialState
 from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.pools.devices import find_devices
 from helios.pools.space import TrainingSweep, open_search, read_training_sweep
@@ -29,6 +28,8 @@ SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in a job: when it ends, s since the epoch."""
 SUBMIT_S = 60.0
 """How long sbatch may take."""
+SHARED_SLOTS = 8
+"""Most trials on a GPU that a service shares between trials."""
 MARGIN_S, MARGIN_SHARE = 60.0, 0.1
 """How long before the end trials are asked for a checkpoint; of a short time limit, a part."""
 
@@ -84,8 +85,14 @@ def run_pool(
             "Only a Python program can start from a warm process.",
             hint='Write command = "python SCRIPT.py ..." in the sweep file, or leave --warm out.',
         )
-    decide = fixed_slots if service is None else _service(service)
-    devices = find_devices(kind=kind, slots=slots, memory_mib=memory_mib)
+    decide: Decide = fixed_slots
+    if service is not None:
+        from helios.services.registry import build_for_pool  # noqa: PLC0415 - takes time to import, and most need none
+
+        decide = build_for_pool(service, {}).decide
+    devices = find_devices(
+        kind=kind, slots=slots, memory_mib=memory_mib, gpu_slots=1 if service is None else SHARED_SLOTS
+    )
     into = (folder or path.with_suffix(".pool")).absolute()
     ends_s = end_of_allocation(time_limit_s, environment)
     began_s = time.time()
@@ -138,19 +145,6 @@ def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]
     if (told := environment.get(SLURM_END, "")).isdigit():
         ends.append(float(told))
     return min(ends, default=None)
-
-
-def _service(name: str) -> Decide:
-    from helios.services.registry import build  # noqa: PLC0415 - most pools need none
-
-    service: Any = build(name, {})
-    if str(getattr(service, "domain", "jobs")) != "pools":
-        raise UsageError(f"{name} is no service for pools.", hint="helios service list shows which are.")
-
-    def decide(snapshot: PoolSnapshot) -> Sequence[PoolAction]:
-        return list(service.decide(snapshot))
-
-    return decide
 
 
 # The same as a job of Slurm.

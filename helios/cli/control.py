@@ -26,7 +26,7 @@ from helios.cli.output import answer, progress_bars, say, say_notes, show, show_
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, UsageError
 from helios.model import Mode
-from helios.services.registry import domain_of, installed
+from helios.services.registry import POOL_GROUP, domain_of, installed
 from helios.warehouse import Warehouse
 
 MOST_LINES = 40
@@ -452,10 +452,11 @@ def list_(as_json: AsJson = False) -> None:
     For a broken one it says why it cannot be used.
     """
     configured = configuration().settings.services
-    found = installed().values()
+    found = [*installed().values(), *installed(POOL_GROUP).values()]
     table = Table("Service", "Configured", "What it does", "Options", "From", box=None, pad_edge=False)
     for it in found:
         summary = f"broken: {it.broken}" if it.broken else it.summary
         options = "\n".join(map(str, it.options))
         table.add_row(it.name, "yes" if it.name in configured else "", summary, options, it.package)
-    answer([asdict(it) | {"configured": it.name in configured} for it in found], table, as_json=as_json)
+    listed = [asdict(it) | {"configured": it.name in configured, "domain": it.domain or "pools"} for it in found]
+    answer(listed, table, as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ def run_(
         Literal["gpu", "cpu"] | None, Option(help="What trials run on. Default: GPUs where there are any.")
     ] = None,
     memory: Annotated[
-        str | None, Option(help="Memory of each device that trials may share, as 24GiB. Default: what is free now.")
+        str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
     ] = None,
     time_limit: Annotated[
         str | None, Option(help="When to end, as 2h. Default: with the Slurm job, if this is in one.")
@@ -153,12 +154,10 @@ def submit_(
 
 
 def _mib(text: str) -> float:
-    units = {"MiB": 1.0, "GiB": 1024.0, "MB": 1e6 / 2**20, "GB": 1e9 / 2**20, "M": 1.0, "G": 1024.0}
-    for unit, mib in units.items():
-        number = text.removesuffix(unit).strip()
-        if text.endswith(unit) and number.replace(".", "", 1).isdigit() and float(number) > 0:
-            return float(number) * mib
-    raise UsageError(f"{text!r} is not an amount of memory.", hint="Write 24GiB or 800MiB")
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?", text)
+    if parts is None or not float(parts[1]):
+        raise UsageError(f"{text!r} is not an amount of memory.", hint="Write 800M or 24G; 1G is 1,024M.")
+    return float(parts[1]) * {"M": 1, "G": 1 << 10, "T": 1 << 20}[parts[2]]
 
 
 class _Lines:

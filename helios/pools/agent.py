@@ -39,7 +39,7 @@ _OOM_SCORE = "500"
 """Trials are killed before the coordinator when the machine's memory is short (``proc_pid_oom_score_adj``)."""
 _MIB = 2.0**20
 _SHORTEST_WATCH_S, _LONGEST_WATCH_S = 0.1, 2.0
-_WATCH_COST = 50
+_WATCH_COST = 100
 """One part in so many of a core goes into watching."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -283,15 +283,19 @@ class Agent:
         """Have the warm process start a trial, and return whether there is one."""
         if self._warm is None and not self._warm_failed:
             before = {name: value for name, value in environment.items() if name not in order["own"]}
-            self._warm = subprocess.Popen(
-                [order["argv"][0], str(Path(__file__).with_name("warm.py")), *order["warm"]],
-                env={**before, POOL: self._pool},
-                cwd=order["folder"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=partial(_LIBC.prctl, _SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - as above
-            )
+            try:
+                self._warm = subprocess.Popen(
+                    [order["argv"][0], str(Path(__file__).with_name("warm.py")), *order["warm"]],
+                    env={**before, POOL: self._pool},
+                    cwd=order["folder"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=partial(_LIBC.prctl, _SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - as above
+                )
+            except OSError as reason:
+                self._warm_failed = True
+                self._say({"event": "warm_failed", "reason": str(reason)})
         if self._warm is None or self._warm.stdin is None:
             return False
         self._pending[trial.number] = (order, trial)
@@ -310,7 +314,10 @@ class Agent:
         return None if self._warm is None or self._warm.stdout is None else self._warm.stdout.fileno()
 
     def read_warm(self) -> None:
-        """Take what the warm process says, and start its trials without it where it has ended."""
+        """Take what the warm process says.
+
+        Where it has ended, its trials are started without it.
+        """
         assert self._warm is not None and self._warm.stdout is not None
         read = os.read(self._warm.stdout.fileno(), 65_536)
         *lines, self._warm_rest = (self._warm_rest + read).split(b"\n")
@@ -518,9 +525,9 @@ def _proportional(process: psutil.Process) -> float:
 
 
 def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
-    """Return the memory of a GPU that processes use, and 0 where the driver does not tell.
+    """Return the memory of a GPU that processes use, MiB.
 
-    It does not in a container with process ids of its own.
+    It is 0 where the driver does not tell, as in a container with process ids of its own.
     """
     try:
         import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
@@ -603,8 +610,6 @@ def main(pool: str) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
 
     agent = Agent(pool, say)
-    say({"event": "ready", "pid": os.getpid()})
-    sys.stdout.flush()
     selector, buffer = selectors.DefaultSelector(), b""
     selector.register(0, selectors.EVENT_READ)
     selector.register(wake_in, selectors.EVENT_READ)
@@ -621,8 +626,7 @@ def main(pool: str) -> None:
                     continue
                 read = os.read(0, 65536)
                 if not read:
-                    agent.end_all()
-                    return
+                    raise BrokenPipeError  # the coordinator has ended
                 *lines, buffer = (buffer + read).split(b"\n")
                 for line in lines:
                     order = json.loads(line)

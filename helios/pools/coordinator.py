@@ -13,7 +13,7 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
@@ -48,7 +48,7 @@ MORE_ROOM = 1.5
 """What a trial that was killed for memory gets of its last limit."""
 WAITING_AT_MOST = 10_000
 """How many trials of a grid are made before they can start."""
-_READ_S, _COST = 0.25, 50
+_READ_S, _COST = 0.25, 100
 """How often reports are read; one part in so many of a core goes into it."""
 _DECIDE_S = 1.0
 """How often the service is asked while nothing happens; no more than a part of a core goes into it either."""
@@ -56,6 +56,8 @@ _TERM_GRACE_S = 10.0
 """From SIGTERM to SIGKILL."""
 _PRUNE_GRACE_S = 10.0
 """From the request to stop to SIGTERM."""
+_SYNC_S = 0.5
+"""A power cut loses what ended in so many seconds, which is run again; a kill loses nothing."""
 _HOLD_S = 2.0
 """After how long a full disk is tried again."""
 _RECENT = 100
@@ -70,7 +72,7 @@ _NO_MEMORY = re.compile(
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _AGENT_DEATHS = 5
 
-Decide = Callable[[PoolSnapshot], Sequence[PoolAction]]
+Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 
 
 class Watcher(Protocol):
@@ -215,7 +217,7 @@ class Coordinator:
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
-        self._read_at_s = self._decide_at_s = self._hold_until_s = 0.0
+        self._read_at_s = self._decide_at_s = self._sync_at_s = self._hold_until_s = 0.0
 
     # What others may look at.
 
@@ -325,6 +327,8 @@ class Coordinator:
             due.append(self.ends_s - self._margin_s)
         if not self._stop_reason:
             due.append(self._decide_at_s)
+        if self.state.unsynced:
+            due.append(self._sync_at_s)
         assert self._agent is not None
         timeout = max(0.0, min(due) - time.time()) if self._running else _READ_S
         with selectors.DefaultSelector() as selector:
@@ -444,10 +448,12 @@ class Coordinator:
         return True
 
     def _settle(self) -> None:
-        """Tell the search of results, once they are on the disk."""
-        if self._untold and self.state.sync():
-            while self._untold and self._tell_search(self._untold[0]):
-                del self._untold[0]
+        """Tell the search of results that are written, and sync these now and then."""
+        while self._untold and not self.state.problem and self._tell_search(self._untold[0]):
+            del self._untold[0]
+        if self.state.unsynced and time.time() >= self._sync_at_s:
+            self.state.sync()
+            self._sync_at_s = time.time() + _SYNC_S
 
     def _trial(self, record: TrialRecord) -> Trial:
         forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
@@ -490,7 +496,7 @@ class Coordinator:
         snapshot = self.snapshot()
         self._just_ended.clear()
         try:
-            actions = self._decide(snapshot)
+            actions = list(self._decide(snapshot))
         except Exception as reason:
             self._note(f"The service could not decide, so slots are fixed: {type(reason).__name__}: {reason}")
             actions = fixed_slots(snapshot)

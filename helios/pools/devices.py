@@ -22,7 +22,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEX
 
 
 def find_devices(
-    *, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None
+    *, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None, gpu_slots: int = 1
 ) -> tuple[Device, ...]:
     """Return the devices that this process may use.
 
@@ -31,7 +31,7 @@ def find_devices(
     kind : str, optional
         ``gpu`` or ``cpu``. None for the GPUs, or for the CPU where there are none.
     slots : int, optional
-        Most trials at the same time on each. None for one on a GPU, and one for each core of the CPU.
+        Most trials at the same time on each. None for ``gpu_slots`` on a GPU, and one for each core of the CPU.
     memory_mib : float, optional
         Memory of each that trials may share. None for what is free now.
 
@@ -48,7 +48,7 @@ def find_devices(
                 kind="gpu",
                 model=gpu.model,
                 memory_mib=memory_mib or gpu.free_mib,
-                slots=slots or 1,
+                slots=slots or gpu_slots,
             )
             for place, gpu in enumerate(gpus)
         )

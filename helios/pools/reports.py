@@ -50,7 +50,7 @@ class TaskRequest(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One line of a report file, or the scalars of one step of an event file.
+    """A line of a report file, or the scalars of an event.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Report:
 
 
 def parse_report(line: bytes) -> Report | None:
-    """Return what a line reports; None where it is no report.
+    """Return what a line reports, or None.
 
     A line is a JSON object. Its numbers are metrics, but for those named in ``OWN_KEYS``; anything else is ignored.
     """
@@ -130,7 +130,7 @@ def _number(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    """Return a text on one line that a terminal shows as it is; None where it is none."""
+    """Return a text as one line without control characters, or None."""
     if not isinstance(value, str):
         return None
     plain = "".join(letter if letter.isprintable() else " " for letter in value[:LONGEST_MESSAGE]).strip()
@@ -258,7 +258,9 @@ class ReportReader:
 
 
 def write_request(path: Path, request: TaskRequest | None) -> None:
-    """Ask something of a program, or with None take it back (before it is started again).
+    """Ask something of a program, or with None take it back.
+
+    A request is taken back before the program is started again.
 
     Raises
     ------
@@ -389,7 +391,7 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 def parse_event(event: bytes) -> Report | None:
-    """Return the scalars of an event; None where it has none.
+    """Return the scalars of an event, or None.
 
     Raises
     ------
@@ -438,7 +440,7 @@ def _summary_value(data: bytes) -> tuple[str, float | None]:
 
 
 def _tensor_scalar(data: bytes) -> float | None:
-    """Return the value of a ``TensorProto`` without dimensions; None of any other."""
+    """Return the value of a ``TensorProto`` without dimensions, or None."""
     kind, content, listed = 0, b"", b""
     for number, value in _fields(data):
         if number == 1 and isinstance(value, int):

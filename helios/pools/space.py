@@ -44,7 +44,9 @@ LARGEST_TRIALS_FILE = 1 << 26
 MOST_TRIALS = 100_000
 MOST_PARAMETERS = 256
 LONGEST_TEXT = 4_096
-"""Characters of a value: all of a trial's must fit into one variable of the environment, 128 KiB on Linux."""
+"""Characters of a value."""
+LARGEST_TRIAL = 100_000
+"""Characters of a trial's parameters as JSON; a variable of the environment has at most 128 KiB on Linux."""
 LARGEST_END = 2**53
 """Of a range: Optuna counts in floats, which are not every whole number above it."""
 LONGEST_VALUE = 2_000
@@ -150,7 +152,7 @@ class TrainingSweep:
 
     @property
     def combinations(self) -> int | None:
-        """Number of combinations or listed trials; None where a range has no end of values."""
+        """Number of combinations or listed trials, None where a range is continuous."""
         if self.listed:
             return len(self.listed)
         return _combinations(self.parameters)
@@ -161,7 +163,10 @@ class TrainingSweep:
         return self.search.trials if self.search else (self.combinations or 0)
 
     def combination(self, number: int) -> dict[str, Value]:
-        """Return a listed trial, or a combination of the grid; the last parameter changes fastest."""
+        """Return a listed trial, or a combination of the grid.
+
+        The last parameter changes fastest.
+        """
         if self.listed:
             return dict(self.listed[number])
         chosen: dict[str, Value] = {}
@@ -187,12 +192,12 @@ class TrainingSweep:
         return [_fill_word(word, filled) for word in self.command]
 
     def events_folder(self, *, trial: int, checkpoints: Path) -> Path | None:
-        """Return where a trial's event files are; None where none are read."""
+        """Return where a trial's event files are, or None."""
         filled = _fill_word(self.events, {"trial": trial, "checkpoints": str(checkpoints)})
         return self.cwd / filled if filled else None
 
     def fingerprint(self) -> str:
-        """Return a hash of what the numbers of trials stand for, without how many there are."""
+        """Return a hash of all that trials depend on but their number."""
         spaces = {
             name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
         }
@@ -393,8 +398,15 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
     if told.trials_file is not None:
         if parameters:
             raise _Refused("a file of trials and [parameters] exclude each other", "parameters")
+        if not (folder / told.trials_file).is_file():
+            hint = "Paths are relative to the sweep file."
+            raise _Refused(f"the file of trials {told.trials_file} does not exist", "trials_file", hint=hint)
         listed = read_trials(folder / told.trials_file)
     _check_names(command, set(parameters) | {name for trial in listed for name in trial}, told)
+    longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
+    if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
+        at = "trials_file" if listed else "parameters"
+        raise _Refused(f"the values of a trial are more than {LARGEST_TRIAL:,} characters together", at)
     for name in told.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("HELIOS_") or "\0" in told.env[name]:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
@@ -413,6 +425,10 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
         cwd=cwd.resolve(),
         events=_events(told.events),
     )
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
 
 
 def _events(template: str | None) -> str:
@@ -494,7 +510,7 @@ def _check_names(command: tuple[str, ...], known: set[str], told: _SweepTable) -
 
 
 def _value_fault(value: Any) -> str:
-    """Return why something cannot be a value; empty if it can."""
+    """Return why something cannot be a value, or nothing."""
     if not isinstance(value, Value):
         return "is neither text, a number nor true or false"
     if isinstance(value, float) and not math.isfinite(value):
@@ -507,7 +523,7 @@ def _value_fault(value: Any) -> str:
 
 
 def _name_fault(name: str) -> str:
-    """Return why something cannot be the name of a parameter; empty if it can."""
+    """Return why something cannot be the name of a parameter, or nothing."""
     if name in OWN_PLACEHOLDERS:
         return f"{name!r} is a name that every trial has already"
     return "" if re.fullmatch(NAME, name) else f"{name!r} is no name of a parameter"
@@ -559,7 +575,7 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
 
 
 def _search(told: _SweepTable, count: int | None, parameters: Mapping[str, Any]) -> SearchMethod | None:
-    """Return how Optuna searches; None where it is not needed."""
+    """Return how Optuna searches, or None where it is not needed."""
     if not parameters and told.trials_file is None:
         raise _Refused("there are no trials", "parameters", hint="Name values in [parameters], or a trials_file.")
     table = told.search
@@ -569,7 +585,7 @@ def _search(told: _SweepTable, count: int | None, parameters: Mapping[str, Any])
             endless = next(name for name, space in parameters.items() if _values(space) is None)
             hint = 'Write how many in [search]: trials = 64 and metric = "..."; or a list of values, or a step.'
             raise _Refused(
-                f"{endless} has no end of values, and no number of trials is given",
+                f"{endless} is continuous, and no number of trials is given",
                 *at,
                 *((endless,) if at == ("parameters",) else ()),
                 hint=hint,
@@ -727,13 +743,14 @@ class NextTrial:
 
 
 class Search(Protocol):
-    """Which trial comes next; kept in a folder, for one process at a time.
+    """Which trial comes next, kept in a folder.
 
-    After a restart, trials that were asked for and not told are asked for again under the same number.
+    One process at a time has the folder. After a restart, trials that were asked for and not told are asked for again
+    under the same number.
     """
 
     def ask(self) -> NextTrial | None:
-        """Return the next trial; None when all were asked for.
+        """Return the next trial, or None when all were asked for.
 
         Raises
         ------
@@ -751,7 +768,9 @@ class Search(Protocol):
         """
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Record the metric (which may be NaN) at a step, and return whether the trial is to be pruned.
+        """Record the metric at a step, and return whether to prune the trial.
+
+        The metric may be NaN.
 
         Raises
         ------
@@ -764,7 +783,7 @@ class Search(Protocol):
 
 
 def open_search(sweep: TrainingSweep, folder: Path) -> Search:
-    """Open the search of a sweep in a folder of its own, or go on with it.
+    """Open the search of a sweep in its own folder, or go on with it.
 
     Raises
     ------
@@ -847,7 +866,7 @@ class ListSearch:
         self._next = 0
 
     def ask(self) -> NextTrial | None:
-        """Return the next trial; None when all were asked for."""
+        """Return the next trial, or None when all were asked for."""
         while self._next in self._told:
             self._next += 1
         if self._next >= self._sweep.trials:
@@ -878,7 +897,7 @@ class ListSearch:
 
 @contextmanager
 def _whole(handle: int) -> Iterator[int]:
-    """Give where a file ends, and cut it off there if what is written within fails."""
+    """Give the end of a file, and cut it off there after a failure."""
     size = os.fstat(handle).st_size
     try:
         yield size
@@ -912,7 +931,7 @@ def load_optuna() -> Any:
 
 
 def _make_sampler(method: SearchMethod, done: int) -> Any:
-    """Return a sampler whose seed differs after a restart, or it would draw the same trials again."""
+    """Return a sampler that does not draw the same trials after a restart."""
     if not method.sampler:
         return None
     options = dict(method.sampler_options)
@@ -932,22 +951,39 @@ def _make_pruner(method: SearchMethod) -> Any:
 
 JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
+LOCKED = "pool\n"
 STALE_LOCK_S = 5
-"""After which Optuna breaks the lock of the journal, s; it is held for one write, and left by a kill."""
+"""After which the lock of a dashboard that was killed is broken, s; it is held for one write."""
 EVERY_STEP = 100
 """Up to this step all reports are kept, then those that are ``THINNED`` times later than the last one kept."""
 THINNED = 1.01
 
 
 class _Journal:
-    """Optuna's journal file, without lines that were only written in part."""
+    """Optuna's journal file, and the lock by which its dashboard and this process take turns.
+
+    A kill leaves neither a line that was only written in part nor, since the lock says whose it is, the lock.
+    """
 
     def __init__(self, path: Path) -> None:
         journal = load_optuna().storages.journal
         self._handle = open_private(path)
         _trim(self._handle)
-        lock = journal.JournalFileOpenLock(str(path), grace_period=STALE_LOCK_S)
-        self._file = journal.JournalFileBackend(str(path), lock_obj=lock)
+        self._lock_path = path.with_name(f"{path.name}.lock")
+        with suppress(FileNotFoundError):
+            if self._lock_path.read_text() == LOCKED:  # by a pool that was killed: this one has the folder now
+                self._lock_path.unlink()
+        self._lock = journal.JournalFileOpenLock(str(path), grace_period=STALE_LOCK_S)
+        self._file = journal.JournalFileBackend(str(path), lock_obj=self)
+
+    def acquire(self) -> bool:
+        self._lock.acquire()
+        self._lock_path.write_text(LOCKED)
+        return True
+
+    def release(self) -> None:
+        with suppress(RuntimeError):  # a dashboard broke the lock while this process was stopped; the line is written
+            self._lock.release()
 
     def read_logs(self, log_number_from: int) -> Any:
         return self._file.read_logs(log_number_from)
@@ -961,7 +997,7 @@ class _Journal:
 
 
 class OptunaSearch:
-    """A search by a sampler of Optuna, or a grid or list of which a pruner of Optuna ends trials early."""
+    """A search by a sampler of Optuna, or a grid or list with a pruner."""
 
     def __init__(self, sweep: TrainingSweep, folder: Path, lock: int) -> None:
         assert sweep.search is not None
@@ -997,7 +1033,7 @@ class OptunaSearch:
         self._asked = len(trials)
 
     def ask(self) -> NextTrial | None:
-        """Return the next trial; None when all were asked for."""
+        """Return the next trial, or None when all were asked for."""
         with _disk(self._folder), _quiet():
             try:
                 if not self._again and self._asked < self._method.trials:
@@ -1050,7 +1086,10 @@ class OptunaSearch:
         return self._trials[number]
 
     def tell(self, number: int, state: TrialState, metric: float | None) -> None:
-        """Record how a trial ended; one that finished without its metric is a failure to Optuna."""
+        """Record how a trial ended.
+
+        One that finished without its metric has failed, for Optuna.
+        """
         of = self._optuna.trial.TrialState
         value = finite(metric) if state is TrialState.FINISHED else None
         told = of.PRUNED if state is TrialState.PRUNED else of.FAIL if value is None else of.COMPLETE

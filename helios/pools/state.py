@@ -1,8 +1,7 @@
 """File of what a pool did, which survives a kill at any moment.
 
 Its lines are JSON, appended and never changed. A line that was cut off is the last one, and the next run removes it.
-A result is on the disk before the search or anybody else hears of it, so that a finished trial is never run
-again.
+A result is in it before the search or anybody else hears of it, so that a finished trial is never run again.
 """
 
 from __future__ import annotations
@@ -107,6 +106,8 @@ class StateFile:
         Whether trials ran when the file was written last.
     problem : str
         Why nothing can be written now; empty: it can.
+    unsynced : bool
+        Whether lines were written that a power cut would lose.
 
     Raises
     ------
@@ -124,7 +125,7 @@ class StateFile:
         self.pool, self.problem = "", ""
         self._unwritten: list[bytes] = []
         self._retry_at_s = 0.0
-        self._unsynced = False
+        self.unsynced = False
         try:
             make_folder(folder)
             self._handle = open_private(self.path)
@@ -243,7 +244,7 @@ class StateFile:
     ) -> None:
         """Record how an attempt ended.
 
-        Nobody may be told of it before it is on the disk (:meth:`sync`).
+        It survives a kill from now on, and a power cut from the next :meth:`sync` on.
 
         Parameters
         ----------
@@ -279,7 +280,7 @@ class StateFile:
 
     def sync(self) -> bool:
         """Have everything on the disk, and return whether it is."""
-        if self._unsynced and not self.problem:
+        if self.unsynced and not self.problem:
             self._write(lasting=True)
         return not self.problem
 
@@ -303,7 +304,7 @@ class StateFile:
             self.problem = "the disk is full" if full else (reason.strerror or str(reason))
             self._retry_at_s = time.monotonic() + _RETRY_S
             return
-        self._unsynced = not lasting
+        self.unsynced = not lasting
         self._length += len(lines)
         self._unwritten.clear()
         self.problem = ""

@@ -1,4 +1,4 @@
-"""Warm process, in which the imports of a Python program are done before its trials start.
+"""Warm process that has done the imports of a Python program.
 
 Each trial is a fork of it. The program is run as ``python SCRIPT.py`` would run it. The fork of a fork becomes a child
 of the agent, which then treats it as any other trial.

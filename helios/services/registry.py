@@ -2,6 +2,8 @@
 
 A package offers a service by an entry point of group ``helios.services``; the entry's name is the service's name in
 configuration, audit and reports. An error in a package is reported with its name, and does not affect other services.
+Services for pools of trials have the group ``helios.pool_services``: they have no domain, since no control cycle asks
+them.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from pydantic_core import PydanticSerializationError, to_json
 from helios.choices import Domain
 from helios.config import RENAMED_SERVICES
 from helios.errors import ServiceInvalid, ServiceUnknown
-from helios.ports import Service
+from helios.ports import PoolService, Service
 
 GROUP = "helios.services"
+POOL_GROUP = "helios.pool_services"
+"""Group of :class:`helios.ports.PoolService`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +63,8 @@ class InstalledService:
         First line of the class's docstring.
     options : tuple of ServiceOption
         In the declared order.
-    domain : Domain
-        The domain that it acts on.
+    domain : Domain or None
+        The domain that it acts on; None: pools.
     requires_gain : str
         The gain that the site's own history must show before the service may act; empty for none.
     broken : str
@@ -72,17 +76,17 @@ class InstalledService:
     package: str
     summary: str = ""
     options: tuple[ServiceOption, ...] = ()
-    domain: Domain = Domain.JOBS
+    domain: Domain | None = Domain.JOBS
     requires_gain: str = ""
     broken: str = ""
 
 
-def installed() -> dict[str, InstalledService]:
-    """Return all installed services by name.
+def installed(group: str = GROUP) -> dict[str, InstalledService]:
+    """Return all installed services of a group by name.
 
     Broken ones have the reason.
     """
-    return {name: _described(name, entries) for name, entries in sorted(_entries().items())}
+    return {name: _described(name, entries, group) for name, entries in sorted(_entries(group).items())}
 
 
 def build(name: str, options: Mapping[str, Any]) -> Service:
@@ -108,7 +112,21 @@ def build(name: str, options: Mapping[str, Any]) -> Service:
     return make_service(service_class, checked_options(service_class, options, name=name), name=name)
 
 
-def find(name: str) -> type[Any]:
+def build_for_pool(name: str, options: Mapping[str, Any]) -> PoolService:
+    """Return the service for pools of that name, made with the given options.
+
+    Raises
+    ------
+    ServiceUnknown, ServiceInvalid
+        As :func:`build`.
+    """
+    service_class = find(name, POOL_GROUP)
+    service: Any = make_service(service_class, checked_options(service_class, options, name=name), name=name)
+    made: PoolService = service
+    return made
+
+
+def find(name: str, group: str = GROUP) -> type[Any]:
     """Return the class of the service of that name.
 
     Raises
@@ -116,7 +134,7 @@ def find(name: str) -> type[Any]:
     ServiceUnknown, ServiceInvalid
         As :func:`build`.
     """
-    entries, name = _entries(), RENAMED_SERVICES.get(name, name)
+    entries, name = _entries(group), _current_name(name, group)
     if name not in entries:
         raise ServiceUnknown(
             f"No service {name!r} is installed.",
@@ -224,13 +242,18 @@ def _flaws_of_options(options: Any) -> list[str]:
     return flaws
 
 
-def _entries() -> dict[str, list[EntryPoint]]:
+def _entries(group: str) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
-        same_name = found.setdefault(RENAMED_SERVICES.get(entry.name, entry.name), [])
+    for entry in entry_points(group=group):
+        same_name = found.setdefault(_current_name(entry.name, group), [])
         if all(entry.value != other.value for other in same_name):  # an editable install may be found twice
             same_name.append(entry)
     return found
+
+
+def _current_name(name: str, group: str) -> str:
+    """Return the name of today; ``packing`` once was the fill order of nodes, and is a service for pools now."""
+    return RENAMED_SERVICES.get(name, name) if group == GROUP else name
 
 
 def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
@@ -253,8 +276,10 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
     return service_class  # type: ignore[no-any-return]  # because an entry point loads anything; it was just checked
 
 
-def _described(name: str, entries: list[EntryPoint]) -> InstalledService:
-    bare = InstalledService(name=name, target=entries[0].value, package=", ".join(filter(None, map(_package, entries))))
+def _described(name: str, entries: list[EntryPoint], group: str) -> InstalledService:
+    domain = None if group == POOL_GROUP else Domain.JOBS
+    packages = ", ".join(filter(None, map(_package, entries)))
+    bare = InstalledService(name=name, target=entries[0].value, package=packages, domain=domain)
     try:
         service_class = _loaded(name, entries)
     except ServiceInvalid as reason:
@@ -263,7 +288,7 @@ def _described(name: str, entries: list[EntryPoint]) -> InstalledService:
         bare,
         summary=(inspect.getdoc(service_class) or "").partition("\n")[0],
         options=list_options(service_class),
-        domain=domain_of(service_class),
+        domain=None if group == POOL_GROUP else domain_of(service_class),
         requires_gain=getattr(service_class, "requires_gain", ""),
     )
 

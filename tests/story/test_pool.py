@@ -210,7 +210,6 @@ def test_a_time_limit_ends_the_pool_and_says_what_is_left(helios: Helios, sweep:
         (("--device", "gpu"), "No NVIDIA GPU"),
         (("--events", "--json"), "exclude each other"),
         (("--service", "nobody"), "nobody"),
-        (("--service", "qssf"), "no service for pools"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_starts(

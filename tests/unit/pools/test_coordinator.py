@@ -30,6 +30,7 @@ from helios.pools.agent import POOL
 from helios.pools.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.pools.space import SearchMethod, TrainingSweep, open_search
 from helios.pools.state import FILE, StateFile, TrialRecord
+from helios.services.packing import Packing
 from tests.waiting import until
 
 CPU = Device(name="cpu:0", kind="cpu", memory_mib=1000.0, slots=2)
@@ -354,6 +355,15 @@ for step in range(first, 40):
 """
 
 
+COUNTED = """
+import json, os, time
+for step in range(20):
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps({"step": step, "loss": 1 / (step + 1), "progress": (step + 1) / 20}) + "\\n")
+    time.sleep(0.1)
+"""
+
+
 def test_a_paused_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     paused: list[int] = []
 
@@ -524,3 +534,11 @@ def test_without_the_warm_process_trials_start_as_ever(tmp_path: Path) -> None:
     end, trials = run(sweep, warm=["deadly_module"])
     assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
     assert any("warm process ended" in note for note in end.notes)
+
+
+def test_the_packing_service_runs_a_pool(tmp_path: Path) -> None:
+    packing = Packing(Packing.Options())
+    watched = Watched()
+    end, trials = run(a_sweep(tmp_path, COUNTED, [1, 2, 3, 4]), decide=packing.decide, watched=watched)
+    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 4
+    assert end.notes == ()

@@ -154,6 +154,15 @@ def test_gigabytes_are_passed_over_and_said(tmp_path: Path) -> None:
     assert reader.skipped_lines == 1
 
 
+def test_where_reading_goes_on_within_a_line_it_is_no_report(tmp_path: Path) -> None:
+    path, reader = tmp_path / "report", ReportReader(tmp_path / "report")
+    end = b'{"step": 9}\n' + b"\n" * 100 + b'{"step": 2}\n'
+    end = end[:12] + b"\n" * (reports.STEP - len(end)) + end[12:]
+    path.write_bytes(b"x" * (reports.FARTHEST_BEHIND + 1) + end)
+    found = [step for _ in range(reports.STEP // 1_000 + 2) for step in steps(reader.read())]
+    assert found == [2]
+
+
 def test_one_call_looks_at_so_many_lines(tmp_path: Path) -> None:
     path, reader = tmp_path / "report", ReportReader(tmp_path / "report")
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(2_500)) + '{"step"')

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import random
+import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -31,6 +36,9 @@ from helios.pools.space import (
     read_training_sweep,
 )
 from tests.examples import examples
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
 
 COMMAND = 'command = "python train.py --lr {lr} --width {width}"\n'
 GRID = COMMAND + "[parameters]\nlr = [0.1, 0.01]\nwidth = [32, 64, 128]\n"
@@ -44,6 +52,9 @@ trials = 12
 metric = "accuracy"
 seed = 1
 """
+
+
+LONG_SEARCH = SEARCH.replace("trials = 12", "trials = 400")
 
 
 @pytest.fixture
@@ -202,6 +213,13 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ('events = "runs"\n' + GRID, 1, "event files"),
         ('env = { HELIOS_TRIAL = "1" }\n' + GRID, 1, "cannot be set"),
         ('trials_file = "t.csv"\n' + GRID, 3, "exclude each other"),
+        (COMMAND + 'trials_file = "t.csv"\n', 2, "does not exist"),
+        (
+            'command = "true"\nreads_parameters = true\n[parameters]\n'
+            + "".join(f'a{number} = "{4_000 * "x"}"\n' for number in range(26)),
+            3,
+            "more than 100,000",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_line(sweep: Reader, text: str, line: int, said: str) -> None:
@@ -227,6 +245,22 @@ def test_without_optuna_a_search_says_what_to_install(sweep: Reader, monkeypatch
     assert sweep(GRID).trials == 6
     with pytest.raises(UsageError, match=r"helios-slurm\[search\]"):
         sweep(SEARCH)
+
+
+def test_examples_of_the_page_are_sweep_files(sweep: Reader) -> None:
+    page = (ROOT / "docs" / "sweep-file.md").read_text()
+    examples_of_it = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    assert [sweep(text).trials for text in examples_of_it] == [64, 100]
+    table = page[page.index("## Sweep file") : page.index("**Command.**")]
+    keys = set(re.findall(r"^\| `\[?(\w+)\]?` \|", table, flags=re.MULTILINE))
+    assert keys == {*space._SweepTable.model_fields}
+    for text in re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE):
+        compile(text, "page", "exec")
+
+
+@pytest.mark.parametrize("name", ["sweep.toml", "search.toml"])
+def test_sweep_of_digits_has_24_trials(name: str) -> None:
+    assert read_training_sweep(ROOT / "benchmarks" / "pool_digits" / name).trials == 24
 
 
 # Lists of trials.
@@ -300,6 +334,14 @@ def test_search_goes_on_after_a_restart(sweep: Reader, tmp_path: Path, text: str
     third = open_search(read, tmp_path / "pool")
     assert {trial.number for trial in ask_all(third)} == set(range(read.trials)) - {1, 3}
     third.close()
+
+
+def test_what_is_told_twice_is_recorded_once(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(GRID), tmp_path / "pool")
+    search.tell(0, TrialState.FINISHED, 0.5)
+    search.tell(0, TrialState.FAILED, None)
+    lines = (tmp_path / "pool" / "told.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"number": 0, "state": "finished", "metric": 0.5}]
 
 
 def test_search_draws_within_the_space_and_no_trial_twice(sweep: Reader, tmp_path: Path) -> None:
@@ -504,6 +546,64 @@ def test_on_a_full_disk_nothing_is_half_written(sweep: Reader, tmp_path: Path, t
     assert "full" in done.stdout
     search = open_search(read, tmp_path / "pool")
     assert [trial.number for trial in ask_all(search)][:4] == [0, 1, 3, 4]
+
+
+def ask_and_tell(file: Path, folder: Path, log: Path) -> None:
+    """Run a search one trial at a time, and write a line before and after each."""
+    search = open_search(read_training_sweep(file), folder)
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, b"open 0\n")
+    for trial in iter(search.ask, None):
+        os.write(handle, f"{trial.number} {trial.parameters['lr']}\n".encode())
+        search.report(trial.number, 0, 0.5)
+        search.tell(trial.number, TrialState.FINISHED, 0.5)
+        os.write(handle, f"told {trial.number}\n".encode())
+
+
+@pytest.mark.parametrize("text", [GRID.replace("[32, 64, 128]", "{ low = 1, high = 50000, int = true }"), LONG_SEARCH])
+def test_a_search_that_is_killed_again_and_again_asks_what_was_not_told(
+    sweep: Reader, tmp_path: Path, text: str
+) -> None:
+    read, chance = sweep(text), random.Random(1)
+    processes = multiprocessing.get_context("forkserver")  # which imports once
+    processes.set_forkserver_preload([__name__, "optuna", "optuna.samplers", "optuna.storages.journal"])
+    kills = 12
+    for number in range(kills):
+        log = tmp_path / f"{number}.log"
+        started = processes.Process(target=ask_and_tell, args=(read.path, tmp_path / "pool", log))
+        started.start()
+        lines = chance.randrange(1, 9)
+        until(lambda log=log, lines=lines: log.exists() and log.read_bytes().count(b"\n") >= lines)  # type: ignore[misc]
+        time.sleep(chance.random() / 200)  # somewhere within the next writes
+        started.kill()
+        started.join()
+        assert started.exitcode == -signal.SIGKILL
+    logged = [line.split() for number in range(kills) for line in (tmp_path / f"{number}.log").read_text().splitlines()]
+    told = [int(rest) for word, rest in logged if word == "told"]
+    asked = {(word, rest) for word, rest in logged if word not in ("told", "open")}
+    assert len(told) == len(set(told)) > 10
+    assert len(asked) == len({word for word, _ in asked})  # the same parameters each time
+    again = {trial.number for trial in ask_all(open_search(read, tmp_path / "pool"))}
+    assert not again & set(told)
+    assert len(again | set(told)) >= read.trials - kills  # what was told just before a kill was not logged
+
+
+def test_the_lock_of_a_pool_that_was_killed_is_gone_at_once(sweep: Reader, tmp_path: Path) -> None:
+    open_search(sweep(SEARCH), tmp_path / "pool").close()
+    lock = tmp_path / "pool" / f"{space.JOURNAL}.lock"
+    lock.write_text(space.LOCKED)
+    search = open_search(sweep(SEARCH), tmp_path / "pool")
+    assert not lock.exists()
+    assert search.ask() is not None
+
+
+def test_a_lock_that_was_broken_meanwhile_is_no_error(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(SEARCH), tmp_path / "pool")
+    assert isinstance(search, space.OptunaSearch)
+    search._journal.acquire()
+    (tmp_path / "pool" / f"{space.JOURNAL}.lock").unlink()
+    search._journal.release()
+    assert search.ask() is not None
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(sweep: Reader, tmp_path: Path) -> None:

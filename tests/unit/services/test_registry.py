@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
+from helios.services.packing import Packing
 from helios.services.qssf import Qssf
-from helios.services.registry import build, installed
+from helios.services.registry import POOL_GROUP, build, build_for_pool, installed
 
 GOOD = """
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ Install = Callable[..., str]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Put a package with one service onto the path, as an installer would, and return the service's name."""
 
-    def put(name: str, code: str, *, target: str = "Good", package: str = "") -> str:
+    def put(name: str, code: str, *, target: str = "Good", package: str = "", group: str = "helios.services") -> str:
         package = package or f"pack-{name}"
         folder = tmp_path / package
         module = f"{package.replace('-', '_')}_module"
@@ -64,7 +65,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         facts.mkdir(parents=True)
         (folder / f"{module}.py").write_text(code)
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
-        (facts / "entry_points.txt").write_text(f"[helios.services]\n{name} = {module}:{target}\n")
+        (facts / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{target}\n")
         monkeypatch.syspath_prepend(folder)
         monkeypatch.delitem(sys.modules, module, raising=False)
         return name
@@ -83,6 +84,22 @@ def test_helios_own_services_are_installed() -> None:
     assert found["qssf"].package.startswith("helios-slurm ")
     assert (found["qssf"].requires_gain, found["soft_limits"].requires_gain) == ("", "soft_limits")
     assert not found["qssf"].broken
+
+
+def test_services_for_pools_are_found_apart(install: Install) -> None:
+    name = install("packs", GOOD, group=POOL_GROUP)
+    assert name not in installed()
+    assert (installed(POOL_GROUP)[name].domain, installed(POOL_GROUP)[name].broken) == (None, "")
+    assert build_for_pool(name, {"gpus": 2}).options.gpus == 2  # type: ignore[attr-defined]  # as options_built
+    with pytest.raises(ServiceUnknown, match="packs"):
+        build(name, {})
+    with pytest.raises(ServiceInvalid, match="no option 'cpus'"):
+        build_for_pool(name, {"cpus": 2})
+
+
+def test_helios_own_service_for_pools_is_installed() -> None:
+    assert isinstance(build_for_pool("packing", {"together": 2}), Packing)
+    assert "node_fill_order" not in installed(POOL_GROUP)
 
 
 def test_a_service_is_built_with_its_defaults() -> None:

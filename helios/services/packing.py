@@ -1,0 +1,763 @@
+"""Packing of trials, which share devices where that ends the sweep sooner.
+
+What two trials do to each other is not known before they ran together, so the service learns it in the pool. Speeds of
+pairs are predicted by a Gaussian process from the pairs that were measured and from the trials' parameters. A linear
+program over the families' remaining work then says how long each company of trials should be on a device at best, and
+what a second of each family's work is worth. A device takes the company that is worth most, and gives it up where
+another one would be worth more than a restart costs.
+
+Relish (doi 10.1145/3533028.3533309) packs by memory and by the overhead of segments; the plan by a linear program is
+that of Gavel (OSDI'20), over families instead of jobs and without knowing the speeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from helios.model.pools import (
+    Device,
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    SharedSpeed,
+    StartTrial,
+    Trial,
+    TrialState,
+)
+
+PRIOR_SPEED = 0.6
+"""Expected speed of a trial beside another, as a share of its speed alone, before anything was measured."""
+KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "noise": 0.002}
+"""Variances of the log speed beside another, by what it is due to. Chosen on K80 and P100."""
+MOST_MEASURED = 320
+"""Measured pairs that a prediction rests on; the rest would cost time and tell little."""
+MOST_CLASSES = 40
+"""Families that the plan tells apart; more are grouped by how they behave."""
+GROWTH = 1.1
+"""Least gain of a company over the same without one trial, for which another trial more is tried."""
+FEW_CLASSES = 6
+"""Classes up to which any may be the third of a company."""
+URGENT = 0.2
+"""Worth added to a company with a long trial, so that it does not run alone at the end."""
+JOIN = 0.5
+"""Share of the option ``worth`` that is enough to join others, since nothing is paused for it."""
+LONG = 0.5
+"""A trial is long if it needs more than this share of the planned time alone; beside another it needs about all."""
+SAMPLE_S = 80.0
+"""About what it takes until a trial's speed is known, s."""
+MOST_SAMPLING = 0.06
+"""Share of the expected time that may go into trials of families of which nothing is known."""
+
+Company = tuple[int, ...]
+"""Classes of the trials on a device, sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingOptions:
+    """Options of the packing of trials.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two decisions where nothing happens, s.
+    together : int
+        Most trials on a device at the same time.
+    head_room : float
+        Memory that a trial may use above what is expected of it, as a share of that.
+    optimism : float
+        Standard deviations by which an unmeasured pair is expected to be better than predicted, so that it is tried.
+    restart_s : float
+        What it costs to pause a trial and to start it again, s.
+    worth : float
+        Least gain, as a share of a device's worth, for which a device changes its company.
+    """
+
+    every_s: int = 30
+    together: int = 8
+    head_room: float = 0.1
+    optimism: float = 1.0
+    restart_s: float = 40.0
+    worth: float = 0.04
+
+    def __post_init__(self) -> None:
+        for holds, message in (
+            (self.every_s > 0, "every_s must be positive"),
+            (1 <= self.together <= 64, "together must lie between 1 and 64"),
+            (0 <= self.head_room <= 4, "head_room must lie between 0 and 4"),
+            (0 <= self.optimism <= 10, "optimism must lie between 0 and 10"),
+            (0 <= self.restart_s < math.inf, "restart_s must be at least 0 and finite"),
+            (0 <= self.worth < 1, "worth must lie between 0 and 1"),
+        ):
+            if not holds:
+                raise ValueError(message)
+
+
+class Packing:
+    """Share devices between trials where that ends the sweep sooner.
+
+    The first trial of a family runs alone until its memory and its speed are known. A company that was not measured
+    is tried on one device at a time. No trial is put where the memory that is expected of all, with head-room, exceeds
+    the device's. A trial killed for memory starts again with half as much more, and alone after the second time.
+    """
+
+    Options = PackingOptions
+
+    def __init__(self, options: PackingOptions) -> None:
+        self.options = options
+        self.every = timedelta(seconds=options.every_s)
+
+    def decide(self, snapshot: PoolSnapshot) -> list[PoolAction]:
+        """Return which trials to start where, and which to pause.
+
+        It is empty where everything may stay as it is.
+        """
+        pool = _Pool(snapshot, self.options)
+        return pool.decide() if pool.waiting or pool.running else []
+
+
+# What is known of companies.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Knowledge:
+    """Speeds of companies, measured or predicted.
+
+    Attributes
+    ----------
+    class_of : dict of str to int
+        Class of each family.
+    known : bool array of shape (n_classes,)
+        Whether its speed alone was measured.
+    companies : list of Company
+        That may be.
+    place : dict of Company to int
+    rates : float64 array of shape (n_companies, n_classes)
+        Seconds of work alone that a company does in a second, of each class, with optimism where it was not measured.
+    each : dict of Company to dict of int to float
+        Speed of one trial of a class in a company.
+    measured : bool array of shape (n_companies,)
+    """
+
+    class_of: dict[str, int]
+    known: NDArray[np.bool_]
+    companies: list[Company]
+    place: dict[Company, int]
+    rates: NDArray[np.float64]
+    measured: NDArray[np.bool_]
+
+    def extensions(self, company: Company) -> list[tuple[int, int]]:
+        """Return the classes that may join a company, each with the place of what it makes."""
+        joined = ((one, self.place.get(tuple(sorted((*company, one))))) for one in range(len(self.known)))
+        return [(one, place) for one, place in joined if place is not None]
+
+
+Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+"""Families in their order, each with what its trials' parameters have in common."""
+
+
+@lru_cache(maxsize=8)
+def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optimism: float) -> _Knowledge:
+    """Return what the measured speeds tell of all companies.
+
+    It is the same for the same arguments, and kept since they change seldom.
+    """
+    families = [family for family, _ in traits]
+    alone = {s.family: s.steps_per_s for s in speeds if not s.beside and s.steps_per_s > 0}
+    class_of, members = _classes(families, speeds, alone)
+    count = len(members)
+    known = np.array([any(family in alone for family in group) for group in members], dtype=bool)
+    sums: dict[tuple[int, Company], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for s in speeds:
+        if s.beside and s.family in alone and s.family in class_of and all(b in class_of for b in s.beside):
+            entry = sums[class_of[s.family], tuple(sorted(class_of[b] for b in s.beside))]
+            entry[0] += s.samples * min(1.2, s.steps_per_s / alone[s.family])
+            entry[1] += s.samples
+    seen = {key: total / samples for key, (total, samples) in sums.items()}
+    mean, deviation = _predict_pairs(_similarity(traits, members), seen)
+    hopeful = np.minimum(1.0, mean * np.exp(optimism * deviation))
+    companies: list[Company] = [()] if together < 1 else [(one,) for one in range(count)]
+    rows = [np.eye(count)]
+    measured = [np.ones(count, dtype=bool)]
+    if together >= 2:
+        first, second = np.triu_indices(count)
+        speed = hopeful.copy()
+        exact = np.zeros((count, count), dtype=bool)
+        for (own, others), rate in seen.items():
+            if len(others) == 1:
+                speed[own, others[0]], exact[own, others[0]] = rate, True
+        both = exact[first, second] & exact[second, first]
+        fits = ~(exact & (speed <= 0))
+        kept = fits[first, second] & fits[second, first]
+        first, second, both = first[kept], second[kept], both[kept]
+        pairs = np.zeros((len(first), count))
+        np.add.at(pairs, (np.arange(len(first)), first), speed[first, second])
+        np.add.at(pairs, (np.arange(len(first)), second), speed[second, first])
+        companies += list(zip(first.tolist(), second.tolist(), strict=True))
+        rows.append(pairs)
+        measured.append(both)
+    if together > 2:
+        larger = _larger_companies(seen, hopeful, together)
+        companies += [company for company, _, _ in larger]
+        rows.append(np.array([row for _, row, _ in larger]).reshape(len(larger), count))
+        measured.append(np.array([known_one for _, _, known_one in larger], dtype=bool))
+    rates = np.concatenate(rows)
+    return _Knowledge(
+        class_of=class_of,
+        known=known,
+        companies=companies,
+        place={company: place for place, company in enumerate(companies)},
+        rates=rates,
+        measured=np.concatenate(measured),
+    )
+
+
+def _larger_companies(
+    seen: Mapping[tuple[int, Company], float], hopeful: NDArray[np.float64], together: int
+) -> list[tuple[Company, NDArray[np.float64], bool]]:
+    """Return companies of three and more, with what they do of each class and whether that was measured.
+
+    They are those measured, and those with one trial more than a company that was worth its last trial. The one more
+    is of a class in the company where there are many classes, since there would be too many companies otherwise.
+    """
+    count = len(hopeful)
+    rates: dict[Company, dict[int, float]] = defaultdict(dict)
+    for (own, others), rate in seen.items():
+        rates[tuple(sorted((own, *others)))][own] = rate
+    whole = {company: each for company, each in rates.items() if set(each) == set(company)}
+    sums = {company: sum(each[one] for one in company) for company, each in whole.items()}
+    sums |= {(one,): 1.0 for one in range(count)}
+    answer = {company: (each, True) for company, each in whole.items() if 2 < len(company) <= together}
+    for company, each in whole.items():
+        before = [sums.get(company[:at] + company[at + 1 :], 0.0) for at in range(len(company))]
+        if len(company) >= together or sums[company] < GROWTH * max(before):
+            continue
+        for one in range(count) if count <= FEW_CLASSES else sorted(set(company)):
+            grown = tuple(sorted((*company, one)))
+            if grown not in answer and min(hopeful[one, list(company)]) > 0:
+                guess = {member: each[member] * hopeful[member, one] for member in each}
+                guess[one] = min(float(np.prod(hopeful[one, list(company)])), guess.get(one, 1.0))
+                answer[grown] = (guess, False)
+    found = []
+    for company, (each, known) in sorted(answer.items()):
+        row = np.zeros(count)
+        for one in company:
+            row[one] += each[one]
+        if min(each.values()) > 0:
+            found.append((company, row, known))
+    return found
+
+
+def _classes(
+    families: Sequence[str], speeds: Iterable[SharedSpeed], alone: Mapping[str, float]
+) -> tuple[dict[str, int], list[list[str]]]:
+    """Return the class of each family, and the families of each class."""
+    if len(families) <= MOST_CLASSES:
+        return {family: place for place, family in enumerate(families)}, [[family] for family in families]
+    suffers: dict[str, list[float]] = defaultdict(list)
+    presses: dict[str, list[float]] = defaultdict(list)
+    for s in speeds:
+        if len(s.beside) == 1 and s.family in alone:
+            suffers[s.family].append(s.steps_per_s / alone[s.family])
+            presses[s.beside[0]].append(s.steps_per_s / alone[s.family])
+    keys = {}
+    for family in families:
+        cell = (_cell(suffers.get(family)), _cell(presses.get(family))) if family in alone else (-1, -1)
+        keys[family] = cell
+    order = {cell: place for place, cell in enumerate(sorted(set(keys.values())))}
+    members: list[list[str]] = [[] for _ in order]
+    for family in families:
+        members[order[keys[family]]].append(family)
+    return {family: order[cell] for family, cell in keys.items()}, members
+
+
+def _cell(shares: Sequence[float] | None) -> int:
+    """Return a fifth of the speeds, 0 to 4, in which a family lies, or 5 if nothing is known."""
+    return 5 if not shares else min(4, int(5 * sum(shares) / len(shares)))
+
+
+def _similarity(traits: Traits, members: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+    """Return how alike the parameters of classes are, 0 to 1, shape (n, n)."""
+    by_family = dict(traits)
+    rows = [dict(by_family[group[0]]) if len(group) == 1 else {} for group in members]
+    names = sorted({name for row in rows for name in row})
+    count = len(rows)
+    alike = np.zeros((count, count))
+    total = 0
+    for name in names:
+        values = [row.get(name) for row in rows]
+        if len(set(map(repr, values))) < 2:
+            continue
+        total += 1
+        if all(v is None or (isinstance(v, int | float) and not isinstance(v, bool) and v > 0) for v in values):
+            logs = np.log2(np.array([np.nan if v is None else v for v in values], dtype=np.float64))
+            alike += np.nan_to_num(np.exp(-np.abs(logs[:, None] - logs[None, :]) / 2))
+        else:
+            codes = np.unique([repr(v) for v in values], return_inverse=True)[1]
+            told = np.array([v is not None for v in values])
+            alike += (codes[:, None] == codes[None, :]) & told[:, None] & told[None, :]
+    alike = alike / max(1, total)
+    np.fill_diagonal(alike, 1.0)
+    return alike
+
+
+def _predict_pairs(
+    alike: NDArray[np.float64], seen: Mapping[tuple[int, Company], float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Predict the speed of each class beside each other one.
+
+    Returns
+    -------
+    mean : float64 array of shape (n, n)
+        Speed of the row's class beside the column's, as a share of its speed alone.
+    deviation : float64 array of shape (n, n)
+        Standard deviation of its logarithm.
+    """
+    count = len(alike)
+    near = 0.5 * np.eye(count) + 0.5 * alike
+    pairs = [(own, others[0], rate) for (own, others), rate in seen.items() if len(others) == 1 and rate > 0]
+    pairs = pairs[:MOST_MEASURED]
+    prior = KERNEL["level"] + KERNEL["own"] + KERNEL["other"] + KERNEL["pair"] + KERNEL["alike"] * alike**2
+    if not pairs:
+        return np.full((count, count), PRIOR_SPEED), np.sqrt(prior)
+    own = np.array([pair[0] for pair in pairs])
+    other = np.array([pair[1] for pair in pairs])
+    values = np.log(np.clip([pair[2] for pair in pairs], 0.02, 1.2)) - math.log(PRIOR_SPEED)
+    like = alike[own, other]
+    one, two = near[np.ix_(own, own)], near[np.ix_(other, other)]
+    kernel = (
+        KERNEL["level"]
+        + KERNEL["own"] * one
+        + KERNEL["other"] * two
+        + KERNEL["pair"] * one * two
+        + KERNEL["alike"] * np.outer(like, like)
+        + KERNEL["noise"] * np.eye(len(pairs))
+    )
+    inverse = np.linalg.inv(kernel)
+    weights = inverse @ values
+    a, b = near[:, own], near[:, other]  # (n, m)
+    cross = (
+        KERNEL["level"]
+        + KERNEL["own"] * a[:, None, :]
+        + KERNEL["other"] * b[None, :, :]
+        + KERNEL["pair"] * a[:, None, :] * b[None, :, :]
+        + KERNEL["alike"] * alike[:, :, None] * like[None, None, :]
+    )  # (n, n, m)
+    mean = cross @ weights
+    explained = np.einsum("ijm,ijm->ij", cross @ inverse, cross)
+    scale = max(0.25, min(4.0, (2 + float(values @ weights)) / (2 + len(pairs))))
+    deviation = np.sqrt(np.maximum(1e-6, prior - explained) * scale)
+    return np.exp(mean) * PRIOR_SPEED, deviation
+
+
+def least_device_time(
+    rates: NDArray[np.float64], work: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Solve for the least device time in which companies do all work.
+
+    Parameters
+    ----------
+    rates : float64 array of shape (n_companies, n_classes)
+    work : float64 array of shape (n_classes,)
+        Remaining seconds alone.
+
+    Returns
+    -------
+    price : float64 array of shape (n_classes,)
+        Device seconds that one more second of a class's work costs.
+    time : float64 array of shape (n_companies,)
+        How long each company is on devices at best, s.
+    """
+    todo = work > 0
+    price, time = np.ones(len(work)), np.zeros(len(rates))
+    if not todo.any():
+        return price, time
+    useful = np.flatnonzero((rates[:, todo] > 0).any(axis=1) & (rates[:, ~todo] <= 0).all(axis=1))
+    answer = linprog(
+        np.ones(len(useful)), A_ub=-rates[np.ix_(useful, todo)].T, b_ub=-work[todo] / work.sum(), method="highs"
+    )
+    if answer.status != 0:
+        return price, time
+    price[todo] = -answer.ineqlin.marginals
+    time[useful] = answer.x * work.sum()
+    return price, time
+
+
+# A decision.
+
+
+class _Pool:
+    """A snapshot on its way to a decision."""
+
+    def __init__(self, snapshot: PoolSnapshot, options: PackingOptions) -> None:
+        self.options = options
+        self.devices = snapshot.devices
+        self.waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
+        self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
+        active = self.waiting + self.running
+        self.known = _learn(_traits(active, snapshot.speeds), snapshot.speeds, options.together, options.optimism)
+        alone = {s.family: s.steps_per_s for s in snapshot.speeds if not s.beside}
+        self.lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
+        self.peaks_mib: dict[str, float] = {}
+        for trial in snapshot.trials:
+            if trial.peak_memory_mib is not None:
+                self.peaks_mib[trial.family] = max(trial.peak_memory_mib, self.peaks_mib.get(trial.family, 0.0))
+        self.typical_s = sum(self.lengths_s.values()) / len(self.lengths_s) if self.lengths_s else 0.0
+        self.on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
+        for trial in self.running:
+            if trial.device in self.on:
+                self.on[trial.device].append(trial)
+        self.queue: dict[int, list[Trial]] = defaultdict(list)
+        for trial in sorted(self.waiting, key=lambda t: (-self.left_s(t), t.number)):
+            self.queue[self.class_of(trial)].append(trial)
+        work = np.zeros(len(self.known.known))
+        for trial in active:
+            work[self.class_of(trial)] += self.left_s(trial)
+        self.price, self.time = least_device_time(self.known.rates, work)
+        self.worth = self.known.rates @ self.price
+        self.total_s = float(self.time.sum()) / max(1, len(self.devices))
+        self.tried: Counter[int] = Counter()
+        for trials in self.on.values():
+            place = self.known.place.get(self.company(trials)) if len(trials) > 1 else None
+            if place is not None:
+                self.tried[place] += 1
+                self.time[place] -= min(self.lasts_s(trials, place), self.time[place])
+        self.actions: list[PoolAction] = []
+        self.unknown = {one for one, trials in self.queue.items() if self.must_be_alone(trials[0])}
+        sampling_s = len(self.unknown) * (options.restart_s + SAMPLE_S) / max(1, len(self.devices))
+        self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * (self.total_s if self.typical_s else 0.0)
+
+    def class_of(self, trial: Trial) -> int:
+        """Return the class of a trial's family."""
+        return self.known.class_of[trial.family]
+
+    def company(self, trials: Iterable[Trial]) -> Company:
+        """Return the classes of trials."""
+        return tuple(sorted(map(self.class_of, trials)))
+
+    def left_s(self, trial: Trial) -> float:
+        """Return the expected remaining time of a trial alone, s; 1 where no length is known."""
+        length = trial.forecast.seconds_p50 or self.lengths_s.get(trial.family) or self.typical_s or 1.0
+        return max(1e-3, length * (1 - min(1.0, max(0.0, trial.progress or 0.0))))
+
+    def lasts_s(self, trials: Sequence[Trial], place: int) -> float:
+        """Return how long trials go on together, s."""
+        counts = Counter(map(self.class_of, trials))
+        rates = self.known.rates[place]
+        return min(self.left_s(t) * counts[c] / max(1e-6, float(rates[c])) for t in trials for c in (self.class_of(t),))
+
+    def is_urgent(self, trial: Trial) -> bool:
+        """Return whether a trial would probably end last if it did not run from now on."""
+        return bool(self.typical_s) and self.left_s(trial) > LONG * self.total_s
+
+    def need_mib(self, trial: Trial) -> float | None:
+        """Return the memory to keep for a trial, MiB; None: nothing is known."""
+        own = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        expected = own or self.peaks_mib.get(trial.family, 0.0)
+        need = expected * (1 + self.options.head_room)
+        if trial.out_of_memory_mib is not None:
+            need = max(need, 1.5 * trial.out_of_memory_mib)
+        return need or None
+
+    def reserved_mib(self, trial: Trial) -> float:
+        """Return the memory of a running trial that nobody else may be promised, MiB."""
+        if trial.memory_limit_mib is not None:
+            return trial.memory_limit_mib
+        seen = trial.peak_memory_mib or trial.forecast.memory_p95_mib
+        return math.inf if not seen else seen * (1 + self.options.head_room)
+
+    def must_be_alone(self, trial: Trial) -> bool:
+        """Return whether nothing is known of a trial, or memory has failed it twice."""
+        unknown = self.need_mib(trial) is None or not self.known.known[self.class_of(trial)]
+        return unknown or (trial.out_of_memory_mib is not None and trial.attempts > 2)
+
+    def decide(self) -> list[PoolAction]:
+        """Return the actions."""
+        for device in self.devices:
+            if device.kind == "cpu":
+                self.fill_cores(device)
+        self.devices = tuple(device for device in self.devices if device.kind != "cpu")
+        free = [device for device in self.devices if not self.on[device.name]]
+        for position, device in enumerate(free):
+            self.fill(device, others=len(free) - position - 1)
+        for device in self.devices:
+            if self.on[device.name] and self.settled(device) and not (self.sampling and self.sample(device)):
+                self.join(device)
+        if not self.waiting_left():
+            self.spread()
+        if not self.actions:
+            for device in self.devices:
+                if len(self.on[device.name]) > 1 and self.settled(device):
+                    self.part(device)
+        return self.actions
+
+    def waiting_left(self) -> int:
+        """Return how many trials wait and have not been started."""
+        return sum(map(len, self.queue.values()))
+
+    def settled(self, device: Device) -> bool:
+        """Return whether the company of a device was measured, here or elsewhere, and its memory is known."""
+        trials = self.on[device.name]
+        if all(trial.steps_per_s is not None for trial in trials):
+            return True
+        place = self.known.place.get(self.company(trials))
+        if place is None or not self.known.measured[place] or any(map(self.must_be_alone, trials)):
+            return False
+        return all(trial.peak_memory_mib is not None for trial in trials)
+
+    def pick(self, one: int, room_mib: float, *, alone: bool) -> Trial | None:
+        """Return the trial of a class with most work left that fits."""
+        for trial in self.queue.get(one, ()):
+            need = self.need_mib(trial)
+            if alone or (need is not None and need <= room_mib and not self.must_be_alone(trial)):
+                return trial
+        return None
+
+    def start(self, trial: Trial, device: Device, reason: str, *, whole: bool = False) -> None:
+        """Start a trial."""
+        need = self.need_mib(trial)
+        limit = None if whole or need is None or need >= device.memory_mib else need
+        self.actions.append(StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit, reason=reason))
+        self.queue[self.class_of(trial)].remove(trial)
+        self.unknown.discard(self.class_of(trial))
+
+    def may_try(self, place: int) -> bool:
+        """Return whether a company was measured, or is tried nowhere else."""
+        return bool(self.known.measured[place]) or self.tried[place] == 0
+
+    def fill(self, device: Device, *, others: int) -> None:
+        """Start the company that is worth most on a device without trials."""
+        left = self.waiting_left()
+        best: tuple[tuple[float, float, int], list[Trial]] | None = None
+        classes = [one for one, trials in self.queue.items() if trials]
+        if self.unknown.intersection(classes):
+            classes = [one for one in classes if one in self.unknown]
+        first = {one: self.pick(one, device.memory_mib, alone=True) for one in classes}
+        single = {one: trial for one, trial in first.items() if trial is not None}
+        if not single:
+            return
+        pairs = (
+            not self.unknown.intersection(classes)
+            and left - 2 >= others
+            and min(self.options.together, device.slots) >= 2
+        )
+        for at, one in enumerate(classes):
+            for two in classes[at:] if pairs else ():
+                place = self.known.place.get((min(one, two), max(one, two)))
+                if place is None or not self.may_try(place) or (one == two and len(self.queue[one]) < 2):
+                    continue
+                chosen = self.two(one, two, device)
+                urgent = URGENT * any(map(self.is_urgent, chosen))
+                key = (round(float(self.worth[place]) + urgent, 2), float(self.time[place]), -place)
+                if chosen and (best is None or key > best[0]):
+                    best = (key, chosen)
+        for one, trial in single.items():
+            value = float(self.worth[one]) + URGENT * self.is_urgent(trial)
+            key = (round(value, 2), float(self.time[one]), -one)
+            if best is None or key > best[0]:
+                best = (key, [trial])
+        if best is None:
+            return
+        chosen = best[1]
+        place = self.known.place[self.company(chosen)]
+        if len(chosen) > 1:
+            self.tried[place] += 1
+            self.time[place] -= min(self.time[place], self.lasts_s(chosen, place))
+        for trial in chosen:
+            whole = len(chosen) == 1 and self.must_be_alone(trial)
+            self.start(trial, device, self.why(chosen, place), whole=whole)
+
+    def fill_cores(self, device: Device) -> None:
+        """Start a trial in each free slot of the CPU, where slots have cores of their own."""
+        trials = self.on[device.name]
+        even = device.memory_mib / max(1, device.slots)
+        room = device.memory_mib - sum(min(device.memory_mib, t.memory_limit_mib or even) for t in trials)
+        if any(map(self.reserved_alone, trials)):
+            return
+        started = len(trials)
+        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: t.number):
+            need = min(self.need_mib(trial) or even, device.memory_mib)
+            if trial.out_of_memory_mib is not None and trial.attempts > 2:
+                need = device.memory_mib
+            if started < device.slots and need <= room * (1 + 1e-9):
+                room -= need
+                started += 1
+                limit = None if need >= device.memory_mib else need
+                self.actions.append(
+                    StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit, reason="a slot is free")
+                )
+                self.queue[self.class_of(trial)].remove(trial)
+
+    def two(self, one: int, two: int, device: Device) -> list[Trial]:
+        """Return a trial of each class that fit together; if one must be alone at first, only that one."""
+        for a, b in ((one, two), (two, one)):
+            lead = self.queue[a][0]
+            if self.must_be_alone(lead):
+                return [lead]
+            partner = next((t for t in self.queue[b] if t is not lead), None)
+            if partner is not None and self.must_be_alone(partner):
+                return [partner]
+            if partner is None:
+                return []
+        lead = self.queue[one][0]
+        need = self.need_mib(lead) or math.inf
+        for trial in self.queue[two]:
+            if trial is not lead and not self.must_be_alone(trial):
+                more = self.need_mib(trial)
+                if more is not None and need + more <= device.memory_mib:
+                    return [lead, trial]
+        return []
+
+    def join(self, device: Device) -> None:
+        """Add a trial to a device if the company is worth more then."""
+        trials = self.on[device.name]
+        if len(trials) >= min(self.options.together, device.slots) or any(map(self.reserved_alone, trials)):
+            return
+        room = device.memory_mib - sum(map(self.reserved_mib, trials))
+        company = self.company(trials)
+        place = self.known.place.get(company)
+        if place is None:
+            return
+        best: tuple[tuple[float, float, int], Trial, int] | None = None
+        for one, joined in self.known.extensions(company):
+            if not self.queue.get(one) or not self.may_try(joined):
+                continue
+            if self.worth[joined] < self.worth[place] + self.options.worth * JOIN:
+                continue
+            trial = self.pick(one, room, alone=False)
+            if trial is None:
+                continue
+            value = float(self.worth[joined]) + URGENT * self.is_urgent(trial)
+            key = (round(value, 2), float(self.time[joined]), -joined)
+            if best is None or key > best[0]:
+                best = (key, trial, joined)
+        if best is not None:
+            _, trial, joined = best
+            self.tried[joined] += 1
+            self.start(trial, device, self.why([*trials, trial], joined))
+
+    def sample(self, device: Device) -> bool:
+        """Pause the only trial of a device, so that one of a family of which nothing is known can run.
+
+        Then lengths, memory and speeds alone are known early, and long trials do not start last.
+        """
+        trials = self.on[device.name]
+        running = len({self.class_of(t) for t in self.running if t.steps_per_s is None})
+        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S or not self.unknown or running > len(self.devices):
+            return False
+        self.actions.append(PauseTrial(number=trials[0].number, reason="a family of trials is not known yet"))
+        return True
+
+    def reserved_alone(self, trial: Trial) -> bool:
+        """Return whether a running trial must keep its device for itself."""
+        return trial.out_of_memory_mib is not None and trial.attempts > 2 and trial.memory_limit_mib is None
+
+    def part(self, device: Device) -> None:
+        """Pause a trial whose company is worth less than another one would be."""
+        trials = self.on[device.name]
+        place = self.known.place.get(self.company(trials))
+        if place is None:
+            return
+        now = float(self.worth[place])
+        best: tuple[float, int, Trial] | None = None
+        for leaving in trials:
+            if self.is_urgent(leaving):
+                continue
+            rest = [trial for trial in trials if trial is not leaving]
+            company = self.company(rest)
+            alone = self.known.place.get(company)
+            if alone is None:
+                continue
+            room = device.memory_mib - sum(map(self.reserved_mib, rest))
+            lasts_s = min(self.total_s, max(map(self.left_s, rest))) if self.typical_s else math.inf
+            options = [alone]
+            for one, joined in self.known.extensions(company):
+                if joined != place and self.may_try(joined) and self.pick(one, room, alone=False):
+                    options.append(joined)
+            for other in options:
+                # What was not measured often turns out worse than hoped, and costs a second restart then.
+                costs_s = self.options.restart_s * (1.5 if self.known.measured[other] else 3.0)
+                more = float(self.worth[other]) - now
+                gain_s = more * lasts_s - costs_s
+                if more > self.options.worth and gain_s > 0 and (best is None or gain_s > best[0]):
+                    best = (gain_s, leaving.number, leaving)
+        if best is not None:
+            share = self.known.rates[place].sum()
+            reason = f"{_names(trials)} together do {share:.2f} of one alone; another company does more"
+            self.actions.append(PauseTrial(number=best[2].number, reason=reason))
+
+    def spread(self) -> None:
+        """Pause a trial of a full device if one without trials can take it."""
+        started = {action.device for action in self.actions if isinstance(action, StartTrial)}
+        free = sum(not self.on[device.name] and device.name not in started for device in self.devices)
+        ends: list[tuple[float, int, Trial]] = []
+        for device in self.devices:
+            trials = self.on[device.name]
+            place = self.known.place.get(self.company(trials)) if len(trials) > 1 and self.settled(device) else None
+            if place is None or not self.typical_s:
+                continue
+            counts, rates = Counter(map(self.class_of, trials)), self.known.rates[place]
+            slow = {
+                t.number: self.left_s(t) * counts[c] / max(1e-6, rates[c]) for t in trials for c in [self.class_of(t)]
+            }
+            shortest = min(trials, key=lambda t: (self.left_s(t), t.number))
+            saved_s = max(slow.values()) - max(
+                self.left_s(t) + (self.options.restart_s if t is shortest else 0.0) for t in trials
+            )
+            if saved_s > self.options.restart_s:
+                ends.append((max(slow.values()), shortest.number, shortest))
+        for _, number, _ in sorted(ends, reverse=True)[:free]:
+            self.actions.append(PauseTrial(number=number, reason="a device without trials can take it"))
+
+    def why(self, trials: Sequence[Trial], place: int) -> str:
+        """Return why trials run together, for a person."""
+        if len(trials) == 1:
+            return "alone on its device"
+        share = self.known.rates[place].sum()
+        told = "measured" if self.known.measured[place] else "expected, to be measured"
+        return f"{_names(trials)} together do {share:.2f} of one alone ({told})"
+
+
+def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_s: float) -> dict[str, float]:
+    """Return the mean length of a family's trials alone, s, from forecasts, else from the progress of those running."""
+    told: dict[str, list[float]] = defaultdict(list)
+    seen: dict[str, list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.forecast.seconds_p50:
+            told[trial.family].append(trial.forecast.seconds_p50)
+        elif trial.started_s is not None and trial.attempts == 1 and 0.02 < (trial.progress or 0.0) <= 1:
+            speed = alone.get(trial.family) or 0.0
+            share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
+            seen[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
+    return {family: sum(lengths) / len(lengths) for family, lengths in (seen | told).items()}
+
+
+def _names(trials: Iterable[Trial]) -> str:
+    return " and ".join(sorted(trial.family or f"trial {trial.number}" for trial in trials))
+
+
+def _traits(trials: Iterable[Trial], speeds: Iterable[SharedSpeed]) -> Traits:
+    """Return the families with the simple parameters that all their trials share.
+
+    Families of which only speeds are left are among them, unless there are too many.
+    """
+    common: dict[str, dict[str, Any]] = {}
+    for trial in trials:
+        simple = {name: v for name, v in trial.parameters.items() if isinstance(v, str | int | float)}
+        before = common.get(trial.family)
+        common[trial.family] = (
+            simple if before is None else {name: v for name, v in before.items() if simple.get(name) == v}
+        )
+    gone = {s.family for s in speeds} - set(common)
+    if len(gone) + len(common) <= MOST_CLASSES:
+        common |= {family: {} for family in gone}
+    return tuple((family, tuple(sorted(common[family].items()))) for family in sorted(common))

@@ -1,0 +1,235 @@
+"""Conformance suite for services that act on pools of trials."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from helios.model.pools import (
+    Device,
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    SharedSpeed,
+    StartTrial,
+    Trial,
+    TrialForecast,
+    TrialState,
+)
+from helios.ports import PoolService
+from helios.services.registry import find_flaws, make_service
+from helios.testing.check_service import find_clocks, watch_calls
+
+MOST_SHOWN = 12
+NOW_S = 1_700_000_000.0
+
+
+def check_pool_service(service: type[Any] | PoolService) -> None:
+    """Check that a service keeps the contract of ``PoolService``.
+
+    It is called with an empty pool, one without devices, trials of which nothing is known, trials in every state, odd
+    numbers and texts, kills for memory, and 1,000 trials on 256 devices. It must answer the same twice, whatever it
+    was called with before, and use neither clock, random numbers, disk nor network. It must start only waiting and
+    paused trials, each once, on devices of the snapshot with a free slot, promise no more memory than a device has,
+    pause and stop only trials that have not ended, and give a reason every time.
+
+    Parameters
+    ----------
+    service : class or PoolService
+        A class is made with the defaults of its ``Options``; pass an object to check other options.
+
+    Raises
+    ------
+    AssertionError
+        It does not; everything found is listed, each with what to do about it.
+    """
+    service_class = service if isinstance(service, type) else type(service)
+    complaints = find_flaws(service_class) or [
+        f"{name} asks the clock; the time is snapshot.now_s" for name in find_clocks(service_class)
+    ]
+    if not complaints:
+        complaints = [
+            f"{title}: {complaint}" for title, pool in pool_situations() for complaint in _complaints(service, pool)
+        ]
+    if complaints:
+        raise AssertionError("This is not yet a service for pools:\n- " + "\n- ".join(complaints[:MOST_SHOWN]))
+
+
+def a_trial(number: int = 0, **values: Any) -> Trial:
+    """Return a trial; what is not named is unknown."""
+    known: dict[str, Any] = {"number": number, "parameters": {}, "family": "train"} | values
+    return Trial(**known)
+
+
+def a_pool(trials: list[Trial], *, devices: int | tuple[Device, ...] = 2, **values: Any) -> PoolSnapshot:
+    """Return a pool; a number of devices are GPUs of 16 GiB named ``gpu:0``, ``gpu:1`` and so on."""
+    there = (
+        devices
+        if isinstance(devices, tuple)
+        else tuple(Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(devices))
+    )
+    known: dict[str, Any] = {"now_s": NOW_S, "devices": there, "trials": tuple(trials)} | values
+    return PoolSnapshot(**known)
+
+
+def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
+    """Yield the pools that ``check_pool_service`` tries, each with a title."""
+    known = TrialForecast(
+        memory_p50_mib=4_000.0, memory_p95_mib=5_000.0, seconds_p50=600.0, seconds_p90=900.0, share=0.4
+    )
+    running: dict[str, Any] = {"state": TrialState.RUNNING, "started_s": NOW_S - 300, "attempts": 1}
+    measured: dict[str, Any] = running | {
+        "memory_limit_mib": 5_500.0,
+        "memory_mib": 4_000.0,
+        "peak_memory_mib": 4_100.0,
+        "progress": 0.5,
+    }
+    speeds = (
+        SharedSpeed(family="train", beside=(), steps_per_s=10.0, samples=2),
+        SharedSpeed(family="train", beside=("train",), steps_per_s=7.0, samples=1),
+        SharedSpeed(family="gone", beside=("train", "train"), steps_per_s=0.0, samples=0),
+    )
+    yield "an empty pool", a_pool([])
+    yield "a pool without devices", a_pool([a_trial(0), a_trial(1)], devices=0)
+    yield "trials of which nothing is known", a_pool([a_trial(number) for number in range(9)])
+    yield "trials of which much is known", a_pool([a_trial(n, forecast=known) for n in range(9)], speeds=speeds)
+    cpu = Device(name="cpu:0", kind="cpu", memory_mib=8_000.0, slots=2)
+    yield "trials on the CPU", a_pool([a_trial(number) for number in range(9)], devices=(cpu,))
+    states = [a_trial(n, state=state) for n, state in enumerate(TrialState) if state is not TrialState.RUNNING]
+    yield (
+        "trials in every state",
+        a_pool(
+            [
+                *states,
+                a_trial(10, device="gpu:0", steps_per_s=7.0, forecast=known, **measured),
+                a_trial(11, device="gpu:0", steps_per_s=7.0, forecast=known, **measured),
+                a_trial(12, device="gpu:1", **running),
+                *(a_trial(number, forecast=known) for number in range(13, 20)),
+            ],
+            speeds=speeds,
+        ),
+    )
+    yield "trials on a device that is gone", a_pool([a_trial(0, device="gpu:9", **running), a_trial(1)])
+    yield (
+        "kills for memory",
+        a_pool(
+            [
+                a_trial(0, attempts=1, out_of_memory_mib=6_000.0, forecast=known),
+                a_trial(1, attempts=3, out_of_memory_mib=9_000.0, forecast=known),
+                a_trial(2, attempts=3, out_of_memory_mib=16_384.0, forecast=known),
+                a_trial(3, forecast=known),
+            ],
+            speeds=speeds,
+        ),
+    )
+    huge = TrialForecast(memory_p95_mib=1e12, seconds_p50=1e12)
+    none = TrialForecast(memory_p95_mib=0.0, seconds_p50=0.0, share=0.0)
+    yield (
+        "numbers that nobody expects",
+        a_pool(
+            [
+                a_trial(0, forecast=huge),
+                a_trial(1, forecast=none),
+                a_trial(2, progress=1.5, forecast=known),
+                a_trial(3, progress=-1.0, parameters={"lr": float("nan"), "layers": (1, 2), "on": True, "none": None}),
+                a_trial(4, device="gpu:0", steps_per_s=0.0, peak_memory_mib=0.0, **running),
+            ],
+            speeds=speeds,
+            ends_s=NOW_S - 1,
+        ),
+    )
+    yield (
+        "texts that nobody expects",
+        a_pool(
+            [a_trial(n, family=text, parameters={text: text}) for n, text in enumerate(("", "ä\n", "x" * 5_000, "{0}"))]
+        ),
+    )
+    families = [f"f{number % 300}" for number in range(1_384)]
+    many = [
+        a_trial(number, family=families[number], device=f"gpu:{number % 256}", steps_per_s=6.0, **measured)
+        for number in range(384)
+    ]
+    many += [a_trial(number, family=families[number], forecast=known) for number in range(384, 1_384)]
+    yield (
+        "1,000 trials on 256 devices",
+        a_pool(
+            many,
+            devices=256,
+            speeds=tuple(SharedSpeed(family=f"f{n}", beside=(), steps_per_s=9.0, samples=1) for n in range(300)),
+        ),
+    )
+
+
+def _complaints(service: type[Any] | PoolService, pool: PoolSnapshot) -> Iterator[str]:
+    def make() -> Any:
+        if isinstance(service, type):
+            return make_service(service, service.Options(), name=service.__name__)
+        return copy.deepcopy(service)
+
+    before = copy.deepcopy(pool)
+    try:
+        first = list(make().decide(pool))
+        again = make()
+        with watch_calls() as asked:
+            second = list(again.decide(pool))
+        third = list(again.decide(pool))
+    except Exception as raised:  # because a service is anybody's code
+        yield f"it raised {type(raised).__name__}: {raised}; return no action for what cannot be judged"
+        return
+    yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
+    if not first == second == third:
+        yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
+    if repr(before) != repr(pool):
+        yield "it changed the snapshot, which others see too; take a copy"
+    yield from find_pool_faults(first, pool)
+
+
+def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[str]:
+    """Yield what is wrong with a service's answer for a pool."""
+    strangers = [action for action in actions if not isinstance(action, PoolAction)]
+    if strangers:
+        yield f"{strangers[0]!r} is no action on a pool; return StartTrial, PauseTrial or StopTrial"
+        return
+    trials = {trial.number: trial for trial in pool.trials}
+    for number, times in Counter(action.number for action in actions).items():
+        if number not in trials:
+            yield f"it names trial {number}, which is not in the snapshot"
+        elif times > 1:
+            yield f"it names trial {number} {times} times; decide once for each trial"
+    for action in actions:
+        if not action.reason.strip():
+            yield f"a {type(action).__name__} has no reason; say why, for the person who asks"
+        state = trials[action.number].state if action.number in trials else None
+        allowed = (
+            {TrialState.WAITING, TrialState.PAUSED}
+            if isinstance(action, StartTrial)
+            else {TrialState.RUNNING}
+            if isinstance(action, PauseTrial)
+            else {TrialState.RUNNING, TrialState.WAITING, TrialState.PAUSED}
+        )
+        if state is not None and state not in allowed:
+            yield f"a {type(action).__name__} names trial {action.number}, which is {state}"
+    yield from _device_faults([action for action in actions if isinstance(action, StartTrial)], pool)
+
+
+def _device_faults(starts: list[StartTrial], pool: PoolSnapshot) -> Iterator[str]:
+    devices = {device.name: device for device in pool.devices}
+    running = [trial for trial in pool.trials if trial.state is TrialState.RUNNING]
+    slots = Counter([*(trial.device for trial in running), *(start.device for start in starts)])
+    promised: dict[str | None, float] = defaultdict(float)
+    for name, limit in [
+        *((trial.device, trial.memory_limit_mib) for trial in running),
+        *((start.device, start.memory_limit_mib) for start in starts),
+    ]:
+        promised[name] += limit or 0.0
+    for chosen in dict.fromkeys(start.device for start in starts):
+        device = devices.get(chosen)
+        if device is None:
+            yield f"it starts a trial on {chosen!r}, which is not in the snapshot"
+            continue
+        if slots[chosen] > device.slots:
+            yield f"it puts {slots[chosen]} trials on {chosen}, which has {device.slots} slots"
+        if promised[chosen] > device.memory_mib * (1 + 1e-9):
+            yield f"it promises {promised[chosen]:.0f} MiB on {chosen}, which has {device.memory_mib:.0f}"

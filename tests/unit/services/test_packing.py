@@ -1,0 +1,249 @@
+"""Trials share a device where that was measured or hoped to gain, and never beyond its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations_with_replacement
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.model.pools import (
+    Device,
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    SharedSpeed,
+    StartTrial,
+    Trial,
+    TrialForecast,
+    TrialState,
+)
+from helios.services.packing import Packing, PackingOptions, least_device_time
+from helios.simulate.pools import PairProfiles, PoolCosts, SimulatedPool, SimulatedTrial, share_fixed
+from helios.testing import a_pool, a_trial, check_pool_service, find_pool_faults
+from tests.examples import examples
+
+KNOWN = TrialForecast(memory_p95_mib=4_000.0, seconds_p50=1_000.0)
+SERVICE = Packing(PackingOptions())
+
+
+def speeds(**rates: float) -> tuple[SharedSpeed, ...]:
+    """Return speeds: ``a=10`` is alone, ``a_b=4`` beside b."""
+    return tuple(
+        SharedSpeed(family=name[0], beside=tuple(name[2:].split("_")) if "_" in name else (), steps_per_s=r, samples=3)
+        for name, r in rates.items()
+    )
+
+
+def waiting(number: int, family: str = "a", **values: Any) -> Trial:
+    return a_trial(number, **({"family": family, "forecast": KNOWN} | values))
+
+
+def running(number: int, family: str = "a", device: str = "gpu:0", **values: Any) -> Trial:
+    there = {
+        "state": TrialState.RUNNING,
+        "device": device,
+        "attempts": 1,
+        "memory_limit_mib": 4_400.0,
+        "peak_memory_mib": 4_000.0,
+        "steps_per_s": 5.0,
+        "progress": 0.1,
+    }
+    return waiting(number, family, **(there | values))
+
+
+def starts(actions: list[PoolAction]) -> dict[int, str]:
+    return {action.number: action.device for action in actions if isinstance(action, StartTrial)}
+
+
+def test_it_keeps_the_promises_of_a_service() -> None:
+    check_pool_service(Packing)
+
+
+def test_what_is_not_known_runs_alone_first() -> None:
+    actions = SERVICE.decide(a_pool([a_trial(number) for number in range(4)]))
+    assert sorted(starts(actions).values()) == ["gpu:0", "gpu:1"]
+    assert all(action.memory_limit_mib is None for action in actions if isinstance(action, StartTrial))
+
+
+def test_a_pair_that_gains_is_started_together() -> None:
+    pool = a_pool([waiting(n) for n in range(6)], devices=1, speeds=speeds(a=10, a_a=8))
+    assert starts(SERVICE.decide(pool)) == {0: "gpu:0", 1: "gpu:0"}
+
+
+def test_a_pair_that_loses_is_not_started() -> None:
+    pool = a_pool([waiting(n) for n in range(6)], devices=1, speeds=speeds(a=10, a_a=4))
+    assert len(starts(SERVICE.decide(pool))) == 1
+
+
+def test_a_pair_that_is_not_known_is_tried_on_one_device() -> None:
+    trials = [running(0), running(1, device="gpu:1"), *(waiting(n) for n in range(2, 9))]
+    assert len(starts(SERVICE.decide(a_pool(trials, speeds=speeds(a=10))))) == 1
+
+
+def test_a_sharing_that_loses_is_taken_back() -> None:
+    trials = [running(0), running(1), *(waiting(n) for n in range(2, 5))]
+    (action,) = SERVICE.decide(a_pool(trials, devices=1, speeds=speeds(a=10, a_a=3)))
+    assert isinstance(action, PauseTrial)
+
+
+def test_a_sharing_that_gains_stays() -> None:
+    trials = [running(0), running(1), *(waiting(n) for n in range(2, 5))]
+    pool = a_pool(trials, devices=1, speeds=speeds(a=10, a_a=7))
+    service = Packing(PackingOptions(together=2))
+    assert service.decide(pool) == []
+
+
+def test_a_third_is_tried_where_two_gained() -> None:
+    trials = [running(0), running(1), waiting(2), waiting(3)]
+    pool = a_pool(trials, devices=1, speeds=speeds(a=10, a_a=9))
+    assert len(starts(SERVICE.decide(pool))) == 1
+    trials = [running(n) for n in range(3)] + [waiting(3)]
+    lost = (*speeds(a=10, a_a=9), SharedSpeed(family="a", beside=("a", "a"), steps_per_s=4.0, samples=1))
+    (action,) = SERVICE.decide(a_pool(trials, devices=1, speeds=lost))
+    assert isinstance(action, PauseTrial)
+
+
+def test_families_that_help_each_other_share_rather_than_alike_ones() -> None:
+    trials = [waiting(n, "a" if n < 4 else "b") for n in range(8)]
+    pool = a_pool(trials, devices=2, speeds=speeds(a=10, b=10, a_a=6, b_b=6, a_b=9, b_a=9))
+    chosen = starts(SERVICE.decide(pool))
+    together = [
+        sorted(trials[n].family for n, device in chosen.items() if device == name) for name in ("gpu:0", "gpu:1")
+    ]
+    assert together == [["a", "b"], ["a", "b"]]
+
+
+def test_memory_with_head_room_is_not_exceeded() -> None:
+    tight = dataclasses.replace(KNOWN, memory_p95_mib=7_500.0)
+    pool = a_pool([waiting(n, forecast=tight) for n in range(4)], devices=1, speeds=speeds(a=10, a_a=9))
+    assert len(starts(SERVICE.decide(pool))) == 1
+
+
+def test_a_trial_killed_for_memory_gets_half_as_much_more_and_is_alone_after_the_second_time() -> None:
+    once = waiting(0, attempts=1, out_of_memory_mib=5_000.0)
+    (action,) = SERVICE.decide(a_pool([once], devices=1, speeds=speeds(a=10)))
+    assert isinstance(action, StartTrial)
+    assert action.memory_limit_mib == pytest.approx(7_500.0)
+    twice = waiting(0, attempts=3, out_of_memory_mib=5_000.0)
+    (action,) = SERVICE.decide(a_pool([twice], devices=1, speeds=speeds(a=10, a_a=9)))
+    assert isinstance(action, StartTrial)
+    assert action.memory_limit_mib is None
+    beside = running(0, attempts=3, out_of_memory_mib=5_000.0, memory_limit_mib=None)
+    assert SERVICE.decide(a_pool([beside, waiting(1)], devices=1, speeds=speeds(a=10, a_a=9))) == []
+
+
+def test_memory_of_a_family_is_learned_from_its_running_trials() -> None:
+    nothing = TrialForecast()
+    trials = [running(0, forecast=nothing), waiting(1, forecast=nothing), waiting(2, forecast=nothing)]
+    actions = SERVICE.decide(a_pool(trials, devices=1, speeds=speeds(a=10, a_a=9)))
+    assert [a.memory_limit_mib for a in actions if isinstance(a, StartTrial)] == [pytest.approx(4_400.0)]
+
+
+def test_slots_of_the_cpu_are_filled() -> None:
+    cpu = Device(name="cpu:0", kind="cpu", memory_mib=8_000.0, slots=3)
+    actions = SERVICE.decide(a_pool([a_trial(n) for n in range(5)], devices=(cpu,)))
+    assert sorted(starts(actions)) == [0, 1, 2]
+    assert [a.memory_limit_mib for a in actions if isinstance(a, StartTrial)] == pytest.approx([8_000.0 / 3] * 3)
+
+
+def test_an_idle_device_takes_a_trial_of_a_shared_one_at_the_end() -> None:
+    trials = [running(0), running(1)]
+    (action,) = SERVICE.decide(a_pool(trials, devices=2, speeds=speeds(a=10, a_a=6)))
+    assert isinstance(action, PauseTrial)
+    trials[action.number] = dataclasses.replace(
+        trials[action.number], state=TrialState.PAUSED, device=None, steps_per_s=None
+    )
+    assert starts(SERVICE.decide(a_pool(trials, devices=2, speeds=speeds(a=10, a_a=6)))) == {action.number: "gpu:1"}
+
+
+@given(st.data())
+@settings(max_examples=examples(60), deadline=None)
+def test_no_snapshot_makes_it_break_the_rules(data: st.DataObject) -> None:
+    """No trial twice, none beyond slots and memory, the same answer twice."""
+    families = data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
+    trials, free = [], {"gpu:0": 16_384.0, "gpu:1": 16_384.0}
+    for number, family in enumerate(families):
+        mib = data.draw(st.none() | st.floats(100.0, 20_000.0))
+        forecast = TrialForecast(memory_p95_mib=mib, seconds_p50=data.draw(st.none() | st.floats(1.0, 1e5)))
+        device = data.draw(st.sampled_from(["gpu:0", "gpu:1"]))
+        killed = data.draw(st.none() | st.floats(100.0, 16_384.0))
+        attempts = data.draw(st.integers(0, 4))
+        limit = 1.1 * (mib or 1e9)
+        if data.draw(st.booleans()) and limit <= free[device]:
+            free[device] -= limit
+            trial = running(number, family, device, forecast=forecast, memory_limit_mib=limit)
+            trial = dataclasses.replace(trial, steps_per_s=data.draw(st.none() | st.just(5.0)))
+        else:
+            trial = waiting(number, family, forecast=forecast, attempts=attempts, out_of_memory_mib=killed)
+        trials.append(trial)
+    known = [
+        SharedSpeed(family=one, beside=(two,) if two else (), steps_per_s=data.draw(st.floats(0.0, 12.0)), samples=1)
+        for one in "abc"
+        for two in ("", "a", "b", "c")
+        if data.draw(st.booleans())
+    ]
+    pool = a_pool(trials, speeds=tuple(known))
+    actions = SERVICE.decide(pool)
+    assert list(find_pool_faults(actions, pool)) == []
+    assert actions == Packing(PackingOptions()).decide(pool)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=examples(30), deadline=None)
+def test_the_plan_is_the_least_device_time(seed: int) -> None:
+    """Against every basis of the linear program."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(1, 4))
+    companies = [(one,) for one in range(count)] + list(combinations_with_replacement(range(count), 2))
+    rates = np.zeros((len(companies), count))
+    for place, company in enumerate(companies):
+        for one in company:
+            rates[place, one] += 1.0 if len(company) == 1 else random.uniform(0.2, 1.0)
+    work = random.uniform(1.0, 100.0, count)
+    price, time = least_device_time(rates, work)
+    best = np.inf
+    for chosen in combinations_with_replacement(range(len(companies)), count):
+        basis = rates[list(chosen)].T
+        if len(set(chosen)) == count and abs(np.linalg.det(basis)) > 1e-9:
+            share = np.linalg.solve(basis, work)
+            best = min(best, share.sum()) if (share >= -1e-9).all() else best
+    assert time.sum() == pytest.approx(best, rel=1e-6)
+    assert price @ work == pytest.approx(best, rel=1e-6)
+    assert (rates @ price <= 1 + 1e-6).all()
+
+
+def simulated(beside: list[list[float]], families: list[int], *, decide: Any, devices: int = 2) -> float:
+    profiles = PairProfiles(
+        families=tuple("abc"[: len(beside)]), alone=np.full(len(beside), 9.0), beside=np.array(beside)
+    )
+    there = [Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(devices)]
+    trials = [SimulatedTrial(family=family, seconds=1_200.0, memory_mib=4_000.0) for family in families]
+    return SimulatedPool(trials, there, profiles, costs=PoolCosts()).run(decide).makespan_s
+
+
+def test_where_every_pair_loses_it_costs_two_percent_at_most() -> None:
+    alone = simulated([[0.3, 0.2], [0.4, 0.45]], [0, 1] * 16, decide=share_fixed(1))
+    assert simulated([[0.3, 0.2], [0.4, 0.45]], [0, 1] * 16, decide=SERVICE.decide) <= 1.02 * alone
+
+
+def test_where_unlike_pairs_gain_it_finds_them() -> None:
+    table = [[0.3, 0.95], [0.95, 0.3]]
+    alone = simulated(table, [0, 1] * 16, decide=share_fixed(1))
+    fixed = simulated(table, [0] * 16 + [1] * 16, decide=share_fixed(2))
+    ours = simulated(table, [0] * 16 + [1] * 16, decide=Packing(PackingOptions(together=2)).decide)
+    assert ours < 0.65 * alone < fixed
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for wrong in ({"every_s": 0}, {"together": 0}, {"head_room": -1.0}, {"worth": 1.0}, {"restart_s": float("inf")}):
+        with pytest.raises(ValueError, match="must"):
+            PackingOptions(**wrong)
+
+
+def test_an_empty_pool_needs_nothing() -> None:
+    assert SERVICE.decide(PoolSnapshot(now_s=0.0, devices=(), trials=())) == []
