@@ -11,12 +11,13 @@ site's own order (first in, first out with EASY backfill by time limits), and th
 recorded. Beside statement 13 stands the mean wait under `qssf` over that of the site's own order; beside statement 14
 the rank correlation that the predictor reaches. A statement is worth something if the two go together over windows.
 
-``idle`` replays three weeks of three months of Venus on clusters of three sizes under the site's own order, with jobs placed at random, and
-reads statement 4 off the nodes that each job got (jobs shorter than a minute are not seen). Beside it stands the share
-of the nodes that CES and an idle timer of 30 minutes put to sleep in the same window. ``repetition`` reads statement 14
-off what was before a moment, and puts the rank correlation of the predictor after that moment beside it, for moments in
-each trace with users. ``packing`` puts beside statement 16 what the replay of ``helios report trials`` makes everybody
-else wait less, in weeks of the one GPU trace with users on clusters of two sizes.
+``idle`` replays three weeks of three months of Venus on clusters of three sizes under the site's own order, with jobs
+placed at random, and reads statement 4 off the nodes that each job got (jobs shorter than a minute are not seen).
+Beside it stands the share of the nodes that CES and an idle timer of 30 minutes put to sleep in the same window.
+``repetition`` reads statement 14 off what was before a moment, and puts the rank correlation of the predictor after
+that moment beside it, for moments in each trace with users. ``packing`` puts beside statement 16 what the replay of
+``helios report trials`` makes everybody else wait less, in weeks of the one GPU trace with users on clusters of two
+sizes.
 
 ``speed`` studies a synthetic history in a warehouse (SQLite), with its page, in a process of its own. The control
 reads the same rows with pandas and groups hours by user, partition, size, state and week, without any interval.
