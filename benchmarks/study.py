@@ -11,12 +11,13 @@ site's own order (first in, first out with EASY backfill by time limits), and th
 recorded. Beside statement 13 stands the mean wait under `qssf` over that of the site's own order; beside statement 14
 the rank correlation that the predictor reaches. A statement is worth something if the two go together over windows.
 
-``idle`` replays months of Venus on clusters of three sizes under the site's own order, with jobs placed at random, and
-reads statement 4 off the nodes that each job got (jobs shorter than a minute are not seen). Beside it stands the share
-of the nodes that CES and an idle timer of 30 minutes put to sleep in the same window. ``repetition`` reads statement 14
-off what was before a moment, and puts the rank correlation of the predictor after that moment beside it, for moments in
-each trace with users. ``packing`` puts beside statement 16 what the replay of ``helios report trials`` makes everybody
-else wait less, in weeks of the one GPU trace with users on clusters of two sizes.
+``idle`` replays three weeks of three months of Venus on clusters of three sizes under the site's own order, with jobs
+placed at random, and reads statement 4 off the nodes that each job got (jobs shorter than a minute are not seen).
+Beside it stands the share of the nodes that CES and an idle timer of 30 minutes put to sleep in the same window.
+``repetition`` reads statement 14 off what was before a moment, and puts the rank correlation of the predictor after
+that moment beside it, for moments in each trace with users. ``packing`` puts beside statement 16 what the replay of
+``helios report trials`` makes everybody else wait less, in weeks of the one GPU trace with users on clusters of two
+sizes.
 
 ``speed`` studies a synthetic history in a warehouse (SQLite), with its page, in a process of its own. The control
 reads the same rows with pandas and groups hours by user, partition, size, state and week, without any interval.
@@ -136,7 +137,7 @@ def print_arguments(folder: Path, *, as_json: bool) -> None:
 
 
 VENUS_NODES = (115, 133, 150)
-MONTHS = ("2020-05-01", "2020-06-01", "2020-07-01", "2020-08-01")
+MONTHS = ("2020-05-01", "2020-06-01", "2020-07-01")
 LOOK_S = 60
 
 
@@ -196,14 +197,15 @@ def _placed(history: LoadedHistory, replay: WhatIfRequest) -> tuple[LoadedHistor
             held |= dict(zip(found["job_id"], found["node_list"], strict=True))
             seen |= running
     started_s, run_s = cluster.started_s.copy(), setup.workload.run_time_s
-    jobs = machine.jobs.assign(
-        started_at=pd.to_datetime(started_s, unit="s", utc=True),
-        ended_at=pd.to_datetime(started_s + run_s, unit="s", utc=True),
+    started = started_s < int(until.timestamp())
+    jobs = machine.jobs[started].assign(
+        started_at=pd.to_datetime(started_s[started], unit="s", utc=True),
+        ended_at=pd.to_datetime((started_s + run_s)[started], unit="s", utc=True),
         state="COMPLETED",
         partition=POOL,
-        node_list=machine.jobs["job_id"].map(held),
+        node_list=machine.jobs["job_id"][started].map(held),
         nodes=np.nan,
-    )[started_s < int(until.timestamp())]
+    )
     names = cluster.snapshot().nodes["name"]
     records = NodeRecords(nodes=NODES.conform(pd.DataFrame({"name": names, "partition": POOL, "gpus": 8})))
     return LoadedHistory(cluster="venus", jobs=JOBS.conform(jobs), timezone="Asia/Shanghai"), records

@@ -84,7 +84,7 @@ class PackedReplay:
     less_s, trials_less_s : float, optional
         By how much both means are shorter than with nothing packed; negative: longer.
     less_low_s, less_high_s, trials_less_low_s, trials_less_high_s : float, optional
-        Of nine draws in ten the differences lie between these; None: too few draws.
+        In nine of ten draws the differences lie between these; None: too few draws.
     """
 
     replay: str
