@@ -156,7 +156,10 @@ class _Knowledge:
     measured: NDArray[np.bool_]
 
     def extensions(self, company: Company) -> list[tuple[int, int]]:
-        """Return the classes that may join a company, each with the place of what it makes."""
+        """Return the classes that may join a company.
+
+        Each comes with the place of the company that it makes.
+        """
         joined = ((one, self.place.get(tuple(sorted((*company, one))))) for one in range(len(self.known)))
         return [(one, place) for one, place in joined if place is not None]
 
@@ -224,7 +227,9 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
 def _larger_companies(
     seen: Mapping[tuple[int, Company], float], hopeful: NDArray[np.float64], together: int
 ) -> list[tuple[Company, NDArray[np.float64], bool]]:
-    """Return companies of three and more, with what they do of each class and whether that was measured.
+    """Return companies of three and more with their speeds.
+
+    With each come what it does of each class and whether that was measured.
 
     They are those measured, and those with one trial more than a company that was worth its last trial. The one more
     is of a class in the company where there are many classes, since there would be too many companies otherwise.
@@ -281,7 +286,10 @@ def _classes(
 
 
 def _cell(shares: Sequence[float] | None) -> int:
-    """Return a fifth of the speeds, 0 to 4, in which a family lies, or 5 if nothing is known."""
+    """Return the fifth in which a family's mean speed lies.
+
+    From 0 to 4, or 5 if nothing is known.
+    """
     return 5 if not shares else min(4, int(5 * sum(shares) / len(shares)))
 
 
@@ -445,7 +453,10 @@ class _Pool:
         return tuple(sorted(map(self.class_of, trials)))
 
     def left_s(self, trial: Trial) -> float:
-        """Return the expected remaining time of a trial alone, s; 1 where no length is known."""
+        """Return the expected remaining time of a trial alone, s.
+
+        It is of a length of 1 s where none is known.
+        """
         length = trial.forecast.seconds_p50 or self.lengths_s.get(trial.family) or self.typical_s or 1.0
         return max(1e-3, length * (1 - min(1.0, max(0.0, trial.progress or 0.0))))
 
@@ -456,11 +467,14 @@ class _Pool:
         return min(self.left_s(t) * counts[c] / max(1e-6, float(rates[c])) for t in trials for c in (self.class_of(t),))
 
     def is_urgent(self, trial: Trial) -> bool:
-        """Return whether a trial would probably end last if it did not run from now on."""
+        """Return whether a trial must run now, or it would end last."""
         return bool(self.typical_s) and self.left_s(trial) > LONG * self.total_s
 
     def need_mib(self, trial: Trial) -> float | None:
-        """Return the memory to keep for a trial, MiB; None: nothing is known."""
+        """Return the memory to keep for a trial, MiB.
+
+        None says that nothing is known.
+        """
         own = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
         expected = own or self.peaks_mib.get(trial.family, 0.0)
         need = expected * (1 + self.options.head_room)
@@ -505,7 +519,10 @@ class _Pool:
         return sum(map(len, self.queue.values()))
 
     def settled(self, device: Device) -> bool:
-        """Return whether the company of a device was measured, here or elsewhere, and its memory is known."""
+        """Return whether a device's company and memory are known.
+
+        The company may have been measured elsewhere.
+        """
         trials = self.on[device.name]
         if all(trial.steps_per_s is not None for trial in trials):
             return True
@@ -577,7 +594,10 @@ class _Pool:
             self.start(trial, device, self.why(chosen, place), whole=whole)
 
     def fill_cores(self, device: Device) -> None:
-        """Start a trial in each free slot of the CPU, where slots have cores of their own."""
+        """Start a trial in each free slot of the CPU.
+
+        Slots have cores of their own there.
+        """
         trials = self.on[device.name]
         even = device.memory_mib / max(1, device.slots)
         room = device.memory_mib - sum(min(device.memory_mib, t.memory_limit_mib or even) for t in trials)
@@ -598,7 +618,10 @@ class _Pool:
                 self.queue[self.class_of(trial)].remove(trial)
 
     def two(self, one: int, two: int, device: Device) -> list[Trial]:
-        """Return a trial of each class that fit together; if one must be alone at first, only that one."""
+        """Return a trial of each class that fit together.
+
+        If one must be alone at first, it is only that one.
+        """
         for a, b in ((one, two), (two, one)):
             lead = self.queue[a][0]
             if self.must_be_alone(lead):
@@ -646,7 +669,7 @@ class _Pool:
             self.start(trial, device, self.why([*trials, trial], joined))
 
     def sample(self, device: Device) -> bool:
-        """Pause the only trial of a device, so that one of a family of which nothing is known can run.
+        """Pause the only trial of a device for an unknown family.
 
         Then lengths, memory and speeds alone are known early, and long trials do not start last.
         """
@@ -728,7 +751,10 @@ class _Pool:
 
 
 def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_s: float) -> dict[str, float]:
-    """Return the mean length of a family's trials alone, s, from forecasts, else from the progress of those running."""
+    """Return the mean length of each family's trials alone, s.
+
+    It is taken from forecasts, else from the progress of those that run.
+    """
     told: dict[str, list[float]] = defaultdict(list)
     seen: dict[str, list[float]] = defaultdict(list)
     for trial in trials:

@@ -252,7 +252,10 @@ def _entries(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def _current_name(name: str, group: str) -> str:
-    """Return the name of today; ``packing`` once was the fill order of nodes, and is a service for pools now."""
+    """Return the name of a service today.
+
+    ``packing`` once was the fill order of nodes, and is a service for pools now.
+    """
     return RENAMED_SERVICES.get(name, name) if group == GROUP else name
 
 

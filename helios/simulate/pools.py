@@ -1,4 +1,4 @@
-"""Simulate a pool on measured speeds, and compare rules that say which trials share a device.
+"""Simulate a pool on measured speeds, and compare rules of sharing devices.
 
 The speeds are measured ones of trials alone and in pairs. Of three and more on a device nothing is published, so a
 device runs their pairs in turn there, each for the same time: more than two gain nothing over the pairs that were
@@ -435,7 +435,10 @@ class SimulatedPool:
                 self._measure(attempt)
 
     def _present(self, place: int) -> list[_Attempt]:
-        """Return those that compute on a device: neither starting nor writing their checkpoint."""
+        """Return those that compute on a device.
+
+        They are neither starting nor writing their checkpoint.
+        """
         return [a for a in self._on[place] if a.computes and a.leaves_s == math.inf]
 
     def _fits(self, attempt: _Attempt) -> bool:
@@ -515,7 +518,9 @@ class SimulatedPool:
 
 
 def share_fixed(together: int) -> Decide:
-    """Return the rule that fills each device with up to so many trials, in their order.
+    """Return the rule of a fixed number of trials on a device.
+
+    They start in their order.
 
     A trial that was killed for memory starts again on a device of its own, which nobody joins.
     """
@@ -547,7 +552,10 @@ def share_fixed(together: int) -> Decide:
 
 
 def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles) -> Decide:
-    """Return a rule that decides with the true speeds, lengths and memory before anything was measured."""
+    """Return a rule that is told the truth from the start.
+
+    It knows all speeds, lengths and memory.
+    """
     names = profiles.families
     there = sorted({trial.family for trial in trials})
     true = [
@@ -594,7 +602,10 @@ class PoolComparison:
     oracle_plan: str
 
     def share_of_gain(self, rule: str) -> float:
-        """Return the share of the oracle's gain in makespan over exclusive that a rule reaches; NaN without a gain."""
+        """Return the share of the oracle's gain that a rule reaches.
+
+        The gain is in makespan over exclusive; NaN without one.
+        """
         exclusive, best = self.outcomes["exclusive"].makespan_s, self.outcomes["oracle"].makespan_s
         gained = exclusive - self.outcomes[rule].makespan_s
         return gained / (exclusive - best) if best < exclusive else math.nan
@@ -635,7 +646,7 @@ def compare_pool_rules(
         Rules to judge, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
     planners : mapping of str to Decide
         Rules for the oracle, which are told the true speeds, lengths and memory. The oracle is the best in makespan of
-        them, of the fixed rules, and of ``rules`` told the truth.
+        them, of the fixed rules, of ``rules`` told the truth, and of what ``rules`` did untold, which it could do too.
     fixed : sequence of int
         Numbers of trials that share a device under a fixed rule.
     progress : callable
@@ -652,8 +663,8 @@ def compare_pool_rules(
 
     outcomes = {"exclusive": outcome("exclusive", share_fixed(1))}
     outcomes |= {f"fixed {count}": outcome(f"fixed {count}", share_fixed(count)) for count in fixed}
-    plans = dict(outcomes)
     outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
+    plans = dict(outcomes)
     for name, decide in {**rules, **planners, "longest first": longest_first}.items():
         plans[f"{name}, knowing"] = outcome(f"{name}, knowing", knowing(decide, trials, profiles))
     best = min(plans, key=lambda name: plans[name].makespan_s)

@@ -58,13 +58,16 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
 
 
 def a_trial(number: int = 0, **values: Any) -> Trial:
-    """Return a trial; what is not named is unknown."""
+    """Return a trial of which only what is named is known."""
     known: dict[str, Any] = {"number": number, "parameters": {}, "family": "train"} | values
     return Trial(**known)
 
 
 def a_pool(trials: list[Trial], *, devices: int | tuple[Device, ...] = 2, **values: Any) -> PoolSnapshot:
-    """Return a pool; a number of devices are GPUs of 16 GiB named ``gpu:0``, ``gpu:1`` and so on."""
+    """Return a pool of trials.
+
+    A number of devices are GPUs of 16 GiB named ``gpu:0``, ``gpu:1`` and so on.
+    """
     there = (
         devices
         if isinstance(devices, tuple)
