@@ -34,8 +34,10 @@ from helios.simulate.slurm.priority import (
     update,
     weigh,
 )
-from helios.simulate.slurm.running import end, expect_anew
-from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOBODY, PENDING, SlurmState
+from helios.simulate.slurm.running import end, expect_anew, resume
+from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOBODY, PENDING, RUNNING, SlurmState
+
+NOBODY_AWAITED = np.zeros(0, dtype=np.int64)
 
 
 @kernel
@@ -269,15 +271,22 @@ def begin(state: SlurmState) -> None:
 
 
 @entry_point
-def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> None:
+def carry_on(  # noqa: PLR0917 - numba functions are called by position
+    state: SlurmState, until_ms: int, leave_due: bool, first_event: bool, awaited: NDArray[np.int64]
+) -> None:
     """Make the passes due now and advance to ``until_ms``, included.
 
     It ends earlier when nothing is left that can happen. With ``leave_due`` the passes due at ``until_ms`` wait for the
     next call, so that a caller can act before them. With ``first_event`` it stops in the same way at the first moment
-    at which nodes are freed or a job enters the queue.
+    at which nodes are freed or a job enters the queue. With ``awaited`` it stops when all these jobs have started.
     """
+    started = 0
     schedule(state)
     while not _is_stuck(state):
+        while started < len(awaited) and state.jobs[awaited[started]].status >= RUNNING:
+            started += 1
+        if 0 < len(awaited) == started:
+            return
         moment = next_moment(state)
         if moment > until_ms or moment == NEVER:
             break
@@ -290,6 +299,26 @@ def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: boo
         schedule(state)
     if until_ms != NEVER and until_ms > state.clock[0].now_ms:
         state.clock[0].now_ms = until_ms
+
+
+@entry_point
+def put_running(
+    state: SlurmState, jobs: NDArray[np.int64], started_ms: NDArray[np.int64], first: NDArray[np.int64], nodes: NDArray[np.int64]
+) -> None:
+    """Let ``jobs`` run since ``started_ms``, job i on ``nodes[first[i]:first[i + 1]]``."""
+    for place in range(len(jobs)):
+        state.clock[0].picked = 0
+        for at in range(first[place], first[place + 1]):
+            state.picked[state.clock[0].picked] = nodes[at]
+            state.clock[0].picked += 1
+        resume(state, state.jobs[jobs[place]].first_choice, started_ms[place])
+
+
+@entry_point
+def make_first_priorities(state: SlurmState, jobs: NDArray[np.int64]) -> None:
+    """Compute the priority that ``jobs`` have now."""
+    for place in range(len(jobs)):
+        weigh(state, jobs[place])
 
 
 @entry_point
