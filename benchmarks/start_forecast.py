@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -155,16 +155,15 @@ def ask(world: World, directory: Path, *, moments: int, jobs_each: int, seed: in
         predicted_s = time.process_time() - began
         planned = cluster.timeline.result().planned_s
         chosen = chance.permutation(len(seen.pending))[:jobs_each]
-        for row in chosen.tolist():
-            began = time.process_time()
-            forecast = QueueForecast(whole, site, past, draws=draws)
-            job_id = str(seen.pending["job_id"].iloc[row])
-            position = forecast.position(job_id)
-            assert position is not None
-            waits = np.minimum(forecast.starts(position).started_s - now_s, HOURS_14_DAYS_S)
-            spent = time.process_time() - began
-            job = cluster._position[job_id]
-            low, middle, high = np.quantile(waits, [0.1, 0.5, 0.9])
+        began = time.process_time()
+        forecast = QueueForecast(whole, site, past, draws=draws)
+        names = [str(name) for name in seen.pending["job_id"].iloc[chosen]]
+        positions = [forecast.position(name) for name in names]
+        waits = forecast.starts([position for position in positions if position is not None]).started_s - now_s
+        spent = time.process_time() - began
+        for name, wait in zip(names, np.minimum(waits, HOURS_14_DAYS_S).T, strict=True):
+            job = cluster._position[name]
+            low, middle, high = np.quantile(wait, [0.1, 0.5, 0.9])
             answer = Answer(
                 at_s=now_s, truth_s=0.0, p10_s=low, p50_s=middle, p90_s=high,
                 plan_s=max(planned[job] - now_s, 0.0) if np.isfinite(planned[job]) else np.nan,
@@ -237,10 +236,13 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="*", default=list(WORLDS))
     parser.add_argument("--moments", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="folder for the answers as CSV")
     asked = parser.parse_args()
     for name in asked.worlds:
         answers = ask(WORLDS[name], asked.directory, moments=asked.moments, jobs_each=asked.jobs)
         show(name, answers)
+        if asked.keep:
+            pd.DataFrame([asdict(answer) for answer in answers]).to_csv(asked.keep / f"{name}.csv", index=False)
 
 
 if __name__ == "__main__":

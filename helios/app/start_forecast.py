@@ -29,7 +29,7 @@ from helios.simulate.slurm.forward import ForwardSimulation, Moment
 
 DRAWS = 24
 """Simulations of a forecast."""
-HORIZONS_S = (6 * 3600, DAY_S, 7 * DAY_S)
+HORIZONS_S = (DAY_S, 7 * DAY_S)
 """How far simulations go, s: the next where a job has not started in all of them."""
 WEEKS = 8
 """Earlier weeks that jobs to come are taken from."""
@@ -57,11 +57,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draws:
-    """Starts of one job in all simulations.
+    """Starts of jobs in all simulations.
 
     Attributes
     ----------
-    started_s, ended_s : float64 array of shape (n_draws,)
+    started_s, ended_s : float64 array of shape (n_draws, n_jobs)
         s since the epoch; inf: not by the horizon.
     horizon_s : float
         s since the epoch.
@@ -108,34 +108,38 @@ class QueueForecast:
             self.notes = ("No jobs to come are assumed, because the history is too short: it may start later.",)
 
     def starts(
-        self, job: int, *, horizons_s: Sequence[int] = HORIZONS_S, changes: Mapping[str, float] | None = None
+        self,
+        jobs: Sequence[int],
+        *,
+        horizons_s: Sequence[int] = HORIZONS_S,
+        changes: Mapping[str, float] | None = None,
     ) -> Draws:
-        """Return the starts of one pending job.
+        """Return the starts of pending jobs.
 
         Parameters
         ----------
-        job : int
+        jobs : sequence of int
             From :meth:`position`.
         horizons_s : sequence of int
-            How far the simulations go, s.
+            How far the simulations go, s: the next where a job has not started in all of them.
         changes : mapping of str to float
-            Columns of ``QUEUE`` that the job asks for otherwise.
+            Columns of ``QUEUE`` that the first of the jobs asks for otherwise.
 
         Raises
         ------
         NotEnoughHistory
             None of the jobs is of a partition of the site.
         """
-        started_s = np.full(self._draws, np.inf)
+        asked = np.asarray(jobs, dtype=np.int64)
+        started_s = np.full((self._draws, len(asked)), np.inf)
         for horizon_s in horizons_s:
-            left = np.flatnonzero(np.isinf(started_s))
+            left = np.flatnonzero(np.isinf(started_s).any(axis=1))
             if not len(left):
                 break
-            started_s[left] = self._simulate(job, left, horizon_s, changes or {})
-        limit_s = float((changes or {}).get("time_limit_s", self._queue["time_limit_s"].iloc[job]))
-        run_time_s = self._run_time_s[:, job]
-        if np.isfinite(limit_s):
-            run_time_s = np.minimum(run_time_s, limit_s)
+            started_s[left] = self._simulate(asked, left, horizon_s, changes or {})
+        limit_s = self._queue["time_limit_s"].to_numpy(dtype=np.float64)[asked].copy()
+        limit_s[0] = (changes or {}).get("time_limit_s", limit_s[0])
+        run_time_s = np.fmin(self._run_time_s[:, asked], limit_s)
         return Draws(
             started_s=started_s, ended_s=started_s + run_time_s, horizon_s=float(self._now_s + horizons_s[-1])
         )
@@ -173,11 +177,12 @@ class QueueForecast:
         ).T
         return np.maximum(np.where(np.isnan(drawn), _by_limit(left_s), drawn) + queue["elapsed_s"].to_numpy(), 1.0)
 
-    def _simulate(self, job: int, draws: Ints, horizon_s: int, changes: Mapping[str, float]) -> Floats:
+    def _simulate(self, asked: Ints, draws: Ints, horizon_s: int, changes: Mapping[str, float]) -> Floats:
         rows = pd.concat([self._queue, *self._to_come(horizon_s)], ignore_index=True)
         for column, value in changes.items():
-            rows.loc[job, column] = value
-        laid = slurm_jobs(rows.assign(row=np.arange(len(rows)), run_time_s=rows["run_time_s"].fillna(1.0)), self._site, keep_misfits=True)
+            rows.loc[asked[0], column] = value
+        rows = rows.assign(row=np.arange(len(rows)), run_time_s=rows["run_time_s"].fillna(1.0))
+        laid = slurm_jobs(rows, self._site, keep_misfits=True)
         jobs = laid.jobs
         running = np.flatnonzero(jobs["origin"] == RUNNING)
         moment = Moment(
@@ -189,22 +194,21 @@ class QueueForecast:
             closed=self._closed,
         )
         future = ForwardSimulation(laid.workload, self._site, moment)
-        place = np.flatnonzero(jobs["row"] == job)
-        if not len(place) or not future.fits[place[0]]:
-            return np.full(len(draws), np.inf)
+        place = np.full(len(rows), -1)
+        place[jobs["row"].to_numpy()] = np.arange(len(jobs))
+        there = place[asked] >= 0
+        there[there] = future.fits[place[asked[there]]]
+        awaited = place[asked[there]]
         origin, week = jobs["origin"].to_numpy(), jobs["week"].to_numpy()
         row, run_time_s = jobs["row"].to_numpy(), jobs["run_time_s"].to_numpy(dtype=np.float64).copy()
         queued = origin != TO_COME
-        started_s = np.empty(len(draws))
+        started_s = np.full((len(draws), len(asked)), np.inf)
         for at, draw in enumerate(draws):
             run_time_s[queued] = self._run_time_s[draw, row[queued]]
             its_week = draw // 2 % max(len(self._shifts_s), 1)
-            started_s[at] = future.starts(
-                run_time_s,
-                present=queued | (week == its_week),
-                awaited=place.astype(np.int64),
-                until_s=self._now_s + horizon_s,
-            )[0]
+            present = queued | (week == its_week)
+            until_s = self._now_s + horizon_s
+            started_s[at, there] = future.starts(run_time_s, present=present, awaited=awaited, until_s=until_s)
         return started_s
 
     def _to_come(self, horizon_s: int) -> list[pd.DataFrame]:
@@ -310,8 +314,10 @@ def _by_limit(limit_s: Floats) -> Floats:
 
 def _past(history: pd.DataFrame, queue: pd.DataFrame, now_s: int) -> pd.DataFrame:
     """Return the jobs submitted before now, with the run time that is known of each."""
-    known = history[seconds_of(history["submitted_at"]) < now_s]
-    known = known[known["run_time_s"].notna()]
+    submitted_s = seconds_of(history["submitted_at"])
+    earliest_s = now_s - WEEKS * 7 * DAY_S - 1
+    recent = (submitted_s < now_s) & (submitted_s >= earliest_s) & history["run_time_s"].notna().to_numpy()
+    known = history[recent]
     guess = queue["p50_s"].to_numpy(dtype=np.float64)
     limits = _by_limit(queue["time_limit_s"].to_numpy(dtype=np.float64))
     now_queued = queue[_ASKED].assign(run_time_s=np.where(np.isnan(guess), limits, guess))
@@ -325,7 +331,7 @@ def _shifts(past: pd.DataFrame, now_s: int) -> tuple[int, ...]:
     """Return by how much earlier weeks are moved, s: days where there is no whole week."""
     if past.empty:
         return ()
-    first_s = float(seconds_of(past["submitted_at"]).min())
+    first_s = float(seconds_of(past["submitted_at"]).min()) - DAY_S / 24  # jobs of an hour at most are missing
     for step_s, most in ((7 * DAY_S, WEEKS), (DAY_S, 6)):
         shifts = [step_s * n for n in range(1, most + 1) if now_s - step_s * n >= first_s]
         if shifts:

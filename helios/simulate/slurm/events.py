@@ -119,7 +119,7 @@ def _next_backfill(state: SlurmState) -> int:
     clock = state.clock[0]
     if clock.backfill_interval_ms <= 0 or clock.moved_ms == NEVER:
         return NEVER
-    due = clock.last_backfill_ms + clock.backfill_interval_ms
+    due = clock.last_backfill_ms + _grown(state, clock.backfill_interval_ms, clock.last_backfill_ms)
     return int(due if clock.moved_ms <= due else _later(clock.moved_ms, due, clock.poll_ms))
 
 
@@ -131,7 +131,15 @@ def _next_priority(state: SlurmState) -> int:
     # While nothing runs usage decays, but as it does so for all alike nobody's factor changes.
     if clock.queued == 0 and (clock.fair_weight == 0 or clock.running + clock.charged == 0):
         return NEVER
-    return _later(max(clock.now_ms, clock.last_priority_ms + 1), clock.last_priority_ms, clock.calc_period_ms)
+    period_ms = _grown(state, clock.calc_period_ms, clock.last_priority_ms)
+    return _later(max(clock.now_ms, clock.last_priority_ms + 1), clock.last_priority_ms, period_ms)
+
+
+@kernel
+def _grown(state: SlurmState, period_ms: int, since_ms: int) -> int:
+    """Return a period that began at ``since_ms``, as long as it has become by then."""
+    clock = state.clock[0]
+    return max(period_ms, int(clock.growth * max(since_ms - clock.origin_ms, 0)))
 
 
 @kernel

@@ -35,7 +35,7 @@ def starts_after(snapshot: Snapshot, site: SlurmSite, job_id: str, history: pd.D
     forecast = QueueForecast(snapshot, site, JOBS.empty() if history is None else history, draws=8)
     position = forecast.position(job_id)
     assert position is not None
-    return [start - NOW_S for start in forecast.starts(position).started_s]
+    return [start - NOW_S for start in forecast.starts([position]).started_s[:, 0]]
 
 
 def exact(run_time_s: float) -> dict[str, float]:
@@ -96,7 +96,7 @@ def test_tasks_of_an_array_start_one_after_the_other() -> None:
     for task in ("3", "4", "5"):
         position = forecast.position("7", task)
         assert position is not None
-        after.append(forecast.starts(position).started_s.min() - NOW_S)
+        after.append(forecast.starts([position]).started_s[:, 0].min() - NOW_S)
     assert after[0] <= PASS_S
     assert after[1] > after[0] + 500
     assert after[2] > after[1] + 500
@@ -145,6 +145,6 @@ def test_the_same_seed_gives_the_same_starts(seed: int) -> None:
     holder = a_running_job(gpus=8, cpus=64.0, p50_s=3_000.0, time_limit_s=36_000.0)
     snapshot = a_snapshot(running=[holder], pending=[whole_node(job_id="1", p50_s=60.0)], nodes=[a_node()])
     both = [QueueForecast(snapshot, a_site("node1"), JOBS.empty(), draws=6, seed=seed) for _ in range(2)]
-    first, second = (forecast.starts(forecast.position("1") or 0).started_s for forecast in both)
+    first, second = (forecast.starts([forecast.position("1") or 0]).started_s[:, 0] for forecast in both)
     assert first.tolist() == second.tolist()
     assert len(set(first.tolist())) > 1
