@@ -7,7 +7,7 @@ come: those of an earlier week of the history, moved to now.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,6 +26,7 @@ from helios.model.slurm_site import DAY_S, SlurmSite
 from helios.predict.live_predictor import CHANCES, remaining_run_time
 from helios.report.start import EarlierStart, StartForecast
 from helios.simulate.slurm.forward import ForwardSimulation, Moment
+from helios.units import duration_in_words
 
 DRAWS = 24
 """Simulations of a forecast."""
@@ -89,6 +90,8 @@ class QueueForecast:
 
     Attributes
     ----------
+    now_s : int
+        s since the epoch.
     notes : tuple of str
         What is assumed, for a person.
     """
@@ -97,12 +100,12 @@ class QueueForecast:
         self, snapshot: Snapshot, site: SlurmSite, history: pd.DataFrame, *, draws: int = DRAWS, seed: int = 0
     ) -> None:
         self._site, self._draws = site, draws
-        self._now_s = math.floor(snapshot.taken_at.timestamp())
+        self.now_s = math.floor(snapshot.taken_at.timestamp())
         self._closed = tuple(snapshot.nodes["name"][closed_nodes(snapshot.nodes)])
-        self._queue = _queue(snapshot, self._now_s)
+        self._queue = _queue(snapshot, self.now_s)
         self._run_time_s = self._drawn(np.random.default_rng(seed))
-        self._past = _past(history, self._queue, self._now_s)
-        self._shifts_s = _shifts(self._past, self._now_s)
+        self._past = _past(history, self._queue, self.now_s)
+        self._shifts_s = _shifts(self._past, self.now_s)
         self.notes: tuple[str, ...] = ()
         if not self._shifts_s:
             self.notes = ("No jobs to come are assumed, because the history is too short: it may start later.",)
@@ -113,6 +116,7 @@ class QueueForecast:
         *,
         horizons_s: Sequence[int] = HORIZONS_S,
         changes: Mapping[str, float] | None = None,
+        draws: int | None = None,
     ) -> Draws:
         """Return the starts of pending jobs.
 
@@ -124,6 +128,8 @@ class QueueForecast:
             How far the simulations go, s: the next where a job has not started in all of them.
         changes : mapping of str to float
             Columns of ``QUEUE`` that the first of the jobs asks for otherwise.
+        draws : int, optional
+            Only so many simulations, the first ones; None: all.
 
         Raises
         ------
@@ -131,7 +137,7 @@ class QueueForecast:
             None of the jobs is of a partition of the site.
         """
         asked = np.asarray(jobs, dtype=np.int64)
-        started_s = np.full((self._draws, len(asked)), np.inf)
+        started_s = np.full((draws or self._draws, len(asked)), np.inf)
         for horizon_s in horizons_s:
             left = np.flatnonzero(np.isinf(started_s).any(axis=1))
             if not len(left):
@@ -139,9 +145,9 @@ class QueueForecast:
             started_s[left] = self._simulate(asked, left, horizon_s, changes or {})
         limit_s = self._queue["time_limit_s"].to_numpy(dtype=np.float64)[asked].copy()
         limit_s[0] = (changes or {}).get("time_limit_s", limit_s[0])
-        run_time_s = np.fmin(self._run_time_s[:, asked], limit_s)
+        run_time_s = np.fmin(self._run_time_s[: len(started_s), asked], limit_s)
         return Draws(
-            started_s=started_s, ended_s=started_s + run_time_s, horizon_s=float(self._now_s + horizons_s[-1])
+            started_s=started_s, ended_s=started_s + run_time_s, horizon_s=float(self.now_s + horizons_s[-1])
         )
 
     def position(self, job_id: str, task: str = "") -> int | None:
@@ -186,7 +192,7 @@ class QueueForecast:
         jobs = laid.jobs
         running = np.flatnonzero(jobs["origin"] == RUNNING)
         moment = Moment(
-            now_s=self._now_s,
+            now_s=self.now_s,
             running=running,
             started_s=jobs["started_s"].to_numpy(dtype=np.float64)[running],
             nodes=[nodes if isinstance(nodes, tuple) else () for nodes in jobs["held"].iloc[running]],
@@ -207,7 +213,7 @@ class QueueForecast:
             run_time_s[queued] = self._run_time_s[draw, row[queued]]
             its_week = draw // 2 % max(len(self._shifts_s), 1)
             present = queued | (week == its_week)
-            until_s = self._now_s + horizon_s
+            until_s = self.now_s + horizon_s
             started_s[at, there] = future.starts(run_time_s, present=present, awaited=awaited, until_s=until_s)
         return started_s
 
@@ -218,8 +224,8 @@ class QueueForecast:
         for week, shift_s in enumerate(self._shifts_s):
             for times in range(1, -(-horizon_s // shift_s) + 1):
                 ahead_s = (times - 1) * shift_s  # a stretch shorter than the horizon is repeated
-                first_s = self._now_s - shift_s
-                last_s = min(first_s + horizon_s - ahead_s, self._now_s)
+                first_s = self.now_s - shift_s
+                last_s = min(first_s + horizon_s - ahead_s, self.now_s)
                 chosen = self._past[(submitted_s >= first_s) & (submitted_s < last_s)]
                 moved = pd.Timedelta(seconds=shift_s * times)
                 found.append(
@@ -232,6 +238,116 @@ class QueueForecast:
                     )
                 )
         return [part for part in found if len(part)]
+
+
+LONG_WAIT_S = 600.0
+"""Median wait from which it is tried what would make a job start earlier, s."""
+WORTH_S = 300.0
+"""Least median gain that is worth telling, s."""
+FEWER_DRAWS = 12
+"""Simulations of each change that is tried; the same as the first of the forecast."""
+
+
+def forecast_start(
+    snapshot: Snapshot, site: SlurmSite, history: pd.DataFrame, job: pd.Series[Any], *, task: str = ""
+) -> StartForecast:
+    """Return when a pending job starts, and what would make it start earlier.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        With predictions.
+    history : DataFrame
+        Columns of ``JOBS``.
+    job : Series
+        Its row of ``snapshot.pending``.
+    task : str
+        Of a pending array; empty: its first one.
+    """
+    now = snapshot.taken_at.replace(microsecond=0)
+    empty = StartForecast(taken_at=now, horizon_at=now + timedelta(seconds=HORIZONS_S[-1]), not_simulated=site.notes)
+    if problem := never_starts(job):
+        return replace(empty, problem=problem)
+    queue = QueueForecast(snapshot, site, history)
+    position = queue.position(str(job["job_id"]), task)
+    if position is None:
+        return replace(empty, problem="this task is far down its array" if task else "it is not simulated")
+    try:
+        draws = queue.starts([position])
+    except NotEnoughHistory as reason:
+        return replace(empty, problem=reason.message.rstrip("."))
+    if np.isinf(draws.started_s).all():
+        blocked = "in no simulation it starts within a week: are its nodes down, or are there too few for it"
+        return replace(empty, draws=len(draws.started_s), problem=blocked)
+    waits_s, ends_s = draws.started_s[:, 0] - queue.now_s, draws.ended_s[:, 0] - queue.now_s
+    raw_s, raw_ends_s = (np.quantile(after_s, CHANCES, method="lower") for after_s in (waits_s, ends_s))
+    found_s = calibrated(raw_s)
+    shift_s = np.where(np.isfinite(raw_s), found_s - np.where(np.isfinite(raw_s), raw_s, 0.0), 0.0)
+    moments = [_moment(now, after_s) for after_s in (*found_s, *(raw_ends_s + shift_s))]
+    by_limits = bool(np.isnan(job["p50_s"]))
+    fitting_s = math.nan if by_limits else fitting_limit_s(job)
+    limits = ("It rests on time limits, because nothing is predicted of this job.",) if by_limits else ()
+    return replace(
+        empty,
+        draws=len(waits_s),
+        **dict(zip(("p10_at", "p50_at", "p90_at", "end_p10_at", "end_p50_at", "end_p90_at"), moments, strict=True)),
+        by_limits=by_limits,
+        fitting_limit_s=fitting_s,
+        earlier=tuple(_earlier(queue, position, job, waits_s, fitting_s, now)),
+        notes=(*limits, *queue.notes),
+    )
+
+
+def calibrated(quantiles_s: Floats) -> Floats:
+    """Return p10, p50 and p90 of a wait, s, that cover as much as they say.
+
+    Parameters
+    ----------
+    quantiles_s : float64 array of shape (3,)
+        Those of the simulations; inf: later than the horizon.
+    """
+    return quantiles_s
+
+
+def fitting_limit_s(job: pd.Series[Any]) -> float:
+    """Return the time limit, whole ten minutes, that 95 % of such jobs fit into, s."""
+    quantiles = np.array([[job[name] for name in _QUANTILES]], dtype=np.float64)
+    longest_s = float(remaining_run_time(quantiles, np.zeros(1), chances=[FITS])[0, 0])
+    return math.ceil(longest_s / 600) * 600.0
+
+
+def _earlier(
+    queue: QueueForecast, position: int, job: pd.Series[Any], waits_s: Floats, fitting_s: float, now: datetime
+) -> Iterator[EarlierStart]:
+    """Yield the changes of the request with which the job starts earlier."""
+    most_s = float(HORIZONS_S[-1])
+    before_s = np.minimum(waits_s[:FEWER_DRAWS], most_s)
+    if np.median(before_s) < LONG_WAIT_S:
+        return
+    tried: dict[str, dict[str, float]] = {}
+    limit_s, gpus, nodes = float(job["time_limit_s"]), int(job["gpus"]), job["nodes"]
+    if fitting_s < 0.9 * (limit_s if np.isfinite(limit_s) else np.inf):
+        tried[f"a time limit of {duration_in_words(fitting_s)}"] = {"time_limit_s": fitting_s}
+    if gpus > 1 and gpus % 2 == 0:
+        half = {"gpus": gpus // 2, "cpus": np.ceil(job["cpus"] / 2), "memory_mib": job["memory_mib"] / 2}
+        name = f"{gpus // 2} GPUs" if gpus > 2 else "1 GPU"
+        tried[name] = half | ({"nodes": nodes // 2} if nodes > 1 and nodes % 2 == 0 else {})
+    elif gpus == 0 and nodes > 1 and nodes % 2 == 0:
+        half = {"nodes": nodes // 2, "cpus": np.ceil(job["cpus"] / 2), "memory_mib": job["memory_mib"] / 2}
+        tried[f"{nodes // 2:.0f} nodes" if nodes > 2 else "1 node"] = half
+    found = []
+    for change, values in tried.items():
+        starts_s = queue.starts([position], changes=values, draws=FEWER_DRAWS).started_s[:, 0]
+        after_s = np.minimum(starts_s - queue.now_s, most_s)
+        gain_s = float(np.median(before_s - after_s))
+        if gain_s >= WORTH_S:
+            p50_at = now + timedelta(seconds=round(float(np.median(after_s))))
+            found.append(EarlierStart(change=change, p50_at=p50_at, gain_s=gain_s))
+    yield from sorted(found, key=lambda way: -way.gain_s)
+
+
+def _moment(now: datetime, wait_s: float) -> datetime | None:
+    return now + timedelta(seconds=round(float(wait_s))) if np.isfinite(wait_s) else None
 
 
 def closed_nodes(nodes: pd.DataFrame) -> NDArray[np.bool_]:

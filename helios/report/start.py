@@ -55,7 +55,9 @@ class StartForecast:
     earlier : tuple of EarlierStart
         What would make it start earlier, largest gain first.
     notes : tuple of str
-        What is assumed or not simulated, for a person.
+        What the forecast rests on and lacks, for a person.
+    not_simulated : tuple of str
+        Settings of the cluster that are not simulated; for programs, as they are the same for every job.
     problem : str
         Why there is no forecast, for a person.
     """
@@ -73,6 +75,7 @@ class StartForecast:
     fitting_limit_s: float = float("nan")
     earlier: tuple[EarlierStart, ...] = ()
     notes: tuple[str, ...] = ()
+    not_simulated: tuple[str, ...] = ()
     problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
