@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,7 +133,7 @@ def ask(world: World, directory: Path, *, moments: int, jobs_each: int, seed: in
     begin_s, end_s = np.quantile(submitted_s, [0.5, 0.97])
     at_s = np.sort(chance.integers(int(begin_s), int(end_s), moments))
     cluster.advance(int(begin_s) - 1)
-    known, told = history(jobs, cluster), 0
+    known = history(jobs, cluster)
     model = train(known, cluster="c", seed=0)
     predictor = LivePredictor(known, model=model)
     asked: list[tuple[int, Answer]] = []
@@ -147,12 +146,10 @@ def ask(world: World, directory: Path, *, moments: int, jobs_each: int, seed: in
         predictor.learn(past)
         running = seen.running
         now = datetime.fromtimestamp(now_s, UTC)
-        whole = Snapshot(
-            taken_at=now, cluster="c", pending=seen.pending, running=running, nodes=seen.nodes
+        whole = Snapshot(taken_at=now, cluster="c", pending=seen.pending, running=running, nodes=seen.nodes)
+        whole = with_predictions(
+            whole, lambda queue, now=now, running=running: predictor.predict(queue, now=now, running=running)
         )
-        began = time.process_time()
-        whole = with_predictions(whole, lambda queue, now=now, running=running: predictor.predict(queue, now=now, running=running))
-        predicted_s = time.process_time() - began
         planned = cluster.timeline.result().planned_s
         chosen = chance.permutation(len(seen.pending))[:jobs_each]
         began = time.process_time()
@@ -210,7 +207,10 @@ def error(said_s: Floats, truth_s: Floats) -> Floats:
 
 def show(name: str, answers: list[Answer]) -> None:
     """Print the figures of one trace."""
-    column: Callable[[str], Floats] = lambda key: np.array([getattr(answer, key) for answer in answers])
+
+    def column(key: str) -> Floats:
+        return np.array([getattr(answer, key) for answer in answers])
+
     truth, plan = column("truth_s"), column("plan_s")
     says = np.isfinite(plan)
     covered = (column("p10_s") <= truth + 1) & (truth <= column("p90_s") + 60)
@@ -226,7 +226,9 @@ def show(name: str, answers: list[Answer]) -> None:
         f"squeue {np.median(error(plan, truth)[says]):.2f}"
     )
     bias = np.log((column("p50_s") + 60) / (truth + 60))
-    print(f"  bias of the median {np.median(bias):+.2f}; CPU s: median {np.median(column('cpu_s')):.2f}, most {column('cpu_s').max():.2f}")
+    print(
+        f"  bias of the median {np.median(bias):+.2f}; CPU s: median {np.median(column('cpu_s')):.2f}, most {column('cpu_s').max():.2f}"
+    )
 
 
 def main() -> None:

@@ -192,7 +192,7 @@ def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_i
         return forecast_start(snapshot, site, history, job, task=task)
     except HeliosError as reason:
         problem = reason.message[:1].lower() + reason.message[1:].rstrip(".")
-    except Exception as reason:  # noqa: BLE001 - all the rest of the answer must not be lost with the forecast
+    except Exception as reason:  # all the rest of the answer must not be lost with the forecast
         problem = f"it failed ({type(reason).__name__}: {reason})"
     return StartForecast(taken_at=snapshot.taken_at, horizon_at=snapshot.taken_at, problem=problem)
 

@@ -152,9 +152,7 @@ class LivePredictions:
         knowledge, now = self.knowledge, snapshot.taken_at
         from helios.app.nightly_order import size_orders  # noqa: PLC0415 - as above
 
-        seen = with_predictions(
-            snapshot, lambda queue: knowledge.predict(queue, now=now, running=snapshot.running)
-        )
+        seen = with_predictions(snapshot, lambda queue: knowledge.predict(queue, now=now, running=snapshot.running))
         self.of_cluster = {
             "longest_own_wait_s": self._own_order(seen, knowledge.history),
             "size_orders": size_orders(self._checks, now),

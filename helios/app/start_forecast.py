@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from helios.app.slurm_workload import slurm_jobs
-from helios.errors import HostlistInvalid, NotEnoughHistory
+from helios.errors import HostlistInvalid
 from helios.model import Snapshot, seconds_of
 from helios.model.hostlist import expand
 from helios.model.slurm_site import DAY_S, SlurmSite
@@ -146,9 +146,7 @@ class QueueForecast:
         limit_s = self._queue["time_limit_s"].to_numpy(dtype=np.float64)[asked].copy()
         limit_s[0] = (changes or {}).get("time_limit_s", limit_s[0])
         run_time_s = np.fmin(self._run_time_s[: len(started_s), asked], limit_s)
-        return Draws(
-            started_s=started_s, ended_s=started_s + run_time_s, horizon_s=float(self.now_s + horizons_s[-1])
-        )
+        return Draws(started_s=started_s, ended_s=started_s + run_time_s, horizon_s=float(self.now_s + horizons_s[-1]))
 
     def position(self, job_id: str, task: str = "") -> int | None:
         """Return the position of a pending job, or of a task of a pending array.
@@ -178,9 +176,7 @@ class QueueForecast:
         order = np.argsort(np.tile(np.arange(pairs), 2), kind="stable")[: self._draws]
         limit_s = queue["time_limit_s"].to_numpy(dtype=np.float64)
         left_s = limit_s - queue["elapsed_s"].to_numpy()
-        drawn = remaining_run_time(
-            quantiles, np.zeros(len(queue)), limit_s=left_s, chances=list(chances[order])
-        ).T
+        drawn = remaining_run_time(quantiles, np.zeros(len(queue)), limit_s=left_s, chances=list(chances[order])).T
         return np.maximum(np.where(np.isnan(drawn), _by_limit(left_s), drawn) + queue["elapsed_s"].to_numpy(), 1.0)
 
     def _simulate(self, asked: Ints, draws: Ints, horizon_s: int, changes: Mapping[str, float]) -> Floats:
@@ -234,7 +230,7 @@ class QueueForecast:
                         eligible_at=chosen["eligible_at"] + moved,
                         origin=TO_COME,
                         week=week,
-                        array_job_id=chosen["array_job_id"].astype("str").where(chosen["array_job_id"].notna())
+                        array_job_id=chosen["array_job_id"].astype("str").where(chosen["array_job_id"].notna()),
                     )
                 )
         return [part for part in found if len(part)]
@@ -268,14 +264,14 @@ def forecast_start(
     empty = StartForecast(taken_at=now, horizon_at=now + timedelta(seconds=HORIZONS_S[-1]), not_simulated=site.notes)
     if problem := never_starts(job):
         return replace(empty, problem=problem)
+    known = {rules.name for rules in site.partitions}
+    if not known & set(str(job["partition"]).split(",")):
+        return replace(empty, problem=f"the configuration of the cluster has no partition {job['partition']}")
     queue = QueueForecast(snapshot, site, history)
     position = queue.position(str(job["job_id"]), task)
     if position is None:
         return replace(empty, problem="this task is far down its array" if task else "it is not simulated")
-    try:
-        draws = queue.starts([position])
-    except NotEnoughHistory as reason:
-        return replace(empty, problem=reason.message.rstrip("."))
+    draws = queue.starts([position])
     if np.isinf(draws.started_s).all():
         blocked = "in no simulation it starts within a week: are its nodes down, or are there too few for it"
         return replace(empty, draws=len(draws.started_s), problem=blocked)
@@ -293,7 +289,7 @@ def forecast_start(
         **dict(zip(("p10_at", "p50_at", "p90_at", "end_p10_at", "end_p50_at", "end_p90_at"), moments, strict=True)),
         by_limits=by_limits,
         fitting_limit_s=fitting_s,
-        earlier=tuple(_earlier(queue, position, job, waits_s, fitting_s, now)),
+        earlier=tuple(_earlier(queue, position, job, waits_s=waits_s, fitting_s=fitting_s, now=now)),
         notes=(*limits, *queue.notes),
     )
 
@@ -317,7 +313,7 @@ def fitting_limit_s(job: pd.Series[Any]) -> float:
 
 
 def _earlier(
-    queue: QueueForecast, position: int, job: pd.Series[Any], waits_s: Floats, fitting_s: float, now: datetime
+    queue: QueueForecast, position: int, job: pd.Series[Any], *, waits_s: Floats, fitting_s: float, now: datetime
 ) -> Iterator[EarlierStart]:
     """Yield the changes of the request with which the job starts earlier."""
     most_s = float(HORIZONS_S[-1])
@@ -403,7 +399,9 @@ def _queue(snapshot: Snapshot, now_s: int) -> pd.DataFrame:
     tasks = [_tasks(text, count) for text, count in zip(queue["array_task_id"], many, strict=True)]
     spread = queue.loc[np.repeat(queue.index, [len(names) for names in tasks])].reset_index(drop=True)
     names = [name for group in tasks for name in group]
-    return spread.assign(task=names, array_task_id=[name or own for name, own in zip(names, spread["array_task_id"], strict=True)])
+    return spread.assign(
+        task=names, array_task_id=[name or own for name, own in zip(names, spread["array_task_id"], strict=True)]
+    )
 
 
 def _tasks(text: object, count: int) -> list[str]:
@@ -440,7 +438,9 @@ def _past(history: pd.DataFrame, queue: pd.DataFrame, now_s: int) -> pd.DataFram
     parts = [known[[*_ASKED, "run_time_s"]], now_queued]
     past = pd.concat([part.astype(object) for part in parts if len(part)] or parts, ignore_index=True)
     fresh = past.drop_duplicates(["job_id", "submitted_at", "array_task_id"])
-    return fresh.astype({name: queue[name].dtype for name in ("submitted_at", "eligible_at")} | {"run_time_s": np.float64}).sort_values("submitted_at", kind="stable")
+    return fresh.astype(
+        {name: queue[name].dtype for name in ("submitted_at", "eligible_at")} | {"run_time_s": np.float64}
+    ).sort_values("submitted_at", kind="stable")
 
 
 def _shifts(past: pd.DataFrame, now_s: int) -> tuple[int, ...]:

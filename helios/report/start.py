@@ -94,7 +94,8 @@ class StartForecast:
         if self.p10_at is None:
             yield f"Starts {LATER} {self._text(self.horizon_at)}, in 9 of 10 simulations of the queue."
         elif self.p50_at is None:
-            yield f"Starts after {self._text(self.p10_at)}; in half of the simulations {LATER} {self._text(self.horizon_at)}."
+            first, end = self._text(self.p10_at), self._text(self.horizon_at)
+            yield f"Starts after {first}; in half of the simulations {LATER} {end}."
         else:
             yield (
                 f"Starts {self._between(self.p10_at, self.p90_at)} "

@@ -279,9 +279,7 @@ def begin(state: SlurmState) -> None:
 
 
 @entry_point
-def carry_on(  # noqa: PLR0917 - numba functions are called by position
-    state: SlurmState, until_ms: int, leave_due: bool, first_event: bool, awaited: NDArray[np.int64]
-) -> None:
+def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool, awaited: NDArray[np.int64]) -> None:
     """Make the passes due now and advance to ``until_ms``, included.
 
     It ends earlier when nothing is left that can happen. With ``leave_due`` the passes due at ``until_ms`` wait for the
@@ -311,7 +309,11 @@ def carry_on(  # noqa: PLR0917 - numba functions are called by position
 
 @entry_point
 def put_running(
-    state: SlurmState, jobs: NDArray[np.int64], started_ms: NDArray[np.int64], first: NDArray[np.int64], nodes: NDArray[np.int64]
+    state: SlurmState,
+    jobs: NDArray[np.int64],
+    started_ms: NDArray[np.int64],
+    first: NDArray[np.int64],
+    nodes: NDArray[np.int64],
 ) -> None:
     """Let ``jobs`` run since ``started_ms``, job i on ``nodes[first[i]:first[i + 1]]``."""
     for place in range(len(jobs)):

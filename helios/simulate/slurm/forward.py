@@ -93,7 +93,10 @@ class ForwardSimulation:
                 state.free["jobs"][:, number[name]] = CLOSED
         places = [[number[name] for name in names if name in number] for names in moment.nodes]
         seated = np.array([bool(place) for place in places], dtype=np.bool_)
-        self._running, self._started_ms = moment.running[seated], np.rint(moment.started_s[seated] * MS).astype(np.int64)
+        self._running, self._started_ms = (
+            moment.running[seated],
+            np.rint(moment.started_s[seated] * MS).astype(np.int64),
+        )
         chosen = [place for place in places if place]
         self._first = np.concatenate([[0], np.cumsum([len(place) for place in chosen])]).astype(np.int64)
         self._nodes = np.array([node for place in chosen for node in place], dtype=np.int64)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.app.start_forecast import QueueForecast
+from helios.app.start_forecast import QueueForecast, forecast_start
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SlurmSite
+from helios.report.start import StartForecast
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 
 NOW = pd.Timestamp(NOON)
@@ -52,7 +53,9 @@ def test_a_job_that_is_first_on_a_free_cluster_starts_now() -> None:
 
 
 def test_a_job_waits_for_the_predicted_end_of_the_one_that_holds_its_node() -> None:
-    holder = a_running_job(gpus=8, cpus=64.0, started_at=NOW - pd.Timedelta(hours=1), time_limit_s=86_400.0, **exact(7_200.0))
+    holder = a_running_job(
+        gpus=8, cpus=64.0, started_at=NOW - pd.Timedelta(hours=1), time_limit_s=86_400.0, **exact(7_200.0)
+    )
     snapshot = a_snapshot(running=[holder], pending=[whole_node(job_id="1", **exact(600.0))], nodes=[a_node()])
     after = starts_after(snapshot, a_site("node1"), "1")
     assert all(3_000 < moment < 4_200 for moment in after)
@@ -84,7 +87,9 @@ def test_a_node_that_is_drained_gets_no_job() -> None:
 def test_a_held_job_is_not_simulated() -> None:
     held = whole_node(job_id="1", priority=0.0, reason="JobHeldUser")
     other = whole_node(job_id="2", priority=1.0, **exact(60.0))
-    forecast = QueueForecast(a_snapshot(pending=[held, other], nodes=[a_node()]), a_site("node1"), JOBS.empty(), draws=4)
+    forecast = QueueForecast(
+        a_snapshot(pending=[held, other], nodes=[a_node()]), a_site("node1"), JOBS.empty(), draws=4
+    )
     assert forecast.position("1") is None
     assert forecast.position("2") is not None
 
@@ -135,7 +140,9 @@ def test_the_future_of_the_history_changes_nothing() -> None:
 @given(begins_s=st.integers(0, 20_000), run_time_s=st.floats(10, 5_000), others=st.integers(0, 4))
 def test_no_job_starts_before_its_begin_time(begins_s: int, run_time_s: float, others: int) -> None:
     waiting = [whole_node(priority=200.0, **exact(run_time_s)) for _ in range(others)]
-    asked = whole_node(job_id="1000001", priority=100.0, eligible_at=NOW + pd.Timedelta(seconds=begins_s), **exact(60.0))
+    asked = whole_node(
+        job_id="1000001", priority=100.0, eligible_at=NOW + pd.Timedelta(seconds=begins_s), **exact(60.0)
+    )
     snapshot = a_snapshot(pending=[*waiting, asked], nodes=[a_node()])
     assert all(after >= begins_s for after in starts_after(snapshot, a_site("node1"), "1000001"))
 
@@ -148,3 +155,73 @@ def test_the_same_seed_gives_the_same_starts(seed: int) -> None:
     first, second = (forecast.starts([forecast.position("1") or 0]).started_s[:, 0] for forecast in both)
     assert first.tolist() == second.tolist()
     assert len(set(first.tolist())) > 1
+
+
+def explained(snapshot: Snapshot, site: SlurmSite, job_id: str) -> StartForecast:
+    (row,) = (row for _, row in snapshot.pending.iterrows() if row["job_id"] == job_id)
+    return forecast_start(snapshot, site, JOBS.empty(), row)
+
+
+def behind_a_wide_job(**asked: Any) -> Snapshot:
+    """Return two nodes: one is held for two hours, and a job that wants both goes first."""
+    holder = a_running_job(gpus=8, cpus=64.0, started_at=NOW, time_limit_s=7_200.0, **exact(7_200.0))
+    wide = whole_node(nodes=2.0, gpus=16, cpus=128.0, priority=200_000.0, time_limit_s=7_200.0, **exact(3_600.0))
+    waiting = whole_node(**({"job_id": "1", "priority": 1_000.0, "time_limit_s": 36_000.0} | exact(900.0) | asked))
+    return a_snapshot(running=[holder], pending=[wide, waiting], nodes=[a_node(), a_node(name="node2")])
+
+
+def test_a_shorter_limit_that_fits_is_named_with_its_gain() -> None:
+    told = explained(behind_a_wide_job(), a_site("node1", "node2"), "1")
+    (shorter,) = (way for way in told.earlier if "time limit" in way.change)
+    assert told.fitting_limit_s < 7_200
+    assert shorter.p50_at <= NOON + timedelta(seconds=PASS_S)
+    assert shorter.gain_s > 7_200
+    assert any("With a time limit of" in line for line in told.lines())
+
+
+def test_half_the_gpus_are_tried_too() -> None:
+    holder = a_running_job(gpus=4, cpus=32.0, started_at=NOW, time_limit_s=7_200.0, **exact(7_200.0))
+    waiting = whole_node(job_id="1", time_limit_s=3_600.0, **exact(3_300.0))
+    told = explained(a_snapshot(running=[holder], pending=[waiting], nodes=[a_node()]), a_site("node1"), "1")
+    assert [way.change for way in told.earlier] == ["4 GPUs"]
+    assert told.earlier[0].p50_at <= NOON + timedelta(seconds=PASS_S)
+
+
+def test_the_text_gives_an_interval_and_a_median() -> None:
+    told = explained(behind_a_wide_job(time_limit_s=900.0, **exact(60_000.0)), a_site("node1", "node2"), "1")
+    first, second, *_ = told.lines()
+    assert first.startswith("Starts ")
+    assert "half of the simulations: before" in first
+    assert second.startswith("Ends ")
+    assert told.p10_at is not None and told.p50_at is not None and told.p90_at is not None
+    assert told.p10_at <= told.p50_at <= told.p90_at
+
+
+def test_a_job_without_prediction_is_told_that_limits_were_taken() -> None:
+    snapshot = a_snapshot(pending=[whole_node(job_id="1")], nodes=[a_node()])
+    told = explained(snapshot, a_site("node1"), "1")
+    assert told.by_limits
+    assert math.isnan(told.fitting_limit_s)
+    assert any("time limits" in line for line in told.lines())
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"reason": "JobHeldUser", "priority": 0.0}, "it is held"),
+        ({"reason": "Dependency"}, "depends on"),
+        ({"gpus": 9}, "in no simulation"),
+        ({"partition": "gone"}, "partition"),
+    ],
+    ids=["held", "dependency", "too large", "partition unknown"],
+)
+def test_a_job_that_cannot_start_is_told_why(values: dict[str, Any], why: str) -> None:
+    snapshot = a_snapshot(pending=[whole_node(**({"job_id": "1"} | exact(60.0) | values))], nodes=[a_node()])
+    told = explained(snapshot, a_site("node1"), "1")
+    assert why in told.problem
+    assert [line for line in told.lines() if why in line]
+
+
+def test_a_job_of_a_group_of_nodes_that_is_down_is_told_so() -> None:
+    snapshot = a_snapshot(pending=[whole_node(job_id="1", **exact(60.0))], nodes=[a_node(state="DOWN")])
+    assert "nodes" in explained(snapshot, a_site("node1"), "1").problem
