@@ -38,6 +38,14 @@ SAME_USER = 0.5
 """Share of the variance of log run times that jobs of one user have in common."""
 MOST_TASKS = 1_000
 """Pending tasks of an array that are simulated."""
+WIDER, SPARE, MINUTE_S = 1.2, 0.1, 60.0
+"""By how much intervals are widened: a factor, and what is added to the log of a wait and a minute.
+
+From the first half of the forecasts of benchmarks/start_forecast.py, so that 80 % of the second halves are covered.
+"""
+_ENDLESS_S = 1e15
+FEWEST_ENDED = 20
+"""Ended jobs from which predictions are used rather than time limits."""
 UNKNOWN_S = float(DAY_S)
 """Run time of a job without prediction and limit, s."""
 FITS = 0.95
@@ -92,6 +100,8 @@ class QueueForecast:
     ----------
     now_s : int
         s since the epoch.
+    by_limits : bool
+        The history is too short for predictions: run times are taken from time limits.
     notes : tuple of str
         What is assumed, for a person.
     """
@@ -103,6 +113,10 @@ class QueueForecast:
         self.now_s = math.floor(snapshot.taken_at.timestamp())
         self._closed = tuple(snapshot.nodes["name"][closed_nodes(snapshot.nodes)])
         self._queue = _queue(snapshot, self.now_s)
+        ended = history["run_time_s"].notna().to_numpy() & (seconds_of(history["submitted_at"]) < self.now_s)
+        self.by_limits = int(ended.sum()) < FEWEST_ENDED
+        if self.by_limits:  # what is predicted from next to nothing is worth less than the limit
+            self._queue[_QUANTILES] = np.nan
         self._run_time_s = self._drawn(np.random.default_rng(seed))
         self._past = _past(history, self._queue, self.now_s)
         self._shifts_s = _shifts(self._past, self.now_s)
@@ -276,13 +290,13 @@ def forecast_start(
         blocked = "in no simulation it starts within a week: are its nodes down, or are there too few for it"
         return replace(empty, draws=len(draws.started_s), problem=blocked)
     waits_s, ends_s = draws.started_s[:, 0] - queue.now_s, draws.ended_s[:, 0] - queue.now_s
-    raw_s, raw_ends_s = (np.quantile(after_s, CHANCES, method="lower") for after_s in (waits_s, ends_s))
+    raw_s, raw_ends_s = wait_quantiles(waits_s), wait_quantiles(ends_s)
     found_s = calibrated(raw_s)
     shift_s = np.where(np.isfinite(raw_s), found_s - np.where(np.isfinite(raw_s), raw_s, 0.0), 0.0)
     moments = [_moment(now, after_s) for after_s in (*found_s, *(raw_ends_s + shift_s))]
-    by_limits = bool(np.isnan(job["p50_s"]))
+    by_limits = queue.by_limits or bool(np.isnan(job["p50_s"]))
     fitting_s = math.nan if by_limits else fitting_limit_s(job)
-    limits = ("It rests on time limits, because nothing is predicted of this job.",) if by_limits else ()
+    limits = ("It rests on time limits, because too little has ended to predict run times.",) if by_limits else ()
     return replace(
         empty,
         draws=len(waits_s),
@@ -294,15 +308,39 @@ def forecast_start(
     )
 
 
-def calibrated(quantiles_s: Floats) -> Floats:
-    """Return p10, p50 and p90 of a wait, s, that cover as much as they say.
+def wait_quantiles(waits_s: Floats) -> Floats:
+    """Return p10, p50 and p90 of waits in simulations, s.
 
     Parameters
     ----------
-    quantiles_s : float64 array of shape (3,)
-        Those of the simulations; inf: later than the horizon.
+    waits_s : float64 array of shape (n_draws, ...)
+        inf: longer than the simulations; such a quantile is inf.
+
+    Returns
+    -------
+    float64 array of shape (3, ...)
     """
-    return quantiles_s
+    found = np.quantile(np.minimum(waits_s, _ENDLESS_S), CHANCES, axis=0, method="weibull")
+    return np.where(found > _ENDLESS_S / 100, np.inf, found)
+
+
+def calibrated(quantiles_s: Floats) -> Floats:
+    """Return p10, p50 and p90 of waits, widened so that they cover what they say.
+
+    Both sides are widened in log time, with an additive minute.
+
+    Parameters
+    ----------
+    quantiles_s : float64 array of shape (3, ...)
+        Those of the simulations, from :func:`wait_quantiles`.
+    """
+    low, middle, high = np.log(np.maximum(quantiles_s, 0.0) + MINUTE_S)
+    with np.errstate(invalid="ignore"):  # what is later than the simulations stays so
+        first = middle - WIDER * (middle - low + SPARE)
+        last = middle + WIDER * (high - middle + SPARE)
+    first = np.where(np.isinf(middle), low, first)
+    last = np.where(np.isinf(high), np.inf, last)
+    return np.maximum(np.exp(np.stack([first, middle, last])) - MINUTE_S, 0.0)
 
 
 def fitting_limit_s(job: pd.Series[Any]) -> float:

@@ -49,7 +49,7 @@ class StartForecast:
     end_p10_at, end_p50_at, end_p90_at : datetime, optional
         Quantiles of the end. None: it starts later than ``horizon_at``.
     by_limits : bool
-        Nothing is predicted of this job: its run time was taken from its time limit.
+        Too little has ended to predict: run times were taken from time limits.
     fitting_limit_s : float
         Time limit that 95 % of such jobs fit into; NaN: not known.
     earlier : tuple of EarlierStart

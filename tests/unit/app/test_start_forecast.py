@@ -6,19 +6,23 @@ import math
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.app.start_forecast import QueueForecast, forecast_start
+from helios.app.start_forecast import QueueForecast, calibrated, forecast_start, wait_quantiles
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SlurmSite
 from helios.report.start import StartForecast
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
+from tests.builders import a_job, jobs_frame
 
 NOW = pd.Timestamp(NOON)
 NOW_S = NOW.timestamp()
+LONG_AGO = jobs_frame(*(a_job(job_id=str(900 + n), submitted_at=NOW - pd.Timedelta(days=100 + n)) for n in range(30)))
+"""A history that lets run times be predicted, and from which no jobs to come are taken."""
 PASS_S = 65.0
 """Longest time until Slurm's next pass, s."""
 
@@ -33,7 +37,7 @@ def a_site(*nodes: str, gpus: int = 8, **rules: Any) -> SlurmSite:
 
 def starts_after(snapshot: Snapshot, site: SlurmSite, job_id: str, history: pd.DataFrame | None = None) -> list[float]:
     """Return how long after now the job starts in each simulation, s."""
-    forecast = QueueForecast(snapshot, site, JOBS.empty() if history is None else history, draws=8)
+    forecast = QueueForecast(snapshot, site, LONG_AGO if history is None else history, draws=8)
     position = forecast.position(job_id)
     assert position is not None
     return [start - NOW_S for start in forecast.starts([position]).started_s[:, 0]]
@@ -62,10 +66,18 @@ def test_a_job_waits_for_the_predicted_end_of_the_one_that_holds_its_node() -> N
     assert max(after) - min(after) < 900
 
 
-def test_without_a_prediction_the_limit_counts() -> None:
-    holder = a_running_job(gpus=8, cpus=64.0, started_at=NOW - pd.Timedelta(hours=1), time_limit_s=7_200.0)
-    snapshot = a_snapshot(running=[holder], pending=[whole_node(job_id="1")], nodes=[a_node()])
-    assert all(3_600 <= after <= 3_600 + PASS_S for after in starts_after(snapshot, a_site("node1"), "1"))
+def test_without_history_the_limit_counts_whatever_is_predicted() -> None:
+    holder = a_running_job(
+        gpus=8, cpus=64.0, started_at=NOW - pd.Timedelta(hours=1), time_limit_s=7_200.0, **exact(3_700.0)
+    )
+    snapshot = a_snapshot(running=[holder], pending=[whole_node(job_id="1", **exact(60.0))], nodes=[a_node()])
+    site = a_site("node1")
+    assert all(3_600 <= after <= 3_600 + PASS_S for after in starts_after(snapshot, site, "1", JOBS.empty()))
+    (row,) = (row for _, row in snapshot.pending.iterrows())
+    told = forecast_start(snapshot, site, JOBS.empty(), row)
+    assert told.by_limits
+    assert math.isnan(told.fitting_limit_s)
+    assert any("It rests on time limits" in line for line in told.lines())
 
 
 def test_a_job_of_higher_priority_goes_first() -> None:
@@ -87,16 +99,14 @@ def test_a_node_that_is_drained_gets_no_job() -> None:
 def test_a_held_job_is_not_simulated() -> None:
     held = whole_node(job_id="1", priority=0.0, reason="JobHeldUser")
     other = whole_node(job_id="2", priority=1.0, **exact(60.0))
-    forecast = QueueForecast(
-        a_snapshot(pending=[held, other], nodes=[a_node()]), a_site("node1"), JOBS.empty(), draws=4
-    )
+    forecast = QueueForecast(a_snapshot(pending=[held, other], nodes=[a_node()]), a_site("node1"), LONG_AGO, draws=4)
     assert forecast.position("1") is None
     assert forecast.position("2") is not None
 
 
 def test_tasks_of_an_array_start_one_after_the_other() -> None:
     array = whole_node(job_id="7", array_job_id="7", array_task_id="3-5", tasks=3, **exact(1_000.0))
-    forecast = QueueForecast(a_snapshot(pending=[array], nodes=[a_node()]), a_site("node1"), JOBS.empty(), draws=4)
+    forecast = QueueForecast(a_snapshot(pending=[array], nodes=[a_node()]), a_site("node1"), LONG_AGO, draws=4)
     after = []
     for task in ("3", "4", "5"):
         position = forecast.position("7", task)
@@ -116,7 +126,8 @@ def a_past_job(job_id: str, ago: timedelta, **values: Any) -> dict[str, Any]:
 def test_jobs_to_come_are_those_of_a_week_ago() -> None:
     # A week ago, ten minutes later, a job came that now is backfilled onto the free node, for three hours.
     came = a_past_job("8", timedelta(days=7, minutes=-10), run_time_s=10_800.0, time_limit_s=30_000.0)
-    history = JOBS.conform(pd.DataFrame([came, a_past_job("9", timedelta(days=8), run_time_s=60.0)]))
+    first = a_past_job("9", timedelta(days=8), run_time_s=60.0)
+    history = JOBS.conform(pd.concat([LONG_AGO, JOBS.conform(pd.DataFrame([came, first]))]))
     holder = a_running_job(gpus=8, cpus=64.0, started_at=NOW, time_limit_s=36_000.0, **exact(1_800.0))
     waiting = whole_node(job_id="1", nodes=2.0, gpus=16, cpus=128.0, **exact(600.0))
     snapshot = a_snapshot(running=[holder], pending=[waiting], nodes=[a_node(), a_node(name="node2")])
@@ -151,7 +162,7 @@ def test_no_job_starts_before_its_begin_time(begins_s: int, run_time_s: float, o
 def test_the_same_seed_gives_the_same_starts(seed: int) -> None:
     holder = a_running_job(gpus=8, cpus=64.0, p50_s=3_000.0, time_limit_s=36_000.0)
     snapshot = a_snapshot(running=[holder], pending=[whole_node(job_id="1", p50_s=60.0)], nodes=[a_node()])
-    both = [QueueForecast(snapshot, a_site("node1"), JOBS.empty(), draws=6, seed=seed) for _ in range(2)]
+    both = [QueueForecast(snapshot, a_site("node1"), LONG_AGO, draws=6, seed=seed) for _ in range(2)]
     first, second = (forecast.starts([forecast.position("1") or 0]).started_s[:, 0] for forecast in both)
     assert first.tolist() == second.tolist()
     assert len(set(first.tolist())) > 1
@@ -159,7 +170,7 @@ def test_the_same_seed_gives_the_same_starts(seed: int) -> None:
 
 def explained(snapshot: Snapshot, site: SlurmSite, job_id: str) -> StartForecast:
     (row,) = (row for _, row in snapshot.pending.iterrows() if row["job_id"] == job_id)
-    return forecast_start(snapshot, site, JOBS.empty(), row)
+    return forecast_start(snapshot, site, LONG_AGO, row)
 
 
 def behind_a_wide_job(**asked: Any) -> Snapshot:
@@ -197,14 +208,6 @@ def test_the_text_gives_an_interval_and_a_median() -> None:
     assert told.p10_at <= told.p50_at <= told.p90_at
 
 
-def test_a_job_without_prediction_is_told_that_limits_were_taken() -> None:
-    snapshot = a_snapshot(pending=[whole_node(job_id="1")], nodes=[a_node()])
-    told = explained(snapshot, a_site("node1"), "1")
-    assert told.by_limits
-    assert math.isnan(told.fitting_limit_s)
-    assert any("time limits" in line for line in told.lines())
-
-
 @pytest.mark.parametrize(
     ("values", "why"),
     [
@@ -225,3 +228,24 @@ def test_a_job_that_cannot_start_is_told_why(values: dict[str, Any], why: str) -
 def test_a_job_of_a_group_of_nodes_that_is_down_is_told_so() -> None:
     snapshot = a_snapshot(pending=[whole_node(job_id="1", **exact(60.0))], nodes=[a_node(state="DOWN")])
     assert "nodes" in explained(snapshot, a_site("node1"), "1").problem
+
+
+def test_an_interval_is_widened_on_both_sides_and_its_median_stays() -> None:
+    low, middle, high = calibrated(np.array([600.0, 3_600.0, 7_200.0]))
+    assert low < 600
+    assert middle == pytest.approx(3_600)
+    assert high > 7_200
+
+
+def test_what_is_later_than_the_simulations_stays_so() -> None:
+    some = wait_quantiles(np.array([60.0, 600.0, *[np.inf] * 6]))
+    assert np.isinf(some[1:]).all()
+    low, middle, high = calibrated(some)
+    assert low < 600
+    assert np.isinf(middle) and np.isinf(high)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
+def test_quantiles_are_in_order(waits_s: list[float]) -> None:
+    low, middle, high = calibrated(wait_quantiles(np.array(waits_s)))
+    assert 0 <= low <= middle + 1e-3 <= high + 2e-3
