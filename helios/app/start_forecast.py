@@ -191,7 +191,10 @@ class QueueForecast:
         limit_s = queue["time_limit_s"].to_numpy(dtype=np.float64)
         left_s = limit_s - queue["elapsed_s"].to_numpy()
         drawn = remaining_run_time(quantiles, np.zeros(len(queue)), limit_s=left_s, chances=list(chances[order])).T
-        return np.maximum(np.where(np.isnan(drawn), _by_limit(left_s), drawn) + queue["elapsed_s"].to_numpy(), 1.0)
+        whole_s: Floats = np.maximum(
+            np.where(np.isnan(drawn), _by_limit(left_s), drawn) + queue["elapsed_s"].to_numpy(), 1.0
+        )
+        return whole_s
 
     def _simulate(self, asked: Ints, draws: Ints, horizon_s: int, changes: Mapping[str, float]) -> Floats:
         rows = pd.concat([self._queue, *self._to_come(horizon_s)], ignore_index=True)
@@ -282,7 +285,7 @@ def forecast_start(
     if not known & set(str(job["partition"]).split(",")):
         return replace(empty, problem=f"the configuration of the cluster has no partition {job['partition']}")
     queue = QueueForecast(snapshot, site, history)
-    position = queue.position(str(job["job_id"]), task)
+    position = queue.position(str(job["job_id"]), task if job["tasks"] > 1 else "")
     if position is None:
         return replace(empty, problem="this task is far down its array" if task else "it is not simulated")
     draws = queue.starts([position])
@@ -297,10 +300,16 @@ def forecast_start(
     by_limits = queue.by_limits or bool(np.isnan(job["p50_s"]))
     fitting_s = math.nan if by_limits else fitting_limit_s(job)
     limits = ("It rests on time limits, because too little has ended to predict run times.",) if by_limits else ()
+    p10_at, p50_at, p90_at, end_p10_at, end_p50_at, end_p90_at = moments
     return replace(
         empty,
         draws=len(waits_s),
-        **dict(zip(("p10_at", "p50_at", "p90_at", "end_p10_at", "end_p50_at", "end_p90_at"), moments, strict=True)),
+        p10_at=p10_at,
+        p50_at=p50_at,
+        p90_at=p90_at,
+        end_p10_at=end_p10_at,
+        end_p50_at=end_p50_at,
+        end_p90_at=end_p90_at,
         by_limits=by_limits,
         fitting_limit_s=fitting_s,
         earlier=tuple(_earlier(queue, position, job, waits_s=waits_s, fitting_s=fitting_s, now=now)),
@@ -415,6 +424,7 @@ def _queue(snapshot: Snapshot, now_s: int) -> pd.DataFrame:
     for frame, origin in ((running, RUNNING), (pending[waits], WAITING)):
         started_s = seconds_of(frame["started_at"]) if origin == RUNNING else np.full(len(frame), np.nan)
         started_s = np.where(np.isfinite(started_s), started_s, now_s) if origin == RUNNING else started_s
+        held: Any = [_nodes(text) for text in frame["node_list"]] if origin == RUNNING else None
         parts.append(
             frame[[*_ASKED, *_QUANTILES, "tasks", "priority"]]
             .astype({name: object for name in _ASKED if isinstance(frame[name].dtype, pd.CategoricalDtype)})
@@ -423,7 +433,7 @@ def _queue(snapshot: Snapshot, now_s: int) -> pd.DataFrame:
                 week=-1,
                 started_s=started_s,
                 elapsed_s=np.maximum(now_s - started_s, 0.0) if origin == RUNNING else 0.0,
-                held=[_nodes(text) for text in frame["node_list"]] if origin == RUNNING else None,
+                held=held,
                 run_time_s=np.nan,
                 task="",
             )
