@@ -13,6 +13,7 @@ import argparse
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,11 @@ def site_and_jobs(world: World, directory: Path) -> tuple[SlurmSite, pd.DataFram
     run_time_s = np.minimum(jobs["run_time_s"].to_numpy(dtype=np.float64), np.where(limit_s > 0, limit_s, np.inf))
     jobs = jobs.assign(
         run_time_s=run_time_s, time_limit_s=limit_s, nodes=np.ceil(size / world.per_node), cpus=size,
-        started_at=pd.NaT, ended_at=pd.NaT, eligible_at=jobs["submitted_at"], memory_mib=np.nan,
+        started_at=None, ended_at=None, eligible_at=jobs["submitted_at"], memory_mib=np.nan,
     )  # fmt: skip
-    first, groups, partitions = 0, [], []
+    first = 0
+    groups: list[NodeGroup] = []
+    partitions: list[PartitionRules] = []
     for name, count in shares.items():
         names = tuple(f"n{number}" for number in range(first, first + count))
         first += count
@@ -147,9 +150,7 @@ def ask(world: World, directory: Path, *, moments: int, jobs_each: int, seed: in
         running = seen.running
         now = datetime.fromtimestamp(now_s, UTC)
         whole = Snapshot(taken_at=now, cluster="c", pending=seen.pending, running=running, nodes=seen.nodes)
-        whole = with_predictions(
-            whole, lambda queue, now=now, running=running: predictor.predict(queue, now=now, running=running)
-        )
+        whole = with_predictions(whole, partial(predictor.predict, now=now, running=running))
         planned = cluster.timeline.result().planned_s
         chosen = chance.permutation(len(seen.pending))[:jobs_each]
         began = time.process_time()

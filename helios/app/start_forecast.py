@@ -329,8 +329,9 @@ def wait_quantiles(waits_s: Floats) -> Floats:
     -------
     float64 array of shape (3, ...)
     """
-    found = np.quantile(np.minimum(waits_s, _ENDLESS_S), CHANCES, axis=0, method="weibull")
-    return np.where(found > _ENDLESS_S / 100, np.inf, found)
+    found: Floats = np.quantile(np.minimum(waits_s, _ENDLESS_S), CHANCES, axis=0, method="weibull")
+    found[found > _ENDLESS_S / 100] = np.inf
+    return found
 
 
 def calibrated(quantiles_s: Floats) -> Floats:

