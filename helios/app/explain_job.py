@@ -183,13 +183,16 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
 
 def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:
     """Return when a pending job starts, or why that is not forecast."""
-    from helios.app.start_forecast import forecast_start  # noqa: PLC0415 - the simulator, for pending jobs only
+    from helios.app.start_check import stored_widening  # noqa: PLC0415 - the simulator, for pending jobs only
+    from helios.app.start_forecast import forecast_start  # noqa: PLC0415 - as above
 
     try:
         site = cycles.site.rules()
         history = cycles.predictions.knowledge.history
         task = job_id.partition("_")[2]
-        return forecast_start(snapshot, site, history, job, task=task)
+        with Warehouse.open(cycles.settings.database.url) as warehouse:
+            wider = stored_widening(warehouse, cycles.site.name, snapshot.taken_at)
+        return forecast_start(snapshot, site, history, job, task=task, wider=wider)
     except HeliosError as reason:
         problem = reason.message[:1].lower() + reason.message[1:].rstrip(".")
     except Exception as reason:  # all the rest of the answer must not be lost with the forecast

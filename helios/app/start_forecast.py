@@ -262,7 +262,13 @@ FEWER_DRAWS = 12
 
 
 def forecast_start(
-    snapshot: Snapshot, site: SlurmSite, history: pd.DataFrame, job: pd.Series[Any], *, task: str = ""
+    snapshot: Snapshot,
+    site: SlurmSite,
+    history: pd.DataFrame,
+    job: pd.Series[Any],
+    *,
+    task: str = "",
+    wider: float = WIDER,
 ) -> StartForecast:
     """Return when a pending job starts, and what would make it start earlier.
 
@@ -276,6 +282,8 @@ def forecast_start(
         Its row of ``snapshot.pending``.
     task : str
         Of a pending array; empty: its first one.
+    wider : float
+        By how much intervals are widened.
     """
     now = snapshot.taken_at.replace(microsecond=0)
     empty = StartForecast(taken_at=now, horizon_at=now + timedelta(seconds=HORIZONS_S[-1]), not_simulated=site.notes)
@@ -294,7 +302,7 @@ def forecast_start(
         return replace(empty, draws=len(draws.started_s), problem=blocked)
     waits_s, ends_s = draws.started_s[:, 0] - queue.now_s, draws.ended_s[:, 0] - queue.now_s
     raw_s, raw_ends_s = wait_quantiles(waits_s), wait_quantiles(ends_s)
-    found_s = calibrated(raw_s)
+    found_s = calibrated(raw_s, wider=wider)
     shift_s = np.where(np.isfinite(raw_s), found_s - np.where(np.isfinite(raw_s), raw_s, 0.0), 0.0)
     moments = [_moment(now, after_s) for after_s in (*found_s, *(raw_ends_s + shift_s))]
     by_limits = queue.by_limits or bool(np.isnan(job["p50_s"]))
@@ -334,7 +342,7 @@ def wait_quantiles(waits_s: Floats) -> Floats:
     return found
 
 
-def calibrated(quantiles_s: Floats) -> Floats:
+def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
     """Return p10, p50 and p90 of waits, widened so that they cover what they say.
 
     Both sides are widened in log time, with an additive minute.
@@ -343,11 +351,13 @@ def calibrated(quantiles_s: Floats) -> Floats:
     ----------
     quantiles_s : float64 array of shape (3, ...)
         Those of the simulations, from :func:`wait_quantiles`.
+    wider : float
+        The factor; that of the site where the nightly check found one.
     """
     low, middle, high = np.log(np.maximum(quantiles_s, 0.0) + MINUTE_S)
     with np.errstate(invalid="ignore"):  # what is later than the simulations stays so
-        first = middle - WIDER * (middle - low + SPARE)
-        last = middle + WIDER * (high - middle + SPARE)
+        first = middle - wider * (middle - low + SPARE)
+        last = middle + wider * (high - middle + SPARE)
     first = np.where(np.isinf(middle), low, first)
     last = np.where(np.isinf(high), np.inf, last)
     return np.maximum(np.exp(np.stack([first, middle, last])) - MINUTE_S, 0.0)

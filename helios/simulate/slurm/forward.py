@@ -62,8 +62,8 @@ class ForwardSimulation:
     """Simulations of one moment's future under Slurm's scheduling rules.
 
     A running job with unequal parts on several nodes holds as much as it can of the first ones, which may not be how
-    it was placed. A pending job keeps the difference between its real priority and the simulated one, whatever made it. Jobs that
-    come later get the median difference.
+    it was placed. A pending job keeps the difference between its real priority and the simulated one, whatever made
+    it. Jobs that come later get the median difference.
 
     Parameters
     ----------
