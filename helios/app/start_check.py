@@ -1,6 +1,6 @@
-"""Check of forecasts of starts on the last weeks, and what follows for the width of intervals.
+"""Check of forecasts of starts on the last weeks.
 
-At moments of the last weeks the queue is rebuilt from the history, pending jobs are forecast by what was known then,
+The width of later intervals follows from it. At moments of the last weeks the queue is rebuilt from the history, pending jobs are forecast by what was known then,
 and the forecasts are compared with the recorded starts. Recorded priorities are not known: pending jobs have those that
 the simulated rules give.
 """

@@ -1,6 +1,6 @@
-"""Forecast of when pending jobs start, by simulations of the queue under the site's own rules.
+"""Forecast of when pending jobs start.
 
-Each simulation draws a run time for every running and pending job from its predicted distribution, and adds jobs to
+The queue is simulated many times under the site's own rules. Each simulation draws a run time for every running and pending job from its predicted distribution, and adds jobs to
 come: those of an earlier week of the history, moved to now.
 """
 
@@ -503,7 +503,10 @@ def _past(history: pd.DataFrame, queue: pd.DataFrame, now_s: int) -> pd.DataFram
 
 
 def _shifts(past: pd.DataFrame, now_s: int) -> tuple[int, ...]:
-    """Return by how much earlier weeks are moved, s: days where there is no whole week."""
+    """Return by how much earlier weeks are moved, s.
+
+    Days where there is no whole week.
+    """
     if past.empty:
         return ()
     first_s = float(seconds_of(past["submitted_at"]).min()) - DAY_S / 24  # jobs of an hour at most are missing

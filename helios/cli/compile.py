@@ -116,7 +116,7 @@ def _write_inputs() -> str:
 
 
 def _predict_live() -> None:
-    """Predict a queue as a running cluster asks for it, and when a job of it starts."""
+    """Predict the run times of a queue, and when a job of it starts."""
     jobs = synthetic_trace(start=FIRST_DAY, days=1)
     asked = jobs[[name for name in QUEUE.names if name in jobs]].tail(20)
     running = QUEUE.conform(asked.tail(10))

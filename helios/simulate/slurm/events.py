@@ -315,7 +315,10 @@ def put_running(
     first: NDArray[np.int64],
     nodes: NDArray[np.int64],
 ) -> None:
-    """Let ``jobs`` run since ``started_ms``, job i on ``nodes[first[i]:first[i + 1]]``."""
+    """Let ``jobs`` run since ``started_ms``.
+
+    Job i runs on ``nodes[first[i]:first[i + 1]]``.
+    """
     for place in range(len(jobs)):
         state.clock[0].picked = 0
         for at in range(first[place], first[place + 1]):

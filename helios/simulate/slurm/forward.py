@@ -1,4 +1,4 @@
-"""Simulations that go on from the jobs that a cluster runs and queues at one moment.
+"""Simulations that go on from the jobs of one moment.
 
 They are made many times with other run times, to see when a job starts. The tables are built once.
 """
