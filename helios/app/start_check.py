@@ -1,8 +1,8 @@
 """Check of forecasts of starts on the last weeks.
 
-The width of later intervals follows from it. At moments of the last weeks the queue is rebuilt from the history, pending jobs are forecast by what was known then,
-and the forecasts are compared with the recorded starts. Recorded priorities are not known: pending jobs have those that
-the simulated rules give.
+The width of later intervals follows from it. At moments of the last weeks the queue is rebuilt from the history,
+pending jobs are forecast by what was known then, and the forecasts are compared with the recorded starts. Recorded
+priorities are not known: pending jobs have those that the simulated rules give.
 """
 
 from __future__ import annotations

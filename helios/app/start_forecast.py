@@ -1,7 +1,8 @@
 """Forecast of when pending jobs start.
 
-The queue is simulated many times under the site's own rules. Each simulation draws a run time for every running and pending job from its predicted distribution, and adds jobs to
-come: those of an earlier week of the history, moved to now.
+The queue is simulated many times under the site's own rules. Each simulation draws a run time for every running and
+pending job from its predicted distribution, and adds jobs to come: those of an earlier week of the history, moved to
+now.
 """
 
 from __future__ import annotations
