@@ -262,7 +262,7 @@ def main() -> None:
     for name in asked.worlds:
         if asked.again:
             rows = pd.read_csv(asked.keep / f"{name}.csv").to_dict("records")
-            show(name, [Answer(**row) for row in rows])
+            show(name, [Answer(**{str(key): value for key, value in row.items()}) for row in rows])
             continue
         answers = ask(WORLDS[name], asked.directory, moments=asked.moments, jobs_each=asked.jobs)
         show(name, answers)

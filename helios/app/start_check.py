@@ -11,6 +11,7 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -96,10 +97,7 @@ def check_starts(
     ended_s, quantiles, truth_s = seconds_of(history["ended_at"]), list[Floats](), list[float]()
     for at_s in moment_s.tolist():
         snapshot = _queue_at(history, at_s, eligible_s=eligible_s, started_s=started_s, ended_s=ended_s)
-        running, taken_at = snapshot.running, snapshot.taken_at
-        seen = with_predictions(
-            snapshot, lambda queue, at=taken_at, on=running: predictor.predict(queue, now=at, running=on)
-        )
+        seen = with_predictions(snapshot, partial(predictor.predict, now=snapshot.taken_at, running=snapshot.running))
         started = seconds_of(seen.pending["begun_at"])
         known = np.flatnonzero(started < last_s)
         asked = chance.permutation(known)[:JOBS_EACH]

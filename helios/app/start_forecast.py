@@ -361,7 +361,8 @@ def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
         last = middle + wider * (high - middle + SPARE)
     first = np.where(np.isinf(middle), low, first)
     last = np.where(np.isinf(high), np.inf, last)
-    return np.maximum(np.exp(np.stack([first, middle, last])) - MINUTE_S, 0.0)
+    found: Floats = np.maximum(np.exp(np.stack([first, middle, last])) - MINUTE_S, 0.0)
+    return found
 
 
 def fitting_limit_s(job: pd.Series[Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def test_a_pending_job_starts_within_the_forecast_interval(
     # In this process, so that the queue is read before anything else has to start.
     for name, value in shell.environment.items():
         monkeypatch.setenv(name, value)
-    cycles = Operations(load_configuration().settings).cycles
+    settings = load_configuration(environment=os.environ, folder=tmp_path).settings
+    cycles = Operations(settings).cycles
     nodes = int(rig.settings.get("NODES", "4"))
     running = [rig.submit(user="alice", gpus=8, limit="600", seconds=RUNS_S) for _ in range(nodes)]
     rig.until(lambda: all(rig.job_state(job) == "RUNNING" for job in running))
