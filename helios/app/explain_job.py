@@ -17,6 +17,7 @@ from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import APPLIED_CHANGES, DECISIONS, JOBS, PREDICTIONS, QUEUE, FrameKind, Mode, Snapshot
 from helios.report.job import JobExplanation, places
 from helios.report.prediction import rests_on
+from helios.report.start import StartForecast
 from helios.warehouse import Warehouse
 
 # One job by the id that a person writes: its row of the queue, and the jobs that were known before it.
@@ -175,7 +176,28 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             told = _first_prediction(warehouse, name, job)
             job = job if np.isnan(told["p50_s"]) else pd.Series(job.to_dict() | told)
-    return replace(_of_the_queue(cycles, seen, job, applied_changes, decisions), remaining_s=remaining_s)
+    found = _of_the_queue(cycles, seen, job, applied_changes, decisions)
+    start = _start(cycles, seen, job, job_id) if found.rank else None
+    return replace(found, remaining_s=remaining_s, start=start)
+
+
+def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:
+    """Return when a pending job starts, or why that is not forecast."""
+    from helios.app.start_check import stored_widening  # noqa: PLC0415 - the simulator, for pending jobs only
+    from helios.app.start_forecast import forecast_start  # noqa: PLC0415 - as above
+
+    try:
+        site = cycles.site.rules()
+        history = cycles.predictions.knowledge.history
+        task = job_id.partition("_")[2]
+        with Warehouse.open(cycles.settings.database.url) as warehouse:
+            wider = stored_widening(warehouse, cycles.site.name, snapshot.taken_at)
+        return forecast_start(snapshot, site, history, job, task=task, wider=wider)
+    except HeliosError as reason:
+        problem = reason.message[:1].lower() + reason.message[1:].rstrip(".")
+    except Exception as reason:  # all the rest of the answer must not be lost with the forecast
+        problem = f"it failed ({type(reason).__name__}: {reason})"
+    return StartForecast(taken_at=snapshot.taken_at, horizon_at=snapshot.taken_at, problem=problem)
 
 
 def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.DataFrame:

@@ -18,12 +18,13 @@ from helios.app.sync import AccountingSource
 from helios.choices import Domain
 from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, HeliosError, UsageError
+from helios.model.slurm_site import SlurmSite
 from helios.ports import Cluster, NodeCluster, Service
 from helios.services.registry import build, domain_of, find, installed, list_options
 from helios.slurm import accounting
 from helios.slurm.accounting import Accounting as SlurmAccounting
 from helios.slurm.backend import Backend
-from helios.slurm.connect import connect, open_cluster, open_nodes, partition_names
+from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, partition_names
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
 from helios.slurm.jobs_undo import JobsUndo
@@ -75,6 +76,11 @@ def no_nodes() -> NodeCluster:
     raise ClusterUnavailable("Helios cannot change nodes on this cluster")
 
 
+def no_site() -> SlurmSite:
+    """Raise that the scheduling rules of this cluster cannot be read."""
+    raise ClusterUnavailable("the scheduling rules of this cluster cannot be read")
+
+
 def no_predictions(_: pd.DataFrame, *, keep: bool) -> None:
     """Ignore the record of applied changes.
 
@@ -110,6 +116,8 @@ class LiveCluster:
         whether to write into ``jobs.undo`` what only this record has.
     nodes : callable
         Returns the interface to the nodes, a domain of its own; it is opened at the first call.
+    rules : callable
+        Reads the scheduling rules of the cluster now.
     notes : tuple of str
         How the cluster is reached, and why so.
     close : callable
@@ -126,6 +134,7 @@ class LiveCluster:
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
     know: Callable[..., None] = no_predictions
     nodes: Callable[[], NodeCluster] = no_nodes
+    rules: Callable[[], SlurmSite] = no_site
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
 
@@ -198,6 +207,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
         know=cluster.know,
         nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
+        rules=lambda: live_site(shell),
         notes=cluster.notes,
         close=cluster.close,
     )

@@ -21,6 +21,7 @@ from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
+from helios.model.slurm_site import SlurmSite
 from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, tighten, write_private
 from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, as_text, nightly_digest, render_nightly
@@ -227,6 +228,7 @@ def run_nightly(
     now: datetime,
     read: Callable[[timedelta], SyncResult],
     look: Callable[[], Snapshot],
+    rules: Callable[[], SlurmSite] | None = None,
     progress: Progress = no_progress,
 ) -> NightlyRun:
     """Run each nightly step, continuing after failures.
@@ -237,6 +239,8 @@ def run_nightly(
         Reads the accounting again from so long before the watermark.
     look : callable
         Returns a snapshot, whose nodes are stored for the reports.
+    rules : callable, optional
+        Reads the scheduling rules of the cluster, for the check of forecasts of starts; None: they are not checked.
     """
     url = settings.database.url
     kept: list[NightlyReport] = []
@@ -258,6 +262,7 @@ def run_nightly(
         nodes,
         lambda: _learn(url, cluster, settings, now, progress),
         lambda: _check_order(cluster, settings, seen, now=now, progress=progress),
+        lambda: _check_starts(url, cluster, rules, now=now),
         report,
         lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
@@ -314,6 +319,28 @@ def _check_order(cluster: str, settings: Settings, seen: list[Snapshot], *, now:
     except (NotEnoughHistory, NoGpuMachine) as reason:
         return f"order not checked: {reason.message}"
     return f"order checked: {found.said[0]}"
+
+
+def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None, *, now: datetime) -> str:
+    """Check forecasts of starts on the last weeks, and return the outcome in one line."""
+    if rules is None:
+        return ""
+    from helios.app.start_check import LOOKS_BACK, check_starts, store_check  # noqa: PLC0415 - it compiles
+    from helios.app.start_forecast import WEEKS  # noqa: PLC0415 - as above
+
+    try:
+        site = rules()
+    except HeliosError as reason:
+        return f"starts not checked: {reason.message}"
+    with Warehouse.open(url) as warehouse:
+        timezone = warehouse.timezone(cluster) or "UTC"
+        recent = warehouse.jobs(cluster, since=now - LOOKS_BACK - timedelta(weeks=WEEKS + 1))
+        try:
+            check = check_starts(recent, site, now=now, timezone=timezone)
+        except NotEnoughHistory as reason:
+            return f"starts not checked: {reason.message}"
+        store_check(warehouse, cluster, check, at=now)
+    return check.line()
 
 
 def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: Progress) -> str:

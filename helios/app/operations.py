@@ -243,6 +243,7 @@ class Operations:
             now=self._clock(),
             read=lambda again: self.read(again=again, progress=progress),
             look=cycles.site.cluster.snapshot,
+            rules=cycles.site.rules,
             progress=progress,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -151,20 +151,8 @@ class LivePredictions:
         """
         knowledge, now = self.knowledge, snapshot.taken_at
         from helios.app.nightly_order import size_orders  # noqa: PLC0415 - as above
-        from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - a pause predicts nothing
 
-        pending, running = (
-            queue.assign(**knowledge.predict(queue, now=now, running=snapshot.running))
-            for queue in (snapshot.pending, snapshot.running)
-        )
-        elapsed = (pd.Timestamp(now) - running["started_at"]).dt.total_seconds()
-        # A job whose start is not known is taken to have just begun.
-        elapsed_s = np.maximum(np.nan_to_num(elapsed.to_numpy(dtype=np.float64)), 0.0)
-        remaining_s = remaining_run_time(
-            running[list(QUANTILES)].to_numpy(), elapsed_s, limit_s=running["time_limit_s"].to_numpy()
-        )
-        totals = zip(QUANTILES, (remaining_s + elapsed_s[:, None]).T, strict=True)
-        seen = replace(snapshot, pending=pending, running=running.assign(**dict(totals)))
+        seen = with_predictions(snapshot, lambda queue: knowledge.predict(queue, now=now, running=snapshot.running))
         self.of_cluster = {
             "longest_own_wait_s": self._own_order(seen, knowledge.history),
             "size_orders": size_orders(self._checks, now),
@@ -222,6 +210,29 @@ class LivePredictions:
             return None
         known.predictor.learn(late)
         return in_submission_order(JOBS.conform(both)), known.predictor
+
+
+def with_predictions(snapshot: Snapshot, predict: Callable[[pd.DataFrame], pd.DataFrame]) -> Snapshot:
+    """Return ``snapshot`` with predictions of whole run times.
+
+    Those of a running job are for its run time given how long it has run.
+
+    Parameters
+    ----------
+    predict : callable
+        Returns ``PREDICTIONS`` of the jobs of a ``QUEUE`` frame as if submitted now.
+    """
+    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - a pause predicts nothing
+
+    pending, running = (queue.assign(**predict(queue)) for queue in (snapshot.pending, snapshot.running))
+    elapsed = (pd.Timestamp(snapshot.taken_at) - running["started_at"]).dt.total_seconds()
+    # A job whose start is not known is taken to have just begun.
+    elapsed_s = np.maximum(np.nan_to_num(elapsed.to_numpy(dtype=np.float64)), 0.0)
+    remaining_s = remaining_run_time(
+        running[list(QUANTILES)].to_numpy(), elapsed_s, limit_s=running["time_limit_s"].to_numpy()
+    )
+    totals = zip(QUANTILES, (remaining_s + elapsed_s[:, None]).T, strict=True)
+    return replace(snapshot, pending=pending, running=running.assign(**dict(totals)))
 
 
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:

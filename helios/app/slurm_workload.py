@@ -55,7 +55,9 @@ class SlurmJobs:
     notes: tuple[str, ...]
 
 
-def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None) -> SlurmJobs:
+def slurm_jobs(
+    jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None, keep_misfits: bool = False
+) -> SlurmJobs:
     """Return jobs as they would be submitted to ``site``.
 
     Parameters
@@ -65,6 +67,8 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
         have, are left out.
     nice : array of shape (len(jobs),), optional
         What users took from their own priority; no accounting keeps it. None: 0.
+    keep_misfits : bool
+        Keep jobs that an empty cluster could not start: some may run all the same, as an admin may let them.
 
     Raises
     ------
@@ -94,6 +98,8 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
     workload = _workload(chosen, site, [kept[place] for place in order], notes)
     if nice is not None:
         workload = replace(workload, nice=nice[keep][order])
+    if keep_misfits:
+        return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))
     # Slurm would have refused the others, or kept them pending for ever.
     fits = startable(workload, site)
     if not fits.any():

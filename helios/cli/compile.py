@@ -12,12 +12,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
 from helios.cli.options import AsJson
 from helios.cli.output import progress_bars, say, show_json
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.jit import KEPT, cache_folder
-from helios.model import QUEUE
+from helios.model import NODE_STATES, QUEUE, Snapshot
+from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite
 from helios.ports import Progress
 from helios.predict.live_predictor import LivePredictor
 
@@ -114,10 +116,18 @@ def _write_inputs() -> str:
 
 
 def _predict_live() -> None:
-    """Predict a queue as a running cluster asks for it."""
+    """Predict the run times of a queue, and when a job of it starts."""
     jobs = synthetic_trace(start=FIRST_DAY, days=1)
     asked = jobs[[name for name in QUEUE.names if name in jobs]].tail(20)
     running = QUEUE.conform(asked.tail(10))
     pending = QUEUE.conform(asked.drop(columns="started_at").head(10))
     predictor = LivePredictor(jobs.head(500))
-    predictor.predict(pending, now=FIRST_DAY + timedelta(days=2), running=running)
+    now = FIRST_DAY + timedelta(days=2)
+    predictor.predict(pending, now=now, running=running)
+    seen = Snapshot(taken_at=now, cluster="c", pending=pending, running=running, nodes=NODE_STATES.empty())
+    names = tuple(str(name) for name in jobs["partition"].unique())
+    site = SlurmSite(
+        nodes=(NodeGroup(names=("n1",), cpus=64, gpus={"": 8}),),
+        partitions=tuple(PartitionRules(name=name, nodes=("n1",)) for name in names),
+    )
+    QueueForecast(seen, site, jobs, draws=2).starts([len(running)])

@@ -128,8 +128,9 @@ def why_(
 ) -> None:
     """Say why a job waits, and what Helios did to it.
 
-    Shows the job's predicted run time, its place in the queue, and its place without Helios. Works for jobs that run or
-    have ended, too. For a node it shows the state of the node, what Helios did to it, and why.
+    Shows when a pending job starts, by simulations of the queue, what would make it start earlier, its predicted run
+    time, its place in the queue, and its place without Helios. Works for jobs that run or have ended, too. For a node
+    it shows the state of the node, what Helios did to it, and why.
 
     Example: helios why 12345
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
@@ -238,8 +239,14 @@ _LOG_ODDS_P90 = np.log(9.0)
 Floats = NDArray[np.float64]
 
 
-def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Floats | None = None) -> Floats:
-    """Return p10, p50 and p90 of running jobs' remaining run time.
+def remaining_run_time(
+    quantiles_s: Floats,
+    elapsed_s: Floats,
+    *,
+    limit_s: Floats | None = None,
+    chances: Sequence[float | Floats] = CHANCES,
+) -> Floats:
+    """Return quantiles of running jobs' remaining run time.
 
     The jobs have run for ``elapsed_s`` and not ended.
 
@@ -252,10 +259,12 @@ def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Float
         Time run so far, s; a negative one (clocks differ) counts as 0.
     limit_s : float64 array of shape (n,), optional
         Time limits, s; NaN or infinite for none. No time remains beyond ``LIMIT_GRACE_S`` after it.
+    chances : sequence of float or float64 arrays of shape (n,)
+        Probabilities of the k quantiles; with uniform random numbers the result is drawn from the distribution.
 
     Returns
     -------
-    float64 array of shape (n, 3)
+    float64 array of shape (n, k)
         s, ascending in each row and not negative. At 0 s elapsed they are ``quantiles_s``, except that p10 and p90 are
         at least 2 % away from p50. Their sum with ``elapsed_s`` never falls as time passes.
     """
@@ -264,7 +273,7 @@ def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Float
     # The log of 0 s elapsed is -inf, as it should be. NaN, no prediction, stays NaN.
     with np.errstate(divide="ignore", invalid="ignore"):
         log_survival = -np.logaddexp(0.0, odds.at(np.log(elapsed_s)))
-    total_s = np.stack([odds.run_time(log_survival + np.log1p(-chance)) for chance in CHANCES], axis=-1)
+    total_s = np.stack([odds.run_time(log_survival + np.log1p(-np.asarray(chance))) for chance in chances], axis=-1)
     remaining_s = total_s - elapsed_s[:, None]
     if limit_s is not None:
         left_s = np.maximum(np.where(np.isnan(limit_s), np.inf, limit_s) + LIMIT_GRACE_S - elapsed_s, 0.0)

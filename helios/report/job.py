@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from helios.model import Mode, Snapshot
 from helios.report.plain import plain
+from helios.report.start import StartForecast
 from helios.units import duration_in_words
 
 # Slurm's reasons why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
@@ -78,6 +79,8 @@ class JobExplanation:
         Why the cluster has not started it, as Slurm calls it.
     planned_start_at : datetime, optional
         Start that the cluster itself plans.
+    start : StartForecast, optional
+        When it starts, by simulations of the queue; None: it does not wait.
     rests_on : str
         Sentence about the past jobs behind the prediction; empty: it does not wait, or nothing is known.
     rank, rank_without, queued : int
@@ -111,6 +114,7 @@ class JobExplanation:
     remaining_s: tuple[float, float, float] | None = None
     reason: str = ""
     planned_start_at: datetime | None = None
+    start: StartForecast | None = None
     rests_on: str = ""
     rank: int = 0
     rank_without: int = 0
@@ -131,7 +135,7 @@ class JobExplanation:
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
-        lines = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place()]
+        lines = [self._headline(), *self._start(), self._prediction(), self._remains(), self.rests_on, *self._place()]
         return [line for line in (*lines, *self._activity(), *self.remarks) if line]
 
     def _headline(self) -> str:
@@ -155,6 +159,14 @@ class JobExplanation:
             return ""
         low, middle, high = (duration_in_words(part_s) for part_s in self.remaining_s)
         return f"It has not ended yet; by now {middle} remain, in 8 of 10 such cases {low} to {high}."
+
+    def _start(self) -> list[str]:
+        if self.start is None:
+            return []
+        lines, limit_s = list(self.start.lines()), self.start.fitting_limit_s
+        if limit_s < 0.5 * self.time_limit_s:
+            lines.append(f"95 % of such jobs would fit into a time limit of {duration_in_words(limit_s)}.")
+        return lines
 
     def _place(self) -> list[str]:
         if not self.rank:

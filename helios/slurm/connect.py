@@ -9,6 +9,7 @@ from datetime import datetime
 
 from helios.config import SlurmSettings
 from helios.errors import HeliosError
+from helios.model.slurm_site import SlurmSite
 from helios.slurm.accounting import Accounting
 from helios.slurm.backend import Backend
 from helios.slurm.commands import CommandsBackend, Sprio
@@ -145,6 +146,42 @@ def _through_pyslurm(settings: SlurmSettings, shell: Shell, environment: Mapping
         backend.close()
         raise
     return Connection(backend=backend, shell=shell, notes=(f"through {versions}",))
+
+
+# The scheduling rules of a running cluster.
+
+
+def live_site(shell: Shell) -> SlurmSite:
+    """Return the scheduling rules of the running cluster.
+
+    Without the accounting, limits of QOS and fair shares are unknown, which is among the notes.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm's commands are not installed here, or the controller does not answer.
+    ClusterRefused, AnswerNotUnderstood, ConfigurationInvalid
+        A command failed otherwise, or its answer is not understood.
+    """
+    # Imported here, because only forecasts and no cycle need it.
+    from helios.slurm.site import read_site  # noqa: PLC0415 - see above
+
+    def text(*words: str) -> str:
+        return shell.run(*words).decode("utf-8", "replace")
+
+    def text_if_any(*words: str) -> str | None:
+        try:
+            return text(*words)
+        except HeliosError:
+            return None
+
+    machines = text("scontrol", "--all", "show", "node") + "\n" + text("scontrol", "--all", "show", "partition")
+    return read_site(
+        text("scontrol", "show", "config"),
+        sacctmgr_qos=text_if_any("sacctmgr", "--parsable2", "show", "qos"),
+        sacctmgr_assoc=text_if_any("sshare", "--all", "--long", "--parsable2"),
+        sinfo=machines,
+    )
 
 
 # Names of a running cluster's partitions.

@@ -25,7 +25,7 @@ from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
 from helios.simulate.core.stepping import DONE, GONE, REFUSED, UNCHANGED
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
-from helios.simulate.slurm.events import carry_on, is_over
+from helios.simulate.slurm.events import NOBODY_AWAITED, carry_on, is_over
 from helios.simulate.slurm.replay import SlurmTimeline
 from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency
@@ -163,7 +163,7 @@ class SimulatedSlurm(SimulatedCluster):
 
     def _carry(self, until_ms: int, *, first_event: bool) -> None:
         self._leave()
-        carry_on(self._state, until_ms, True, first_event)
+        carry_on(self._state, until_ms, True, first_event, NOBODY_AWAITED)
         self.now_s = int(self._now_ms[0]) // MS
         self._n_arrived = int(np.searchsorted(self._submitted_ms, self._now_ms[0], side="right"))
         self._note_starts()

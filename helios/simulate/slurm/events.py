@@ -34,8 +34,10 @@ from helios.simulate.slurm.priority import (
     update,
     weigh,
 )
-from helios.simulate.slurm.running import end, expect_anew
-from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOBODY, PENDING, SlurmState
+from helios.simulate.slurm.running import end, expect_anew, resume
+from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOBODY, PENDING, RUNNING, SlurmState
+
+NOBODY_AWAITED = np.zeros(0, dtype=np.int64)
 
 
 @kernel
@@ -117,7 +119,7 @@ def _next_backfill(state: SlurmState) -> int:
     clock = state.clock[0]
     if clock.backfill_interval_ms <= 0 or clock.moved_ms == NEVER:
         return NEVER
-    due = clock.last_backfill_ms + clock.backfill_interval_ms
+    due = clock.last_backfill_ms + _grown(state, clock.backfill_interval_ms, clock.last_backfill_ms)
     return int(due if clock.moved_ms <= due else _later(clock.moved_ms, due, clock.poll_ms))
 
 
@@ -129,7 +131,15 @@ def _next_priority(state: SlurmState) -> int:
     # While nothing runs usage decays, but as it does so for all alike nobody's factor changes.
     if clock.queued == 0 and (clock.fair_weight == 0 or clock.running + clock.charged == 0):
         return NEVER
-    return _later(max(clock.now_ms, clock.last_priority_ms + 1), clock.last_priority_ms, clock.calc_period_ms)
+    period_ms = _grown(state, clock.calc_period_ms, clock.last_priority_ms)
+    return _later(max(clock.now_ms, clock.last_priority_ms + 1), clock.last_priority_ms, period_ms)
+
+
+@kernel
+def _grown(state: SlurmState, period_ms: int, since_ms: int) -> int:
+    """Return a period that began at ``since_ms``, as long as it has become by then."""
+    clock = state.clock[0]
+    return max(period_ms, int(clock.growth * max(since_ms - clock.origin_ms, 0)))
 
 
 @kernel
@@ -269,15 +279,20 @@ def begin(state: SlurmState) -> None:
 
 
 @entry_point
-def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> None:
+def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool, awaited: NDArray[np.int64]) -> None:
     """Make the passes due now and advance to ``until_ms``, included.
 
     It ends earlier when nothing is left that can happen. With ``leave_due`` the passes due at ``until_ms`` wait for the
     next call, so that a caller can act before them. With ``first_event`` it stops in the same way at the first moment
-    at which nodes are freed or a job enters the queue.
+    at which nodes are freed or a job enters the queue. With ``awaited`` it stops when all these jobs have started.
     """
+    started = 0
     schedule(state)
     while not _is_stuck(state):
+        while started < len(awaited) and state.jobs[awaited[started]].status >= RUNNING:
+            started += 1
+        if 0 < len(awaited) == started:
+            return
         moment = next_moment(state)
         if moment > until_ms or moment == NEVER:
             break
@@ -290,6 +305,33 @@ def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: boo
         schedule(state)
     if until_ms != NEVER and until_ms > state.clock[0].now_ms:
         state.clock[0].now_ms = until_ms
+
+
+@entry_point
+def put_running(
+    state: SlurmState,
+    jobs: NDArray[np.int64],
+    started_ms: NDArray[np.int64],
+    first: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+) -> None:
+    """Let ``jobs`` run since ``started_ms``.
+
+    Job i runs on ``nodes[first[i]:first[i + 1]]``.
+    """
+    for place in range(len(jobs)):
+        state.clock[0].picked = 0
+        for at in range(first[place], first[place + 1]):
+            state.picked[state.clock[0].picked] = nodes[at]
+            state.clock[0].picked += 1
+        resume(state, state.jobs[jobs[place]].first_choice, started_ms[place])
+
+
+@entry_point
+def make_first_priorities(state: SlurmState, jobs: NDArray[np.int64]) -> None:
+    """Compute the priority that ``jobs`` have now."""
+    for place in range(len(jobs)):
+        weigh(state, jobs[place])
 
 
 @entry_point

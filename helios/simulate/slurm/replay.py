@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from helios.errors import UsageError
 from helios.model.slurm_site import SlurmSite
-from helios.simulate.slurm.events import begin, carry_on, keep_choices, next_event_ms, rank_anew
+from helios.simulate.slurm.events import NOBODY_AWAITED, begin, carry_on, keep_choices, next_event_ms, rank_anew
 from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, PENDING, RUNNING
 from helios.simulate.slurm.tables import SlurmLatency, build, node_names, refuse_misfits
 from helios.simulate.slurm.workload import SlurmWorkload
@@ -169,7 +169,7 @@ class SlurmTimeline:
         until_ms = NEVER if until_s is None else round(until_s * MS)
         if until_ms < self.state.clock["now_ms"][0]:
             raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
-        carry_on(self.state, until_ms, leave_due, False)
+        carry_on(self.state, until_ms, leave_due, False, NOBODY_AWAITED)
 
     def pending(self) -> Ints:
         """Return the positions of pending jobs in the order of the queue.

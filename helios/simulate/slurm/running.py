@@ -9,7 +9,7 @@ from helios.jit import kernel, plain
 from helios.simulate.ends import drop, rise
 from helios.simulate.slurm.placement import hold, let_go
 from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, take_out
-from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, NOW, RUNNING, YEAR_MIN, SlurmState
+from helios.simulate.slurm.state import BY_MAIN, ENDED, MS, NEVER, NOBODY, NOW, RUNNING, YEAR_MIN, SlurmState
 
 # Limits of a QOS on what runs at once: of the job's own QOS, and of its partition's, which goes first.
 
@@ -82,28 +82,47 @@ def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int
     the place of the one that starts.
     """
     clock, job = state.clock[0], state.choices[choice].job
-    its, now_s = state.jobs[job], clock.now_ms // MS
-    its.priority, its.partition, its.by = state.choices[choice].priority, state.choices[choice].partition, by
+    its = state.jobs[job]
     earlier = take_out(state, job, position)
-    hold(state, choice)
-    charge(state, job, its.partition, plain(1))
-    its.status, its.started_ms, its.billing = RUNNING, clock.now_ms, state.choices[choice].billing
     run_ms = its.run_ms
     if limit_min < YEAR_MIN:
         run_ms = min(run_ms, limit_min * 60 * MS)
-    its.ended_ms = clock.now_ms + run_ms
-    its.freed_ms = its.ended_ms + clock.release_ms
-    its.limit_s = now_s + min(limit_min, YEAR_MIN) * 60
-    its.soft_s = now_s + its.time_min * 60 if clock.soft and its.time_min > 0 else NEVER
-    its.expected_s = min(its.limit_s, its.soft_s)
-    rise(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
-    _expect(state, job, clock.running)
-    clock.running += 1
+    _run(state, choice, clock.now_ms, run_ms, limit_min, by)
     clock.starts += 1
     change(state, clock.now_ms)
     if its.next_task != NOBODY:
         earlier -= _follow(state, job, position - earlier)
     return earlier
+
+
+@kernel
+def resume(state: SlurmState, choice: int, started_ms: int) -> None:
+    """Let the job in ``choice`` run since ``started_ms`` on the nodes picked.
+
+    It may have outrun its limit.
+    """
+    its = state.jobs[state.choices[choice].job]
+    _run(state, choice, started_ms, its.run_ms, state.choices[choice].limit_min, plain(BY_MAIN))
+
+
+@kernel
+def _run(  # noqa: PLR0917 - numba kernels are called by position
+    state: SlurmState, choice: int, started_ms: int, run_ms: int, limit_min: int, by: int
+) -> None:
+    clock, job = state.clock[0], state.choices[choice].job
+    its, started_s = state.jobs[job], started_ms // MS
+    its.priority, its.partition, its.by = state.choices[choice].priority, state.choices[choice].partition, by
+    hold(state, choice)
+    charge(state, job, its.partition, plain(1))
+    its.status, its.started_ms, its.billing = RUNNING, started_ms, state.choices[choice].billing
+    its.ended_ms = started_ms + run_ms
+    its.freed_ms = its.ended_ms + clock.release_ms
+    its.limit_s = started_s + min(limit_min, YEAR_MIN) * 60
+    its.soft_s = started_s + its.time_min * 60 if clock.soft and its.time_min > 0 else NEVER
+    its.expected_s = min(its.limit_s, its.soft_s)
+    rise(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
+    _expect(state, job, clock.running)
+    clock.running += 1
 
 
 @kernel

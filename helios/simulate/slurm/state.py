@@ -136,6 +136,8 @@ CLOCK = np.dtype(
         *integers("tick_origin_ms", "release_ms"),
         ("ends_ask", np.int64),  # whether an end waits for the background loop
         ("backfill_interval_ms", np.int64),  # -1: none
+        ("growth", np.float64),  # by which periods grow, for each unit of time since the origin; 0: they do not
+        ("origin_ms", np.int64),
         ("pass_us", np.int64),  # that a backfill pass takes
         ("record_us", np.int64),  # that it takes for each record in the queue
         *integers("poll_ms", "window_s", "tolerance_s", "max_test", "max_array", "max_part", "max_user", "max_start"),

@@ -57,6 +57,9 @@ class SlurmLatency:
         How long after the controller's start its background loop, and the clock of priorities, begin to count.
     controller_started_s : float, optional
         When the controller started, s since the epoch, from which all periods count; None: long before.
+    growth : float
+        No real controller has it: the periods of backfill and of priorities are at least this share of the time since
+        the beginning, so that a simulation of days costs little more than one of hours.
     """
 
     release_s: float = 0.04
@@ -66,6 +69,7 @@ class SlurmLatency:
     backfill_job_s: float = 0.00035
     loop_phase_s: float = 0.27
     controller_started_s: float | None = None
+    growth: float = 0.0
 
 
 def node_names(site: SlurmSite) -> tuple[str, ...]:
@@ -337,6 +341,8 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
         "release_ms": round(latency.release_s * MS),
         "ends_ask": rules.defer or not rules.epilog,
         "backfill_interval_ms": rules.bf_interval_s * MS if backfill else -1,
+        "growth": latency.growth,
+        "origin_ms": boot_ms,
         "pass_us": round(latency.backfill_s * 1e6),
         "record_us": round(latency.backfill_job_s * 1e6),
         "poll_ms": max(round(latency.poll_s * MS), 1),

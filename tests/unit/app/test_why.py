@@ -45,6 +45,12 @@ def test_a_pending_job_without_any_history_claims_nothing(tmp_path: Path) -> Non
     assert "It rests on" not in said(town, town.cluster.submit(user="alice"))
 
 
+def test_where_the_rules_of_the_cluster_cannot_be_read_the_rest_is_told(town: Town) -> None:
+    told = said(town, town.cluster.submit(user="alice"))
+    assert "When it starts is not forecast: the scheduling rules of this cluster cannot be read." in told
+    assert "It is number 1 of 1" in told
+
+
 def test_a_running_job_is_told_what_was_predicted_while_it_waited(town: Town) -> None:
     job = town.cluster.submit(user="alice")
     town.cycles.cycle(modes=ACTIVE)
