@@ -40,7 +40,7 @@ _FEWEST_IN_LEAF = 40
 _SIDE_BY_SIDE = 2
 _HELD_BACK = 28 * DAY
 _TRIED_EVERY = 7 * DAY
-"""Steps after which a backtest tries its trees on the last weeks again; a daily trial is no better."""
+"""Steps after which a backtest trains the trees that are tried on the last weeks anew."""
 _EXCEEDANCES = 20.0
 """Independent exceedances in the weeks held back at which their correction has half its weight."""
 _MOST_OF_TREES, _ENOUGH_EXCEEDANCES = 0.5, 5.0
@@ -367,16 +367,15 @@ def walk_forward(
     known = matrix(busy, total, start_s=start_s, rows=rows, calendar=calendar, state=state)
     past = _Past(busy, total, known, *outcomes(busy[:until_step]))
     refit, told = max(refit_every_s // STEP_S, 1), list[Forecasts]()
-    trial, tried_at = None, from_step
+    trial: _Trial | None = None
     for step in range(from_step, until_step, refit):
         progress("Forecasting the demand for nodes", (step - from_step) / (until_step - from_step))
-        if step - tried_at >= _TRIED_EVERY:
-            trial = None
+        first = max(step - history_steps, 0)
+        if step - first >= FEWEST_STEPS and (trial is None or step - trial.made_at >= _TRIED_EVERY):
+            trial = _trial(past, first, step)
         fitted = _fitted(
             past, step, calendar=calendar, with_jobs=state is not None, history_steps=history_steps, trial=trial
         )
-        if trial is None:
-            trial, tried_at = (fitted._belief, fitted._moves) if fitted._trees else None, step
         ahead = slice(step, min(step + refit, until_step))
         told.append(fitted._answer(known[ahead], busy[ahead], total[ahead]))
     progress("Forecasting the demand for nodes", 1.0)
@@ -395,11 +394,11 @@ def _fitted(
     calendar: Calendar,
     with_jobs: bool,
     history_steps: int,
-    trial: tuple[Values, Values] | None = None,
+    trial: _Trial | None = None,
 ) -> DemandForecaster:
     """Fit a forecaster to the steps before ``until``.
 
-    Outcomes that were not known by then are not used. ``trial`` are the results of an earlier trial; None: one is made.
+    Outcomes that were not known by then are not used. ``trial`` has trees of an earlier day; None: it is made.
     """
     first = max(until - history_steps, 0)
     history, days = until - first, (until - first) / DAY
@@ -407,7 +406,7 @@ def _fitted(
     trees: _Trees = ()
     source = f"now and the rises of {days:.1f} days: to learn takes {FEWEST_STEPS // DAY} days of history"
     if history >= FEWEST_STEPS:
-        trust, moves = _tried(past, first, until) if trial is None else trial
+        trust, moves = _tried(past, first, until, trial or _trial(past, first, until))
         trees = learn(past, first=first, until=until)
         source = f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
     return DemandForecaster(
@@ -426,13 +425,25 @@ def _rises(past: _Past, first: int, until: int) -> Values:
     return typical_rises(past.most[first:until] - past.busy[first:until, None])
 
 
-def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
-    """Return weights and corrections from a trial on the last weeks.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Trial:
+    """Trees that were trained ``until`` a step some weeks before they were made."""
 
-    Trees are trained on the steps before these weeks.
-    """
+    trees: _Trees
+    until: int
+    made_at: int
+
+
+def _trial(past: _Past, first: int, until: int) -> _Trial:
+    """Train trees on the steps before the last weeks."""
     then = until - held_back(until - first)
-    told = changes_by(learn(past, first=first, until=then, every=2 * EVERY), past.known[then:until])
+    return _Trial(trees=learn(past, first=first, until=then, every=2 * EVERY), until=then, made_at=until)
+
+
+def _tried(past: _Past, first: int, until: int, trial: _Trial) -> tuple[Values, Values]:
+    """Return weights and corrections from a trial on the last weeks."""
+    then = trial.until
+    told = changes_by(trial.trees, past.known[then:until])
     now, history = past.busy[then:until, None], until - first
     changes = (past.point[then:until] - now, past.mean[then:until] - now)
     trust = np.stack([belief(change, told[:, :, n], history=history) for n, change in enumerate(changes)])
