@@ -39,8 +39,8 @@ _LEAF_PER_HORIZON = 4
 _FEWEST_IN_LEAF = 40
 _SIDE_BY_SIDE = 2
 _HELD_BACK = 28 * DAY
-_TRIED_EVERY = 7 * DAY
-"""Steps after which a backtest trains the trees that are tried on the last weeks anew."""
+_TRIED_EVERY, _TRIED_GROWTH = 7 * DAY, 0.05
+"""A backtest trains the trees that are tried on the last weeks anew after so many steps, or that growth of history."""
 _EXCEEDANCES = 20.0
 """Independent exceedances in the weeks held back at which their correction has half its weight."""
 _MOST_OF_TREES, _ENOUGH_EXCEEDANCES = 0.5, 5.0
@@ -371,7 +371,8 @@ def walk_forward(
     for step in range(from_step, until_step, refit):
         progress("Forecasting the demand for nodes", (step - from_step) / (until_step - from_step))
         first = max(step - history_steps, 0)
-        if step - first >= FEWEST_STEPS and (trial is None or step - trial.made_at >= _TRIED_EVERY):
+        lasts = min(_TRIED_EVERY, _TRIED_GROWTH * (step - first))
+        if step - first >= FEWEST_STEPS and (trial is None or step - trial.made_at >= lasts):
             trial = _trial(past, first, step)
         fitted = _fitted(
             past, step, calendar=calendar, with_jobs=state is not None, history_steps=history_steps, trial=trial
