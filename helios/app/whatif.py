@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
 from helios.report.whatif import JobNames, Run, WhatIf
-from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
+from helios.simulate import ORDERS, Backfill, JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words
 
 LOOKS_BACK = timedelta(weeks=4)
@@ -107,13 +107,27 @@ def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress
         for plan in request.plans
         if not plan.uses_predictions
     }
-    predicted, said = [plan for plan in request.plans if plan.uses_predictions], list[str]()
-    at_once = max(MOST_SIDE_BY_SIDE // (len(setup.before) + len(setup.workload)), 1)
-    for first in range(0, len(predicted), at_once):
-        runs, notes = _replay_side_by_side(predicted[first : first + at_once], setup, taught, request, progress)
+    said = list[str]()
+    for plans in _that_share(request.plans, jobs=len(setup.before) + len(setup.workload)):
+        runs, notes = _replay_side_by_side(plans, setup, taught, request, progress)
         found |= runs
         said += notes
     return answer_request(history, request, setup, runs=[found[plan] for plan in request.plans], said=said)
+
+
+def _that_share(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
+    """Yield the scenarios with predictions that share their trainings, each once.
+
+    They have the same backfill: in a strict order jobs wait for months that others have long ended, and all would learn
+    as late as it does.
+    """
+    at_once = max(MOST_SIDE_BY_SIDE // jobs, 1)
+    by_backfill: dict[Backfill, list[Scenario]] = {}
+    for plan in dict.fromkeys(plans):
+        if plan.uses_predictions:
+            by_backfill.setdefault(plan.backfill, []).append(plan)
+    for alike in by_backfill.values():
+        yield from (alike[first : first + at_once] for first in range(0, len(alike), at_once))
 
 
 def _replay_side_by_side(
