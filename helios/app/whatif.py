@@ -402,7 +402,10 @@ def train_before(
 def predictor_for(
     setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest, *, shared: SharedTraining | None = None
 ) -> ReplayTrainedPredictor:
-    """Return a predictor that starts with ``taught`` and learns during the replay, or ``shared`` with others."""
+    """Return a predictor that starts with ``taught`` and learns during the replay.
+
+    It trains with others if ``shared``.
+    """
     return ReplayTrainedPredictor(
         setup.machine.jobs,
         history=setup.before,

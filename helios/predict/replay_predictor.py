@@ -236,9 +236,9 @@ class ReplayTrainedPredictor:
 
 
 class SharedTraining:
-    """Training of one model for several replays of the same jobs, each in a thread of its own.
+    """Training of one model for several replays of the same jobs.
 
-    The replays wait for each other at every ``MEET_EVERY``-th submission. Once training is due in all of them, a model
+    Each replay has a thread of its own. The replays wait for each other at every ``MEET_EVERY``-th submission. Once training is due in all of them, a model
     learns from what has happened in every single one, so no replay is told what has not happened in it yet. The jobs
     are described as the first replay described them.
 
