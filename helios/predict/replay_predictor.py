@@ -238,9 +238,9 @@ class ReplayTrainedPredictor:
 class SharedTraining:
     """Training of one model for several replays of the same jobs.
 
-    Each replay has a thread of its own. The replays wait for each other at every ``MEET_EVERY``-th submission. Once training is due in all of them, a model
-    learns from what has happened in every single one, so no replay is told what has not happened in it yet. The jobs
-    are described as the first replay described them.
+    Each replay has a thread of its own. They wait for each other at every ``MEET_EVERY``-th submission. Once training
+    is due in all of them, a model learns from what has happened in every single one, so no replay is told what has not
+    happened in it yet. The jobs are described as the first replay described them.
 
     Parameters
     ----------
