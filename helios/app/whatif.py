@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from threading import BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -20,13 +23,15 @@ from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
 from helios.metrics.queue import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
-from helios.predict.replay_predictor import ReplayTrainedPredictor
+from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
 from helios.report.whatif import JobNames, Run, WhatIf
-from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
+from helios.simulate import ORDERS, Backfill, JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words
 
 LOOKS_BACK = timedelta(weeks=4)
 """Stretch before the replayed jobs that counts for the longest wait of the site's own order."""
+MOST_SIDE_BY_SIDE = 1_000_000
+"""Jobs of all replays together that share a training at once, .7 kB each."""
 STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
 
 
@@ -97,12 +102,83 @@ def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress
     """
     setup = prepare_replay(history, request)
     taught = train_predictor(history, setup, request, progress)
-    runs, said = [], []
-    for plan in request.plans:
-        predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
-        runs.append(to_run(plan, setup, predictor, progress, request=request))
-        said += describe_sources(predictor)
-    return answer_request(history, request, setup, runs=runs, said=said)
+    found = {
+        plan: to_run(plan, setup, None, progress, request=request)
+        for plan in request.plans
+        if not plan.uses_predictions
+    }
+    said = list[str]()
+    for plans in _that_share(request.plans, jobs=len(setup.before) + len(setup.workload)):
+        runs, notes = _replay_side_by_side(plans, setup, taught, request, progress)
+        found |= runs
+        said += notes
+    return answer_request(history, request, setup, runs=[found[plan] for plan in request.plans], said=said)
+
+
+def _that_share(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
+    """Yield the scenarios with predictions that share their trainings, each once.
+
+    They have the same backfill: in a strict order jobs wait for months that others have long ended, and all would learn
+    as late as it does.
+    """
+    at_once = max(MOST_SIDE_BY_SIDE // jobs, 1)
+    by_backfill: dict[Backfill, list[Scenario]] = {}
+    for plan in dict.fromkeys(plans):
+        if plan.uses_predictions:
+            by_backfill.setdefault(plan.backfill, []).append(plan)
+    for alike in by_backfill.values():
+        yield from (alike[first : first + at_once] for first in range(0, len(alike), at_once))
+
+
+def _replay_side_by_side(
+    plans: Sequence[Scenario],
+    setup: ReplaySetup,
+    taught: DurationModel | None,
+    request: WhatIfRequest,
+    progress: Progress,
+) -> tuple[dict[Scenario, Run], list[str]]:
+    """Replay scenarios that use predictions, in threads that share their trainings.
+
+    The second value says who predicted.
+    """
+    shared = SharedTraining(len(plans)) if len(plans) > 1 else None
+    predictors = [predictor_for(setup, taught, request, shared=shared) for _ in plans]
+    if shared is None:
+        runs = [
+            to_run(plan, setup, one, progress, request=request) for plan, one in zip(plans, predictors, strict=True)
+        ]
+        return dict(zip(plans, runs, strict=True)), describe_sources(predictors[0])
+    if any(plan.needs_own_order for plan in plans):
+        setup.own_order  # noqa: B018 - once, before the threads ask for it
+
+    def one(number: int) -> Run:
+        # The first tells how far all are, as they wait for each other.
+        tell = progress if number == 0 else no_progress
+        try:
+            return to_run(
+                plans[number],
+                setup,
+                predictors[number],
+                lambda _, done: tell(f"Replaying {len(plans)} orders with predictions", done),
+                request=request,
+            )
+        except BaseException:
+            shared.abort()
+            raise
+
+    with ThreadPoolExecutor(len(plans)) as threads:
+        replays = [threads.submit(one, number) for number in range(len(plans))]
+        try:
+            wait_for(replays)
+        except BaseException:  # such as an interruption: else all would be replayed to the end
+            shared.abort()
+            raise
+    failed = [replay.exception() for replay in replays]
+    for error in failed:
+        if error is not None and not isinstance(error, BrokenBarrierError):
+            raise error
+    runs = [replay.result() for replay in replays]
+    return dict(zip(plans, runs, strict=True)), [note for one in predictors for note in describe_sources(one)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,8 +399,13 @@ def train_before(
     return model
 
 
-def predictor_for(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayTrainedPredictor:
-    """Return a predictor that starts with ``taught`` and learns during the replay."""
+def predictor_for(
+    setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest, *, shared: SharedTraining | None = None
+) -> ReplayTrainedPredictor:
+    """Return a predictor that starts with ``taught`` and learns during the replay.
+
+    It trains with others if ``shared``.
+    """
     return ReplayTrainedPredictor(
         setup.machine.jobs,
         history=setup.before,
@@ -332,6 +413,7 @@ def predictor_for(setup: ReplaySetup, taught: DurationModel | None, request: Wha
         refit=True,
         seed=request.seed,
         timezone=setup.timezone,
+        shared=shared,
     )
 
 

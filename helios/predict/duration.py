@@ -27,8 +27,9 @@ from helios.predict.bursts import without_repeats
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.job_table import JobTable
+from helios.predict.past_runs import PastRuns
 from helios.predict.scores import pinball_losses, resampling_units
-from helios.predict.timeline import NO_TAIL, Levels, Model, RecordedWalk, Timeline, untrained
+from helios.predict.timeline import NO_TAIL, Levels, Model, Pairs, RecordedWalk, Timeline, untrained
 from helios.predict.trees import parse_trees
 
 # Training of the trees, here or on other machines.
@@ -294,32 +295,32 @@ def grow_trees(
     trainer: Trainer = train_locally,
     progress: Progress = no_progress,
     most_pairs: int = MOST_PAIRS,
+    past: PastRuns | None = None,
 ) -> Trees:
     """Train trees on what a timeline knows ``until`` now.
 
     Running jobs teach too, with the thresholds that they have outlasted. Bursts are thinned, and only the last
-    ``MOST_JOBS`` jobs are used.
+    ``MOST_JOBS`` jobs are used. ``past`` says what has happened to the jobs, if not what the timeline knows.
     """
-    until_s, past = int(np.ceil(until.timestamp())), timeline.state.past
+    until_s, past = int(np.ceil(until.timestamp())), past or timeline.state.past
     room = len(timeline.state.pairs.threshold)
     rows = np.arange(max(0, timeline.submissions - room), timeline.submissions)
     rows = rows[(past.started_s[rows] < until_s) & (np.isfinite(past.log_run[rows]) | ~past.ended[rows])]
     if len(rows) > SPARED_JOBS:
         rows = without_repeats(rows, groups=timeline.events.groups, submitted_s=timeline.events.submitted_s)
     rows = rows[-MOST_JOBS:]
-    pairs = _training_set(timeline, rows, until_s, seed=seed, most_pairs=most_pairs)
+    pairs = _training_set(timeline.state.pairs, past, rows, until_s, seed=seed, most_pairs=most_pairs)
     return Trees(
         until=until,
         jobs=int(np.isfinite(past.log_run).sum()),
         text=trainer(pairs, seed=seed, progress=progress),
-        tail=_tail(timeline, rows, until_s),
+        tail=_tail(past, rows, until_s),
     )
 
 
 def _training_set(
-    timeline: Timeline, rows: NDArray[np.int64], until_s: int, *, seed: int, most_pairs: int
+    pairs: Pairs, past: PastRuns, rows: NDArray[np.int64], until_s: int, *, seed: int, most_pairs: int
 ) -> TrainingSet:
-    past, pairs = timeline.state.past, timeline.state.pairs
     places = rows % len(pairs.threshold)
     thresholds = pairs.threshold[places]
     log_run = np.where(past.ended[rows], past.log_run[rows], np.inf)
@@ -333,14 +334,13 @@ def _training_set(
     return TrainingSet(features=features, ended=ended, names=PAIR_FEATURES)
 
 
-def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[np.float64]:
+def _tail(past: PastRuns, rows: NDArray[np.int64], until_s: int) -> NDArray[np.float64]:
     """Return the tail beyond the time that ``LAST_SHARE`` of runs outlast.
 
     It is the estimate of Kaplan and Meier (1958).
     """
     if not len(rows):
         return NO_TAIL
-    past = timeline.state.past
     ended = past.ended[rows]
     so_far = np.where(ended, past.log_run[rows], np.log1p(np.maximum(until_s - past.started_s[rows], 0)))
     order = np.argsort(so_far, kind="stable")

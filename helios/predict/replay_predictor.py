@@ -5,7 +5,9 @@ Only jobs that have started or ended in the replay are learned from.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from threading import Barrier
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,12 @@ from helios.model import JOBS
 from helios.ports import HORIZON_S, RUN_TIME
 from helios.predict.duration import SHRINKAGE, DurationModel, grow_trees
 from helios.predict.job_table import JobTable
+from helios.predict.past_runs import PastRuns
 from helios.predict.timeline import RecordedWalk, note_ended, note_started, untrained
 
 FIRST_FIT_JOBS = 1_000
+MEET_EVERY = 500
+"""Submissions after which replays that share a training wait for each other."""
 WARM_SHARE = 0.25
 """Share of the history, the last jobs, whose predictions calibrate the intervals before the replay."""
 
@@ -105,6 +110,8 @@ class ReplayTrainedPredictor:
         Trained on what had happened before the replay begins.
     refit_every_s : int, optional
         Longest time that a model serves, s. None to train anew at doublings only.
+    shared : SharedTraining, optional
+        Where to train, together with other replays of the same jobs. None to train alone.
 
     Attributes
     ----------
@@ -129,10 +136,12 @@ class ReplayTrainedPredictor:
         refit_every_s: int | None = None,
         seed: int = 0,
         timezone: str = "UTC",
+        shared: SharedTraining | None = None,
     ) -> None:
         table = JobTable.from_frame(_one_after_the_other(history, jobs), timezone=timezone)
         self._first = first = table.n - len(jobs)
-        walk = RecordedWalk(table, before=first, pairs=refit)
+        # Replays that train together learn from the pairs of the first.
+        walk = RecordedWalk(table, before=first, pairs=refit and (shared is None or not shared.members))
         walk.submit(first - int(first * WARM_SHARE))
         walk.submit(first, model=untrained())
         self._timeline = walk.timeline
@@ -145,6 +154,9 @@ class ReplayTrainedPredictor:
         self._next_fit = max(FIRST_FIT_JOBS, 2 * model.jobs if model else 0)
         self.sources = [SHRINKAGE] + ([model.model_id] if model else [])
         self.source = np.full(len(jobs), -1, dtype=np.int16)
+        self._shared, self._met = shared, 0
+        if shared is not None:
+            shared.members.append(self)
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
         """Add that ``jobs`` ended at ``ended_s``.
@@ -159,8 +171,12 @@ class ReplayTrainedPredictor:
         See ``ReplayPredictor``.
         """
         self._timeline.learn(self._known, now_s)
-        if self._refit and self._is_outgrown(now_s):
-            self._fit(now_s)
+        if self._shared is not None:
+            if (meetings := int(jobs[-1]) // MEET_EVERY) > self._met:
+                self._met = meetings
+                self._shared.meet(now_s)
+        elif self._refit and self._is_outgrown(now_s):
+            self.fit(now_s)
         self.source[jobs] = len(self.sources) - 1
         return self._timeline.submitted(jobs + self._first, now_s)
 
@@ -185,19 +201,96 @@ class ReplayTrainedPredictor:
 
     def _is_outgrown(self, now_s: int) -> bool:
         """Return whether training is due, by ended jobs or by time."""
-        if self._known.learned[0] >= self._next_fit:
+        if self.is_due:
             return True
         if self._refit_every_s is None or self._fitted_s is None:
             return False
         return now_s >= self._fitted_s + self._refit_every_s
 
-    def _fit(self, now_s: int) -> None:
-        trees = grow_trees(self._timeline, datetime.fromtimestamp(now_s, UTC), seed=self._seed)
+    @property
+    def past(self) -> PastRuns:
+        """What has run and what runs in the replay."""
+        return self._timeline.state.past
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough jobs have ended for a training."""
+        return bool(self._known.learned[0] >= self._next_fit)
+
+    def fit(self, now_s: int, *, past: PastRuns | None = None) -> DurationModel:
+        """Train a model on what has happened by ``now_s`` and use it from now on.
+
+        ``past`` is what has happened, if not all that has in this replay.
+        """
+        trees = grow_trees(self._timeline, datetime.fromtimestamp(now_s, UTC), seed=self._seed, past=past)
         cluster, trained = (self._model.cluster, self._model.trained) if self._model else ("replay", True)
         model = DurationModel(cluster=cluster, trees=trees, trained=trained)
+        self.adopt(model, now_s)
+        return model
+
+    def adopt(self, model: DurationModel, now_s: int) -> None:
+        """Use ``model`` from now on."""
         self._timeline.model = model.kernel
         self.sources.append(model.model_id)
         self._fitted_s, self._next_fit = now_s, 2 * int(self._known.learned[0])
+
+
+class SharedTraining:
+    """Training of one model for several replays of the same jobs.
+
+    Each replay has a thread of its own. They wait for each other at every ``MEET_EVERY``-th submission. Once training
+    is due in all of them, a model learns from what has happened in every single one, so no replay is told what has not
+    happened in it yet. The jobs are described as the first replay described them.
+
+    Parameters
+    ----------
+    replays : int
+        How many predictors are created with it.
+
+    Attributes
+    ----------
+    members : list of ReplayTrainedPredictor
+    """
+
+    def __init__(self, replays: int) -> None:
+        self.members: list[ReplayTrainedPredictor] = []
+        self._now_s = 0
+        self._barrier = Barrier(replays, action=self._train)
+
+    def meet(self, now_s: int) -> None:
+        """Wait until all replays are at ``now_s``.
+
+        Raises
+        ------
+        BrokenBarrierError
+            One of them failed.
+        """
+        self._now_s = now_s
+        self._barrier.wait()
+
+    def abort(self) -> None:
+        """End the replays that wait, and the others when they would."""
+        self._barrier.abort()
+
+    def _train(self) -> None:
+        if not all(member.is_due for member in self.members):
+            return
+        first, *others = self.members
+        model = first.fit(self._now_s, past=_in_common([member.past for member in self.members]))
+        for other in others:
+            other.adopt(model, self._now_s)
+
+
+def _in_common(pasts: list[PastRuns]) -> PastRuns:
+    """Return what has happened in each of several replays of the same jobs."""
+    ended = np.logical_and.reduce([past.ended for past in pasts])
+    return replace(
+        pasts[0],
+        started_s=np.maximum.reduce([past.started_s for past in pasts]),
+        ended=ended,
+        ended_s=np.maximum.reduce([past.ended_s for past in pasts]),
+        log_run=np.where(ended, pasts[0].log_run, np.nan),
+    )
 
 
 def _one_after_the_other(history: pd.DataFrame | None, jobs: pd.DataFrame) -> pd.DataFrame:

@@ -39,6 +39,7 @@ from helios.predict.causal_stats import (
 )
 from helios.predict.distribution import (
     GRID,
+    GRID_WIDTH,
     N_JOB,
     N_THRESHOLD,
     THRESHOLDS,
@@ -188,7 +189,7 @@ class Scratch(Table):
     samples: Samples = field(default_factory=Samples)
     by_grid: NDArray[np.float64] = field(default_factory=lambda: np.zeros((6, GRID)))
     by_pairs: NDArray[np.float64] = field(default_factory=lambda: np.zeros((6, THRESHOLDS)))
-    of_grid: NDArray[np.float32] = field(default_factory=lambda: np.zeros((N_THRESHOLD, GRID), dtype=np.float32))
+    of_grid: NDArray[np.float32] = field(default_factory=lambda: np.full((N_THRESHOLD, GRID_WIDTH), np.nan, np.float32))
     of_pairs: NDArray[np.float32] = field(default_factory=lambda: np.zeros((N_THRESHOLD, THRESHOLDS), dtype=np.float32))
     of_job: NDArray[np.float32] = field(default_factory=lambda: np.zeros(N_JOB, dtype=np.float32))
     at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(GRID))
@@ -739,7 +740,7 @@ class Timeline:
         """
         self.events.submitted_s[jobs] = now_s
         self.submissions = max(self.submissions, int(jobs[-1]) + 1)
-        out = np.full((len(jobs), len(RUN_TIME)), np.nan)
+        out = np.empty((len(jobs), len(RUN_TIME)))
         predict_submitted(self.state, self.events, self.model, jobs, out)
         return out
 

@@ -19,7 +19,6 @@ from helios.ports import Progress, no_progress
 from helios.predict.demand.baselines import outcomes, typical_rises
 from helios.predict.demand.features import REACH, matrix
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, DemandJobState, Forecasts
-from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 
 # Trees that learn the change of demand from the current value, and how much weight they get.
 #
@@ -40,6 +39,8 @@ _LEAF_PER_HORIZON = 4
 _FEWEST_IN_LEAF = 40
 _SIDE_BY_SIDE = 2
 _HELD_BACK = 28 * DAY
+_TRIED_EVERY, _TRIED_GROWTH = 7 * DAY, 0.05
+"""A backtest trains the trees that are tried on the last weeks anew after so many steps, or that growth of history."""
 _EXCEEDANCES = 20.0
 """Independent exceedances in the weeks held back at which their correction has half its weight."""
 _MOST_OF_TREES, _ENOUGH_EXCEEDANCES = 0.5, 5.0
@@ -88,32 +89,50 @@ class _Past:
     most: Values
 
 
-def learn(past: _Past, *, first: int, until: int, every: int = EVERY) -> tuple[str, ...]:
+_Trees = tuple[lightgbm.Booster, ...]
+
+
+def learn(past: _Past, *, first: int, until: int, every: int = EVERY) -> _Trees:
     """Train trees for each horizon on steps ``first`` to ``until`` - 1.
 
     Outcomes at ``until`` or later are not used, nor those of the first day, whose features look back too far.
 
     Returns
     -------
-    tuple of str
-        LightGBM's text of the trees, for each horizon point, mean, then each level of the maximum.
+    tuple of Booster
+        For each horizon point, mean, then each level of the maximum.
     """
 
-    def of_horizon(number: int) -> list[str]:
-        rows = np.arange(until - AHEAD[number] - 1, first + DAY - 1, -every)[::-1]
+    def steps(number: int) -> NDArray[np.int64]:
+        return np.arange(until - AHEAD[number] - 1, first + DAY - 1, -every)[::-1]
+
+    # The bins of the features are made once: horizons differ by the last steps alone.
+    bins = lightgbm.Dataset(past.known[steps(0)], params=_PARAMETERS).construct()
+
+    def of_horizon(number: int) -> list[lightgbm.Booster]:
+        rows = steps(number)
         leaf = {"min_data_in_leaf": max(_FEWEST_IN_LEAF, _LEAF_PER_HORIZON * AHEAD[number] // every)}
-        binned = lightgbm.Dataset(past.known[rows], params=_PARAMETERS, free_raw_data=False)
-        texts = []
+        binned = lightgbm.Dataset(past.known[rows], params=_PARAMETERS, reference=bins, free_raw_data=False)
+        boosters = []
         for came, objectives in ((past.point, _EXPECTED), (past.mean, _EXPECTED), (past.most, _QUANTILES)):
             binned.set_label(came[rows, number] - past.busy[rows])
             for objective in objectives:
                 # Otherwise LightGBM writes and reads each booster once more.
-                booster = lightgbm.train(_PARAMETERS | objective | leaf, binned, ROUNDS, keep_training_booster=True)
-                texts.append(str(booster.model_to_string()))
-        return texts
+                options = _PARAMETERS | objective | leaf
+                boosters.append(lightgbm.train(options, binned, ROUNDS, keep_training_booster=True))
+        return boosters
 
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as workers:
-        return tuple(text for texts in workers.map(of_horizon, range(len(AHEAD))) for text in texts)
+        return tuple(booster for boosters in workers.map(of_horizon, range(len(AHEAD))) for booster in boosters)
+
+
+def changes_by(trees: _Trees, known: NDArray[np.float32]) -> Values:
+    """Return the predicted changes for each row of features.
+
+    The result has the shape (n_rows, n_ahead, 2 + n_levels).
+    """
+    told = [booster.predict(known, num_threads=1) for booster in trees]
+    return np.stack(told, axis=1).reshape(len(known), len(AHEAD), -1)
 
 
 def belief(change: Values, told: Values, *, history: int) -> Values:
@@ -212,7 +231,7 @@ class DemandForecaster:
     calendar: Calendar
     source: str
     with_jobs: bool
-    _forest: TreeEnsemble | None
+    _trees: _Trees
     _belief: Values
     _shares: Values
     _rises: Values
@@ -290,8 +309,8 @@ class DemandForecaster:
     def _answer(self, known: NDArray[np.float32], now: Values, total: Values) -> Forecasts:
         point, mean = np.zeros((len(now), _N_AHEAD)), np.zeros((len(now), _N_AHEAD))
         most = np.tile(self._rises, (len(now), 1, 1))
-        if self._forest is not None:
-            told = predict_trees(self._forest, known).reshape(len(now), _N_AHEAD, 2 + _N_LEVELS)
+        if self._trees:
+            told = changes_by(self._trees, known)
             point, mean = self._belief[0] * told[:, :, 0], self._belief[1] * told[:, :, 1]
             most = _blended(told[:, :, 2:], self._rises, self._shares) + self._moves
         there = np.maximum(total, now)[:, None]
@@ -347,10 +366,17 @@ def walk_forward(
     rows = np.arange(until_step)
     known = matrix(busy, total, start_s=start_s, rows=rows, calendar=calendar, state=state)
     past = _Past(busy, total, known, *outcomes(busy[:until_step]))
-    refit, told = max(refit_every_s // STEP_S, 1), []
+    refit, told = max(refit_every_s // STEP_S, 1), list[Forecasts]()
+    trial: _Trial | None = None
     for step in range(from_step, until_step, refit):
         progress("Forecasting the demand for nodes", (step - from_step) / (until_step - from_step))
-        fitted = _fitted(past, step, calendar=calendar, with_jobs=state is not None, history_steps=history_steps)
+        first = max(step - history_steps, 0)
+        lasts = min(_TRIED_EVERY, _TRIED_GROWTH * (step - first))
+        if step - first >= FEWEST_STEPS and (trial is None or step - trial.made_at >= lasts):
+            trial = _trial(past, first, step)
+        fitted = _fitted(
+            past, step, calendar=calendar, with_jobs=state is not None, history_steps=history_steps, trial=trial
+        )
         ahead = slice(step, min(step + refit, until_step))
         told.append(fitted._answer(known[ahead], busy[ahead], total[ahead]))
     progress("Forecasting the demand for nodes", 1.0)
@@ -362,24 +388,33 @@ def walk_forward(
     )
 
 
-def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, history_steps: int) -> DemandForecaster:
+def _fitted(
+    past: _Past,
+    until: int,
+    *,
+    calendar: Calendar,
+    with_jobs: bool,
+    history_steps: int,
+    trial: _Trial | None = None,
+) -> DemandForecaster:
     """Fit a forecaster to the steps before ``until``.
 
-    Outcomes that were not known by then are not used.
+    Outcomes that were not known by then are not used. ``trial`` has trees of an earlier day; None: it is made.
     """
     first = max(until - history_steps, 0)
     history, days = until - first, (until - first) / DAY
-    trust, moves, forest = np.zeros((2, _N_AHEAD)), np.zeros((_N_AHEAD, _N_LEVELS)), None
+    trust, moves = np.zeros((2, _N_AHEAD)), np.zeros((_N_AHEAD, _N_LEVELS))
+    trees: _Trees = ()
     source = f"now and the rises of {days:.1f} days: to learn takes {FEWEST_STEPS // DAY} days of history"
     if history >= FEWEST_STEPS:
-        trust, moves = _tried(past, first, until)
-        forest = parse_trees(learn(past, first=first, until=until))
+        trust, moves = _tried(past, first, until, trial or _trial(past, first, until))
+        trees = learn(past, first=first, until=until)
         source = f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
     return DemandForecaster(
         calendar=calendar,
         source=source,
         with_jobs=with_jobs,
-        _forest=forest,
+        _trees=trees,
         _belief=trust,
         _shares=shares(history),
         _rises=_rises(past, first, until),
@@ -391,14 +426,25 @@ def _rises(past: _Past, first: int, until: int) -> Values:
     return typical_rises(past.most[first:until] - past.busy[first:until, None])
 
 
-def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
-    """Return weights and corrections from a trial on the last weeks.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Trial:
+    """Trees that were trained ``until`` a step some weeks before they were made."""
 
-    Trees are trained on the steps before these weeks.
-    """
+    trees: _Trees
+    until: int
+    made_at: int
+
+
+def _trial(past: _Past, first: int, until: int) -> _Trial:
+    """Train trees on the steps before the last weeks."""
     then = until - held_back(until - first)
-    trees = parse_trees(learn(past, first=first, until=then, every=2 * EVERY))
-    told = predict_trees(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
+    return _Trial(trees=learn(past, first=first, until=then, every=2 * EVERY), until=then, made_at=until)
+
+
+def _tried(past: _Past, first: int, until: int, trial: _Trial) -> tuple[Values, Values]:
+    """Return weights and corrections from a trial on the last weeks."""
+    then = trial.until
+    told = changes_by(trial.trees, past.known[then:until])
     now, history = past.busy[then:until, None], until - first
     changes = (past.point[then:until] - now, past.mean[then:until] - now)
     trust = np.stack([belief(change, told[:, :, n], history=history) for n, change in enumerate(changes)])

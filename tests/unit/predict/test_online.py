@@ -1,4 +1,7 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import BrokenBarrierError
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +14,7 @@ from helios.ports import RUN_TIME
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import train
 from helios.predict.job_table import JobTable, causal_features
-from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
+from helios.predict.replay_predictor import MEET_EVERY, ReplayTrainedPredictor, SharedTraining, UserLast
 from helios.predict.timeline import RecordedWalk
 from tests.examples import examples
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
@@ -193,6 +196,32 @@ def test_where_shrinkage_predicts_it_still_does_after_a_new_training():
         assert len(predictor.sources) == (2 if every_s is None else 3)
         found.append(len(predictor._timeline.model.forest.root))
     assert found == [0, 0]
+
+
+def test_replays_that_train_together_learn_only_what_has_happened_in_all():
+    def models(jobs, unfinished):
+        table, shared = JobTable.from_frame(jobs), SharedTraining(2)
+        late = SimpleNamespace(submitted_s=table.submitted_s, ended_s=np.where(unfinished, NEVER_S, table.ended_s))
+        both = [ReplayTrainedPredictor(jobs, shared=shared) for _ in range(2)]
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(play, both, (late, table)))
+        return [one.sources for one in both]
+
+    jobs = a_campaign(3 * MEET_EVERY + 50)
+    unfinished = np.arange(len(jobs)) % 4 == 0
+    other = jobs.assign(run_time_s=np.where(unfinished, 7.0, jobs["run_time_s"]))
+    late, early = models(jobs, unfinished)
+    assert late == early and len(late) == 2
+    assert models(other, unfinished)[0] == late
+    assert models(jobs, unfinished & False)[0] != late
+
+
+def test_a_replay_that_failed_ends_those_that_would_wait_for_it():
+    jobs, shared = a_campaign(MEET_EVERY + 50), SharedTraining(2)
+    one, _ = (ReplayTrainedPredictor(jobs, shared=shared) for _ in range(2))
+    shared.abort()
+    with pytest.raises(BrokenBarrierError):
+        play(one, JobTable.from_frame(jobs))
 
 
 def test_running_jobs_that_are_told_of_count():
