@@ -146,6 +146,7 @@ SET_UP = (
 )
 COMMANDS = (
     Command(name="config-show", words="config show --json"),
+    Command(name="config-check", words="config check --json"),
     Command(name="db-status", words="db status --json"),
     Command(name="service-list", words="service list --json"),
     Command(name="trace-list", after="set-up", words="trace list --json"),
@@ -264,6 +265,7 @@ COMMANDS = (
     Command(name="slurm-resume", after="slurm-pause", words="resume", live=True),
 )
 LEFT_OUT = {
+    "config init": "it writes a text that tests/unit/test_config.py holds",
     "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder, read_until
+from helios.app.energy.ledger import tariff_from
 from helios.app.history import choose_cluster
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.job_controller import MEMORY
@@ -26,7 +27,7 @@ from helios.model import Mode
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table
 from helios.slurm.preflight import HOOK, Finding, FindingLevel
-from helios.warehouse import Warehouse, sqlite_file
+from helios.warehouse import Warehouse, check_folder, sqlite_file
 
 OK, WARN, FAIL = FindingLevel.OK, FindingLevel.WARN, FindingLevel.FAIL
 FEW_JOBS = 1_000
@@ -117,14 +118,33 @@ def _name_in(found: list[Finding]) -> str | None:
     return next((words[1] for words in answers), None)
 
 
+def check_settings(settings: Settings) -> list[HeliosError]:
+    """Return what is wrong with folders, files and services that settings name.
+
+    Nothing is opened for writing, and no cluster is asked.
+    """
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_folder(settings.database.url),
+        lambda: configured_services(settings),
+        lambda: tariff_from(settings.energy),
+    )
+    found = []
+    for check in checks:
+        try:
+            check()
+        except HeliosError as reason:
+            found.append(reason)
+    return found
+
+
 def _only_name(settings: Settings) -> str:
-    """Return the name of the only cluster of the warehouse.
+    """Return the name of the default or else the only cluster of the warehouse.
 
     Empty where there are several, or where the warehouse cannot be read.
     """
     try:
         with Warehouse.open(settings.database.url) as warehouse:
-            return str(choose_cluster(warehouse, None)["name"])
+            return str(choose_cluster(warehouse, settings.database.cluster or None)["name"])
     except HeliosError:
         return ""
 

@@ -21,7 +21,7 @@ from helios.app.live_cluster import configured_services, refuse_unknown_partitio
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.operations import Operations
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, rename_services
+from helios.cli.options import AsJson, Cluster, configuration, loaded_cluster, rename_services
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, UsageError
@@ -339,13 +339,13 @@ def _find_name(look_up: Callable[[], str]) -> str | None:
 
 
 def _cluster_name(url: str, cluster: str | None) -> str:
-    """Return the name given, else that of the only cluster in the warehouse."""
+    """Return the name given, else that of the default or only cluster in the warehouse."""
     from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
 
     if cluster is not None:
         return cluster
     with Warehouse.open(url) as warehouse:
-        return str(choose_cluster(warehouse, None)["name"])
+        return str(choose_cluster(warehouse, loaded_cluster(None))["name"])
 
 
 # ``helios power``: states of the nodes, one control cycle on them, and the release of repaired nodes.

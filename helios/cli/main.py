@@ -7,11 +7,13 @@ anything.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import cleandoc
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from helios import __version__
 from helios.cli.output import complain
+from helios.config import FILE_VARIABLE
 from helios.errors import HeliosError
 
 # Where each command is, and its line in the help. A test compares these lines with the help of the commands themselves.
@@ -41,7 +44,7 @@ COMMANDS = {
     "model": ("model:commands", "Predict run times from history, and evaluate the predictions."),
     "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
     "db": ("trace:db_commands", "Upgrade the database and grant access to it."),
-    "config": ("system:config_commands", "Show the settings in force, and where each comes from."),
+    "config": ("system:config_commands", "Show, check and write settings."),
     "report": ("report:commands", "Report waits, usage, prediction errors and decisions, with options as in sacct."),
     "service": ("control:service_commands", "List the installed services and their options."),
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
@@ -141,8 +144,21 @@ application = typer.Typer(
 )
 
 
+def _name_file(path: Path | None) -> None:
+    if path is not None:
+        os.environ[FILE_VARIABLE] = str(path)  # processes that a command starts read the same settings
+
+
 @application.callback()
 def _root(
+    config: Annotated[
+        Path | None,
+        Option(
+            "--config",
+            callback=_name_file,
+            help="Read settings from this file alone, as with HELIOS_CONFIG. Default: those of helios config show.",
+        ),
+    ] = None,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,

@@ -34,7 +34,10 @@ class Oversized(StrEnum):
     SKIP = "skip"
 
 
-Cluster = Annotated[str | None, Option("--cluster", help="Loaded cluster to use. Needed only if several are loaded.")]
+Cluster = Annotated[
+    str | None,
+    Option("--cluster", help="Loaded cluster to use. Default: setting database.cluster, else the only one."),
+]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
     TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
@@ -118,7 +121,7 @@ class HistoryOptions:
                 progress=progress,
             )
         progress("Reading the warehouse", 0.0)
-        history = load_history(url=settings.settings.database.url, cluster=self.cluster)
+        history = load_history(url=settings.settings.database.url, cluster=loaded_cluster(self.cluster))
         progress("Reading the warehouse", 1.0)
         return history
 
@@ -219,6 +222,14 @@ def configuration() -> Configuration:
     found = load_configuration(environment=os.environ, folder=Path.cwd())
     _say_once(found.notes)
     return found
+
+
+def loaded_cluster(option: str | None) -> str | None:
+    """Return the loaded cluster that the option or else the configuration names.
+
+    None: neither names one.
+    """
+    return option or configuration().settings.database.cluster or None
 
 
 def rename_services(given: Any) -> Any:

@@ -14,7 +14,17 @@ from typer import Option
 
 from helios.app import reports
 from helios.app.reports import ReportQuery
-from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand, rename_services
+from helios.cli.options import (
+    AsJson,
+    Cluster,
+    Command,
+    GpusPerNode,
+    Machine,
+    configuration,
+    expand,
+    loaded_cluster,
+    rename_services,
+)
 from helios.cli.output import say, say_notes, show_json, write_file
 from helios.errors import UsageError
 from helios.report.admin import decisions as decisions_report
@@ -268,7 +278,12 @@ def nightly(
 
     settings = configuration().settings
     report = nightly_pages(
-        settings, cluster, day, folder or Path(settings.report.folder), now=datetime.now(UTC), recipient=recipient
+        settings,
+        loaded_cluster(cluster),
+        day,
+        folder or Path(settings.report.folder),
+        now=datetime.now(UTC),
+        recipient=recipient,
     )
     if json:
         show_json(asdict(report))
@@ -294,7 +309,7 @@ def _draw(found: EnergyLedger, path: Path) -> None:
 
 def _query(cluster: str | None, start: str | None, end: str | None, **chosen: list[str]) -> ReportQuery:
     url = configuration().settings.database.url
-    return ReportQuery(url=url, cluster=cluster, start=start, end=end, now=datetime.now(UTC), **chosen)
+    return ReportQuery(url=url, cluster=loaded_cluster(cluster), start=start, end=end, now=datetime.now(UTC), **chosen)
 
 
 def _split(given: list[str] | None) -> list[str]:

@@ -22,6 +22,7 @@ from helios.cli.options import (
     configuration,
     duration,
     expand,
+    loaded_cluster,
     moment,
     named_timezone,
 )
@@ -227,7 +228,7 @@ def rejects(
 ) -> None:
     """Show invalid rows of loaded files, with file, line and reason."""
     with Warehouse.open(configuration().settings.database.url) as warehouse:
-        name = str(choose_cluster(warehouse, cluster)["name"])
+        name = str(choose_cluster(warehouse, loaded_cluster(cluster))["name"])
         counts = warehouse.reject_counts(name)
         rows = warehouse.rejects(name, limit=limit)
     found = {
