@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,15 @@ def test_the_default_cluster_is_used_where_none_is_named(tmp_path: Path) -> None
         assert helios(*words, "--json").json["cluster"] == "earth"
         assert helios(*words, "--cluster", "venus", "--json").json["cluster"] == "venus"
     assert "No cluster 'mars'" in shell(tmp_path, HELIOS_DATABASE_CLUSTER="mars")("trace", "rejects", code=2).err
+
+
+def test_libraries_take_no_settings_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / ".numba_config.yaml").write_text("disable_jit: 1\n")
+    (tmp_path / "matplotlibrc").write_text("figure.dpi: 7\n")
+    script = (
+        "import matplotlib, numba; before = (matplotlib.rcParams['figure.dpi'], numba.config.DISABLE_JIT); "
+        "import helios.report.charts, helios.jit; "
+        "print(before, (matplotlib.rcParams['figure.dpi'], numba.config.DISABLE_JIT))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "(7.0, 1) (100.0, 0)\n"
