@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import replay_cluster_for
+from helios.app.replay_cluster import choose_resource, replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
 from helios.errors import NotEnoughHistory
@@ -250,7 +250,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
 
 
 def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
-    resource = "gpus" if (jobs["gpus"] > 0).any() else "cpus"
+    resource, chosen = choose_resource(jobs)
     machine = replay_cluster_for(
         jobs, resource=resource, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, skip_oversized=True
     )
@@ -274,7 +274,7 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
         first_s=first_s,
         busy=busy,
         total=total,
-        notes=(*machine.notes, said),
+        notes=(*chosen, *machine.notes, said),
     )
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
+from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for
 from helios.app.scenarios import AGAIN_S, Scenario
 from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
@@ -45,7 +45,7 @@ class WhatIfRequest:
     nodes : mapping, optional
         Nodes of each partition; None takes them from the peak demand.
     resource : str, optional
-        ``gpus`` or ``cpus``; None: GPUs where any job asks for one.
+        ``gpus`` or ``cpus``; None: as :func:`~helios.app.replay_cluster.choose_resource` says.
     placement : Placement
         Which of the nodes that fit a job gets.
     plan_quantile : float
@@ -208,9 +208,10 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`whatif`.
     """
-    resource = request.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
+    resource, chosen = (request.resource, []) if request.resource else choose_resource(history.jobs)
     window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
     replayable, notes = _replayable(window.jobs, resource)
+    notes = chosen + notes
     machine = replay_cluster_for(
         replayable,
         resource=resource,

@@ -74,7 +74,7 @@ WarmUp = Annotated[
 ]
 OfResource = Annotated[
     Literal["gpus", "cpus"] | None,
-    Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one."),
+    Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if jobs with GPUs have 5 % of all job hours."),
 ]
 IfOversized = Annotated[
     Oversized,
@@ -125,6 +125,13 @@ class HistoryOptions:
         progress("Reading the warehouse", 1.0)
         return history
 
+    def words(self, history: LoadedHistory) -> list[str]:
+        """Return options that name the same history, from any folder and beside any clusters."""
+        if self.trace is None:
+            return ["--cluster", history.cluster]
+        given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone))
+        return _words(*given, ("--cluster", self.cluster))
+
     def refuse_file_options(self) -> None:
         """Refuse options for files where none is given.
 
@@ -149,6 +156,10 @@ class WindowOptions:
     until: Until = None
     warm_up: WarmUp = None
 
+    def words(self) -> list[str]:
+        """Return the options that were given."""
+        return _words(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
+
     def of(self, history: LoadedHistory) -> dict[str, Any]:
         """Return the window as a what-if request names it."""
         return {
@@ -165,6 +176,10 @@ class Machine:
     nodes: Nodes = None
     gpus_per_node: GpusPerNode = None
 
+    def words(self) -> list[str]:
+        """Return the options that were given."""
+        return _words(("--nodes", self.nodes), ("--gpus-per-node", self.gpus_per_node))
+
     def of(self, settings: Settings, recorded: RecordedMachine | None = None) -> dict[str, Any]:
         """Return the nodes as a what-if request names them.
 
@@ -177,6 +192,10 @@ class Machine:
         if recorded and nodes is None:
             nodes = {POOL: -(-recorded.cpus // per_node)}
         return {"nodes": nodes, "gpus_per_node": per_node, "default_time_limit_s": settings.whatif.default_time_limit_s}
+
+
+def _words(*given: tuple[str, object]) -> list[str]:
+    return [str(word) for name, value in given if value is not None for word in (name, value)]
 
 
 Command = Callable[..., None]

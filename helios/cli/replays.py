@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -57,12 +57,22 @@ from helios.services.registry import build, checked_options, domain_of
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-def write_whatif(path: Path, history: LoadedHistory, result: WhatIf, differences: Differences | None = None) -> None:
-    """Write the page of a what-if."""
+def write_whatif(
+    path: Path,
+    history: LoadedHistory,
+    result: WhatIf,
+    differences: Differences | None = None,
+    *,
+    options: Sequence[str] | None = None,
+) -> None:
+    """Write the page of a what-if.
+
+    ``options`` of the replays, as typed, for a command on the page; None: no command replays one of them alone.
+    """
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
     description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-    write_page(path, render_whatif(result, description=description, differences=differences))
+    write_page(path, render_whatif(result, description=description, differences=differences, options=options))
 
 
 def live_setting(settings: Settings) -> str:

@@ -180,7 +180,11 @@ def whatif_(
     if frontier:
         say(f"note: {replays.live_setting(settings)}")
     if report is not None:
-        replays.write_whatif(report, history, result, differences)
+        typed = [*source.words(history), *machine.words(), *window.words()]
+        typed += [] if resource is None else ["--resource", resource]
+        typed += ["--oversized", "skip"] if oversized is Oversized.SKIP else []
+        typed += [] if predict_again is None else ["--predict-again", predict_again]
+        replays.write_whatif(report, history, result, differences, options=typed)
     if as_json:
         show_json(result.to_json() | {"differences": differences.to_json()})
         return
@@ -216,6 +220,11 @@ def explain_in_replay(
         str, Option(help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
     ] = "limit",
     run_times: OrderBy = None,
+    option: Annotated[
+        list[str] | None,
+        Option("--set", help="Set an option of the policy: POLICY.OPTION=VALUE, as in helios whatif. Repeatable."),
+    ] = None,
+    predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
     as_json: AsJson = False,
@@ -227,23 +236,26 @@ def explain_in_replay(
     in today's order. For a job that waits now, use helios why.
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
-    from helios.app.scenarios import scenarios  # noqa: PLC0415 - as above
+    from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
+    from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
     from helios.report.job_wait import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
+    plans = scenarios(
+        policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
+    )
     with progress_bars() as progress:
         history = source.read(progress)
         request = WhatIfRequest(
-            plans=scenarios(
-                policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
-            ),
+            plans=with_options(plans, option or []),
             **window.of(history),
             **machine.of(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
+            predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
             seed=settings.model.seed,
         )
         story = explain_wait(history, request, job, progress=progress)
