@@ -25,7 +25,7 @@ from helios.predict.demand.features import NEVER_S, state_of_jobs
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
-from helios.units import best_unit
+from helios.units import best_unit, in_number
 
 Seconds = NDArray[np.int64]
 
@@ -199,7 +199,7 @@ def _usable(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.Da
             f"{history.cluster} has no job with a run time to count nodes by.",
             hint=f"Its partitions: {known}" if known else "Read some: helios trace sync, or helios trace load FILE",
         )
-    notes = [] if ran.all() else [f"{int((~ran).sum()):,} jobs that never ran or hold nothing were left out."]
+    notes = [] if ran.all() else [in_number(int((~ran).sum()), "jobs that never ran or hold nothing were left out.")]
     return jobs[ran].reset_index(drop=True), notes
 
 

@@ -14,6 +14,7 @@ from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
 from helios.model import JOBS, Batch, in_submission_order
 from helios.ports import Progress, no_progress
+from helios.units import in_number
 from helios.warehouse import LoadReport, Warehouse
 
 
@@ -110,7 +111,9 @@ def read_file(
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
     notes = [note for batch in batches for note in batch.notes]
     if rejects := sum(len(batch.rejects) for batch in batches):
-        notes.append(f"{rejects:,} rows of {path.name} make no sense and were left out; helios trace load names them")
+        notes.append(
+            in_number(rejects, f"rows of {path.name} make no sense and were left out; helios trace load names them")
+        )
     if trace.machine:
         notes.append(
             f"The header of {path.name} gives {trace.machine.nodes:,} nodes and {trace.machine.cpus:,} CPUs: replays "

@@ -18,7 +18,7 @@ from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import with_sizes_requested
 from helios.ports import Order
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
-from helios.units import best_unit, percent
+from helios.units import best_unit, in_number, percent
 
 POOL = "all"
 POOL_NAMES = frozenset({POOL, "*"})
@@ -157,14 +157,16 @@ def replay_cluster_for(
         named = pd.Series(name, index=jobs.index, dtype="str")
     elif named.isna().any():
         raise PartitionUnknown(
-            f"{int(named.isna().sum()):,} jobs have no partition, and the cluster is described with {len(nodes)}.",
+            in_number(
+                int(named.isna().sum()), f"jobs have no partition, and the cluster is described with {len(nodes)}."
+            ),
             hint="Pool all jobs with --nodes N.",
         )
     notes += _refuse_mistyped(nodes, sorted(named.dropna().unique()))
     kept = named.isin(list(nodes))
     if not kept.all():
         left_out = ", ".join(sorted(named[~kept].unique())[:10])
-        notes.append(f"{int((~kept).sum()):,} jobs of partitions without nodes were left out: {left_out}.")
+        notes.append(in_number(int((~kept).sum()), f"jobs of partitions without nodes were left out: {left_out}."))
     shape = _shape(nodes, gpus_per_node)
     machine = _machine(jobs[kept], named[kept], shape, resource, notes)
     return _within_size(machine, skip=skip_oversized)
@@ -243,8 +245,9 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
     worst = int(np.argmax(np.where(fits, 0, machine.size - capacity)))
     partition = machine.shape.partitions[machine.partition[worst]]
     message = (
-        f"{int((~fits).sum()):,} jobs are larger than their whole partition; job "
-        f"{machine.jobs['job_id'].iloc[worst]} asks for {machine.size[worst]}, {partition} has {capacity[worst]}"
+        in_number(int((~fits).sum()), "jobs are larger than their whole partition")
+        + f"; job {machine.jobs['job_id'].iloc[worst]} asks for {machine.size[worst]}, "
+        f"{partition} has {capacity[worst]}"
     )
     if not skip:
         raise JobLargerThanPartition(

@@ -35,7 +35,7 @@ from helios.report.admin.shadow import (
 )
 from helios.report.admin.usage import select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
-from helios.units import best_unit
+from helios.units import best_unit, in_number
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -428,7 +428,9 @@ def _machine(
     replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
     notes = list(chosen)
     if left_out := len(jobs) - len(replayable):
-        notes.append(f"{left_out:,} jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
+        notes.append(
+            in_number(left_out, f"jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
+        )
     if replayable.empty:
         return None, notes
     try:

@@ -23,7 +23,7 @@ from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import JobNames, Run, WhatIf
 from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
-from helios.units import DAY_S, best_unit, duration_in_words
+from helios.units import DAY_S, best_unit, duration_in_words, in_number
 
 LOOKS_BACK = timedelta(weeks=4)
 """Stretch before the replayed jobs that counts for the longest wait of the site's own order."""
@@ -282,10 +282,12 @@ def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list
         notes.append("No GPUs are replayed here: the CPUs that jobs hold take their place, --gpus-per-node a node.")
     timed = window["run_time_s"].notna()
     if not timed.all():
-        notes.append(f"{int((~timed).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
+        notes.append(
+            in_number(int((~timed).sum()), "jobs that never ran, or whose run time is unknown, were left out.")
+        )
     sized = window[resource].fillna(0) > 0
     if not sized.all():
-        notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {best_unit(resource)} were left out.")
+        notes.append(in_number(int((timed & ~sized).sum()), f"jobs that hold no {best_unit(resource)} were left out."))
     if not (timed & sized).any():
         raise NotEnoughHistory("No job in the window can be replayed.", hint="\n".join(notes))
     return window[timed & sized], notes
