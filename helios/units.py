@@ -141,8 +141,9 @@ _OF_ONE = {
     r"^row of (\S+) make": r"row of \1 makes",
     "were (left out|not replayed|read as)": r"was \1",
     "go to": "goes to",
-    "their (start|submission|whole|partition)": r"its \1",
+    "their (start|submission|whole|partition|size|sum)": r"its \1",
     "they started": "it started",
+    "they count": "it counts",
     "they are": "it is",
 }
 """Words of notes about many jobs or rows, and about one, in the order in which they are replaced."""

@@ -16,7 +16,7 @@ from helios.report.history import Description
 from helios.report.significance import CRITERIA, Difference, Differences, signed
 from helios.report.whatif import Run, WhatIf
 from helios.report.whatif_text import explanation, headline
-from helios.units import bar, change, duration, percent, sparkline
+from helios.units import bar, change, duration, in_number, percent, sparkline
 
 WIDE = 120
 """Terminal columns from which the secondary figures are shown too."""
@@ -127,7 +127,7 @@ def named_missing(description: Description) -> str:
     words = {name: name.removesuffix("_at").removesuffix("_s").replace("_", " ") for name in description.missing}
     words |= {"started_at": "start", "ended_at": "end"}
     return ", ".join(
-        f"{words[name]} {percent(rows / description.jobs) if rows >= 0.005 * description.jobs else f'{rows:,} jobs'}"
+        f"{words[name]} {percent(rows / description.jobs) if rows >= 0.005 * description.jobs else in_number(rows, 'jobs')}"
         for name, rows in description.missing.items()
         if rows
     )

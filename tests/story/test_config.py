@@ -115,3 +115,13 @@ def test_libraries_take_no_settings_from_the_current_folder(tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "(7.0, 1) (100.0, 0)\n"
+
+
+def test_resume_ends_a_pause_where_no_history_was_ever_read(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    paused = tmp_path / "state" / "PAUSED"
+    helios = shell(tmp_path, HELIOS_CONTROL_STATE_FOLDER=str(tmp_path / "state"))
+    assert "holds no history" in helios("resume", code=2).err
+    paused.touch()
+    assert f"{paused} was removed" in helios("resume").out
+    assert not paused.exists()
