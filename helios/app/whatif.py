@@ -386,6 +386,7 @@ def measure(
         users=setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
         total_gpus=setup.machine.shape.total_gpus,
         policy=policy,
+        unit=best_unit(setup.machine.resource),
         **about,
     )
 

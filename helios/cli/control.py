@@ -225,7 +225,7 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     answer(found, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)
 
 
-def nightly_(cluster: Cluster = None) -> None:
+def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Run the nightly analysis once, for example from cron.
 
     It reads accounting records that came late, trains a model, checks whether the queue order helps, and writes the
@@ -235,8 +235,8 @@ def nightly_(cluster: Cluster = None) -> None:
     """
     with progress_bars() as progress:
         result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
-    for line in result.did:
-        show(line)
+    problems = [{"message": problem.message, "hint": problem.hint} for problem in result.problems]
+    answer({"done": list(result.did), "problems": problems}, *map(escape, result.did), as_json=as_json)
     result.line()
 
 

@@ -220,7 +220,7 @@ hook_commands = typer.Typer(no_args_is_help=True, help="Publish the table of the
 
 
 @hook_commands.command("publish", epilog="Example: helios hook publish")
-def publish(cluster: Cluster = None) -> None:
+def publish(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Publish the table that job_submit.lua looks jobs up in.
 
     The old table is replaced in one step. The daemon publishes it, too. It holds only the changes of active
@@ -233,11 +233,12 @@ def publish(cluster: Cluster = None) -> None:
         )
     from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
 
-    show(Operations(settings, cluster=cluster).publish_hook())
+    said = Operations(settings, cluster=cluster).publish_hook()
+    answer({"done": said}, said, as_json=as_json)
 
 
 @hook_commands.command("retract", epilog="Example: helios hook retract")
-def retract_() -> None:
+def retract_(as_json: AsJson = False) -> None:
     """Remove the table of the hook.
 
     New jobs are then submitted unchanged.
@@ -246,7 +247,9 @@ def retract_() -> None:
     from helios.slurm.hook_table import TABLE, retract  # noqa: PLC0415 - as in doctor
 
     table = Operations(configuration().settings).state_folder / TABLE
-    show(f"{table} was removed." if retract(table) else f"There is no table at {table}.")
+    removed = retract(table)
+    said = f"{table} was removed." if removed else f"There is no table at {table}."
+    answer({"table": str(table), "removed": removed}, said, as_json=as_json)
 
 
 @hook_commands.command("show", epilog="Example: helios hook show --json")

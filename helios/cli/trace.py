@@ -26,7 +26,7 @@ from helios.cli.options import (
     moment,
     named_timezone,
 )
-from helios.cli.output import answer, frame_table, progress_bars, say, say_notes, show, write_page
+from helios.cli.output import answer, frame_table, progress_bars, say, say_notes, write_page
 from helios.config import without_password
 from helios.errors import UsageError
 from helios.report.history import describe as describe_jobs
@@ -303,6 +303,7 @@ def grant(
     jobs: Annotated[str, Option(help="PostgreSQL role of the daemon that acts on jobs.")],
     nodes: Annotated[str | None, Option(help="PostgreSQL role of the daemon that acts on nodes.")] = None,
     reader: Annotated[str | None, Option(help="PostgreSQL role of people who only read.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Grant the PostgreSQL role of each daemon the privileges it needs.
 
@@ -314,7 +315,9 @@ def grant(
 
     settings = configuration().settings
     grant_roles(settings, jobs=jobs, nodes=nodes, reader=reader)
-    given = ", ".join(
-        f"{role} ({what})" for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role
+    roles = {what: role for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role}
+    given, shown = (
+        ", ".join(f"{role} ({what})" for what, role in roles.items()),
+        without_password(settings.database.url),
     )
-    show(f"{without_password(settings.database.url)}: granted to {given}.")
+    answer({"database": shown, "granted": roles}, f"{shown}: granted to {given}.", as_json=as_json)

@@ -21,7 +21,14 @@ from helios.report import charts, whatif_charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_charts import nodes_over_time, saved_by_day
-from helios.report.energy_whatif import POLICY_COLUMNS, EnergyWhatIf, energy_figure, energy_verdict, policy_cells
+from helios.report.energy_whatif import (
+    POLICY_COLUMNS,
+    EnergyWhatIf,
+    energy_figure,
+    energy_verdict,
+    money_columns,
+    policy_cells,
+)
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Differences, of_one_replay, signed
 from helios.report.tables import CONTROL_NAMES, best_figures, named_missing
@@ -195,7 +202,7 @@ def render_energy(ledger: EnergyLedger) -> str:
 def render_energy_whatif(found: EnergyWhatIf) -> str:
     """Return the page of an energy what-if."""
     jobs = any(policy.jobs_delayed is not None for policy in found.policies)
-    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if jobs else []), *POLICY_COLUMNS[5:]]
+    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if jobs else []), *POLICY_COLUMNS[5:], *money_columns(found)]
     rows = [policy_cells(policy, names) for policy in found.policies]
     first, end = found.window
     sections = [
