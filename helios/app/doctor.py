@@ -23,16 +23,18 @@ from helios.config import Settings
 from helios.control import BreakerState, ControllerState, NodeControllerState
 from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
-from helios.model import Mode
+from helios.model import CYCLES, Mode
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table
 from helios.slurm.preflight import HOOK, Finding, FindingLevel
+from helios.units import in_number
 from helios.warehouse import Warehouse, check_folder, sqlite_file
 
 OK, WARN, FAIL = FindingLevel.OK, FindingLevel.WARN, FindingLevel.FAIL
 FEW_JOBS = 1_000
 HEALTH_FILE = "health.json"
 """File in which the daemon reports its state. The name is repeated here: ``app`` cannot import ``daemon``."""
+LAST_CYCLES = timedelta(days=7)
 SILENT_S = 120.0
 """Age of the health file from which the daemon counts as silent, s; a live one writes it several times as often."""
 
@@ -116,6 +118,51 @@ def _name_in(found: list[Finding]) -> str | None:
     """Return the cluster's name from the finding that its controller answers."""
     answers = (it.message.split() for it in found if it.check == "controller" and "answers" in it.message)
     return next((words[1] for words in answers), None)
+
+
+def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
+    """Return five findings on what Helios does: daemon, services, last cycle, history, model.
+
+    The cluster is not asked, so that it answers at once.
+
+    Parameters
+    ----------
+    cluster : str, optional
+        None: the default or else the only one of the warehouse.
+    """
+    name = cluster or _only_name(settings)
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "daemon": lambda: _daemon(settings, now),
+        "services": lambda: _services_in_force(settings, name),
+        "cycle": lambda: _last_cycle(settings, name, now),
+        "history": lambda: _history(settings, name, now),
+        "model": lambda: _model(settings, name, now),
+    }
+    return [replace(next(iter(_tried(check))), check=line) for line, check in checks.items()]
+
+
+def _services_in_force(settings: Settings, name: str) -> Iterator[Finding]:
+    """Report a pause, else the modes."""
+    paused = next(_pause(settings, name))
+    yield from _modes(settings, name) if paused.verdict is OK else [paused]
+
+
+def _last_cycle(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            cycles = warehouse.cycles(name, since=now - LAST_CYCLES)
+        except NoSuchCluster:
+            cycles = CYCLES.empty()
+    if cycles.empty:
+        yield _finding("cycle", OK, f"none in the last {LAST_CYCLES.days} days")
+        return
+    last = cycles.sort_values("taken_at").iloc[-1]
+    when = f"{last['taken_at']:%Y-%m-%d %H:%M} UTC"
+    if isinstance(last["suspended"], str) and last["suspended"]:
+        yield _finding("cycle", WARN, f"{when}: nothing is done: {'; '.join(last['suspended'].splitlines())}")
+        return
+    changed = in_number(int(last["acted"]), "jobs")
+    yield _finding("cycle", OK, f"{when}: {changed} changed, {last['pending']:,} pending, {last['running']:,} running")
 
 
 def check_settings(settings: Settings) -> list[HeliosError]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -53,6 +56,7 @@ def ingest(
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
+    shown: str | None = None,
     progress: Progress = no_progress,
 ) -> LoadReport:
     """Load a trace file into the warehouse, all of it or nothing.
@@ -69,6 +73,8 @@ def ingest(
         Recognised from the content where not given.
     cluster : str, optional
         Name to load under; else the cluster that the file names, else the file's own name.
+    shown : str, optional
+        What the file is called in messages and records; else its path.
 
     Raises
     ------
@@ -78,9 +84,9 @@ def ingest(
     trace = open_trace(path, format=trace_format, timezone=timezone)
     with Warehouse.open(url) as warehouse:
         report = warehouse.load(
-            _reporting(trace, f"Loading {path.name}", progress),
+            _reporting(trace, f"Loading {shown or path.name}", progress),
             cluster=cluster or trace.cluster or choose_cluster_by(path),
-            path=str(path),
+            path=shown or str(path),
             sha256=trace.sha256,
             format=trace.format.value,
             timezone=trace.timezone,
@@ -92,6 +98,18 @@ def ingest(
             hint="Load it under another name: --cluster NAME",
         )
     return report
+
+
+def ingest_stdin(*, cluster: str, progress: Progress = no_progress, **options: Any) -> LoadReport:
+    """Load what standard input gives, as :func:`ingest` does a file.
+
+    It is kept in a temporary file meanwhile, since a history is read twice.
+    """
+    with TemporaryDirectory(prefix="helios-load-") as folder:
+        path = Path(folder) / "standard-input"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        return ingest(path, cluster=cluster, progress=progress, shown="standard input", **options)
 
 
 def read_file(

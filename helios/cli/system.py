@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -21,6 +21,9 @@ from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.config import FILE_NAME, FILE_VARIABLE, SYSTEM_FOLDER, example_file, load_configuration, user_file
 from helios.errors import UsageError
+
+if TYPE_CHECKING:
+    from helios.slurm.preflight import Finding
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -41,10 +44,27 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
         if it.hint:
             message.append(f"\n-> {it.hint}", style="italic")
         table.add_row(Text(it.verdict.value, style=colours[it.verdict]), it.check, message)
-    plain = [{name: str(getattr(it, name)) for name in ("check", "verdict", "message", "hint")} for it in found]
-    answer(plain, table, as_json=as_json)
+    answer([_plain_finding(it) for it in found], table, as_json=as_json)
     if any(finding.verdict is FindingLevel.FAIL for finding in found):
         raise typer.Exit(1)
+
+
+def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Show in five lines what Helios does: daemon, services, last cycle, history and model.
+
+    Slurm is not asked, so that it answers at once. For hints and for the cluster itself, see helios doctor.
+
+    Example: helios status
+    """
+    from helios.app.doctor import status  # noqa: PLC0415 - as in doctor
+
+    found = status(configuration().settings, cluster=cluster, now=datetime.now(UTC))
+    lines = [f"{it.check:<9} {' '.join(it.message.split())}" for it in found]
+    answer([_plain_finding(it) for it in found], *map(escape, lines), as_json=as_json)
+
+
+def _plain_finding(finding: Finding) -> dict[str, str]:
+    return {name: str(getattr(finding, name)) for name in ("check", "verdict", "message", "hint")}
 
 
 # ``helios why``: why a job waits, or what a node does.

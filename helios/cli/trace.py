@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.markup import escape
 from typer import Argument, Option
 
-from helios.app.history import choose_cluster, ingest
+from helios.app.history import choose_cluster, ingest, ingest_stdin
 from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
@@ -28,7 +29,7 @@ from helios.cli.options import (
 )
 from helios.cli.output import answer, frame_table, progress_bars, say, say_notes, write_page
 from helios.config import without_password
-from helios.errors import UsageError
+from helios.errors import HeliosError, UsageError
 from helios.report.history import describe as describe_jobs
 from helios.report.tables import description_tables, load_table, rejects_table
 from helios.warehouse import LoadReport, Warehouse
@@ -42,30 +43,55 @@ LoadName = Annotated[
 
 @commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
 def load(
-    file: Annotated[Path, Argument(help="Trace file, gzip or plain, in one of the formats of --format.")],
+    files: Annotated[
+        list[Path],
+        Argument(
+            metavar="FILE...",
+            help="Trace files, gzip or plain, in one of the formats of --format; - for standard input. Several go into "
+            "one --cluster.",
+        ),
+    ],
     trace_format: Format = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load a job trace into the warehouse.
+    """Load job traces into the warehouse.
 
-    Loading it again changes nothing. Invalid rows are counted by reason and stored with their line number
-    (helios trace rejects).
+    Each file is loaded as a whole or not at all. Loading it again changes nothing. Invalid rows are counted by reason
+    and stored with their line number (helios trace rejects).
     """
+    stdin = Path("-")
+    if cluster is None and (len(files) > 1 or stdin in files):
+        what = "Several files" if len(files) > 1 else "Standard input"
+        raise UsageError(f"{what} could be of any cluster.", hint="Name it: --cluster NAME")
     settings = configuration()
+    options: dict[str, Any] = {
+        "url": settings.settings.database.url,
+        "timezone": named_timezone(timezone, settings),
+        "trace_format": trace_format,
+    }
+    found = list[dict[str, Any]]()
     with progress_bars() as progress:
-        report = ingest(
-            file,
-            url=settings.settings.database.url,
-            timezone=named_timezone(timezone, settings),
-            trace_format=trace_format,
-            cluster=cluster,
-            progress=progress,
-        )
-    say_notes(report.notes)
-    found = load_answer(report)
-    answer(found, load_table(found), as_json=as_json)
+        for file in files:
+            try:
+                report = (
+                    ingest_stdin(cluster=str(cluster), progress=progress, **options)
+                    if file == stdin
+                    else ingest(file, cluster=cluster, progress=progress, **options)
+                )
+            except HeliosError:
+                if found:
+                    say(f"Loaded before the error: {', '.join(it['file'] for it in found)}.")
+                raise
+            say_notes(report.notes)
+            found.append({"file": str(file), **load_answer(report)})
+    if len(found) == 1:
+        del found[0]["file"]
+        answer(found[0], load_table(found[0]), as_json=as_json)
+        return
+    parts = [part for it in found for part in (escape(it["file"]), load_table(it), "")]
+    answer(found, *parts[:-1], as_json=as_json)
 
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
@@ -91,6 +117,45 @@ def sync(
     with progress_bars() as progress:
         reading = Operations(settings, cluster=cluster).read(progress=progress)
     answer(asdict(reading), reading.line(), as_json=as_json)
+
+
+@commands.command("rename", epilog="Example: helios trace rename kth kth-1996")
+def rename(
+    cluster: Annotated[str, Argument(help="Name of a loaded cluster.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Its new name.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give a loaded cluster another name.
+
+    Its history, models and reports go with it. A cluster whose accounting is read live keeps the name that Slurm gives
+    it.
+    """
+    if not name.strip():
+        raise UsageError("A cluster needs a name.", hint="helios trace rename OLD NEW")
+    with Warehouse.open(configuration().settings.database.url) as warehouse:
+        warehouse.rename_cluster(cluster, name)
+    answer({"before": cluster, "after": name}, f"{cluster} is called {name} now.", as_json=as_json)
+
+
+@commands.command("remove", epilog="Example: helios trace remove kth --yes")
+def remove(
+    cluster: Annotated[str, Argument(help="Name of a loaded cluster.")],
+    yes: Annotated[bool, Option("--yes", help="Remove it. Without this, only say what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a cluster from the warehouse, with its history, models and audit log.
+
+    It cannot be undone. A cluster on which a Helios acts is refused.
+    """
+    with Warehouse.open(configuration().settings.database.url) as warehouse:
+        rows = warehouse.contents(cluster)
+        if yes:
+            warehouse.remove_cluster(cluster)
+    listed = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in rows.items()) or "nothing"
+    said = f"{cluster} was removed: {listed}." if yes else f"{cluster} has: {listed}."
+    answer({"cluster": cluster, "removed": yes, "rows": rows}, said, as_json=as_json)
+    if not yes:
+        say(f"Nothing was removed. To remove it for good: helios trace remove {cluster} --yes")
 
 
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")

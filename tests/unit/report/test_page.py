@@ -162,3 +162,11 @@ def test_figures_follow_a_dark_screen() -> None:
     page = the_page()
     assert "prefers-color-scheme: dark" in page
     assert not re.search(r"(?:fill|stroke): #(?:202124|000000|5f6368|eceef1)", page)
+
+
+def test_the_longest_wait_stands_beside_the_mean_where_a_phone_shows_it() -> None:
+    assert "<th>Replayed</th><th>Mean</th><th>Longest</th>" in render_whatif(a_what_if(a_run([500, 700])))
+
+
+def test_a_site_of_cpus_has_no_gpus_in_the_names_of_its_replays() -> None:
+    assert fewest_gpus([1, 2], unit="CPU").label.startswith("Fewest CPUs")
