@@ -83,10 +83,21 @@ def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
         )
 
 
-def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress = no_progress) -> WhatIf:
+def whatif(
+    history: LoadedHistory,
+    request: WhatIfRequest,
+    *,
+    progress: Progress = no_progress,
+    keeps_finished: bool = False,
+) -> WhatIf:
     """Replay a window of a cluster's history under each scenario.
 
     All replays are measured alike.
+
+    Parameters
+    ----------
+    keeps_finished : bool
+        Return the replays that are finished where a person interrupts it.
 
     Raises
     ------
@@ -97,12 +108,18 @@ def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress
     """
     setup = prepare_replay(history, request)
     taught = train_predictor(history, setup, request, progress)
-    runs, said = [], []
-    for plan in request.plans:
-        predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
-        runs.append(to_run(plan, setup, predictor, progress, request=request))
-        said += describe_sources(predictor)
-    return answer_request(history, request, setup, runs=runs, said=said)
+    runs, said, interrupted = list[Run](), list[str](), False
+    try:
+        for plan in request.plans:
+            predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
+            runs.append(to_run(plan, setup, predictor, progress, request=request))
+            said += describe_sources(predictor)
+    except KeyboardInterrupt:
+        if not runs or not keeps_finished:
+            raise
+        interrupted = True
+        said.append(f"Interrupted: {len(runs)} of {len(request.plans)} replays were made, and only these are shown.")
+    return replace(answer_request(history, request, setup, runs=runs, said=said), interrupted=interrupted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from helios import __version__
 from helios.cli.output import complain
-from helios.config import FILE_VARIABLE
 from helios.errors import HeliosError
 
 # Where each command is, and its line in the help. A test compares these lines with the help of the commands themselves.
@@ -150,6 +149,8 @@ application = typer.Typer(
 
 def _name_file(path: Path | None) -> None:
     if path is not None:
+        from helios.config import FILE_VARIABLE  # noqa: PLC0415 - pydantic; the list of commands needs none
+
         os.environ[FILE_VARIABLE] = str(path)  # processes that a command starts read the same settings
 
 

@@ -49,7 +49,37 @@ Timezone = Annotated[
     ),
 ]
 Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
-Report = Annotated[Path | None, Option("--report", help="Also write a self-contained HTML page to this file.")]
+
+
+def writable(context: typer.Context, option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before any work is done for it.
+
+    What is there stays as it is.
+
+    Raises
+    ------
+    UsageError
+        It cannot be opened for writing.
+    """
+    is_pipe_or_device = path is not None and path.exists() and not path.is_file() and not path.is_dir()
+    if path is None or context.resilient_parsing or is_pipe_or_device:
+        return path
+    try:
+        is_new = not os.path.lexists(path)
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as reason:
+        name = option.opts[0]
+        raise UsageError(
+            f"{name} {path} cannot be written: {reason}", hint=f"Choose another place: {name} FILE"
+        ) from reason
+    return path
+
+
+Report = Annotated[
+    Path | None, Option("--report", callback=writable, help="Also write a self-contained HTML page to this file.")
+]
 
 # Options of every command that makes a replay.
 Nodes = Annotated[

@@ -24,6 +24,7 @@ from helios.cli.options import (
     expand,
     loaded_cluster,
     rename_services,
+    writable,
 )
 from helios.cli.output import say, say_notes, show_json, write_file
 from helios.errors import UsageError
@@ -215,7 +216,12 @@ def energy(
         ),
     ] = "day",
     plot: Annotated[
-        Path | None, Option(help="Also write a plot to this .png file, or the whole report to this .html file.")
+        Path | None,
+        Option(
+            "--plot",
+            callback=writable,
+            help="Also write a plot to this .png file, or the whole report to this .html file.",
+        ),
     ] = None,
     form: Form,
 ) -> None:

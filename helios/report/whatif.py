@@ -182,6 +182,8 @@ class WhatIf:
         The jobs, users and partitions by name; None: not given.
     check : OrderCheck, optional
         The verdict on the live order, over draws; None: there is only this one replay.
+    interrupted : bool
+        Whether a person stopped it before all replays were made.
     """
 
     cluster: str
@@ -193,6 +195,7 @@ class WhatIf:
     notes: tuple[str, ...]
     named: JobNames | None = None
     check: OrderCheck | None = None
+    interrupted: bool = False
 
     @property
     def baseline(self) -> Run:
