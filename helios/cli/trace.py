@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.app.history import choose_cluster, ingest, ingest_stdin
 from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
@@ -30,9 +29,9 @@ from helios.cli.options import (
 from helios.cli.output import answer, frame_table, progress_bars, say, say_notes, write_page
 from helios.config import without_password
 from helios.errors import HeliosError, UsageError
-from helios.report.history import describe as describe_jobs
-from helios.report.tables import description_tables, load_table, rejects_table
-from helios.warehouse import LoadReport, Warehouse
+
+if TYPE_CHECKING:
+    from helios.warehouse import LoadReport
 
 commands = typer.Typer(no_args_is_help=True, help="Load, describe and export job history.")
 
@@ -61,6 +60,9 @@ def load(
     Each file is loaded as a whole or not at all. Loading it again changes nothing. Invalid rows are counted by reason
     and stored with their line number (helios trace rejects).
     """
+    from helios.app.history import ingest, ingest_stdin  # noqa: PLC0415 - pandas; no help needs it
+    from helios.report.tables import load_table  # noqa: PLC0415 - as above
+
     stdin = Path("-")
     if cluster is None and (len(files) > 1 or stdin in files):
         what = "Several files" if len(files) > 1 else "Standard input"
@@ -130,6 +132,8 @@ def rename(
     Its history, models and reports go with it. A cluster whose accounting is read live keeps the name that Slurm gives
     it.
     """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     if not name.strip():
         raise UsageError("A cluster needs a name.", hint="helios trace rename OLD NEW")
     with Warehouse.open(configuration().settings.database.url) as warehouse:
@@ -147,6 +151,8 @@ def remove(
 
     It cannot be undone. A cluster on which a Helios acts is refused.
     """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         rows = warehouse.contents(cluster)
         if yes:
@@ -166,6 +172,9 @@ def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson =
     Shows users, sizes, run times, end states, and how submissions spread over the day. What follows from them, with
     intervals, says helios study.
     """
+    from helios.report.history import describe as describe_jobs  # noqa: PLC0415 - pandas; no help needs it
+    from helios.report.tables import description_tables  # noqa: PLC0415 - as above
+
     with progress_bars() as progress:
         history = source.read(progress)
     description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
@@ -292,6 +301,10 @@ def rejects(
     as_json: AsJson = False,
 ) -> None:
     """Show invalid rows of loaded files, with file, line and reason."""
+    from helios.app.history import choose_cluster  # noqa: PLC0415 - pandas; no help needs it
+    from helios.report.tables import rejects_table  # noqa: PLC0415 - as above
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         name = str(choose_cluster(warehouse, loaded_cluster(cluster))["name"])
         counts = warehouse.reject_counts(name)
@@ -307,6 +320,8 @@ def rejects(
 @commands.command("list", epilog="Example: helios trace list --json")
 def list_(as_json: AsJson = False) -> None:
     """List the loaded clusters."""
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         clusters = warehouse.clusters()
     answer(clusters.to_dict(orient="records"), frame_table(clusters), as_json=as_json)
@@ -336,6 +351,8 @@ def upgrade(as_json: AsJson = False) -> None:
 
     An empty database gets its tables.
     """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         applied = warehouse.upgrade()
@@ -348,6 +365,8 @@ def upgrade(as_json: AsJson = False) -> None:
 @db_commands.command("status", epilog="Example: helios db status --json")
 def status(as_json: AsJson = False) -> None:
     """Show which database is used, and which schema it has."""
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         revision, head = warehouse.revision(), warehouse.head()
