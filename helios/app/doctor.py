@@ -136,7 +136,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Fi
         "services": lambda: _services_in_force(settings, name),
         "cycle": lambda: _last_cycle(settings, name, now),
         "history": lambda: _history(settings, name, now),
-        "model": lambda: _model(settings, name, now),
+        "model": lambda: _model(settings, name, now, reads=False),
     }
     return [replace(next(iter(_tried(check))), check=line) for line, check in checks.items()]
 
@@ -263,9 +263,7 @@ def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     yield _finding("history", level, f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC", hint)
 
 
-def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
-    from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while, and most of the rest needs none
-
+def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) -> Iterator[Finding]:
     if not name:  # the history check says what to do
         yield _finding("model", WARN, "not checked, as the cluster's name is not known", "Give it: --cluster NAME")
         return
@@ -277,7 +275,10 @@ def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
             yield _finding("model", WARN, message, reason.hint)
             return
     try:
-        from_record(record)  # a model of an older release cannot be read either
+        if reads:
+            from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while
+
+            from_record(record)  # a model of an older release cannot be read either
     except ModelUnreadable as reason:
         yield _finding("model", FAIL, f"{reason.message.rstrip('.')}.", f"{UNTRUSTED}.")
         return

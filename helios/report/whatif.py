@@ -134,13 +134,13 @@ def scenario_label(
 
     The parts are those of a :class:`Run`.
     """
-    name = POLICY_NAMES.get(policy, policy).replace("GPU", unit)
+    order = POLICY_NAMES.get(policy, policy).replace("GPU", unit)
     by = f" {run_times}" if run_times else ""
     written_options = ""
     for name, value in (options or {}).items():
         written = "never" if value is None else duration_in_words(value) if name.endswith("_s") else f"{value:g}"
         written_options += f", {name.removesuffix('_s')} {written}"
-    return f"{name}{by}{BACKFILL_NAMES[backfill].format(estimates)}{written_options}"
+    return f"{order}{by}{BACKFILL_NAMES[backfill].format(estimates)}{written_options}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -170,3 +170,7 @@ def test_the_longest_wait_stands_beside_the_mean_where_a_phone_shows_it() -> Non
 
 def test_a_site_of_cpus_has_no_gpus_in_the_names_of_its_replays() -> None:
     assert fewest_gpus([1, 2], unit="CPU").label.startswith("Fewest CPUs")
+
+
+def test_options_do_not_change_the_name_of_an_order() -> None:
+    assert fewest_gpus([1], options={"wait_share": 0.5}).label == "Fewest GPUs + EASY (limit), wait_share 0.5"
