@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test dist format lint types imports compile pytest nightly behaviour size slurm bench fuzz mutants reference clean
+.PHONY: help try test dist format lint types imports compile pytest nightly behaviour size slurm bench fuzz mutants reference pictures clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -96,3 +96,6 @@ clean: ## Remove the environment and everything made
 
 reference: $(VENV)/.tools ## Write docs/reference/ from the code
 	$(BIN)/python docs/generate.py
+
+pictures: $(VENV)/.tools ## Take docs/images/ anew from what helios try shows today (needs Chromium)
+	$(BIN)/python docs/pictures.py

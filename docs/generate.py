@@ -64,8 +64,8 @@ def _settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Written by `make reference`. From `helios.toml` (in the folder where the command is typed, or named by",
-        "`HELIOS_CONFIG`), then the environment, which wins. `helios config show` says where each value came from.",
+        "Written by `make reference`. [Operate](../operate.md#configuration) says which files are read and which wins;",
+        "`helios config show` says where each value came from.",
         "",
         "| key | variable | default | meaning |",
         "|---|---|---|---|",

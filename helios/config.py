@@ -1,19 +1,26 @@
 """Settings from ``helios.toml`` and ``HELIOS_*`` as frozen, typed values.
 
-Each value knows its origin. A later source has precedence over an earlier one: built-in default, configuration file,
-environment. Command line options have precedence over all of them, in the command that takes them.
+Each value knows its origin. A later source has precedence over an earlier one: built-in default, files of the system,
+file of the user, file in the current folder, environment. A file that is named takes the place of all other files.
+Command line options have precedence over all of them, in the command that takes them.
+
+A configuration names programs that Helios runs. So a file is used only if nobody else could have written it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pwd
 import re
 import stat
+import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, available_timezones
@@ -36,14 +43,13 @@ TASK_VARIABLES = (
     "HELIOS_DEVICE",
 )
 """Variables that a training pool sets for its programs, which may run helios themselves."""
-OTHER_VARIABLES = (
-    "HELIOS_TRACES",
-    "HELIOS_PYSLURM_ROOT",
-    "HELIOS_TEST_POSTGRES",
-    "HELIOS_TEST_POSTGRES_URL",
-    *TASK_VARIABLES,
-)
+SYSTEM_FOLDER = Path("/etc/helios")
+PARTS = "conf.d"
+"""Folder in ``SYSTEM_FOLDER`` with more files, ``*.toml``, which are read in the order of their names."""
+OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", *TASK_VARIABLES)
 """Other variables with this prefix, which tests, benchmarks, scripts and programs in pools read."""
+TEST_PREFIX = "HELIOS_TEST_"
+"""Variables with this prefix belong to tests, and are not looked at."""
 ROOT = 0
 DAY_S = 86_400
 
@@ -69,6 +75,16 @@ RENAMED_SERVICES = {"packing": "node_fill_order"}
 """New names of services. The old names were used up to 0.1, and are accepted for one release."""
 
 
+def absolute_folder(name: str) -> str:
+    """Return ``name`` if it is empty or an absolute path.
+
+    Raises ValueError otherwise: a relative one would be looked up in whatever folder a command is typed in.
+    """
+    if name and not Path(name).is_absolute():
+        raise ValueError(f"{name!r} must be an absolute path, such as /opt/slurm/bin")
+    return name
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -77,7 +93,10 @@ class Database(_Section):
     """Location of the warehouse."""
 
     url: str = Field(default_factory=lambda: f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}")
-    """SQLAlchemy URL of the warehouse: sqlite:///FILE or postgresql://USER@HOST/NAME"""
+    """SQLAlchemy URL of the warehouse: sqlite:///FILE or postgresql://USER@HOST/NAME. A password belongs in the
+    environment or in PostgreSQL's own ~/.pgpass"""
+    cluster: str = ""
+    """Loaded cluster to use where a command names none; empty: the only one"""
 
 
 class Ingest(_Section):
@@ -119,7 +138,7 @@ class SlurmSettings(_Section):
     python: str = ""
     """Python that has pyslurm, for the worker process, with what must stand before it (chroot /srv/slurm python3);
     empty: the one that runs Helios"""
-    commands: str = ""
+    commands: Annotated[str, AfterValidator(absolute_folder)] = ""
     """Folder of Slurm's commands; empty: found on PATH"""
     timeout_s: float = Field(default=30, gt=0)
     """Longest wait for one answer of the cluster, s"""
@@ -343,12 +362,15 @@ class Configuration:
 
     Attributes
     ----------
+    files : tuple of str
+        The files that were read, the last one with the highest precedence.
     notes : tuple of str
-        Messages about the file, for a person: why it was not used, or who else can write it.
+        Messages about the files, for a person: why one was not used, or who else can write it.
     """
 
     settings: Settings
     origins: Mapping[str, str]
+    files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def listing(self) -> list[ConfigValue]:
@@ -371,35 +393,88 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     Parameters
     ----------
     environment : mapping
-        The process environment. ``HELIOS_CONFIG`` names the file; ``HELIOS_<SECTION>_<NAME>`` sets a key.
+        The process environment. ``HELIOS_CONFIG`` names the only file to read; ``HELIOS_<SECTION>_<NAME>`` sets a key.
     folder : Path
-        Folder of ``helios.toml`` when ``HELIOS_CONFIG`` is not set. The file may be missing. One that another user
-        could have written is not used, because it names programs that are run.
+        The current folder. Without ``HELIOS_CONFIG`` these files are read, as far as they exist:
+        ``/etc/helios/helios.toml``, ``/etc/helios/conf.d/*.toml``, ``helios/helios.toml`` in the user's configuration
+        folder, and ``helios.toml`` in the current folder. The last two are not used where another user could have
+        written them.
 
     Raises
     ------
     ConfigurationInvalid
-        The file cannot be read, or a key or variable is unknown or of the wrong type. The message names the allowed
-        keys.
+        A file cannot be read, one of the system can be written by others, or a key or variable is unknown or of the
+        wrong type. The message names the nearest keys.
     """
-    named = FILE_VARIABLE in environment
-    path = Path(environment[FILE_VARIABLE]) if named else folder / FILE_NAME
-    text, notes = _read(path, named=named)
-    document = _document(path, text)
-    notes += tuple(
-        f"{path}: [services.{old}] is called [services.{new}] now; the old name goes with the next release"
-        for old, new in RENAMED_SERVICES.items()
-        if old in document.get("services", {})
-    )
     values: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    for section, name, value, origin in (*_from_file(path, document), *_from_environment(environment)):
-        values.setdefault(section, {})[name] = value
-        origins[f"{section}.{name}"] = origin
+    files: list[str] = []
+    notes: list[str] = []
+    for path, source in _places(environment, folder):
+        if (content := _read(path, source, notes)) is None:
+            continue
+        document = _document(path, content)
+        files.append(str(path))
+        notes += (
+            f"{path}: [services.{old}] is called [services.{new}] now; the old name goes with the next release"
+            for old, new in RENAMED_SERVICES.items()
+            if old in document.get("services", {})
+        )
+        _set(_from_file(path, document), values, origins)
+    _set(_from_environment(environment), values, origins)
     try:
-        return Configuration(settings=Settings.model_validate(values), origins=origins, notes=notes)
+        settings = Settings.model_validate(values)
     except ValidationError as reason:
         raise _invalid(reason, origins) from reason
+    return Configuration(settings=settings, origins=origins, files=tuple(files), notes=tuple(notes))
+
+
+def _set(
+    found: Iterable[tuple[str, str, Any, str]], values: dict[str, dict[str, Any]], origins: dict[str, str]
+) -> None:
+    for section, name, value, origin in found:
+        values.setdefault(section, {})[name] = value
+        origins[f"{section}.{name}"] = origin
+
+
+def user_file(environment: Mapping[str, str]) -> Path | None:
+    """Return the place of the user's own configuration file.
+
+    None: the environment names no home.
+    """
+    home = environment.get("HOME", "")
+    base = environment.get("XDG_CONFIG_HOME", "") or (home and f"{home}/.config")
+    return Path(base) / "helios" / FILE_NAME if base.startswith("/") else None
+
+
+def example_file() -> str:
+    """Return a configuration file with every key at its default, commented out."""
+    lines = [
+        "# Settings of Helios. A line that begins with # and a key shows the default; remove the # to change it.",
+        "# Which files are read, and which of them wins: helios config show. Is this file right? helios config check",
+    ]
+    for section, declared in Settings.model_fields.items():
+        if section == "services":
+            continue
+        model = _section(declared.annotation)
+        lines += ["", *_comment(" ".join((model.__doc__ or "").split())), f"[{section}]"]
+        for name, field in model.model_fields.items():
+            value = _OF_THE_USER.get(f"{section}.{name}", field.default)
+            lines += [*_comment(" ".join((field.description or "").split())), f"#{name} = {json.dumps(value)}"]
+    lines += ["", *_comment(f"{Settings.model_fields['services'].description}. What there is: helios service list")]
+    return "\n".join([*lines, "#[services.qssf]", ""])
+
+
+_OF_THE_USER = {
+    "database.url": "postgresql://helios@db.example.org/helios",
+    "control.state_folder": "/var/lib/helios",
+    "report.folder": "/var/lib/helios/reports",
+}
+"""Examples for keys whose default depends on the user."""
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, width=98)]
 
 
 def without_password(value: Any) -> Any:
@@ -431,48 +506,106 @@ def _keys() -> Iterator[tuple[str, str, str, str]]:
     for section, declared in Settings.model_fields.items():
         if section == "services":
             continue  # each service declares its own options
-        assert isinstance(declared.annotation, type) and issubclass(declared.annotation, _Section)
-        for name, field in declared.annotation.model_fields.items():
+        for name, field in _section(declared.annotation).model_fields.items():
             yield section, name, f"{section}.{name}", " ".join((field.description or "").split())
+
+
+def _section(annotation: Any) -> type[_Section]:
+    assert isinstance(annotation, type) and issubclass(annotation, _Section)
+    return annotation
 
 
 def _variable(section: str, name: str) -> str:
     return f"HELIOS_{section}_{name}".upper()
 
 
-def _read(path: Path, *, named: bool) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a configuration file, and messages for a person.
+class _Source(Enum):
+    """Whose a configuration file is, which says what happens if others could have written it."""
 
-    The text is empty without a file. A file that belongs to another user, or that others can write, is read only if it
-    is named explicitly.
+    NAMED = "named"
+    SYSTEM = "of the system"
+    OWN = "of the user or in the current folder"
+
+
+def _places(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[Path, _Source]]:
+    """Yield the files to read, the last with the highest precedence."""
+    if FILE_VARIABLE in environment:
+        yield Path(environment[FILE_VARIABLE]), _Source.NAMED
+        return
+    yield SYSTEM_FOLDER / FILE_NAME, _Source.SYSTEM
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        parts = [path for path in (SYSTEM_FOLDER / PARTS).iterdir() if path.suffix == ".toml"]
+        for path in sorted(path for path in parts if not path.name.startswith(".")):
+            yield path, _Source.SYSTEM
+    of_user, here = user_file(environment), folder / FILE_NAME
+    if of_user is not None:
+        yield of_user, _Source.OWN
+    if here != of_user and here.parent not in {SYSTEM_FOLDER, SYSTEM_FOLDER / PARTS}:
+        yield here, _Source.OWN
+
+
+def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
+    """Return the text of a configuration file, and add messages for a person.
+
+    None: it is not there, or not used. A file of the user or in the current folder is used only if neither it nor its
+    folder is another user's or can be written by others. A file of the system that others can write is an error, since
+    without it limits would be missing. One that is named is used in any case.
     """
+    named = source is _Source.NAMED
     try:
         # Without O_NONBLOCK a named pipe in somebody's folder would block every command that is run there.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if named else os.O_NONBLOCK))
         with os.fdopen(handle, "rb") as file:
-            distrust = _distrust(path.lstat(), os.fstat(handle))
+            distrust = _distrust(path, path.lstat(), os.fstat(handle), with_folder=not named)
             text = "" if distrust and not named else file.read().decode()
+    except (FileNotFoundError, NotADirectoryError) as reason:
+        if named:
+            raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
+        return None
     except (OSError, UnicodeDecodeError) as reason:
-        if not named and isinstance(reason, FileNotFoundError):
-            return "", ()
-        if named or not isinstance(reason, PermissionError) or not (distrust := _distrust(path.lstat())):
+        closed = isinstance(reason, PermissionError)
+        if closed and source is _Source.SYSTEM:
+            notes.append(f"{path} is not used, since you may not read it")
+            return None
+        if named or not closed or not (distrust := _distrust(path, *_found(path), with_folder=True)):
             raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
         text = ""
     if not distrust:
-        return text, ()
-    to_do = (
-        f"who could have Helios run any program. Close it: chown root {path}; chmod go-w {path}"
-        if named
-        else f"so that it is not used. If you trust it, name it: {FILE_VARIABLE}={path}"
-    )
-    return text, (f"{path} {distrust}, {to_do}",)
+        return text
+    if source is _Source.SYSTEM:
+        raise ConfigurationInvalid(
+            f"{distrust}, who could have Helios run any program.",
+            hint=f"Close it: chown root {path.parent} {path}; chmod go-w {path.parent} {path}",
+        )
+    if not named:
+        notes.append(f"{distrust}, so that it is not used. If you trust it, name it: helios --config {path}")
+        return None
+    if text:
+        notes.append(
+            f"{distrust}, who could have Helios run any program. Close it: chown root {path}; chmod go-w {path}"
+        )
+    return text
 
 
-def _distrust(*found: os.stat_result) -> str:
-    """Return who else could have written a file or placed its link.
+def _found(path: Path) -> list[os.stat_result]:
+    with contextlib.suppress(OSError):
+        return [path.lstat()]
+    return []  # its folder is closed, too
+
+
+def _distrust(path: Path, *found: os.stat_result, with_folder: bool) -> str:
+    """Return who else could have written or replaced a file.
 
     Empty where nobody could.
     """
+    if with_folder and (why := _writer(path.parent.stat())):
+        return f"{path} lies in a folder that {why}"
+    if why := _writer(*found):
+        return f"{path} {why}"
+    return ""
+
+
+def _writer(*found: os.stat_result) -> str:
     if strangers := {it.st_uid for it in found} - {os.geteuid(), ROOT}:
         return f"belongs to another user ({_user(min(strangers))})"
     if any(not stat.S_ISLNK(it.st_mode) and it.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for it in found):
@@ -513,7 +646,8 @@ def _from_file(path: Path, document: Mapping[str, Mapping[str, Any]]) -> Iterato
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
     old = {_variable(at, name): _variable(at, new) for (at, name), new in RENAMED_KEYS.items()}
     known = {FILE_VARIABLE, *OTHER_VARIABLES, *old, *(_variable(section, name) for section, name, _, _ in _keys())}
-    for unknown in sorted(name for name in environment if name.startswith("HELIOS_") and name not in known):
+    ours = (name for name in environment if name.startswith("HELIOS_") and not name.startswith(TEST_PREFIX))
+    for unknown in sorted(name for name in ours if name not in known):
         near = get_close_matches(unknown, known, n=1)
         raise ConfigurationInvalid(
             f"The environment variable {unknown} is none of Helios.",
@@ -533,14 +667,19 @@ def _invalid(reason: ValidationError, origins: Mapping[str, str]) -> Configurati
     Its hint has the meanings of the keys with wrong values, or all keys if one is unknown.
     """
     meanings = {key: meaning for _, _, key, meaning in _keys()}
-    lines, wrong = [], set()
+    lines, wrong, near = [], set(), list[str]()
     for error in reason.errors():
         key = ".".join(str(part) for part in error["loc"])
         what = "is not a key of Helios" if error["type"] == "extra_forbidden" else error["msg"]
-        lines.append(f"{key} ({origins.get(key, 'configuration')}): {what}")
+        origin = origins.get(key) or next((of for name, of in origins.items() if name.startswith(f"{key}.")), "")
+        lines.append(f"{key} ({origin or 'configuration'}): {what}")
         wrong.add(key)
+        if error["type"] == "extra_forbidden":
+            near += get_close_matches(key, meanings if "." in key else Settings.model_fields, n=1)
     known = [f"{key}: {meaning}" for key, meaning in meanings.items() if key in wrong]
     hint = " ".join(known) if len(known) == len(wrong) else _allowed()
+    if near:
+        hint = f"Did you mean {' and '.join(near)}? {hint}"
     return ConfigurationInvalid("The configuration is not valid: " + "; ".join(lines), hint=hint)
 
 

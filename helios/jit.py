@@ -30,6 +30,10 @@ from numba.np import arrayobj
 from numba.np.numpy_support import from_dtype
 
 _log = logging.getLogger(__name__)
+_numba: Any = config
+# Numba reads .numba_config.yaml in the current folder, whoever's that is, again before each compilation.
+_numba._config_fname = ""
+_numba.reload_config()
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}

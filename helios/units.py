@@ -130,6 +130,36 @@ def count_in_words(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+_OF_ONE = {
+    "^jobs": "job",
+    "^rows": "row",
+    "^bytes": "byte",
+    "^(job|row|byte)( that|) have": r"\1\2 has",
+    "^(job|row|byte)( that|) are": r"\1\2 is",
+    "^(job|row|byte)( that|) were": r"\1\2 was",
+    "^job( that|) (hold|ask|start)": r"job\1 \2s",
+    r"^row of (\S+) make": r"row of \1 makes",
+    "were (left out|not replayed|read as)": r"was \1",
+    "go to": "goes to",
+    "their (start|submission|whole|partition|size|sum)": r"its \1",
+    "they started": "it started",
+    "they count": "it counts",
+    "they are": "it is",
+}
+"""Words of notes about many jobs or rows, and about one, in the order in which they are replaced."""
+
+
+def in_number(count: int, sentence: str) -> str:
+    """Return a count with a sentence about so many jobs or rows, which is in the plural.
+
+    Example: ``1 job has no limit`` for ``jobs have no limit``.
+    """
+    if count == 1:
+        for many, one in _OF_ONE.items():
+            sentence = re.sub(rf"{many}\b", one, sentence)
+    return f"{count:,} {sentence}"
+
+
 def _two_digits(seconds: float, units: tuple[str, str, str, str]) -> str:
     if seconds < 1.5 * MINUTE_S:
         return f"{seconds:.0f} {units[0]}"

@@ -146,6 +146,7 @@ SET_UP = (
 )
 COMMANDS = (
     Command(name="config-show", words="config show --json"),
+    Command(name="config-check", words="config check --json"),
     Command(name="db-status", words="db status --json"),
     Command(name="service-list", words="service list --json"),
     Command(name="trace-list", after="set-up", words="trace list --json"),
@@ -153,6 +154,8 @@ COMMANDS = (
     Command(name="trace-load-swf", words=f"trace load {KTH} --cluster kth --json"),
     Command(name="trace-load-odd-rows", words="trace load recorded/odd.txt --cluster odd --json"),
     Command(name="trace-rejects", after="trace-load-odd-rows", words="trace rejects --cluster odd --limit 20 --json"),
+    Command(name="trace-rename", after="trace-load-odd-rows", words="trace rename odd even --json"),
+    Command(name="trace-remove", after="trace-load-odd-rows trace-rename", words="trace remove even --yes --json"),
     Command(name="trace-describe", words="trace describe --cluster venus --json"),
     Command(name="trace-describe-file", words=f"trace describe --trace {CEDAR} --json"),
     Command(name="study", words="study --cluster venus --json"),
@@ -238,6 +241,7 @@ COMMANDS = (
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
         files=("frost-2021-03-02.txt",),
     ),
+    Command(name="status", words="status --cluster frost --json"),
     Command(name="mode", words="mode --cluster frost --json"),
     Command(name="mode-set", words="mode qssf shadow --cluster frost --reason trial --json"),
     Command(name="hook-show-none", words="hook show --json", code=1),
@@ -272,6 +276,7 @@ COMMANDS = (
     Command(name="slurm-resume", after="slurm-pause", words="resume", live=True),
 )
 LEFT_OUT = {
+    "config init": "it writes a text that tests/unit/test_config.py holds",
     "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",

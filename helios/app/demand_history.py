@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import replay_cluster_for
+from helios.app.replay_cluster import choose_resource, replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
 from helios.errors import NotEnoughHistory
@@ -25,7 +25,7 @@ from helios.predict.demand.features import NEVER_S, state_of_jobs
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
-from helios.units import best_unit
+from helios.units import best_unit, in_number
 
 Seconds = NDArray[np.int64]
 
@@ -199,7 +199,7 @@ def _usable(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.Da
             f"{history.cluster} has no job with a run time to count nodes by.",
             hint=f"Its partitions: {known}" if known else "Read some: helios trace sync, or helios trace load FILE",
         )
-    notes = [] if ran.all() else [f"{int((~ran).sum()):,} jobs that never ran or hold nothing were left out."]
+    notes = [] if ran.all() else [in_number(int((~ran).sum()), "jobs that never ran or hold nothing were left out.")]
     return jobs[ran].reset_index(drop=True), notes
 
 
@@ -250,7 +250,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
 
 
 def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
-    resource = "gpus" if (jobs["gpus"] > 0).any() else "cpus"
+    resource, chosen = choose_resource(jobs)
     machine = replay_cluster_for(
         jobs, resource=resource, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, skip_oversized=True
     )
@@ -274,7 +274,7 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
         first_s=first_s,
         busy=busy,
         total=total,
-        notes=(*machine.notes, said),
+        notes=(*chosen, *machine.notes, said),
     )
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder, read_until
+from helios.app.energy.ledger import tariff_from
 from helios.app.history import choose_cluster
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.job_controller import MEMORY
@@ -22,16 +23,18 @@ from helios.config import Settings
 from helios.control import BreakerState, ControllerState, NodeControllerState
 from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
-from helios.model import Mode
+from helios.model import CYCLES, Mode
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table
 from helios.slurm.preflight import HOOK, Finding, FindingLevel
-from helios.warehouse import Warehouse, sqlite_file
+from helios.units import in_number
+from helios.warehouse import Warehouse, check_folder, sqlite_file
 
 OK, WARN, FAIL = FindingLevel.OK, FindingLevel.WARN, FindingLevel.FAIL
 FEW_JOBS = 1_000
 HEALTH_FILE = "health.json"
 """File in which the daemon reports its state. The name is repeated here: ``app`` cannot import ``daemon``."""
+LAST_CYCLES = timedelta(days=7)
 SILENT_S = 120.0
 """Age of the health file from which the daemon counts as silent, s; a live one writes it several times as often."""
 
@@ -117,14 +120,78 @@ def _name_in(found: list[Finding]) -> str | None:
     return next((words[1] for words in answers), None)
 
 
+def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
+    """Return five findings on what Helios does: daemon, services, last cycle, history, model.
+
+    The cluster is not asked, so that it answers at once.
+
+    Parameters
+    ----------
+    cluster : str, optional
+        None: the default or else the only one of the warehouse.
+    """
+    name = cluster or _only_name(settings)
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "daemon": lambda: _daemon(settings, now),
+        "services": lambda: _services_in_force(settings, name),
+        "cycle": lambda: _last_cycle(settings, name, now),
+        "history": lambda: _history(settings, name, now),
+        "model": lambda: _model(settings, name, now, reads=False),
+    }
+    return [replace(next(iter(_tried(check))), check=line) for line, check in checks.items()]
+
+
+def _services_in_force(settings: Settings, name: str) -> Iterator[Finding]:
+    """Report a pause, else the modes."""
+    paused = next(_pause(settings, name))
+    yield from _modes(settings, name) if paused.verdict is OK else [paused]
+
+
+def _last_cycle(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            cycles = warehouse.cycles(name, since=now - LAST_CYCLES)
+        except NoSuchCluster:
+            cycles = CYCLES.empty()
+    if cycles.empty:
+        yield _finding("cycle", OK, f"none in the last {LAST_CYCLES.days} days")
+        return
+    last = cycles.sort_values("taken_at").iloc[-1]
+    when = f"{last['taken_at']:%Y-%m-%d %H:%M} UTC"
+    if isinstance(last["suspended"], str) and last["suspended"]:
+        yield _finding("cycle", WARN, f"{when}: nothing is done: {'; '.join(last['suspended'].splitlines())}")
+        return
+    changed = in_number(int(last["acted"]), "jobs")
+    yield _finding("cycle", OK, f"{when}: {changed} changed, {last['pending']:,} pending, {last['running']:,} running")
+
+
+def check_settings(settings: Settings) -> list[HeliosError]:
+    """Return what is wrong with folders, files and services that settings name.
+
+    Nothing is opened for writing, and no cluster is asked.
+    """
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_folder(settings.database.url),
+        lambda: configured_services(settings),
+        lambda: tariff_from(settings.energy),
+    )
+    found = []
+    for check in checks:
+        try:
+            check()
+        except HeliosError as reason:
+            found.append(reason)
+    return found
+
+
 def _only_name(settings: Settings) -> str:
-    """Return the name of the only cluster of the warehouse.
+    """Return the name of the default or else the only cluster of the warehouse.
 
     Empty where there are several, or where the warehouse cannot be read.
     """
     try:
         with Warehouse.open(settings.database.url) as warehouse:
-            return str(choose_cluster(warehouse, None)["name"])
+            return str(choose_cluster(warehouse, settings.database.cluster or None)["name"])
     except HeliosError:
         return ""
 
@@ -196,9 +263,7 @@ def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     yield _finding("history", level, f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC", hint)
 
 
-def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
-    from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while, and most of the rest needs none
-
+def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) -> Iterator[Finding]:
     if not name:  # the history check says what to do
         yield _finding("model", WARN, "not checked, as the cluster's name is not known", "Give it: --cluster NAME")
         return
@@ -210,7 +275,10 @@ def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
             yield _finding("model", WARN, message, reason.hint)
             return
     try:
-        from_record(record)  # a model of an older release cannot be read either
+        if reads:
+            from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while
+
+            from_record(record)  # a model of an older release cannot be read either
     except ModelUnreadable as reason:
         yield _finding("model", FAIL, f"{reason.message.rstrip('.')}.", f"{UNTRUSTED}.")
         return

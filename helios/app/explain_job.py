@@ -145,7 +145,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     if not Warehouse.exists(cycles.settings.database.url):
         raise NothingKept(
             "There is no warehouse under these settings, so nothing is known of what Helios did.",
-            hint="Use the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
+            hint="Ask as the Helios that runs here: sudo helios why JOB. helios config show names the settings",
         )
     snapshot = cycles.site.cluster.snapshot()
     name, url = cycles.site.name, cycles.settings.database.url

@@ -91,7 +91,7 @@ def explain_wait(
     def start(plan: Scenario) -> OtherReplay:
         replay = replayed(plan)
         return OtherReplay(
-            label=scenario_label(**plan.parts),
+            label=scenario_label(**plan.parts, unit=best_unit(setup.machine.resource)),
             is_today=plan == BASELINE,
             started_at=_moment(replay.started_s[job]),
             wait_s=int(replay.wait_s[job]),
@@ -108,7 +108,7 @@ def explain_wait(
         cluster=history.cluster,
         partition=setup.machine.shape.partitions[setup.workload.partition[job]],
         unit=best_unit(setup.machine.resource),
-        label=scenario_label(**chosen.parts),
+        label=scenario_label(**chosen.parts, unit=best_unit(setup.machine.resource)),
         is_today=chosen == BASELINE,
         submitted_at=_moment(wait.submitted_s),
         started_at=_moment(wait.started_s),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -14,6 +17,7 @@ from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
 from helios.model import JOBS, Batch, in_submission_order
 from helios.ports import Progress, no_progress
+from helios.units import in_number
 from helios.warehouse import LoadReport, Warehouse
 
 
@@ -52,6 +56,7 @@ def ingest(
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
+    shown: str | None = None,
     progress: Progress = no_progress,
 ) -> LoadReport:
     """Load a trace file into the warehouse, all of it or nothing.
@@ -68,6 +73,8 @@ def ingest(
         Recognised from the content where not given.
     cluster : str, optional
         Name to load under; else the cluster that the file names, else the file's own name.
+    shown : str, optional
+        What the file is called in messages and records; else its path.
 
     Raises
     ------
@@ -77,9 +84,9 @@ def ingest(
     trace = open_trace(path, format=trace_format, timezone=timezone)
     with Warehouse.open(url) as warehouse:
         report = warehouse.load(
-            _reporting(trace, f"Loading {path.name}", progress),
+            _reporting(trace, f"Loading {shown or path.name}", progress),
             cluster=cluster or trace.cluster or choose_cluster_by(path),
-            path=str(path),
+            path=shown or str(path),
             sha256=trace.sha256,
             format=trace.format.value,
             timezone=trace.timezone,
@@ -91,6 +98,18 @@ def ingest(
             hint="Load it under another name: --cluster NAME",
         )
     return report
+
+
+def ingest_stdin(*, cluster: str, progress: Progress = no_progress, **options: Any) -> LoadReport:
+    """Load what standard input gives, as :func:`ingest` does a file.
+
+    It is kept in a temporary file meanwhile, since a history is read twice.
+    """
+    with TemporaryDirectory(prefix="helios-load-") as folder:
+        path = Path(folder) / "standard-input"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        return ingest(path, cluster=cluster, progress=progress, shown="standard input", **options)
 
 
 def read_file(
@@ -110,7 +129,9 @@ def read_file(
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
     notes = [note for batch in batches for note in batch.notes]
     if rejects := sum(len(batch.rejects) for batch in batches):
-        notes.append(f"{rejects:,} rows of {path.name} make no sense and were left out; helios trace load names them")
+        notes.append(
+            in_number(rejects, f"rows of {path.name} make no sense and were left out; helios trace load names them")
+        )
     if trace.machine:
         notes.append(
             f"The header of {path.name} gives {trace.machine.nodes:,} nodes and {trace.machine.cpus:,} CPUs: replays "

@@ -169,13 +169,30 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
     HeliosError
         The file cannot be removed, or the warehouse cannot be written. Helios stays paused.
     """
-    try:
-        (folder / PAUSE_FILE).unlink(missing_ok=True)
-    except OSError as problem:
-        raise HeliosError(f"{folder / PAUSE_FILE} cannot be removed: {problem}", hint="Remove it as root.") from problem
+    resume_here(folder)
     with Warehouse.open(url) as warehouse:
         warehouse.remember(cluster, PAUSED, "", at=now)
         warehouse.remember(cluster, RELEASED, f"before {now:%Y-%m-%d %H:%M:%S} UTC", at=now)
+
+
+def resume_here(folder: Path) -> bool:
+    """Remove only the pause file of this machine, and return whether there was one.
+
+    Needs neither the cluster nor the database.
+
+    Raises
+    ------
+    HeliosError
+        It cannot be removed.
+    """
+    file = folder / PAUSE_FILE
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as problem:
+        raise HeliosError(f"{file} cannot be removed: {problem}", hint="Remove it as root.") from problem
+    return True
 
 
 def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:

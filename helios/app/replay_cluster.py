@@ -5,8 +5,9 @@ A person describes it, or it is derived from the trace's peak demand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import with_sizes_requested
 from helios.ports import Order
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
-from helios.units import best_unit
+from helios.units import best_unit, in_number, percent
 
 POOL = "all"
 POOL_NAMES = frozenset({POOL, "*"})
+LEAST_GPU_HOURS = 0.05
+"""Share of the hours of all jobs from which GPUs are replayed and not CPUs. GPUs are what a site is short of."""
 MOST = 10_000_000
 """Most nodes and GPUs of a replayed cluster. Every node takes memory, and counts have 32 bits."""
 
@@ -128,15 +131,16 @@ def replay_cluster_for(
     resource : str
         ``gpus`` or ``cpus``: which column is the size.
     nodes : mapping, optional
-        Nodes of each partition. One name that no job uses, or ``all``, pools every job there. None derives the cluster
-        from the peak demand.
+        Nodes of each partition. ``all`` pools every job there, and so does any name where no job has a partition.
+        None derives the cluster from the peak demand.
     skip_oversized : bool
         Leave out jobs larger than their partition instead of refusing.
 
     Raises
     ------
     PartitionUnknown
-        Some jobs have no partition although several are described, or no job's partition is described.
+        Some jobs have no partition although several are described, or a described partition has no jobs and a name
+        near to one that has.
     JobLargerThanPartition
         A job could never start.
     UsageError
@@ -147,28 +151,62 @@ def replay_cluster_for(
         return _from_peak(jobs, named, resource, gpus_per_node)
     notes: list[str] = []
     name = next(iter(nodes), "")
-    if len(nodes) == 1 and (name in POOL_NAMES or not bool((named == name).any())):
+    if len(nodes) == 1 and (name in POOL_NAMES or named.isna().all()):
         if named.nunique() > 1:
-            why = "" if name in POOL_NAMES else f", for none is called {name}"
-            notes.append(f"All {named.nunique()} partitions of the trace are pooled into one queue{why}.")
+            notes.append(f"All {named.nunique()} partitions of the trace are pooled into one queue.")
         named = pd.Series(name, index=jobs.index, dtype="str")
     elif named.isna().any():
         raise PartitionUnknown(
-            f"{int(named.isna().sum()):,} jobs have no partition, and the cluster is described with {len(nodes)}.",
+            in_number(
+                int(named.isna().sum()), f"jobs have no partition, and the cluster is described with {len(nodes)}."
+            ),
             hint="Pool all jobs with --nodes N.",
         )
+    notes += _refuse_mistyped(nodes, sorted(named.dropna().unique()))
     kept = named.isin(list(nodes))
-    if not kept.any():
-        raise PartitionUnknown(
-            f"No job belongs to a partition of --nodes ({', '.join(nodes)}).",
-            hint=f"The trace has: {', '.join(sorted(named.dropna().unique())[:20])}. Or pool all: --nodes N.",
-        )
     if not kept.all():
         left_out = ", ".join(sorted(named[~kept].unique())[:10])
-        notes.append(f"{int((~kept).sum()):,} jobs of partitions without nodes were left out: {left_out}.")
+        notes.append(in_number(int((~kept).sum()), f"jobs of partitions without nodes were left out: {left_out}."))
     shape = _shape(nodes, gpus_per_node)
     machine = _machine(jobs[kept], named[kept], shape, resource, notes)
     return _within_size(machine, skip=skip_oversized)
+
+
+def _refuse_mistyped(nodes: Mapping[str, int], there: Sequence[str]) -> list[str]:
+    """Raise PartitionUnknown where a described partition is mistyped, or none has jobs.
+
+    Returns notes on partitions without a job whose names are near to no other: those may well be empty.
+    """
+    unused = [name for name in nodes if name not in there]
+    rest = [name for name in there if name not in nodes]
+    near = {name: found[0] for name in unused if (found := get_close_matches(name, rest, n=1))}
+    if not near and len(unused) < len(nodes):
+        return [f"No job belongs to partition {name}." for name in unused]
+    meant = f"Did you mean {', '.join(near.values())}? " if near else ""
+    raise PartitionUnknown(
+        f"No job belongs to partition {', '.join(near or unused)} of --nodes.",
+        hint=f"{meant}The jobs have: {', '.join(there[:20])}. Or pool all: --nodes N",
+    )
+
+
+def choose_resource(jobs: pd.DataFrame) -> tuple[str, list[str]]:
+    """Return what is replayed where nobody says, ``gpus`` or ``cpus``, and a note.
+
+    GPUs, if the jobs that hold some have at least ``LEAST_GPU_HOURS`` of all hours. There is no note where few other
+    jobs are left out.
+    """
+    holds = (jobs["gpus"] > 0).fillna(False).to_numpy(dtype=bool)
+    if not holds.any():
+        return "cpus", []
+    run_time_s = jobs["run_time_s"].fillna(0.0).to_numpy(dtype=np.float64)
+    total_s = float(run_time_s.sum())
+    share = float(run_time_s[holds].sum()) / total_s if total_s else 1.0
+    chosen = "gpus" if share >= LEAST_GPU_HOURS else "cpus"
+    if share >= 0.5:
+        return chosen, []
+    return chosen, [
+        f"Jobs that hold GPUs have {percent(share)} of the hours of all jobs: {best_unit(chosen)}s are replayed."
+    ]
 
 
 def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:
@@ -207,8 +245,9 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
     worst = int(np.argmax(np.where(fits, 0, machine.size - capacity)))
     partition = machine.shape.partitions[machine.partition[worst]]
     message = (
-        f"{int((~fits).sum()):,} jobs are larger than their whole partition; job "
-        f"{machine.jobs['job_id'].iloc[worst]} asks for {machine.size[worst]}, {partition} has {capacity[worst]}"
+        in_number(int((~fits).sum()), "jobs are larger than their whole partition")
+        + f"; job {machine.jobs['job_id'].iloc[worst]} asks for {machine.size[worst]}, "
+        f"{partition} has {capacity[worst]}"
     )
     if not skip:
         raise JobLargerThanPartition(

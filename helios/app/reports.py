@@ -35,7 +35,7 @@ from helios.report.admin.shadow import (
 )
 from helios.report.admin.usage import select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
-from helios.units import best_unit
+from helios.units import best_unit, in_number
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -422,16 +422,18 @@ def _machine(
     jobs: pd.DataFrame, nodes: Mapping[str, int] | None, gpus_per_node: int
 ) -> tuple[ReplayCluster | None, list[str]]:
     """Return the jobs that can be replayed on their cluster, or None, and notes."""
-    resource = "gpus" if bool((jobs["gpus"] > 0).any()) else "cpus"
+    from helios.app.replay_cluster import choose_resource, replay_cluster_for  # noqa: PLC0415 - as above
+
+    resource, chosen = choose_resource(jobs)
     replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
-    notes = []
+    notes = list(chosen)
     if left_out := len(jobs) - len(replayable):
-        notes.append(f"{left_out:,} jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
+        notes.append(
+            in_number(left_out, f"jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
+        )
     if replayable.empty:
         return None, notes
     try:
-        from helios.app.replay_cluster import replay_cluster_for  # noqa: PLC0415 - as above
-
         machine = replay_cluster_for(
             replayable, resource=resource, nodes=nodes, gpus_per_node=gpus_per_node, skip_oversized=True
         )

@@ -30,6 +30,7 @@ from helios.services.qssf import Qssf
 from helios.simulate import Backfill, ClusterShape, Workload, replay
 from helios.simulate.orders import first_in_first_out
 from helios.simulate.slurm import SlurmReplay, replay_slurm
+from helios.units import best_unit
 
 # The textbook control: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
 
@@ -274,6 +275,7 @@ def slurm_whatif(
             users=users,
             total_gpus=capacity(site, resource),
             backfill=backfill,
+            unit=best_unit(resource),
             **about,
         )
 

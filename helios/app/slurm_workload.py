@@ -32,6 +32,7 @@ from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
 from helios.simulate.slurm.cluster import SimulatedSlurm
 from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload
+from helios.units import in_number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -79,16 +80,16 @@ def slurm_jobs(
     asked, everywhere = _asked_partitions(jobs, site)
     keep = jobs["run_time_s"].notna().to_numpy()
     if not keep.all():
-        notes.append(f"{int((~keep).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
+        notes.append(in_number(int((~keep).sum()), "jobs that never ran, or whose run time is unknown, were left out."))
     placed = np.array([bool(choice) for choice in asked], dtype=np.bool_)
     if lost := int((keep & ~placed).sum()):
         strange = sorted({str(name) for name in jobs["partition"].astype("str")[keep & ~placed]})
         notes.append(
-            f"{lost:,} jobs of partitions that the site does not have were left out: {', '.join(strange[:10])}."
+            in_number(lost, f"jobs of partitions that the site does not have were left out: {', '.join(strange[:10])}.")
         )
     keep = keep & placed
     if everywhere:
-        notes.append(f"{everywhere:,} jobs without a partition go to the site's default one.")
+        notes.append(in_number(everywhere, "jobs without a partition go to the site's default one."))
     if not keep.any():
         notes.append("Do --slurm-conf and --sinfo describe the cluster that ran these jobs?")
         raise NotEnoughHistory("No job of the window can be replayed on this site.", hint="\n".join(notes))
@@ -109,8 +110,11 @@ def slurm_jobs(
         )
     if not fits.all():
         notes.append(
-            f"{int((~fits).sum()):,} jobs that ask for more nodes, resources or time than their partition has were "
-            f"left out, as {workload.job_id[np.argmin(fits)]}."
+            in_number(
+                int((~fits).sum()),
+                "jobs that ask for more nodes, resources or time than their partition has were left out",
+            )
+            + f", as {workload.job_id[np.argmin(fits)]}."
         )
         chosen, workload = chosen[fits].reset_index(drop=True), workload.kept(fits)
     return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))

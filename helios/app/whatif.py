@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
+from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for
 from helios.app.scenarios import AGAIN_S, Scenario
 from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
@@ -26,7 +26,7 @@ from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
 from helios.report.whatif import JobNames, Run, WhatIf
 from helios.simulate import ORDERS, Backfill, JobTrace, LongestWaits, Placement, Replay, Workload, replay
-from helios.units import DAY_S, best_unit, duration_in_words
+from helios.units import DAY_S, best_unit, duration_in_words, in_number
 
 LOOKS_BACK = timedelta(weeks=4)
 """Stretch before the replayed jobs that counts for the longest wait of the site's own order."""
@@ -50,7 +50,7 @@ class WhatIfRequest:
     nodes : mapping, optional
         Nodes of each partition; None takes them from the peak demand.
     resource : str, optional
-        ``gpus`` or ``cpus``; None: GPUs where any job asks for one.
+        ``gpus`` or ``cpus``; None: as :func:`~helios.app.replay_cluster.choose_resource` says.
     placement : Placement
         Which of the nodes that fit a job gets.
     plan_quantile : float
@@ -88,10 +88,21 @@ def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
         )
 
 
-def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress = no_progress) -> WhatIf:
+def whatif(
+    history: LoadedHistory,
+    request: WhatIfRequest,
+    *,
+    progress: Progress = no_progress,
+    keeps_finished: bool = False,
+) -> WhatIf:
     """Replay a window of a cluster's history under each scenario.
 
     All replays are measured alike.
+
+    Parameters
+    ----------
+    keeps_finished : bool
+        Return the replays that are finished where a person interrupts it.
 
     Raises
     ------
@@ -102,17 +113,22 @@ def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress
     """
     setup = prepare_replay(history, request)
     taught = train_predictor(history, setup, request, progress)
-    found = {
-        plan: to_run(plan, setup, None, progress, request=request)
-        for plan in request.plans
-        if not plan.uses_predictions
-    }
-    said = list[str]()
-    for plans in _that_share(request.plans, jobs=len(setup.before) + len(setup.workload)):
-        runs, notes = _replay_side_by_side(plans, setup, taught, request, progress)
-        found |= runs
-        said += notes
-    return answer_request(history, request, setup, runs=[found[plan] for plan in request.plans], said=said)
+    found, said, interrupted = dict[Scenario, Run](), list[str](), False
+    try:
+        for plan in request.plans:
+            if not plan.uses_predictions:
+                found[plan] = to_run(plan, setup, None, progress, request=request)
+        for plans in _that_share(request.plans, jobs=len(setup.before) + len(setup.workload)):
+            runs, notes = _replay_side_by_side(plans, setup, taught, request, progress)
+            found |= runs
+            said += notes
+    except KeyboardInterrupt:
+        if not found or not keeps_finished:
+            raise
+        interrupted = True
+        said.append(f"Interrupted: {len(found)} of {len(request.plans)} replays were made, and only these are shown.")
+    made = [found[plan] for plan in request.plans if plan in found]
+    return replace(answer_request(history, request, setup, runs=made, said=said), interrupted=interrupted)
 
 
 def _that_share(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
@@ -284,9 +300,10 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`whatif`.
     """
-    resource = request.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
+    resource, chosen = (request.resource, []) if request.resource else choose_resource(history.jobs)
     window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
     replayable, notes = _replayable(window.jobs, resource)
+    notes = chosen + notes
     machine = replay_cluster_for(
         replayable,
         resource=resource,
@@ -357,10 +374,12 @@ def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list
         notes.append("No GPUs are replayed here: the CPUs that jobs hold take their place, --gpus-per-node a node.")
     timed = window["run_time_s"].notna()
     if not timed.all():
-        notes.append(f"{int((~timed).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
+        notes.append(
+            in_number(int((~timed).sum()), "jobs that never ran, or whose run time is unknown, were left out.")
+        )
     sized = window[resource].fillna(0) > 0
     if not sized.all():
-        notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {best_unit(resource)} were left out.")
+        notes.append(in_number(int((timed & ~sized).sum()), f"jobs that hold no {best_unit(resource)} were left out."))
     if not (timed & sized).any():
         raise NotEnoughHistory("No job in the window can be replayed.", hint="\n".join(notes))
     return window[timed & sized], notes
@@ -465,6 +484,7 @@ def measure(
         users=setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
         total_gpus=setup.machine.shape.total_gpus,
         policy=policy,
+        unit=best_unit(setup.machine.resource),
         **about,
     )
 

@@ -18,13 +18,13 @@ from typer import Argument, Option
 
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
-from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
+from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, resume_here, set_mode
 from helios.app.operations import Operations
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, rename_services
+from helios.cli.options import AsJson, Cluster, configuration, loaded_cluster, rename_services
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
-from helios.errors import HeliosError, UsageError
+from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import Mode
 from helios.services.registry import POOL_GROUP, domain_of, installed
 from helios.warehouse import Warehouse
@@ -193,7 +193,7 @@ def pause_(
     answer(found, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
 
 
-def resume_(cluster: Cluster = None) -> None:
+def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Let Helios act again after a pause.
 
     It ends a pause by helios pause, by helios-release.sh or by a PAUSED file. The modes are as they were before.
@@ -201,21 +201,31 @@ def resume_(cluster: Cluster = None) -> None:
     Example: helios resume
     """
     settings = configuration().settings
-    name = _cluster_name(settings.database.url, cluster)
+    folder = Path(settings.control.state_folder)
+    try:
+        name = _cluster_name(settings.database.url, cluster)
+    except NoSuchCluster as unknown:
+        # Where the warehouse holds no cluster, it holds no pause either.
+        if _holds_clusters(settings.database.url) or not resume_here(folder):
+            raise
+        _resume_nodes_daemon(folder)
+        answer({"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {unknown.message}", as_json=as_json)
+        return
     from helios.app.node_controller import forget_what_is_damaged  # noqa: PLC0415 - no pause waits for what it imports
 
     now = datetime.now(UTC)
-    resume(settings.database.url, name, Path(settings.control.state_folder), now=now)
+    resume(settings.database.url, name, folder, now=now)
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.remember(name, MEMORY, "", at=now)
         forget_what_is_damaged(warehouse, name, at=now)
-    _resume_nodes_daemon(Path(settings.control.state_folder))
+    _resume_nodes_daemon(folder)
     modes = modes_in_force(settings.database.url, name, configured_services(settings))
     in_words = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
-    show(f"Helios goes on with its next cycle: {in_words}.")
+    found = {"cluster": name, "modes": {service: _mode_answer(mode) for service, mode in modes.items()}}
+    answer(found, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)
 
 
-def nightly_(cluster: Cluster = None) -> None:
+def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Run the nightly analysis once, for example from cron.
 
     It reads accounting records that came late, trains a model, checks whether the queue order helps, and writes the
@@ -225,8 +235,8 @@ def nightly_(cluster: Cluster = None) -> None:
     """
     with progress_bars() as progress:
         result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
-    for line in result.did:
-        show(line)
+    problems = [{"message": problem.message, "hint": problem.hint} for problem in result.problems]
+    answer({"done": list(result.did), "problems": problems}, *map(escape, result.did), as_json=as_json)
     result.line()
 
 
@@ -248,6 +258,11 @@ def _has_run_cycles(url: str, cluster: str) -> bool:
             return any(warehouse.lease(cluster, domain=domain) is not None for domain in Domain)
     except HeliosError:
         return False
+
+
+def _holds_clusters(url: str) -> bool:
+    with Warehouse.open(url) as warehouse:
+        return not warehouse.clusters().empty
 
 
 def _nodes_folder(folder: Path) -> Path:
@@ -339,13 +354,13 @@ def _find_name(look_up: Callable[[], str]) -> str | None:
 
 
 def _cluster_name(url: str, cluster: str | None) -> str:
-    """Return the name given, else that of the only cluster in the warehouse."""
+    """Return the name given, else that of the default or only cluster in the warehouse."""
     from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
 
     if cluster is not None:
         return cluster
     with Warehouse.open(url) as warehouse:
-        return str(choose_cluster(warehouse, None)["name"])
+        return str(choose_cluster(warehouse, loaded_cluster(None))["name"])
 
 
 # ``helios power``: states of the nodes, one control cycle on them, and the release of repaired nodes.

@@ -80,6 +80,23 @@ def whatif(
         Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last quarter."),
     ] = None,
     until: Annotated[str | None, Option("--to", help="End of the window.")] = None,
+    price: Annotated[
+        float | None,
+        Option(
+            min=0,
+            help="Price of a kWh, in energy.currency. Default: setting energy.price_per_kwh where it is set, else "
+            "no money is shown.",
+        ),
+    ] = None,
+    co2: Annotated[
+        float | None,
+        Option(
+            "--co2",
+            min=0,
+            help="Carbon dioxide of a kWh, g. Default: setting energy.co2_g_per_kwh where it is set, else "
+            "none is shown.",
+        ),
+    ] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,7 +106,7 @@ def whatif(
     at 10 and 30 minutes, the maximum of the last 3 h plus 5 nodes, the published rule of ces without knowledge of the
     future, and an oracle that knows the future. On jobs, also the node fill order (with Slurm's idle timer, and with
     ces).
-    Watts, prices and boot times are those of section energy in helios.toml. Nothing touches a cluster.
+    Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
     files = [*(series or []), *(more or [])]
     if files and (source.cluster or source.trace or machine.nodes):
@@ -97,7 +114,13 @@ def whatif(
             "--series cannot be used with --cluster, --trace or --nodes.",
             hint="Give a series of nodes (--series), or jobs (--cluster or --trace).",
         )
-    settings = configuration().settings
+    configured = configuration()
+    settings = configured.settings
+    given = {name: value for name, value in (("price_per_kwh", price), ("co2_g_per_kwh", co2)) if value is not None}
+    known = {
+        name: name in given or f"energy.{name}" in configured.origins for name in ("price_per_kwh", "co2_g_per_kwh")
+    }
+    settings = settings.model_copy(update={"energy": settings.energy.model_copy(update=given)})
     if wake_ups is not None:
         options = {**settings.services.get("ces", {}), "wake_ups_per_day": wake_ups}
         settings = settings.model_copy(update={"services": {**settings.services, "ces": options}})
@@ -146,6 +169,7 @@ def whatif(
                 history_days=settings.demand.history_days,
             )
             found = energy_on_jobs(history, on_jobs, energy=settings.energy, power=settings.power, progress=progress)
+    found = found.without_unknown(price=known["price_per_kwh"], co2=known["co2_g_per_kwh"])
     from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
 
     if report is not None:

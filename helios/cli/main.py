@@ -7,11 +7,13 @@ anything.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import cleandoc
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +33,10 @@ COMMANDS = {
     "simulate": ("replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
     "setup": ("system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
     "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
+    "status": (
+        "system:status_",
+        "Show in five lines what Helios does: daemon, services, last cycle, history and model.",
+    ),
     "why": ("system:why_", "Say why a job waits, and what Helios did to it."),
     "cycle": ("control:cycle_", "Show or apply what one control cycle on the jobs would change."),
     "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),
@@ -42,7 +48,7 @@ COMMANDS = {
     "model": ("model:commands", "Predict run times from history, and evaluate the predictions."),
     "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
     "db": ("trace:db_commands", "Upgrade the database and grant access to it."),
-    "config": ("system:config_commands", "Show the settings in force, and where each comes from."),
+    "config": ("system:config_commands", "Show, check and write settings."),
     "report": ("report:commands", "Report waits, usage, prediction errors and decisions, with options as in sacct."),
     "service": ("control:service_commands", "List the installed services and their options."),
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
@@ -144,8 +150,23 @@ application = typer.Typer(
 )
 
 
+def _name_file(path: Path | None) -> None:
+    if path is not None:
+        from helios.config import FILE_VARIABLE  # noqa: PLC0415 - pydantic; the list of commands needs none
+
+        os.environ[FILE_VARIABLE] = str(path)  # processes that a command starts read the same settings
+
+
 @application.callback()
 def _root(
+    config: Annotated[
+        Path | None,
+        Option(
+            "--config",
+            callback=_name_file,
+            help="Read settings from this file alone, as with HELIOS_CONFIG. Default: those of helios config show.",
+        ),
+    ] = None,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,

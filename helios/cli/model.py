@@ -12,7 +12,18 @@ from typer import Argument, Option
 from helios.app import model_registry
 from helios.app.history import choose_cluster
 from helios.app.training import judge, learn
-from helios.cli.options import AsJson, Cluster, Draws, HistoryOptions, Machine, configuration, duration, expand, moment
+from helios.cli.options import (
+    AsJson,
+    Cluster,
+    Draws,
+    HistoryOptions,
+    Machine,
+    configuration,
+    duration,
+    expand,
+    loaded_cluster,
+    moment,
+)
 from helios.cli.output import answer, progress_bars, say_notes, width
 from helios.errors import UsageError
 from helios.predict.duration import SHRINKAGE
@@ -178,7 +189,7 @@ def drift_(
 def _site(cluster: str | None) -> tuple[str, str]:
     url = configuration().settings.database.url
     with Warehouse.open(url) as warehouse:
-        return url, str(choose_cluster(warehouse, cluster)["name"])
+        return url, str(choose_cluster(warehouse, loaded_cluster(cluster))["name"])
 
 
 @commands.command("train", epilog="Example: helios model train --cluster venus --until 2020-09-01")
@@ -206,7 +217,7 @@ def train(
     """
     settings = configuration().settings
     with progress_bars() as progress:
-        history = model_registry.training_history(settings.database.url, cluster, progress=progress)
+        history = model_registry.training_history(settings.database.url, loaded_cluster(cluster), progress=progress)
         record = learn(
             history,
             url=settings.database.url,

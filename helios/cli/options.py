@@ -34,7 +34,10 @@ class Oversized(StrEnum):
     SKIP = "skip"
 
 
-Cluster = Annotated[str | None, Option("--cluster", help="Loaded cluster to use. Needed only if several are loaded.")]
+Cluster = Annotated[
+    str | None,
+    Option("--cluster", help="Loaded cluster to use. Default: setting database.cluster, else the only one."),
+]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
     TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
@@ -46,7 +49,37 @@ Timezone = Annotated[
     ),
 ]
 Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
-Report = Annotated[Path | None, Option("--report", help="Also write a self-contained HTML page to this file.")]
+
+
+def writable(context: typer.Context, option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before any work is done for it.
+
+    What is there stays as it is.
+
+    Raises
+    ------
+    UsageError
+        It cannot be opened for writing.
+    """
+    is_pipe_or_device = path is not None and path.exists() and not path.is_file() and not path.is_dir()
+    if path is None or context.resilient_parsing or is_pipe_or_device:
+        return path
+    try:
+        is_new = not os.path.lexists(path)
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as reason:
+        name = option.opts[0]
+        raise UsageError(
+            f"{name} {path} cannot be written: {reason}", hint=f"Choose another place: {name} FILE"
+        ) from reason
+    return path
+
+
+Report = Annotated[
+    Path | None, Option("--report", callback=writable, help="Also write a self-contained HTML page to this file.")
+]
 
 # Options of every command that makes a replay.
 Nodes = Annotated[
@@ -71,7 +104,7 @@ WarmUp = Annotated[
 ]
 OfResource = Annotated[
     Literal["gpus", "cpus"] | None,
-    Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one."),
+    Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if jobs with GPUs have 5 % of all job hours."),
 ]
 IfOversized = Annotated[
     Oversized,
@@ -118,9 +151,16 @@ class HistoryOptions:
                 progress=progress,
             )
         progress("Reading the warehouse", 0.0)
-        history = load_history(url=settings.settings.database.url, cluster=self.cluster)
+        history = load_history(url=settings.settings.database.url, cluster=loaded_cluster(self.cluster))
         progress("Reading the warehouse", 1.0)
         return history
+
+    def words(self, history: LoadedHistory) -> list[str]:
+        """Return options that name the same history, from any folder and beside any clusters."""
+        if self.trace is None:
+            return ["--cluster", history.cluster]
+        given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone))
+        return _words(*given, ("--cluster", self.cluster))
 
     def refuse_file_options(self) -> None:
         """Refuse options for files where none is given.
@@ -146,6 +186,10 @@ class WindowOptions:
     until: Until = None
     warm_up: WarmUp = None
 
+    def words(self) -> list[str]:
+        """Return the options that were given."""
+        return _words(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
+
     def of(self, history: LoadedHistory) -> dict[str, Any]:
         """Return the window as a what-if request names it."""
         return {
@@ -162,6 +206,10 @@ class Machine:
     nodes: Nodes = None
     gpus_per_node: GpusPerNode = None
 
+    def words(self) -> list[str]:
+        """Return the options that were given."""
+        return _words(("--nodes", self.nodes), ("--gpus-per-node", self.gpus_per_node))
+
     def of(self, settings: Settings, recorded: RecordedMachine | None = None) -> dict[str, Any]:
         """Return the nodes as a what-if request names them.
 
@@ -174,6 +222,10 @@ class Machine:
         if recorded and nodes is None:
             nodes = {POOL: -(-recorded.cpus // per_node)}
         return {"nodes": nodes, "gpus_per_node": per_node, "default_time_limit_s": settings.whatif.default_time_limit_s}
+
+
+def _words(*given: tuple[str, object]) -> list[str]:
+    return [str(word) for name, value in given if value is not None for word in (name, value)]
 
 
 Command = Callable[..., None]
@@ -219,6 +271,14 @@ def configuration() -> Configuration:
     found = load_configuration(environment=os.environ, folder=Path.cwd())
     _say_once(found.notes)
     return found
+
+
+def loaded_cluster(option: str | None) -> str | None:
+    """Return the loaded cluster that the option or else the configuration names.
+
+    None: neither names one.
+    """
+    return option or configuration().settings.database.cluster or None
 
 
 def rename_services(given: Any) -> Any:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -21,12 +22,20 @@ from typer import Option
 from helios.actions import Result
 from helios.app.executors import Engine, run_here, run_in_processes, run_on_dask, run_on_slurm
 from helios.app.history import LoadedHistory
-from helios.app.order_check import refuse_few
+from helios.app.order_check import check_order, refuse_few
 from helios.app.scenarios import RENAMED, Estimates
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
-from helios.app.sweep import FEWEST_REPEATS, SweepPlan, cross_options, read_sweep_plan, repredict_interval_s, sweep
-from helios.app.whatif import WhatIfRequest
-from helios.choices import Domain, Policy, RunTimes
+from helios.app.sweep import (
+    FEWEST_REPEATS,
+    SweepPlan,
+    cross_options,
+    read_sweep_plan,
+    repeats,
+    repredict_interval_s,
+    sweep,
+)
+from helios.app.whatif import WhatIfRequest, whatif
+from helios.choices import Domain, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
@@ -47,22 +56,91 @@ from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Progress, Service
 from helios.report.history import describe
-from helios.report.significance import Differences
+from helios.report.significance import Differences, of_one_replay
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
-from helios.report.tables import whatif_table
+from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
+from helios.report.whatif_text import nobody_waits
 from helios.services.qssf import Qssf
 from helios.services.registry import build, checked_options, domain_of
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-def write_whatif(path: Path, history: LoadedHistory, result: WhatIf, differences: Differences | None = None) -> None:
-    """Write the page of a what-if."""
+def write_whatif(
+    path: Path,
+    history: LoadedHistory,
+    result: WhatIf,
+    differences: Differences | None = None,
+    *,
+    options: Sequence[str] | None = None,
+) -> None:
+    """Write the page of a what-if.
+
+    ``options`` of the replays, as typed, for a command on the page; None: no command replays one of them alone.
+    """
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
     description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-    write_page(path, render_whatif(result, description=description, differences=differences))
+    write_page(path, render_whatif(result, description=description, differences=differences, options=options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedWhatIf:
+    """Replays, how sure their differences are, and whether a person stopped before all was done."""
+
+    whatif: WhatIf
+    differences: Differences
+    interrupted: bool
+
+
+def replay_and_compare(
+    history: LoadedHistory,
+    request: WhatIfRequest,
+    *,
+    draws: int,
+    times: int,
+    over: ResampledUnit | None,
+    engine: Callable[[], Engine],
+    progress: Progress,
+) -> FinishedWhatIf:
+    """Make the replays of a what-if, the verdict over draws, and the repeats.
+
+    Interrupted, it returns what is finished. A verdict and an interval take all their draws.
+    """
+    result = whatif(history, request, progress=progress, keeps_finished=True)
+    differences, interrupted = of_one_replay(result), result.interrupted
+    try:
+        if draws and not interrupted:
+            result = replace(result, check=check_order(history, request, draws=draws, progress=progress))
+        if times and not interrupted:
+            differences = repeats(history, request, times=times, over=over, engine=engine(), progress=progress)
+    except KeyboardInterrupt:
+        interrupted = True
+        note = "Interrupted before all draws and repeats were made: only the replays of the window are shown."
+        result = replace(result, notes=(*result.notes, note))
+    return FinishedWhatIf(whatif=result, differences=differences, interrupted=interrupted)
+
+
+def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None:
+    """Show the replays of a what-if.
+
+    Raises
+    ------
+    typer.Exit
+        It was interrupted.
+    """
+    result, differences = found.whatif, found.differences
+    if as_json:
+        show_json(result.to_json() | {"differences": differences.to_json()})
+    else:
+        show(whatif_table(result, width=width(), differences=differences))
+        if differences.others and not nobody_waits(result):
+            show("", differences_table(differences))
+        if not has_page:
+            say("Plots, and who gains and who pays: add --report whatif.html")
+    if found.interrupted:
+        raise typer.Exit(130)
 
 
 def live_setting(settings: Settings) -> str:

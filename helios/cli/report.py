@@ -24,7 +24,9 @@ from helios.cli.options import (
     Report,
     configuration,
     expand,
+    loaded_cluster,
     rename_services,
+    writable,
 )
 from helios.cli.output import progress_bars, say, say_notes, show_json, width, write_file, write_page
 from helios.errors import UsageError
@@ -218,7 +220,12 @@ def energy(
         ),
     ] = "day",
     plot: Annotated[
-        Path | None, Option(help="Also write a plot to this .png file, or the whole report to this .html file.")
+        Path | None,
+        Option(
+            "--plot",
+            callback=writable,
+            help="Also write a plot to this .png file, or the whole report to this .html file.",
+        ),
     ] = None,
     form: Form,
 ) -> None:
@@ -281,7 +288,12 @@ def nightly(
 
     settings = configuration().settings
     report = nightly_pages(
-        settings, cluster, day, folder or Path(settings.report.folder), now=datetime.now(UTC), recipient=recipient
+        settings,
+        loaded_cluster(cluster),
+        day,
+        folder or Path(settings.report.folder),
+        now=datetime.now(UTC),
+        recipient=recipient,
     )
     if json:
         show_json(asdict(report))
@@ -375,7 +387,7 @@ def _draw(found: EnergyLedger, path: Path) -> None:
 
 def _query(cluster: str | None, start: str | None, end: str | None, **chosen: list[str]) -> ReportQuery:
     url = configuration().settings.database.url
-    return ReportQuery(url=url, cluster=cluster, start=start, end=end, now=datetime.now(UTC), **chosen)
+    return ReportQuery(url=url, cluster=loaded_cluster(cluster), start=start, end=end, now=datetime.now(UTC), **chosen)
 
 
 def _split(given: list[str] | None) -> list[str]:

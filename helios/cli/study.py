@@ -17,6 +17,7 @@ from helios.cli.options import (
     Report,
     configuration,
     expand,
+    loaded_cluster,
     moment,
     named_timezone,
     refuse_misplaced,
@@ -79,7 +80,7 @@ def study_(
             source.refuse_file_options()
             loaded, records = load_study(
                 url=settings.database.url,
-                cluster=source.cluster,
+                cluster=loaded_cluster(source.cluster),
                 window=lambda zone: (moment(since, timezone=zone), moment(until, timezone=zone)),
                 progress=progress,
             )

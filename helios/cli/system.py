@@ -8,9 +8,10 @@ import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
@@ -18,7 +19,11 @@ from typer import Argument, Option
 from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.config import FILE_NAME, FILE_VARIABLE, SYSTEM_FOLDER, example_file, load_configuration, user_file
 from helios.errors import UsageError
+
+if TYPE_CHECKING:
+    from helios.slurm.preflight import Finding
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -39,10 +44,27 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
         if it.hint:
             message.append(f"\n-> {it.hint}", style="italic")
         table.add_row(Text(it.verdict.value, style=colours[it.verdict]), it.check, message)
-    plain = [{name: str(getattr(it, name)) for name in ("check", "verdict", "message", "hint")} for it in found]
-    answer(plain, table, as_json=as_json)
+    answer([_plain_finding(it) for it in found], table, as_json=as_json)
     if any(finding.verdict is FindingLevel.FAIL for finding in found):
         raise typer.Exit(1)
+
+
+def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Show in five lines what Helios does: daemon, services, last cycle, history and model.
+
+    Slurm is not asked, so that it answers at once. For hints and for the cluster itself, see helios doctor.
+
+    Example: helios status
+    """
+    from helios.app.doctor import status  # noqa: PLC0415 - as in doctor
+
+    found = status(configuration().settings, cluster=cluster, now=datetime.now(UTC))
+    lines = [f"{it.check:<9} {' '.join(it.message.split())}" for it in found]
+    answer([_plain_finding(it) for it in found], *map(escape, lines), as_json=as_json)
+
+
+def _plain_finding(finding: Finding) -> dict[str, str]:
+    return {name: str(getattr(finding, name)) for name in ("check", "verdict", "message", "hint")}
 
 
 # ``helios setup``: what the services need on a machine.
@@ -151,20 +173,99 @@ def why_(
 
 # ``helios config``: the settings in force.
 
-config_commands = typer.Typer(no_args_is_help=True, help="Show the settings in force, and where each comes from.")
+config_commands = typer.Typer(no_args_is_help=True, help="Show, check and write settings.")
 
 
 @config_commands.command("show", epilog="Example: HELIOS_DATABASE_URL=sqlite:///site.db helios config show")
 def show_settings(as_json: AsJson = False) -> None:
     """Print every setting, its value and its origin.
 
-    The origin is the default, a file or the environment.
+    The origin is the default, a file or the environment. A later one of these wins: default,
+    /etc/helios/helios.toml, /etc/helios/conf.d/*.toml, ~/.config/helios/helios.toml, helios.toml in the current folder,
+    environment. A file that --config or HELIOS_CONFIG names is read instead of all others.
     """
-    listing = configuration().listing()
+    found = configuration()
+    listing = found.listing()
+    say(f"Read, a later one wins: {', '.join(['defaults', *found.files, 'environment'])}.")
     table = Table("Key", "Value", "From", "Meaning", box=None, pad_edge=False)
     for setting in listing:
         table.add_row(setting.key, str(setting.value), setting.origin, setting.doc)
     answer([asdict(setting) for setting in listing], table, as_json=as_json)
+
+
+@config_commands.command("init", epilog="Example: helios config init --out helios.toml")
+def init(
+    out: Annotated[
+        Path | None,
+        Option(
+            help="File to write; - for standard output. Default: /etc/helios/helios.toml for root, else "
+            "~/.config/helios/helios.toml."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a configuration file with every setting, its meaning and its default.
+
+    Every setting is commented out, so that the file changes nothing before you edit it. A file that is there already is
+    left as it is.
+    """
+    text = example_file()
+    if out == Path("-"):
+        answer({"file": None, "text": text}, Text(text.rstrip("\n")), as_json=as_json)
+        return
+    path = out or (SYSTEM_FOLDER / FILE_NAME if os.geteuid() == 0 else user_file(os.environ))
+    if path is None:
+        raise UsageError("There is no home folder to write to.", hint="Name the file: --out helios.toml")
+    try:
+        if out is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)  # the umask may let a group write, and then Helios would not use it
+            file.write(text)
+    except FileExistsError as reason:
+        raise UsageError(
+            f"{path} is there already, and was not touched.", hint="Compare with: helios config init --out -"
+        ) from reason
+    except OSError as reason:
+        raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: --out FILE") from reason
+    answer({"file": str(path), "text": text}, f"Written: {path}", as_json=as_json)
+    if out is not None:
+        say(f"Use it: helios --config {path} COMMAND, or HELIOS_CONFIG={path.resolve()}")
+
+
+@config_commands.command("check", epilog="Example: helios config check /etc/helios/helios.toml")
+def check(
+    file: Annotated[
+        Path | None, Argument(help="File to check, as if it were the only one. Default: all that are read here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the settings, and the folders and files that they name.
+
+    Nothing is changed, and no cluster is asked. The exit status is 1 if something is wrong.
+    """
+    environment = dict(os.environ) | ({} if file is None else {FILE_VARIABLE: str(file)})
+    found = load_configuration(environment=environment, folder=Path.cwd())
+    from helios.app.doctor import check_settings  # noqa: PLC0415 - pandas and SQLAlchemy; config show needs neither
+
+    problems = check_settings(found.settings)
+    plain = {
+        "files": list(found.files),
+        "warnings": list(found.notes),
+        "problems": [{"message": problem.message, "hint": problem.hint} for problem in problems],
+    }
+    changed = len(found.origins)
+    lines = [
+        f"Files: {', '.join(found.files) or 'none, so defaults and the environment hold'}.",
+        f"{changed} {'setting is' if changed == 1 else 'settings are'} not the default's: {', '.join(found.origins)}."
+        if changed
+        else "Every setting is the default.",
+        *(f"warning: {note}" for note in found.notes),
+        *(f"wrong: {problem.message} {problem.hint}".rstrip() for problem in problems),
+    ]
+    answer(plain, *map(escape, lines), *([] if problems else ["Nothing is wrong."]), as_json=as_json)
+    if problems:
+        raise typer.Exit(1)
 
 
 # ``helios daemon``: the process that runs cycles at regular intervals.
@@ -213,7 +314,7 @@ hook_commands = typer.Typer(no_args_is_help=True, help="Publish the table of the
 
 
 @hook_commands.command("publish", epilog="Example: helios hook publish")
-def publish(cluster: Cluster = None) -> None:
+def publish(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Publish the table that job_submit.lua looks jobs up in.
 
     The old table is replaced in one step. The daemon publishes it, too. It holds only the changes of active
@@ -226,11 +327,12 @@ def publish(cluster: Cluster = None) -> None:
         )
     from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
 
-    show(Operations(settings, cluster=cluster).publish_hook())
+    said = Operations(settings, cluster=cluster).publish_hook()
+    answer({"done": said}, said, as_json=as_json)
 
 
 @hook_commands.command("retract", epilog="Example: helios hook retract")
-def retract_() -> None:
+def retract_(as_json: AsJson = False) -> None:
     """Remove the table of the hook.
 
     New jobs are then submitted unchanged.
@@ -239,7 +341,9 @@ def retract_() -> None:
     from helios.slurm.hook_table import TABLE, retract  # noqa: PLC0415 - as in doctor
 
     table = Operations(configuration().settings).state_folder / TABLE
-    show(f"{table} was removed." if retract(table) else f"There is no table at {table}.")
+    removed = retract(table)
+    said = f"{table} was removed." if removed else f"There is no table at {table}."
+    answer({"table": str(table), "removed": removed}, said, as_json=as_json)
 
 
 @hook_commands.command("show", epilog="Example: helios hook show --json")

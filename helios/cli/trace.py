@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.markup import escape
 from typer import Argument, Option
 
-from helios.app.history import choose_cluster, ingest
 from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
@@ -22,15 +22,16 @@ from helios.cli.options import (
     configuration,
     duration,
     expand,
+    loaded_cluster,
     moment,
     named_timezone,
 )
-from helios.cli.output import answer, frame_table, progress_bars, say, say_notes, show, write_page
+from helios.cli.output import answer, frame_table, progress_bars, say, say_notes, write_page
 from helios.config import without_password
-from helios.errors import UsageError
-from helios.report.history import describe as describe_jobs
-from helios.report.tables import description_tables, load_table, rejects_table
-from helios.warehouse import LoadReport, Warehouse
+from helios.errors import HeliosError, UsageError
+
+if TYPE_CHECKING:
+    from helios.warehouse import LoadReport
 
 commands = typer.Typer(no_args_is_help=True, help="Load, describe and export job history.")
 
@@ -41,30 +42,58 @@ LoadName = Annotated[
 
 @commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
 def load(
-    file: Annotated[Path, Argument(help="Trace file, gzip or plain, in one of the formats of --format.")],
+    files: Annotated[
+        list[Path],
+        Argument(
+            metavar="FILE...",
+            help="Trace files, gzip or plain, in one of the formats of --format; - for standard input. Several go into "
+            "one --cluster.",
+        ),
+    ],
     trace_format: Format = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load a job trace into the warehouse.
+    """Load job traces into the warehouse.
 
-    Loading it again changes nothing. Invalid rows are counted by reason and stored with their line number
-    (helios trace rejects).
+    Each file is loaded as a whole or not at all. Loading it again changes nothing. Invalid rows are counted by reason
+    and stored with their line number (helios trace rejects).
     """
+    from helios.app.history import ingest, ingest_stdin  # noqa: PLC0415 - pandas; no help needs it
+    from helios.report.tables import load_table  # noqa: PLC0415 - as above
+
+    stdin = Path("-")
+    if cluster is None and (len(files) > 1 or stdin in files):
+        what = "Several files" if len(files) > 1 else "Standard input"
+        raise UsageError(f"{what} could be of any cluster.", hint="Name it: --cluster NAME")
     settings = configuration()
+    options: dict[str, Any] = {
+        "url": settings.settings.database.url,
+        "timezone": named_timezone(timezone, settings),
+        "trace_format": trace_format,
+    }
+    found = list[dict[str, Any]]()
     with progress_bars() as progress:
-        report = ingest(
-            file,
-            url=settings.settings.database.url,
-            timezone=named_timezone(timezone, settings),
-            trace_format=trace_format,
-            cluster=cluster,
-            progress=progress,
-        )
-    say_notes(report.notes)
-    found = load_answer(report)
-    answer(found, load_table(found), as_json=as_json)
+        for file in files:
+            try:
+                report = (
+                    ingest_stdin(cluster=str(cluster), progress=progress, **options)
+                    if file == stdin
+                    else ingest(file, cluster=cluster, progress=progress, **options)
+                )
+            except HeliosError:
+                if found:
+                    say(f"Loaded before the error: {', '.join(it['file'] for it in found)}.")
+                raise
+            say_notes(report.notes)
+            found.append({"file": str(file), **load_answer(report)})
+    if len(found) == 1:
+        del found[0]["file"]
+        answer(found[0], load_table(found[0]), as_json=as_json)
+        return
+    parts = [part for it in found for part in (escape(it["file"]), load_table(it), "")]
+    answer(found, *parts[:-1], as_json=as_json)
 
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
@@ -92,6 +121,49 @@ def sync(
     answer(asdict(reading), reading.line(), as_json=as_json)
 
 
+@commands.command("rename", epilog="Example: helios trace rename kth kth-1996")
+def rename(
+    cluster: Annotated[str, Argument(help="Name of a loaded cluster.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Its new name.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give a loaded cluster another name.
+
+    Its history, models and reports go with it. A cluster whose accounting is read live keeps the name that Slurm gives
+    it.
+    """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
+    if not name.strip():
+        raise UsageError("A cluster needs a name.", hint="helios trace rename OLD NEW")
+    with Warehouse.open(configuration().settings.database.url) as warehouse:
+        warehouse.rename_cluster(cluster, name)
+    answer({"before": cluster, "after": name}, f"{cluster} is called {name} now.", as_json=as_json)
+
+
+@commands.command("remove", epilog="Example: helios trace remove kth --yes")
+def remove(
+    cluster: Annotated[str, Argument(help="Name of a loaded cluster.")],
+    yes: Annotated[bool, Option("--yes", help="Remove it. Without this, only say what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a cluster from the warehouse, with its history, models and audit log.
+
+    It cannot be undone. A cluster on which a Helios acts is refused.
+    """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
+    with Warehouse.open(configuration().settings.database.url) as warehouse:
+        rows = warehouse.contents(cluster)
+        if yes:
+            warehouse.remove_cluster(cluster)
+    listed = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in rows.items()) or "nothing"
+    said = f"{cluster} was removed: {listed}." if yes else f"{cluster} has: {listed}."
+    answer({"cluster": cluster, "removed": yes, "rows": rows}, said, as_json=as_json)
+    if not yes:
+        say(f"Nothing was removed. To remove it for good: helios trace remove {cluster} --yes")
+
+
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")
 @expand
 def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson = False) -> None:
@@ -100,6 +172,9 @@ def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson =
     Shows users, sizes, run times, end states, and how submissions spread over the day. What follows from them, with
     intervals, says helios study.
     """
+    from helios.report.history import describe as describe_jobs  # noqa: PLC0415 - pandas; no help needs it
+    from helios.report.tables import description_tables  # noqa: PLC0415 - as above
+
     with progress_bars() as progress:
         history = source.read(progress)
     description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
@@ -226,8 +301,12 @@ def rejects(
     as_json: AsJson = False,
 ) -> None:
     """Show invalid rows of loaded files, with file, line and reason."""
+    from helios.app.history import choose_cluster  # noqa: PLC0415 - pandas; no help needs it
+    from helios.report.tables import rejects_table  # noqa: PLC0415 - as above
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     with Warehouse.open(configuration().settings.database.url) as warehouse:
-        name = str(choose_cluster(warehouse, cluster)["name"])
+        name = str(choose_cluster(warehouse, loaded_cluster(cluster))["name"])
         counts = warehouse.reject_counts(name)
         rows = warehouse.rejects(name, limit=limit)
     found = {
@@ -241,6 +320,8 @@ def rejects(
 @commands.command("list", epilog="Example: helios trace list --json")
 def list_(as_json: AsJson = False) -> None:
     """List the loaded clusters."""
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         clusters = warehouse.clusters()
     answer(clusters.to_dict(orient="records"), frame_table(clusters), as_json=as_json)
@@ -270,6 +351,8 @@ def upgrade(as_json: AsJson = False) -> None:
 
     An empty database gets its tables.
     """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         applied = warehouse.upgrade()
@@ -282,6 +365,8 @@ def upgrade(as_json: AsJson = False) -> None:
 @db_commands.command("status", epilog="Example: helios db status --json")
 def status(as_json: AsJson = False) -> None:
     """Show which database is used, and which schema it has."""
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
+
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         revision, head = warehouse.revision(), warehouse.head()
@@ -302,6 +387,7 @@ def grant(
     jobs: Annotated[str, Option(help="PostgreSQL role of the daemon that acts on jobs.")],
     nodes: Annotated[str | None, Option(help="PostgreSQL role of the daemon that acts on nodes.")] = None,
     reader: Annotated[str | None, Option(help="PostgreSQL role of people who only read.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Grant the PostgreSQL role of each daemon the privileges it needs.
 
@@ -313,7 +399,9 @@ def grant(
 
     settings = configuration().settings
     grant_roles(settings, jobs=jobs, nodes=nodes, reader=reader)
-    given = ", ".join(
-        f"{role} ({what})" for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role
+    roles = {what: role for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role}
+    given, shown = (
+        ", ".join(f"{role} ({what})" for what, role in roles.items()),
+        without_password(settings.database.url),
     )
-    show(f"{without_password(settings.database.url)}: granted to {given}.")
+    answer({"database": shown, "granted": roles}, f"{shown}: granted to {given}.", as_json=as_json)

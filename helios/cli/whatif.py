@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +25,7 @@ from helios.cli.options import (
     expand,
     refuse_misplaced,
     rename_services,
+    writable,
 )
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
@@ -99,7 +99,9 @@ def whatif_(
         Path | None,
         Option(help="File for the results of the sweep. After an interruption, the same command goes on from it."),
     ] = None,
-    csv: Annotated[Path | None, Option(help="Also write the results of the sweep to this CSV file.")] = None,
+    csv: Annotated[
+        Path | None, Option("--csv", callback=writable, help="Also write the results of the sweep to this CSV file.")
+    ] = None,
     workers: Annotated[
         int | None,
         Option(
@@ -128,14 +130,10 @@ def whatif_(
     """
     if context.invoked_subcommand is not None:
         return
-    from helios.app.order_check import check_order  # noqa: PLC0415 - see helios.cli.replays
-    from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - as above
-    from helios.app.sweep import repeats, repredict_interval_s  # noqa: PLC0415 - as above
-    from helios.app.whatif import WhatIfRequest, whatif  # noqa: PLC0415 - as above
+    from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - see cli.replays
+    from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - as above
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli import replays  # noqa: PLC0415 - as above
-    from helios.report.significance import of_one_replay  # noqa: PLC0415 - as above
-    from helios.report.tables import differences_table, whatif_table  # noqa: PLC0415 - as above
-    from helios.report.whatif_text import nobody_waits  # noqa: PLC0415 - as above
 
     settings = configuration().settings
     replays.refuse_contradictions(context)
@@ -164,31 +162,28 @@ def whatif_(
                 sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress
             )
         else:
-            result = whatif(history, request, progress=progress)
-            if draws:
-                result = replace(result, check=check_order(history, request, draws=draws, progress=progress))
-            differences = of_one_replay(result)
-            if repeat:
-                engine = replays.engine_for(dask=dask, workers=workers or 1)
-                differences = repeats(
-                    history, request, times=repeat, over=repeat_over, engine=engine, progress=progress
-                )
+            found = replays.replay_and_compare(
+                history,
+                request,
+                draws=draws,
+                times=repeat,
+                over=repeat_over,
+                engine=lambda: replays.engine_for(dask=dask, workers=workers or 1),
+                progress=progress,
+            )
     if sweep_file is not None:
         replays.show_sweep(swept, csv=csv, as_json=as_json)
         return
-    say_notes(result.notes)
+    say_notes(found.whatif.notes)
     if frontier:
         say(f"note: {replays.live_setting(settings)}")
     if report is not None:
-        replays.write_whatif(report, history, result, differences)
-    if as_json:
-        show_json(result.to_json() | {"differences": differences.to_json()})
-        return
-    show(whatif_table(result, width=width(), differences=differences))
-    if differences.others and not nobody_waits(result):
-        show("", differences_table(differences))
-    if report is None:
-        say("Plots, and who gains and who pays: add --report whatif.html")
+        typed = [*source.words(history), *machine.words(), *window.words()]
+        typed += [] if resource is None else ["--resource", resource]
+        typed += ["--oversized", "skip"] if oversized is Oversized.SKIP else []
+        typed += [] if predict_again is None else ["--predict-again", predict_again]
+        replays.write_whatif(report, history, found.whatif, found.differences, options=typed)
+    replays.show_whatif(found, as_json=as_json, has_page=report is not None)
 
 
 # The wait of one job in a replay.
@@ -216,6 +211,11 @@ def explain_in_replay(
         str, Option(help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
     ] = "limit",
     run_times: OrderBy = None,
+    option: Annotated[
+        list[str] | None,
+        Option("--set", help="Set an option of the policy: POLICY.OPTION=VALUE, as in helios whatif. Repeatable."),
+    ] = None,
+    predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
     as_json: AsJson = False,
@@ -227,23 +227,26 @@ def explain_in_replay(
     in today's order. For a job that waits now, use helios why.
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
-    from helios.app.scenarios import scenarios  # noqa: PLC0415 - as above
+    from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
+    from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
     from helios.report.job_wait import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
+    plans = scenarios(
+        policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
+    )
     with progress_bars() as progress:
         history = source.read(progress)
         request = WhatIfRequest(
-            plans=scenarios(
-                policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
-            ),
+            plans=with_options(plans, option or []),
             **window.of(history),
             **machine.of(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
+            predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
             seed=settings.model.seed,
         )
         story = explain_wait(history, request, job, progress=progress)

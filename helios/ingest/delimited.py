@@ -1,7 +1,7 @@
 """Reader of lines of separated fields, as columns of text.
 
 Regular lines are parsed in whole blocks by Arrow. A line is odd if it has the wrong number of separators, a quote, a
-stray carriage return, a NUL byte or invalid UTF-8. Odd lines are handled one by one: repaired where there is exactly
+stray carriage return or a NUL byte. Odd lines are handled one by one: repaired where there is exactly
 one way to do so, and otherwise refused with a reason.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from helios.ingest.checks import Mask, Reason
 from helios.ingest.job_rows import FileReading, Refused
-from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, Block, RowTexts, blocks
+from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, REPLACED, Block, RowTexts, blocks
 
 # Repair of rows that were broken by newlines or separators inside a field.
 #
@@ -146,10 +146,11 @@ def repair(runs: Iterable[tuple[int, list[bytes]]], dialect: Dialect, *, first_l
         run, position = _Run(lines, dialect), 0
         while position < len(lines):
             number = first_line + start + position
-            reason, _ = _decoded(lines[position])
-            found = None if reason else run.row_at(position)
+            has_nul = b"\0" in lines[position]
+            found = None if has_nul else run.row_at(position)
             if found is None:
-                repaired.refused.append(Refused(number, reason or Reason.WRONG_FIELD_COUNT, lines[position]))
+                reason = Reason.NUL_BYTE if has_nul else Reason.WRONG_FIELD_COUNT
+                repaired.refused.append(Refused(number, reason, lines[position]))
                 position += 1
                 continue
             repaired.lines.append(number)
@@ -217,9 +218,8 @@ class _Run:
         """
         count = 0
         for line in self.lines[position : position + LONGEST_BROKEN_ROW_LINES]:
-            reason, text = _decoded(line)
-            goes_on = self.dialect.may_continue(line) and not self.dialect.begins_row(self.dialect.split(text))
-            if reason is not None or not goes_on:
+            begins = self.dialect.begins_row(self.dialect.split(line.decode()))
+            if b"\0" in line or begins or not self.dialect.may_continue(line):
                 break
             count += 1
         return count if count < LONGEST_BROKEN_ROW_LINES - 1 else 0
@@ -230,21 +230,12 @@ class _Run:
         if count > most or position + count > len(self.lines):
             return None
         lines = self.lines[position : position + count]
-        decoded = [_decoded(line) for line in lines]
-        if any(reason for reason, _ in decoded):
+        if any(b"\0" in line for line in lines):
             return None
-        if not quoted and any(self.dialect.begins_row(self.dialect.split(text)) for _, text in decoded[1:]):
+        decoded = [line.decode() for line in lines]
+        if not quoted and any(self.dialect.begins_row(self.dialect.split(text)) for text in decoded[1:]):
             return None
-        return "\n".join(text for _, text in decoded)
-
-
-def _decoded(line: bytes) -> tuple[Reason | None, str]:
-    if b"\0" in line:
-        return Reason.NUL_BYTE, ""
-    try:
-        return None, line.decode("utf-8")
-    except UnicodeDecodeError:
-        return Reason.INVALID_UTF8, ""
+        return "\n".join(decoded)
 
 
 def _rejoined(fields: list[str], dialect: Dialect) -> list[str] | None:
@@ -313,6 +304,7 @@ def read_rows(reading: FileReading, dialect: Dialect, columns: Sequence[str]) ->
     """
     wanted = dialect.wanted(columns)
     for block in blocks(reading.path, lines_per_block=reading.rows_per_batch, continues=dialect.may_continue):
+        reading.tally[REPLACED] += block.replaced
         yield _rows(block, dialect, wanted)
 
 
@@ -422,7 +414,7 @@ class _DelimitedLines:
         if self.dialect.quoted:
             quotes = self._count_of(b'"')
             odd |= quotes % 2 > 0 if self.quotes_enclose else quotes > 0
-        return odd | self._undecodable()
+        return odd
 
     def _separators(self) -> NDArray[np.int64]:
         data = np.frombuffer(self.data, dtype=np.uint8)
@@ -439,15 +431,6 @@ class _DelimitedLines:
         places = np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == ord(byte))
         return np.bincount(np.searchsorted(self.ends, places), minlength=len(self.ends))
 
-    def _undecodable(self) -> Mask:
-        bad = np.zeros(len(self.ends), dtype=np.bool_)
-        if self.data.isascii() or _is_utf8(self.data):
-            return bad
-        high = np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) >= 0x80)
-        for position in np.unique(np.searchsorted(self.ends, high)).tolist():
-            bad[position] = not _is_utf8(self.data[self.starts[position] : self.ends[position]])
-        return bad
-
 
 def _runs(chosen: Mask) -> Iterator[NDArray[np.int64]]:
     positions = np.flatnonzero(chosen)
@@ -455,14 +438,6 @@ def _runs(chosen: Mask) -> Iterator[NDArray[np.int64]]:
     for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(positions)], strict=True):
         if end > start:
             yield positions[start:end]
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _field_starts(data: NDArray[np.uint8], blank: Mask) -> Mask:

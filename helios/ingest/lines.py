@@ -26,7 +26,7 @@ HEAD_BYTES = 64 << 10
 # Most lines over which a row broken by newlines inside a field is searched for.
 LONGEST_BROKEN_ROW_LINES = 64
 
-REPLACED = "bytes that are no UTF-8 were replaced by a question mark in a diamond"
+REPLACED = "bytes that are no UTF-8 were read as Latin-1"
 
 _GZIP = b"\x1f\x8b"
 _UNREAD_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
@@ -45,11 +45,14 @@ class Block:
         Number of the first line in the decompressed file, from 1.
     bytes_read : int
         Bytes of the (compressed) file consumed so far.
+    replaced : int
+        Bytes that were no UTF-8 and are read as Latin-1.
     """
 
     data: bytes
     first_line: int
     bytes_read: int
+    replaced: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,34 +147,50 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
     with _opened(path) as (raw, plain):
         for data in _cuts(_chunks(path, plain), lines_per_block, continues):
             unix = data.replace(b"\r\n", b"\n") if b"\r" in data else data  # the search alone is much faster
-            yield Block(data=unix, first_line=first_line, bytes_read=raw.tell())
+            text = unix if unix.isascii() else unix.decode("utf-8", errors=_LATIN_1).encode()
+            replaced = len(text) - len(unix)  # each such byte has two in UTF-8
+            yield Block(data=text, first_line=first_line, bytes_read=raw.tell(), replaced=replaced)
             first_line += data.count(b"\n")
 
 
+_LATIN_1 = "helios-latin-1"
+
+
+def _read_as_latin_1(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return error.object[error.start : error.end].decode("latin-1"), error.end
+
+
+codecs.register_error(_LATIN_1, _read_as_latin_1)
+
+
 class Decoded:
-    """Bytes of a file with invalid UTF-8 replaced.
+    """Bytes of a file, of which those that are no UTF-8 are read as Latin-1.
 
     So one wrongly encoded name does not make the rest of the file unreadable.
 
     Attributes
     ----------
     replaced : int
-        How many replacements were made so far.
+        How many such bytes there were so far, once all is read.
     """
 
     def __init__(self, plain: IO[bytes]) -> None:
         self._plain = plain
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
-        self.replaced = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors=_LATIN_1)
+        self.replaced, self._has_begun = 0, False
 
     def read(self, size: int = CHUNK_BYTES) -> bytes:
         """Return about ``size`` bytes, none at the end."""
         while size:
             chunk = self._plain.read(size)
-            text = self._decoder.decode(chunk, final=not chunk)
-            self.replaced += text.count("\ufffd")
+            text = self._decoder.decode(chunk, final=not chunk).encode()
+            self.replaced += len(text) - len(chunk)  # each such byte has two in UTF-8
+            if not self._has_begun:
+                self.replaced += len(_UTF8_MARK) * chunk.startswith(_UTF8_MARK)
+                self._has_begun = True
             if text or not chunk:
-                return text.encode()
+                return text
         return b""
 
 

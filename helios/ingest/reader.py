@@ -25,6 +25,7 @@ from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import RowTexts, file_sha256, file_size, head
 from helios.ingest.parse import TimeParser
 from helios.model import Batch, JobState
+from helios.units import in_number
 
 # To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
 
@@ -84,6 +85,8 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
         raise FormatUnknown(
             f"{path} is a tar archive of files.", hint=f"Unpack it (tar -xf {path.name}) and load the file inside."
         )
+    if said := sacct.lacks(start):
+        raise FormatUnknown(f"{path} {said}", hint=sacct.EXPORT)
     raise FormatUnknown(
         f"The format of {path} is not recognised from its content.",
         hint=f"Helios reads {', '.join(LAYOUTS)}; say which it is with --format, or export it anew.",
@@ -241,7 +244,7 @@ class TraceFile:
             reading.clock.ambiguous
         )
         counted["times that daylight saving skips were moved to the end of the gap"] = reading.clock.nonexistent
-        return (*self._general_notes(), *(f"{count:,} {text}" for text, count in counted.items() if count))
+        return (*self._general_notes(), *(in_number(count, text) for text, count in counted.items() if count))
 
     def _general_notes(self) -> Iterator[str]:
         if self.assumed_timezone:
@@ -253,7 +256,9 @@ class TraceFile:
     def _nothing_understood(self, reasons: Counter[str]) -> NothingUnderstood:
         if not reasons:
             return NothingUnderstood(f"{self.path} holds no jobs.", hint="Check the export that wrote it.")
-        named = "; ".join(f"{reason} ({count:,} rows)" for reason, count in reasons.most_common(_FIRST_REASONS))
+        named = "; ".join(
+            f"{reason} ({in_number(count, 'rows')})" for reason, count in reasons.most_common(_FIRST_REASONS)
+        )
         return NothingUnderstood(
             f"Not one row of {self.path} was understood as {self.format}: {named}.",
             hint=f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",

@@ -109,6 +109,32 @@ def fits(start: bytes) -> bool:
     return start.lstrip()[:1] not in (b"{", b"[") and (_header(start) is not None or _is_raw(start))
 
 
+EXPORT = (
+    "Export it with: TZ=UTC sacct --allusers --duplicates --allocations --parsable "
+    '--delimiter="$(cat /proc/sys/kernel/random/uuid)" --format=JobIDRaw,User,Account,Partition,State,Submit,Eligible,'
+    "Start,End,ElapsedRaw,Timelimit,NNodes,ReqTRES,AllocTRES,NodeList,JobName -S 2026-09-01 -E 2026-10-01"
+)
+
+
+def lacks(start: bytes) -> str:
+    """Return what a file of sacct lacks so that it cannot be read.
+
+    Empty where its first line is not sacct's.
+    """
+    first, _, rest = start.partition(b"\n")
+    words = first.decode("utf-8", errors="replace").lower().split()
+    if len(words) > 2 and set(words) <= _KNOWN and re.match(rb"-+( +-+)+ *$", rest.partition(b"\n")[0]):
+        return "is sacct's table for a screen, which cuts long values off: it was printed without --parsable."
+    line = first.decode("utf-8", errors="replace").strip().lower()
+    names = max((re.split(mark, line) for mark in (r"\|", ";", ",", r"\t")), key=len)
+    known = {name.strip() for name in names} & _KNOWN
+    if len(known) < max(2, len(names) / 2):
+        return ""
+    needed = {"a job id (JobIDRaw)": ("jobid", "jobidraw"), "the submission (Submit)": ("submit", "submittime")}
+    missing = [told for told, names in needed.items() if known.isdisjoint(names)]
+    return f"is sacct's, and its header line lacks {' and '.join(missing)}." if missing else ""
+
+
 def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a sacct file as translated rows.
 
@@ -119,10 +145,8 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     """
     dialect = _dialect(head(reading.path))
     if dialect is None:
-        raise FormatUnknown(
-            f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
-            hint="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
-        )
+        neither = "is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields."
+        raise FormatUnknown(f"{reading.path} {lacks(head(reading.path)) or neither}", hint=EXPORT)
     forgeable = len(dialect.separator) < _GUESSABLE_BYTES and not {*_FREE_TEXT}.isdisjoint(dialect.names)
     read = read_counted if len(dialect.separator) > 1 else read_rows
     for rows in read(reading, dialect, FIELDS_READ):

@@ -22,6 +22,7 @@ from helios.predict.duration import DurationModel, refit, refuse_too_few, train_
 from helios.predict.job_table import JobTable
 from helios.predict.scores import EvaluationSet, Scores, evaluation_set, scores_for
 from helios.predict.timeline import RecordedWalk, empty_levels, untrained
+from helios.units import in_number
 
 SHRINKAGE_PREDICTS = "Shrinkage predicted the held-back jobs better than the trees did, so it predicts and they do not."
 
@@ -250,5 +251,5 @@ def _notes(
         notes.append("No time limit is known: the control time_limit is one number for all jobs.")
     untimed = int((~np.isfinite(table.run_time_s)).sum())
     if untimed:
-        notes.append(f"{untimed:,} jobs without a known run time count as submissions only.")
+        notes.append(in_number(untimed, "jobs without a known run time count as submissions only."))
     return notes

@@ -32,6 +32,7 @@ from helios.units import duration
 # Okabe and Ito's palette, distinguishable for the colour-blind (jfly.uni-koeln.de/color, 2002).
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 INK, SOFT, GREY, PALE = "#202124", "#5f6368", "#8a8f98", "#d5d8dd"
+matplotlib.rcdefaults()  # since it has read a matplotlibrc of the current folder, whoever's that is
 STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("charts.mplstyle"), use_default_template=False)
 # Colours that a page has darker and lighter ones of (templates/base.html.j2); elsewhere they stay as they are.
 THEMED = {

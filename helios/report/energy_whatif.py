@@ -6,7 +6,7 @@ They have the same form on a node series and on a job trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -58,8 +58,10 @@ class PolicyResult:
         Of the jobs that were submitted in the window.
     mean_delay_s, longest_delay_s : float, optional
         Of the jobs delayed; 0: none was.
-    energy_kwh, cost, co2_kg : float
+    energy_kwh : float
         By the model of ``helios.metrics.energy`` and the configuration, for the window.
+    cost, co2_kg : float, optional
+        None: no price, or no carbon dioxide of a kWh, is known.
     currency : str
         Of the cost.
     saved_kwh : float
@@ -81,9 +83,9 @@ class PolicyResult:
     node_hours_short: float
     share_of_jobs_delayed: float | None = None
     longest_delay_s: float | None = None
-    cost: float
+    cost: float | None
     currency: str
-    co2_kg: float
+    co2_kg: float | None
     saved_kwh: float
 
     def to_json(self) -> dict[str, Any]:
@@ -163,6 +165,14 @@ class EnergyWhatIf:
         """
         return next((result for result in self.policies if result.policy == policy), None)
 
+    def without_unknown(self, *, price: bool, co2: bool) -> EnergyWhatIf:
+        """Return the results without money or carbon dioxide, where what a kWh has of it is not known."""
+        policies = (
+            replace(policy, cost=policy.cost if price else None, co2_kg=policy.co2_kg if co2 else None)
+            for policy in self.policies
+        )
+        return replace(self, policies=tuple(policies))
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         first, end = self.window
@@ -204,6 +214,7 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
         f"CES keeps {ces.mean_sleeping_nodes:.1f} of {result.total_nodes:,.0f} nodes asleep and wakes some "
         f"{ces.wakeups_per_day:.2f} times a day: {ces.saved_kwh:,.0f} kWh{_share_saved(ces)} less than leaving all on."
     ]
+    sentences += _money(ces, result.of(ALWAYS_ON))
     for name, what in ((PUBLISHED, "the rule as published"), ("max_3h_plus_5", "max of 3 h + 5 nodes")):
         if control := result.of(name):
             sentences.append(f"{_compare_control(ces, control)} {what}.")
@@ -258,9 +269,28 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
     return drawing.svg
 
 
+def _money(policy: PolicyResult, always_on: PolicyResult | None) -> list[str]:
+    """Return what a policy saves against leaving all on in money and carbon dioxide, as far as they are known."""
+    if always_on is None:
+        return []
+    saved = []
+    if policy.cost is not None and always_on.cost is not None:
+        saved.append(f"{always_on.cost - policy.cost:,.0f} {policy.currency}")
+    if policy.co2_kg is not None and always_on.co2_kg is not None:
+        saved.append(f"{always_on.co2_kg - policy.co2_kg:,.0f} kg of CO2")
+    return [f"That saves {' and '.join(saved)}."] if saved else []
+
+
+def money_columns(result: EnergyWhatIf) -> list[str]:
+    """Return the columns of money and carbon dioxide, as far as they are known."""
+    first = next(iter(result.policies), None)
+    known = {"Cost": first and first.cost, "CO2 kg": first and first.co2_kg}
+    return [name for name, value in known.items() if value is not None]
+
+
 def _table(result: EnergyWhatIf, *, width: int) -> RenderableType:
     jobs = any(policy.jobs_delayed is not None for policy in result.policies)
-    names = _columns(jobs=jobs, width=width)
+    names = [*_columns(jobs=jobs, width=width), *(money_columns(result) if width >= MIDDLE else [])]
     table = plain_table("Policy", *names)
     table.columns[0].no_wrap = True
     baseline = result.of(ALWAYS_ON)
@@ -279,7 +309,7 @@ def _columns(*, jobs: bool, width: int) -> list[str]:
     names += ["Delayed"] if jobs else []
     names += ["Longest"] if jobs and width >= MIDDLE else []
     names += ["Sleeps/day", "Nodes/wake", "Short/day"] if width >= WIDE else []
-    return [*names, "MWh", "Saved", *(["Cost", "CO2 t"] if width >= WIDE else [])]
+    return [*names, "MWh", "Saved"]
 
 
 def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str]:
@@ -312,8 +342,8 @@ def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str
         "MWh": f"{policy.energy_kwh / 1e3:,.1f}",
         "Saved": percent(saved, 1),
         "Saved kWh": f"{policy.saved_kwh + 0.0:,.0f}",
-        "Cost": f"{policy.cost:,.0f} {policy.currency}",
-        "CO2 t": f"{policy.co2_kg / 1e3:,.1f}",
+        "Cost": "-" if policy.cost is None else f"{policy.cost:,.0f} {policy.currency}",
+        "CO2 kg": "-" if policy.co2_kg is None else f"{policy.co2_kg:,.0f}",
     }
 
 

@@ -5,6 +5,7 @@ Figures are embedded, nothing is fetched, and a page fits a phone and a sheet of
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,11 +22,18 @@ from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fiel
 from helios.report.admin.trials import TrialsReport
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_charts import nodes_over_time, saved_by_day
-from helios.report.energy_whatif import POLICY_COLUMNS, EnergyWhatIf, energy_figure, energy_verdict, policy_cells
+from helios.report.energy_whatif import (
+    POLICY_COLUMNS,
+    EnergyWhatIf,
+    energy_figure,
+    energy_verdict,
+    money_columns,
+    policy_cells,
+)
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Differences, of_one_replay, signed
 from helios.report.tables import CONTROL_NAMES, best_figures, named_missing
-from helios.report.whatif import GroupGain, WhatIf, biggest_users, by_size, by_user, losing_jobs
+from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
 from helios.report.whatif_text import nobody_waits, propose_scenario, verdict
 from helios.units import change, duration, percent
 
@@ -51,6 +59,7 @@ def render_whatif(
     evaluation: Mapping[str, Any] | None = None,
     differences: Differences | None = None,
     next_steps: Sequence[str] = (),
+    options: Sequence[str] | None = None,
 ) -> str:
     """Return the page of a what-if.
 
@@ -64,9 +73,13 @@ def render_whatif(
         How sure the differences are, over repeats; None: from the one replay alone.
     next_steps : sequence of str
         Commands for the reader to type next.
+    options : sequence of str, optional
+        Options of ``helios whatif explain`` that make the same replay of the history, for the command that explains a
+        job's wait; None: none does.
     """
     chosen = None if nobody_waits(result) else propose_scenario(result)
     users = by_user(chosen, result) if chosen is not None else []
+    losing = losing_jobs(chosen, result) if chosen is not None else []
     return _PAGES.get_template("whatif.html.j2").render(
         title=f"What if? {result.cluster}",
         result=result,
@@ -79,7 +92,10 @@ def render_whatif(
         by_size=by_size(chosen, result) if chosen is not None else [],
         users=users,
         named_users=biggest_users(users),
-        losing_jobs=losing_jobs(chosen, result) if chosen is not None else [],
+        losing_jobs=losing,
+        explain=None
+        if chosen is None or options is None or not losing
+        else shlex.join(["helios", "whatif", "explain", losing[0].job_id, *options, *_replay_options(chosen)]),
         sure=_differences(result, differences),
         figures=_figures(result, users),
         description=description,
@@ -89,6 +105,17 @@ def render_whatif(
         errors=inline(charts.error_profile, evaluation) if evaluation else None,
         next_steps=list(next_steps),
     )
+
+
+def _replay_options(run: Run) -> list[str]:
+    """Return the options of ``helios whatif explain`` for a replay."""
+    found = ["--policy", run.policy, "--backfill", run.backfill]
+    if run.backfill in {"easy", "nodes"}:
+        found += ["--estimates", str(run.estimates)]
+    for name, value in run.options.items():
+        kept = "never" if value is None else f"{value / 60:.9g}min" if name == "patience_s" else f"{value:g}"
+        found += ["--set", f"{run.policy}.{name.removesuffix('_s')}={kept}"]
+    return found
 
 
 def render_description(description: Description) -> str:
@@ -203,7 +230,7 @@ def render_trials(found: TrialsReport) -> str:
 def render_energy_whatif(found: EnergyWhatIf) -> str:
     """Return the page of an energy what-if."""
     jobs = any(policy.jobs_delayed is not None for policy in found.policies)
-    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if jobs else []), *POLICY_COLUMNS[5:]]
+    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if jobs else []), *POLICY_COLUMNS[5:], *money_columns(found)]
     rows = [policy_cells(policy, names) for policy in found.policies]
     first, end = found.window
     sections = [

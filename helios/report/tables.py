@@ -16,8 +16,10 @@ from helios.report.history import Description
 from helios.report.significance import CRITERIA, Difference, Differences, signed
 from helios.report.whatif import Run, WhatIf
 from helios.report.whatif_text import explanation, headline
-from helios.units import bar, change, duration, percent, sparkline
+from helios.units import bar, change, duration, in_number, percent, sparkline
 
+MIDDLE = 72
+"""Terminal columns below which only the mean and the longest wait are shown, as on a phone."""
 WIDE = 120
 """Terminal columns from which the secondary figures are shown too."""
 
@@ -55,13 +57,16 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     Parameters
     ----------
     width : int
-        Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
+        Columns of the terminal; from ``WIDE`` on secondary figures are shown too, below ``MIDDLE`` only the mean and
+        the longest wait.
     differences : Differences, optional
         How sure the differences are, over repeats; None: from the one replay alone.
     """
     baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"
-    table = plain_table("Replayed", "Mean wait", against, "p99", "Longest", f"1 {result.unit}", "2-8", ">8")
+    heads = ["Replayed", "Mean wait", "Longest"]
+    heads += [against, "p99", f"1 {result.unit}", "2-8", ">8"] if width >= MIDDLE else []
+    table = plain_table(*heads)
     for name in ("Median", "JCT", "Slowdown", "Used", "Queued") if width >= WIDE else ():
         table.add_column(name, justify="right")
     best = best_figures([baseline, *feasible])
@@ -126,10 +131,10 @@ def named_missing(description: Description) -> str:
     """
     words = {name: name.removesuffix("_at").removesuffix("_s").replace("_", " ") for name in description.missing}
     words |= {"started_at": "start", "ended_at": "end"}
+    lacking = {name: rows for name, rows in description.missing.items() if rows}
     return ", ".join(
-        f"{words[name]} {percent(rows / description.jobs) if rows >= 0.005 * description.jobs else f'{rows:,} jobs'}"
-        for name, rows in description.missing.items()
-        if rows
+        f"{words[name]} {percent(share) if (share := rows / description.jobs) >= 0.005 else in_number(rows, 'jobs')}"
+        for name, rows in lacking.items()
     )
 
 
@@ -256,11 +261,14 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
     cells = [
         label,
         _mark_best("mean", summary.mean_wait_s, best),
-        "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),
-        _mark_best("p99", summary.p99_wait_s, best),
         _mark_best("longest", summary.max_wait_s, best),
-        *(_mark_best(name, by_size[name], best) for name in SIZE_CLASSES),
     ]
+    if width >= MIDDLE:
+        cells += [
+            "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),
+            _mark_best("p99", summary.p99_wait_s, best),
+            *(_mark_best(name, by_size[name], best) for name in SIZE_CLASSES),
+        ]
     if width >= WIDE:
         cells += [
             duration(summary.median_wait_s),

@@ -46,6 +46,8 @@ class Run:
         Other options of the policy; lengths in s, None: never.
     bound_s : int, optional
         Wait beyond which a job went first, at the end of the replay, s; None: there was no bound.
+    unit : str
+        ``GPU`` or ``CPU``: of what the sizes of jobs are.
     summary : QueueSummary
     submitted_s, started_s, ended_s, wait_s, gpus, users : arrays of shape (jobs,)
         Each job's own figures; ``users`` are codes, -1 unknown.
@@ -64,6 +66,7 @@ class Run:
     users: NDArray[np.int64]
     options: Mapping[str, float | None] = field(default_factory=dict)
     bound_s: int | None = None
+    unit: str = "GPU"
 
     @property
     def label(self) -> str:
@@ -74,6 +77,7 @@ class Run:
             backfill=self.backfill,
             estimates=self.estimates,
             options=self.options,
+            unit=self.unit,
         )
 
     @property
@@ -124,17 +128,19 @@ def scenario_label(
     backfill: str,
     estimates: str | None,
     options: Mapping[str, float | None] | None = None,
+    unit: str = "GPU",
 ) -> str:
     """Return the short name of a replay.
 
     The parts are those of a :class:`Run`.
     """
+    order = POLICY_NAMES.get(policy, policy).replace("GPU", unit)
     by = f" {run_times}" if run_times else ""
     written_options = ""
     for name, value in (options or {}).items():
         written = "never" if value is None else duration_in_words(value) if name.endswith("_s") else f"{value:g}"
         written_options += f", {name.removesuffix('_s')} {written}"
-    return f"{POLICY_NAMES.get(policy, policy)}{by}{BACKFILL_NAMES[backfill].format(estimates)}{written_options}"
+    return f"{order}{by}{BACKFILL_NAMES[backfill].format(estimates)}{written_options}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,6 +182,8 @@ class WhatIf:
         The jobs, users and partitions by name; None: not given.
     check : OrderCheck, optional
         The verdict on the live order, over draws; None: there is only this one replay.
+    interrupted : bool
+        Whether a person stopped it before all replays were made.
     """
 
     cluster: str
@@ -187,6 +195,7 @@ class WhatIf:
     notes: tuple[str, ...]
     named: JobNames | None = None
     check: OrderCheck | None = None
+    interrupted: bool = False
 
     @property
     def baseline(self) -> Run:

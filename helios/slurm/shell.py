@@ -149,7 +149,9 @@ class Shell:
         ClusterUnavailable
             It is not there.
         """
-        path = self.folder or self.environment.get("PATH", os.defpath)
+        # Without relative entries, which would run what lies in the current folder.
+        places = self.environment.get("PATH", os.defpath).split(os.pathsep)
+        path = self.folder or os.pathsep.join(place for place in places if Path(place).is_absolute())
         if (found := shutil.which(program, path=path)) is None:
             raise ClusterUnavailable(f"Slurm's command {program} was not found in {path}.", hint=_WHERE)
         return found

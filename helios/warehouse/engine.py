@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -217,11 +218,7 @@ def prepare_file(engine: sa.Engine) -> None:
     try:
         if path.parent == platformdirs.user_data_path("helios"):
             make_folder(path.parent)
-        if not path.parent.exists():
-            raise WarehouseUnavailable(
-                f"There is no folder {path.parent} for the database.",
-                hint=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
-            )
+        check_folder(str(engine.url))
         if not path.exists():  # SQLite would make it readable by all; -wal and -shm copy the mode of this file
             os.close(open_private(path))
     except OSError as reason:
@@ -230,6 +227,42 @@ def prepare_file(engine: sa.Engine) -> None:
         raw: Any = connection.connection.driver_connection
         raw.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         raw.execute("PRAGMA journal_mode = WAL")
+
+
+def check_folder(url: str) -> None:
+    """Check that the folder of a SQLite database exists.
+
+    The user's own data folder may be missing: it is made.
+
+    Raises
+    ------
+    WarehouseUnavailable
+        It does not exist. The hint names the nearest folder. Or the URL is not valid.
+    """
+    path = sqlite_file(url)
+    if path is None or path.parent.exists() or path.parent == platformdirs.user_data_path("helios"):
+        return
+    near = _nearest_folder(path.parent.absolute())
+    meant = f"Did you mean {near / path.name}? " if near else ""
+    raise WarehouseUnavailable(
+        f"There is no folder {path.parent} for the database.",
+        hint=f"{meant}Correct database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
+    )
+
+
+def _nearest_folder(folder: Path) -> Path | None:
+    """Return the existing folder whose path is nearest to a missing one's."""
+    there = next(parent for parent in folder.parents if parent.exists())
+    for name in folder.relative_to(there).parts:
+        try:
+            names = [entry.name for entry in os.scandir(there) if entry.is_dir()]
+        except OSError:
+            return None
+        near = [name] if name in names else get_close_matches(name, names, n=1)
+        if not near:
+            return None
+        there /= near[0]
+    return there
 
 
 def _close_to_others(engine: sa.Engine) -> None:

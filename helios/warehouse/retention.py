@@ -1,8 +1,8 @@
 """Deletion of old rows.
 
 Decisions, cycles, predictions and the records of live readings are deleted once they are old. Jobs, nodes, models and
-applied changes are never deleted here. SQLite uses the space again for new rows, so that the file stops growing.
-VACUUM is not used: it would lock the database and need its size again on the disk.
+applied changes are deleted only with their whole cluster. SQLite uses the space again for new rows, so that the file
+stops growing. VACUUM is not used: it would lock the database and need its size again on the disk.
 """
 
 from __future__ import annotations
@@ -45,6 +45,34 @@ class Horizon:
     cycles: datetime
     predictions: datetime
     readings: datetime
+
+
+def count_rows(connection: sa.Connection, cluster_id: int) -> dict[str, int]:
+    """Return how many rows each table has of a cluster, tables without any left out."""
+    tables = {table: _rows_of(table, cluster_id) for table in schema.metadata.sorted_tables}
+    counts = {
+        table.name: connection.execute(sa.select(sa.func.count()).select_from(table).where(chosen)).scalar_one()
+        for table, chosen in tables.items()
+        if chosen is not None and table is not schema.clusters
+    }
+    return {name: rows for name, rows in counts.items() if rows}
+
+
+def remove_cluster(connection: sa.Connection, cluster_id: int) -> None:
+    """Delete a cluster with all its rows.
+
+    Texts that jobs refer to by number, such as names of users, stay: other clusters may have the same.
+    """
+    for table in reversed(schema.metadata.sorted_tables):
+        if (chosen := _rows_of(table, cluster_id)) is not None:
+            connection.execute(sa.delete(table).where(chosen))
+
+
+def _rows_of(table: sa.Table, cluster_id: int) -> sa.ColumnElement[bool] | None:
+    if table is schema.rejects:
+        loads = sa.select(schema.loads.c.load_id).where(schema.loads.c.cluster_id == cluster_id)
+        return table.c.load_id.in_(loads)
+    return table.c.cluster_id == cluster_id if "cluster_id" in table.c else None
 
 
 def forget(engine: sa.Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from helios import model
 from helios.choices import Domain
-from helios.errors import FrameInvalid, SchemaOutdated
+from helios.errors import FrameInvalid, SchemaOutdated, UsageError
 from helios.model import TIME, Batch, FrameKind
 from helios.warehouse import grants, migrate, schema
 from helios.warehouse import jobs as jobs_module
@@ -30,7 +30,7 @@ from helios.warehouse.keys import (
     known_clusters,
 )
 from helios.warehouse.models import ModelStore, incumbent_id
-from helios.warehouse.retention import Horizon, forget
+from helios.warehouse.retention import Horizon, count_rows, forget, remove_cluster
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
@@ -193,6 +193,55 @@ class Warehouse(ModelStore):
         """
         with reading(self._engine) as connection:
             return frame_of(self._bulk.select(connection, known_clusters()), CLUSTERS)
+
+    def contents(self, cluster: str) -> dict[str, int]:
+        """Return how many rows each table has of a cluster, tables without any left out.
+
+        Raises
+        ------
+        NoSuchCluster
+            There is no such cluster.
+        """
+        with reading(self._engine) as connection:
+            return count_rows(connection, find_cluster_id(connection, cluster))
+
+    def remove_cluster(self, cluster: str) -> None:
+        """Delete a cluster with all its rows, in one transaction.
+
+        Raises
+        ------
+        NoSuchCluster
+            There is no such cluster.
+        UsageError
+            A Helios acts on it: what it applied could not be reverted any more.
+        """
+        with writing(self._engine, alone=True) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            _refuse_applied(connection, cluster, cluster_id)
+            remove_cluster(connection, cluster_id)
+
+    def rename_cluster(self, cluster: str, name: str) -> None:
+        """Give a cluster another name.
+
+        Raises
+        ------
+        NoSuchCluster
+            There is no such cluster.
+        UsageError
+            Another cluster has that name, or Slurm gives the old one: the next reading would make it again.
+        """
+        clusters = schema.clusters
+        with writing(self._engine, alone=True) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            _refuse_applied(connection, cluster, cluster_id)
+            if connection.execute(sa.select(schema.coverage.c.source).filter_by(cluster_id=cluster_id)).first():
+                raise UsageError(
+                    f"{cluster} is the name that Slurm gives the cluster, and its accounting is read under it.",
+                    hint="Rename only what was loaded from files.",
+                )
+            if connection.execute(sa.select(clusters.c.cluster_id).filter_by(name=name)).first():
+                raise UsageError(f"There is a cluster {name} already.", hint="Choose another name: helios trace list")
+            connection.execute(sa.update(clusters).filter_by(cluster_id=cluster_id).values(name=name))
 
     def jobs(
         self,
@@ -600,6 +649,22 @@ class Warehouse(ModelStore):
                 f"{shown(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
                 hint="Bring it up to date: helios db upgrade",
             )
+
+
+def _refuse_applied(connection: sa.Connection, cluster: str, cluster_id: int) -> None:
+    """Raise UsageError where changes are applied to a cluster, or a Helios holds its lease."""
+    applied, leases = (schema.applied_changes, schema.applied_node_changes), schema.leases
+    now_us = lease_time_us(connection, datetime.now(UTC))
+    held = sa.select(leases.c.holder).where(
+        leases.c.cluster_id == cluster_id, leases.c.holder.is_not(None), leases.c.expires_at > now_us
+    )
+    if connection.execute(held).first() or any(
+        connection.execute(sa.select(table.c.setting).filter_by(cluster_id=cluster_id)).first() for table in applied
+    ):
+        raise UsageError(
+            f"A Helios acts on {cluster}, and what it applied is recorded here.",
+            hint="Stop its daemon and revert everything first: systemctl stop helios; helios pause",
+        )
 
 
 def _between(

@@ -1120,3 +1120,29 @@ def test_the_edition_changes_with_every_load_and_model(warehouse: Warehouse) -> 
     again = warehouse.edition("venus")
     warehouse.add_model(a_model())
     assert len({loaded, again, warehouse.edition("venus")}) == 3
+
+
+def test_a_cluster_is_renamed_and_removed_and_the_others_stay(warehouse: Warehouse) -> None:
+    for name in ("venus", "earth"):
+        batch = a_batch(a_job(job_id="1"), rejects=((7, "unknown state", "x"),))
+        warehouse.load([batch], cluster=name, path=name, sha256=name, format="sacct", timezone="UTC")
+    with pytest.raises(UsageError, match="There is a cluster earth already"):
+        warehouse.rename_cluster("venus", "earth")
+    warehouse.rename_cluster("venus", "mars")
+    assert len(warehouse.jobs("mars")) == len(warehouse.rejects("mars")) == 1
+    counted = warehouse.contents("mars")
+    assert counted == warehouse.contents("earth") == {"jobs": 1, "loads": 1, "rejects": 1}
+    warehouse.remove_cluster("mars")
+    assert warehouse.clusters()["name"].tolist() == ["earth"]
+    assert warehouse.contents("earth") == counted
+    with pytest.raises(NoSuchCluster):
+        warehouse.remove_cluster("mars")
+
+
+def test_a_cluster_with_a_lease_is_kept_until_it_runs_out(warehouse: Warehouse) -> None:
+    warehouse.load([a_batch(a_job())], cluster="venus", path="x", sha256="x", format="sacct", timezone="UTC")
+    ledger, now = warehouse.ledger("venus"), datetime.now(UTC)
+    assert ledger.acquire(holder="here", now=now, lasts=timedelta(minutes=5)) is not None
+    for forbidden in (lambda: warehouse.remove_cluster("venus"), lambda: warehouse.rename_cluster("venus", "mars")):
+        with pytest.raises(UsageError, match="A Helios acts on venus"):
+            forbidden()

@@ -148,3 +148,13 @@ def test_a_database_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> No
     answer = shell(tmp_path, HELIOS_DATABASE_URL=f"sqlite:///{path}")("trace", "list", code=1)
     assert "notes.txt" in answer.err
     assert path.read_text().startswith("not a database")
+
+
+@pytest.mark.parametrize("command", ["whatif", "trace describe", "study", "energy whatif", "simulate"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, command: str) -> None:
+    answer = shell(tmp_path)(*command.split(), "--trace", "missing.csv", "--report", "no/such/page.html", code=2)
+    assert "--report no/such/page.html cannot be written" in answer.err  # and not that the trace is missing
+    (tmp_path / "page.html").write_text("old")
+    shell(tmp_path)(*command.split(), "--trace", "missing.csv", "--report", "page.html", code=1)
+    shell(tmp_path)(*command.split(), "--trace", "missing.csv", "--report", "new.html", code=1)
+    assert (tmp_path / "page.html").read_text() == "old" and not (tmp_path / "new.html").exists()

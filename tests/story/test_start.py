@@ -32,11 +32,19 @@ def test_what_neither_predicts_nor_draws_does_not_wait_for_it() -> None:
 
 
 def test_help_and_version_enter_no_room() -> None:
-    assert loaded_by_running("--version", "--help", of=(*HEAVY, "pandas", "sqlalchemy")) == []
+    assert loaded_by_running("--version", "--help", of=(*NEVER_FOR_HELP, "pydantic")) == []
 
 
 def test_settings_and_the_help_of_a_command_need_no_heavy_module(tmp_path: Path) -> None:
-    typed = ("config show", "why --help", "whatif --help", "whatif explain --help")
+    typed = (
+        "config show",
+        "config check --help",
+        "why --help",
+        "status --help",
+        "whatif --help",
+        "whatif explain --help",
+    )
+    typed += ("trace load --help", "study --help", "hook --help", "doctor --help")
     assert loaded_by_running(*typed, of=NEVER_FOR_HELP, folder=tmp_path) == []
 
 
@@ -51,3 +59,14 @@ def test_a_load_needs_no_model_and_no_statistics(tmp_path: Path, monkeypatch: py
 def test_the_list_of_commands_says_of_each_what_it_says_of_itself(name: str) -> None:
     first = imported(name).help.split("\n\n")[0].replace("\n", " ")
     assert first == COMMANDS[name][1]
+
+
+@pytest.mark.parametrize("command", [["why", "1"], ["status"], ["report", "users"]])
+def test_a_question_trains_and_draws_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("HELIOS_DATABASE_URL", f"sqlite:///{tmp_path}/helios.db")
+    monkeypatch.setenv("HELIOS_SLURM_COMMANDS", str(tmp_path))  # there is no Slurm, which is found out last
+    heavy = ("apscheduler", "dask", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
+    run = "import helios.cli.main\ntry: helios.cli.main.main()\nexcept SystemExit: pass"
+    assert loaded_by(f"sys.argv = {['helios', *command]}\n{run}", of=(*heavy, "pandas"), folder=tmp_path) == ["pandas"]

@@ -1,10 +1,15 @@
 """A user asks why a job waited in a replay."""
 
+import html
+import re
+import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from helios.ingest import synthetic_trace, write_helios_csv
+from helios.units import duration
 from tests.story.shell import Helios, shell
 
 REPLAY = ("--trace", "venus.csv", "--timezone", "UTC", "--nodes", "6", "--oversized", "skip")
@@ -16,7 +21,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
     """A day of a cluster that is too small for it."""
     folder = tmp_path_factory.mktemp("site")
     write_helios_csv(synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1), folder / "venus.csv")
-    return shell(folder)
+    helios = shell(folder)
+    helios.folder = folder
+    return helios
 
 
 def test_a_job_s_story_adds_up_and_today_s_order_stands_beside_another(site: Helios) -> None:
@@ -62,3 +69,23 @@ def test_orders_go_by_what_is_predicted_again_where_that_is_asked_for(site: Heli
     request = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
     once, again = (site(*request, "--predict-again", said).json["runs"] for said in ("never", "10min"))
     assert once != again
+
+
+@pytest.mark.parametrize(
+    "policy", [("qssf",), ("qssf", "--set", "qssf.wait_share=0.3", "--set", "qssf.patience=4h"), ("fewest_gpus",)]
+)
+def test_the_command_on_the_page_explains_the_wait_that_the_page_shows(
+    site: Helios, tmp_path: Path, policy: tuple[str, ...]
+) -> None:
+    page, trace = tmp_path / "page.html", site.folder / "venus.csv"
+    site(
+        "whatif", "--trace", trace, "--nodes", "6", "--gpus-per-node", "8", "--oversized", "skip", "--draws", "0",
+        "--from", "2020-09-01T01:00:00Z", "--to", "2020-09-01T23:00:00Z", "--warm-up", "1h", "--timezone", "UTC",
+        "--policy", f"fifo,{policy[0]}", *policy[1:], "--backfill", "easy", "--report", page,
+    )  # fmt: skip
+    (command,) = re.findall(r"<pre>(helios whatif explain .*)</pre>", page.read_text())
+    words = shlex.split(html.unescape(command))
+    explained = shell(tmp_path)(*words[1:], "--json").json  # typed elsewhere
+    row = next(line for line in page.read_text().splitlines() if f"<tr><td>{explained['job_id']}</td>" in line)
+    waited = re.findall(r"<td>([^<]*)</td>", row)[-2]
+    assert waited == duration(explained["wait_s"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helios import config
-from helios.config import Configuration, load_configuration, without_password
+from helios.config import Configuration, example_file, load_configuration, without_password
 from helios.errors import ConfigurationInvalid
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_another_user_wrote_is_not_believed_and_that_is_told(tmp_pat
         configuration = configured(tmp_path)
     assert configuration.settings.model.seed == 0
     (note,) = configuration.notes
-    assert "belongs to another user" in note and f"HELIOS_CONFIG={tmp_path / 'helios.toml'}" in note
+    assert "belongs to another user" in note and f"helios --config {tmp_path / 'helios.toml'}" in note
 
 
 def test_a_file_that_another_user_wrote_is_not_even_parsed(tmp_path: Path) -> None:
@@ -174,5 +174,124 @@ def test_the_example_file_holds_every_setting_at_its_default(tmp_path: Path) -> 
     example = Path(__file__).parents[2] / "deploy" / "helios.toml"
     configuration = load_configuration(environment={"HELIOS_CONFIG": str(example)}, folder=tmp_path)
     assert configuration.settings == configured(tmp_path).settings
-    commented = example.read_text()
-    assert all(f"{setting.key.split('.')[1]} = " in commented for setting in configuration.listing())
+    assert (
+        example.read_text() == example_file()
+    )  # python -c 'from helios.config import *; print(example_file(), end="")'
+
+
+def test_every_key_of_the_example_file_is_its_default_when_it_is_switched_on(tmp_path: Path) -> None:
+    lines = [line.removeprefix("#") if re.match(r"#\w+ = ", line) else line for line in example_file().splitlines()]
+    configuration = configured(tmp_path, "\n".join(lines))
+    assert {setting.key for setting in configuration.listing()} == set(configuration.origins)
+    defaults = {it.key: it.value for it in configured(tmp_path / "nowhere").listing()}
+    unlike = {it.key for it in configuration.listing() if it.value != defaults[it.key]}
+    assert unlike == {"database.url", "control.state_folder", "report.folder"}  # they depend on the user
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_file_in_a_folder_that_others_can_write_is_not_used(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "helios.toml").write_text("[model]\nseed = 7\n")
+    tmp_path.chmod(mode)
+    configuration = configured(tmp_path)
+    assert configuration.settings.model.seed == 0
+    assert "lies in a folder that can be written by others" in configuration.notes[0]
+
+
+def test_a_file_of_one_s_own_in_another_user_s_folder_is_not_used(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    (tmp_path / "helios.toml").write_text("[slurm]\ncommands = '/tmp'\n")
+    os.chown(tmp_path, 65534, 65534)
+    configuration = configured(tmp_path)
+    assert configuration.settings.slurm.commands == ""
+    assert "lies in a folder that belongs to another user" in configuration.notes[0]
+
+
+def test_a_relative_folder_of_commands_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationInvalid, match="absolute path"):
+        configured(tmp_path, "[slurm]\ncommands = 'bin'\n")
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder in place of /etc/helios."""
+    folder = tmp_path / "etc"
+    (folder / "conf.d").mkdir(parents=True)
+    monkeypatch.setattr(config, "SYSTEM_FOLDER", folder)
+    return folder
+
+
+def test_each_file_wins_over_the_ones_before_it(system: Path, tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    places = {
+        "seed": (system / "helios.toml", 1),
+        "kept": (system / "conf.d" / "10-a.toml", 2),
+        "judged_days": (system / "conf.d" / "20-b.toml", 3),
+        "test_fraction": (home / ".config" / "helios" / "helios.toml", 0.4),
+        "dask": (here / "helios.toml", "tcp://d:1"),
+    }
+    names = list(places)
+    for place, (path, _) in enumerate(places.values()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = {name: places[name][1] for name in names[place:]}  # each sets its own key and those of all after it
+        path.write_text("[model]\n" + "".join(f"{name} = {value!r}\n" for name, value in own.items()))
+    configuration = configured(here, HOME=str(home), HELIOS_MODEL_SEED="9")
+    model = configuration.settings.model
+    assert {name: getattr(model, name) for name in names} == {
+        "seed": 9, **{name: value for name, (_, value) in places.items() if name != "seed"}
+    }  # fmt: skip
+    for name in names[1:]:
+        assert origin_of(configuration, f"model.{name}") == str(places[name][0])
+    assert configuration.files == tuple(str(path) for path, _ in places.values())
+
+
+def test_a_named_file_is_read_instead_of_all_others(system: Path, tmp_path: Path) -> None:
+    (system / "helios.toml").write_text("[model]\nseed = 1\nkept = 5\n")
+    (tmp_path / "site.toml").write_text("[model]\nseed = 2\n")
+    configuration = configured(tmp_path, "[model]\nkept = 6\n", HELIOS_CONFIG=str(tmp_path / "site.toml"))
+    assert (configuration.settings.model.seed, configuration.settings.model.kept) == (2, 30)
+
+
+@pytest.mark.parametrize("open_to_others", ["helios.toml", "conf.d", "conf.d/10-a.toml", "."])
+def test_a_system_file_that_others_can_write_is_an_error(system: Path, tmp_path: Path, open_to_others: str) -> None:
+    (system / "helios.toml").write_text("[power]\nnever = 'login1'\n")
+    (system / "conf.d" / "10-a.toml").write_text("[model]\nseed = 2\n")
+    place = system / open_to_others
+    place.chmod(place.stat().st_mode | 0o020)
+    with pytest.raises(ConfigurationInvalid, match="can be written by others") as refused:
+        configured(tmp_path)
+    assert "chmod go-w" in refused.value.hint
+
+
+def test_services_of_several_files_add_up(system: Path, tmp_path: Path) -> None:
+    (system / "helios.toml").write_text("[services.qssf]\n")
+    (system / "conf.d" / "ces.toml").write_text("[services.ces]\n")
+    (system / "conf.d" / "ces.toml.rpmsave").write_text("broken")
+    assert set(configured(tmp_path).settings.services) == {"qssf", "ces"}
+
+
+def test_a_home_that_another_user_owns_is_not_used(tmp_path: Path) -> None:
+    own = tmp_path / "home" / ".config" / "helios"
+    own.mkdir(parents=True)
+    (own / "helios.toml").write_text("[model]\nseed = 7\n")
+    assert configured(tmp_path, HOME=str(tmp_path / "home")).settings.model.seed == 7
+    with seen_as(4711):  # as root, with the HOME of who typed sudo
+        assert configured(tmp_path, HOME=str(tmp_path / "home")).settings.model.seed == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["HELIOS_TEST_ANYTHING", "HELIOS_REPORT", "HELIOS_REQUESTS", "HELIOS_CHECKPOINTS", "HELIOS_TRIAL",
+             "HELIOS_PARAMETERS", "HELIOS_DEVICE"],
+)  # fmt: skip
+def test_variables_of_tests_and_of_training_tasks_are_left_alone(tmp_path: Path, name: str) -> None:
+    assert configured(tmp_path, **{name: "1"}).settings == configured(tmp_path).settings
+
+
+@pytest.mark.parametrize(
+    ("toml", "near"),
+    [("[model]\nsead = 7\n", "model.seed"), ("[modle]\nseed = 7\n", "model")],
+)
+def test_an_unknown_key_or_section_is_refused_with_the_nearest_one(tmp_path: Path, toml: str, near: str) -> None:
+    with pytest.raises(ConfigurationInvalid, match=r"helios\.toml\): is not a key") as refused:
+        configured(tmp_path, toml)
+    assert refused.value.hint.startswith(f"Did you mean {near}?")

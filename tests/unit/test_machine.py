@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
+from helios.app.replay_cluster import ReplayCluster, choose_resource, parse_nodes, replay_cluster_for
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from tests.builders import a_job, jobs_frame
 
@@ -34,15 +34,39 @@ def test_each_job_goes_to_its_partition() -> None:
     assert [machine.shape.partitions[code] for code in machine.partition] == ["b", "a"]
 
 
-def test_one_name_that_no_job_uses_pools_every_partition_and_says_so() -> None:
+def test_the_name_all_pools_every_partition_and_says_so() -> None:
     machine = placed(a_job(partition="a"), a_job(partition="b"), nodes={"all": 2})
     assert len(machine.jobs) == 2
     assert "pooled" in machine.notes[0]
 
 
-def test_a_name_that_no_partition_has_is_said_to_be_why_all_are_pooled() -> None:
-    machine = placed(a_job(partition="a"), a_job(partition="b"), nodes={"gpuu": 2})
-    assert "none is called gpuu" in machine.notes[0]
+@pytest.mark.parametrize("nodes", [{"gpuu": 2}, {"gpuu": 2, "cpu": 1}])
+def test_a_mistyped_partition_is_refused_with_the_nearest_one(nodes: dict[str, int]) -> None:
+    with pytest.raises(PartitionUnknown, match="partition gpuu of --nodes") as refused:
+        placed(a_job(partition="gpu"), a_job(partition="cpu"), nodes=nodes)
+    assert refused.value.hint.startswith("Did you mean gpu?")
+
+
+def test_a_partition_without_jobs_beside_others_is_only_named() -> None:
+    machine = placed(a_job(partition="gpu"), nodes={"gpu": 2, "debug": 1})
+    assert machine.notes == ("No job belongs to partition debug.",)
+
+
+@pytest.mark.parametrize(
+    ("gpu_hours", "cpu_hours", "chosen", "words"),
+    [
+        (1, 99, "cpus", "1 %"),
+        (5, 95, "gpus", "5 %"),
+        (40, 60, "gpus", "40 %"),
+        (60, 40, "gpus", ""),
+        (0, 1, "cpus", ""),
+    ],
+)
+def test_what_has_the_hours_is_replayed(gpu_hours: int, cpu_hours: int, chosen: str, words: str) -> None:
+    held = [a_job(gpus=8, run_time_s=3600.0 * gpu_hours)] if gpu_hours else []
+    resource, notes = choose_resource(jobs_frame(*held, a_job(gpus=0, cpus=4, run_time_s=3600.0 * cpu_hours)))
+    assert resource == chosen
+    assert [words in note and f"{chosen.upper()[:-1]}s are replayed" in note for note in notes] == [True] * bool(words)
 
 
 @pytest.mark.parametrize("nodes", [{"all": 99_999_999_999}, None])

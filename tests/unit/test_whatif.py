@@ -72,7 +72,7 @@ def test_an_order_by_true_run_times_is_told_them() -> None:
 def test_jobs_that_never_ran_are_left_out_and_it_is_said() -> None:
     result = asked(at(0), at(1, run_time_s=None))
     assert result.runs[0].summary.jobs == 1
-    assert any("1 jobs that never ran" in note for note in result.notes)
+    assert any("1 job that never ran" in note for note in result.notes)
 
 
 def test_jobs_of_the_warm_up_are_replayed_but_not_counted() -> None:

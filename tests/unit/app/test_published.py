@@ -98,7 +98,7 @@ def test_jobs_larger_than_their_partition_are_refused_or_left_out_and_told() -> 
         asked(*jobs)
     answer = asked(*jobs, skip_oversized=True)
     assert answer.jobs == 4
-    assert any(note.startswith("Left out: 1 jobs are larger") for note in answer.notes)
+    assert any(note.startswith("Left out: 1 job is larger") for note in answer.notes)
     with pytest.raises(NotEnoughHistory, match="left out"):
         asked(jobs[-1], skip_oversized=True)
 

@@ -76,10 +76,10 @@ def test_jobs_that_cannot_be_replayed_are_left_out_and_counted() -> None:
     )
     assert jobs.jobs["job_id"].tolist() == ["4", "5"]
     said = "\n".join(jobs.notes)
-    assert "1 jobs that never ran" in said
-    assert "1 jobs of partitions that the site does not have were left out: gone" in said
-    assert "1 jobs that ask for more nodes, resources or time than their partition has were left out, as 3" in said
-    assert "1 jobs without a partition go to the site's default one" in said
+    assert "1 job that never ran" in said
+    assert "1 job of partitions that the site does not have was left out: gone" in said
+    assert "1 job that asks for more nodes, resources or time than its partition has was left out, as 3" in said
+    assert "1 job without a partition goes to the site's default one" in said
 
 
 def test_a_history_of_another_cluster_is_refused() -> None:

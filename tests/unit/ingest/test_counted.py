@@ -35,10 +35,9 @@ def jobs_of(folder: Path, content: bytes, **options: int) -> pd.DataFrame:
 
 
 def as_read(name: str) -> str | None:
-    return (
-        name.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\r\n", "\n").replace("\0", "�")
-        or None
-    )
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    latin = "".join(chr(ord(one) - 0xDC00) if "\udc80" <= one <= "\udcff" else one for one in text)
+    return latin.replace("\r\n", "\n").replace("\0", "\ufffd") or None
 
 
 def assert_true_jobs(jobs: pd.DataFrame, names: list[str]) -> None:

@@ -53,7 +53,7 @@ def test_rounding_up_is_said_aloud_and_only_where_it_happens(tmp_path):
     tasks = [a_pai_task(job="j1", gpu="25.0"), a_pai_task(job="j2", gpu="100.0"), a_pai_task(job="j3", gpu="")]
     jobs = [a_pai_job(name=f"j{number}", inst=f"i{number}") for number in (1, 2, 3)]
     notes = read(a_pai_file(tmp_path, *jobs, tasks=tasks)).notes
-    assert [note for note in notes if note.startswith("1 jobs ask for a fraction of a GPU")]
+    assert [note for note in notes if note.startswith("1 job asks for a fraction of a GPU")]
 
 
 def test_kinds_of_gpu_are_those_of_the_tasks_that_ask_for_some(tmp_path):
@@ -79,7 +79,7 @@ def test_a_job_without_tasks_has_no_start_and_is_told(tmp_path):
     batch = read(a_pai_file(tmp_path, a_pai_job(name="lost"), a_pai_job(name="j1", inst="i2")))
     lost = batch.jobs[batch.jobs["job_id"] == "lost"].iloc[0]
     assert pd.isna(lost["started_at"]) and np.isnan(lost["cpus"]) and lost["gpus"] == 0
-    assert any("1 jobs have no task" in note for note in batch.notes)
+    assert any("1 job has no task" in note for note in batch.notes)
 
 
 def test_a_group_tag_is_the_name_where_the_table_is_there(tmp_path):
@@ -87,7 +87,7 @@ def test_a_group_tag_is_the_name_where_the_table_is_there(tmp_path):
     tags = ["i2,ann,V100M32,fbeb14,nmt", "i1,ann,,0a1b2c,", "i3,ann,,,"]
     batch = read(a_pai_file(tmp_path, *jobs, tags=tags))
     assert batch.jobs["name"].fillna("-").tolist() == ["0a1b2c", "fbeb14", "-"]
-    assert any("1 jobs have no group tag" in note for note in batch.notes)
+    assert any("1 job has no group tag" in note for note in batch.notes)
 
 
 def test_without_the_tag_table_jobs_have_no_names(tmp_path):

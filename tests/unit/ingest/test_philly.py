@@ -76,7 +76,7 @@ def test_a_job_whose_last_attempt_has_no_end_was_suspended_running(tmp_path, unk
 def test_a_job_without_attempts_never_started_and_is_told(tmp_path, attempts):
     batch = read(a_philly_file(tmp_path, a_philly_job(status="Killed", attempts=attempts)))
     assert batch.jobs[["started_at", "ended_at", "run_time_s", "nodes"]].isna().all(axis=None)
-    assert batch.jobs["gpus"].tolist() == [0] and any("1 jobs have no recorded attempt" in note for note in batch.notes)
+    assert batch.jobs["gpus"].tolist() == [0] and any("1 job has no recorded attempt" in note for note in batch.notes)
 
 
 @pytest.mark.parametrize("unknown", ["None", None])

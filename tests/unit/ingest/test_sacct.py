@@ -1,7 +1,10 @@
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from helios.errors import FormatUnknown
 from helios.ingest import TraceFormat, open_trace
 from tests.unit.ingest.builders import (
     a_file,
@@ -294,3 +297,29 @@ def test_of_two_clusters_in_the_file_none_is_named_and_both_are_told(tmp_path):
 def test_a_nul_byte_is_rejected_and_shown(tmp_path):
     batch = read(a_file(tmp_path, named("\0")))
     assert batch.rejects["reason"].tolist() == ["NUL byte"] and "\\x00" in batch.rejects["text"][0]
+
+
+@pytest.mark.parametrize(
+    ("header", "lacking"),
+    [
+        ("JobIDRaw|User|State|Start|End|AllocTRES", "lacks the submission (Submit)"),
+        ("User;State;Submit;Start;End", "lacks a job id (JobIDRaw)"),
+        ("User,State,Start,End", "lacks a job id (JobIDRaw) and the submission (Submit)"),
+        (
+            "JobID JobName Partition State ExitCode\n------------ ---------- ---------- ---------- --------",
+            "--parsable",
+        ),
+    ],
+)
+@pytest.mark.parametrize("chosen", [None, "sacct"])
+def test_a_file_of_sacct_that_lacks_something_says_what(tmp_path, header, lacking, chosen):
+    path = a_file(tmp_path, f"{header}\n1|ann|COMPLETED\n".encode())
+    with pytest.raises(FormatUnknown, match=re.escape(lacking)) as refused:
+        list(open_trace(path, format=chosen).read())
+    assert "--format=JobIDRaw" in refused.value.hint
+
+
+@pytest.mark.parametrize("first", ["a,b,c", "some text about a job", "user,id,when"])
+def test_what_is_not_sacct_s_is_not_said_to_be(tmp_path, first):
+    with pytest.raises(FormatUnknown, match="not recognised"):
+        open_trace(a_file(tmp_path, f"{first}\n1,2,3\n".encode()))

@@ -117,7 +117,7 @@ def test_a_file_with_only_a_header_holds_no_jobs(tmp_path):
 
 def test_a_file_of_which_nothing_was_understood_names_the_first_reasons(tmp_path):
     path = a_helios_file(tmp_path, a_helios_row(gpus="x"), a_helios_row(gpus="y"), a_helios_row(state="z"))
-    with pytest.raises(NothingUnderstood, match=r"number is not understood \(2 rows\); unknown state \(1 rows\)"):
+    with pytest.raises(NothingUnderstood, match=r"number is not understood \(2 rows\); unknown state \(1 row\)"):
         read(path)
 
 

@@ -155,3 +155,14 @@ def test_the_figure_is_the_same_every_time() -> None:
     answer = an_answer(a_result("always_on", wakeups_per_day=0.0), a_result("ces"), a_result("oracle"))
     assert energy_figure(answer) == energy_figure(answer)
     assert "ces" in energy_figure(answer)
+
+
+def test_money_and_carbon_dioxide_are_shown_only_where_they_are_known() -> None:
+    answer = an_answer(a_result("always_on", cost=300.0, co2_kg=350.0), a_result("ces"))
+    assert "That saves 120 EUR and 50 kg of CO2." in energy_verdict(answer)
+    assert "180 EUR" in render_energy_whatif(answer) and "CO2 kg" in render_energy_whatif(answer)
+    without = answer.without_unknown(price=False, co2=False)
+    assert not [sentence for sentence in energy_verdict(without) if "EUR" in sentence or "CO2" in sentence]
+    page = render_energy_whatif(without)
+    assert "EUR" not in page and "CO2" not in page
+    assert without.to_json()["policies"][0]["cost"] is None

@@ -89,7 +89,7 @@ def test_a_trace_without_gpus_is_said_to_be_measured_in_cpus() -> None:
 def test_what_jobs_lack_is_named_in_words_few_jobs_by_number() -> None:
     jobs = [a_job(name=None, user=None if place == 0 else "ann") for place in range(300)]
     description = describe(jobs_frame(*jobs), cluster="x", timezone="UTC")
-    assert named_missing(description) == "user 1 jobs, name 100 %"
+    assert named_missing(description) == "user 1 job, name 100 %"
 
 
 def test_markup_in_names_is_printed_as_it_is() -> None:
@@ -152,3 +152,12 @@ def test_the_upper_bound_is_shown_for_each_group_beside_shrinkages() -> None:
     assert row_of("of users with fewer", lines).split()[-3:] == ["0", "-", "-"]
     assert row_of("all jobs", lines).split()[3:6] == ["90", "%", "80"]
     assert "0.750" in row_of("Helios, at job's start", lines)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_shows_the_longest_wait(width: int) -> None:
+    result = a_what_if(a_run([100] * 60, gpus=GPUS), qssf([90_000] * 60, gpus=GPUS))
+    lines = printed(whatif_table(result, width=width), width=width)
+    assert max(map(len, lines)) <= width
+    assert any("Longest" in line for line in lines)
+    assert sum("1d01h" in line for line in lines) >= 1
