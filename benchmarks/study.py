@@ -2,14 +2,16 @@
 
     python -m benchmarks.study arguments FOLDER      # do the commands bring what the statements say?
     python -m benchmarks.study speed [JOBS]          # CPU seconds and memory, beside plain pandas
+    python -m benchmarks.study speed --database URL  # the same on a server; postgresql: one of its own
 
 ``arguments`` takes windows of the traces in FOLDER. Most of them record no starts, so each is first replayed under the
 site's own order (first in, first out with EASY backfill by time limits), and that replay is studied as if it had been
 recorded. Beside statement 13 stands the mean wait under `qssf` over that of the site's own order; beside statement 14
 the rank correlation that the predictor reaches. A statement is worth something if the two go together over windows.
 
-``speed`` studies a synthetic history in a warehouse (SQLite), with its page, in a process of its own. The control
-reads the same rows with pandas and groups hours by user, partition, size, state and week, without any interval.
+``speed`` studies a synthetic history in a warehouse (SQLite, or what ``--database`` names), with its page, in a process
+of its own. The synthetic jobs wait, half of them more than ten minutes, so that there is a queue at any time. The
+control reads the same rows with pandas and groups hours by user, partition, size, state and week, without any interval.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,8 @@ from helios.report.whatif import Run
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183
+"""Of the synthetic cluster, Saturn."""
+MEDIAN_WAIT_S, WAIT_LOG_SD = 600.0, 2.0
 
 
 def replayed_history(run: Run, cluster: str) -> LoadedHistory:
@@ -120,16 +126,18 @@ def print_arguments(folder: Path, *, as_json: bool) -> None:
 
 
 STUDY = """
-import resource, sys
+import sys
 from helios.cli.main import main
 sys.argv = ["helios", "study", "--report", sys.argv[1]]
 main()
 """
 PANDAS = """
-import sqlite3, sys
+import os
 import pandas as pd
-names = "submitted_at, started_at, ended_at, run_time_s, gpus, state, user, partition, time_limit_s"
-jobs = pd.read_sql(f"SELECT {names} FROM jobs ORDER BY submitted_at", sqlite3.connect(sys.argv[1]))
+from sqlalchemy import create_engine
+names = 'submitted_at, started_at, ended_at, run_time_s, gpus, state, "user", partition, time_limit_s'
+engine = create_engine(os.environ["HELIOS_DATABASE_URL"].replace("postgresql:", "postgresql+psycopg:"))
+jobs = pd.read_sql(f"SELECT {names} FROM jobs ORDER BY submitted_at", engine)
 hours = jobs["gpus"] * jobs["run_time_s"] / 3600
 week = jobs["submitted_at"] // (7 * 86_400 * 1_000_000)
 for key in ("user", "partition", "gpus", "state"):
@@ -139,25 +147,44 @@ jobs["run_time_s"].quantile([0.1, 0.5, 0.9])
 """
 
 
-def speed(n_jobs: int) -> None:
+def write_waiting_jobs(path: Path, n_jobs: int) -> None:
+    """Write synthetic jobs that wait, as a CSV file."""
+    jobs = synthetic_trace(profile="saturn", start=START, days=int(n_jobs / JOBS_A_DAY) + 2).head(n_jobs)
+    rng = np.random.default_rng(0)
+    waited = pd.to_timedelta(np.exp(rng.normal(np.log(MEDIAN_WAIT_S), WAIT_LOG_SD, len(jobs))).round(), unit="s")
+    for name in ("started_at", "ended_at"):
+        jobs[name] += waited
+    write_helios_csv(JOBS.conform(jobs), path)
+
+
+def speed(n_jobs: int, database: str | None) -> None:
     """Print the CPU seconds and peak memory of a study with its page, and of the control."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        trace, database = folder / "jobs.csv.gz", folder / "helios.db"
-        write_helios_csv(synthetic_trace(start=START, days=int(n_jobs / JOBS_A_DAY) + 1).head(n_jobs), trace)
-        ingest(trace, url=f"sqlite:///{database}", timezone="UTC")
-        for what, code, argument in (
-            ("study with its page", STUDY, folder / "page.html"),
-            ("pandas", PANDAS, database),
-        ):
-            cpu_s, peak_mib = _apart(code, str(argument), database)
+        trace, url = folder / "jobs.csv.gz", database or f"sqlite:///{folder / 'helios.db'}"
+        if url == "postgresql":
+            from tests.postgres import fresh_database, postgres_server  # noqa: PLC0415 - a server of its own is rare
+
+            url = stack.enter_context(fresh_database(stack.enter_context(postgres_server())))
+        for work, arguments in ((write_waiting_jobs, (trace, n_jobs)), (_load, (trace, url))):
+            child = get_context("spawn").Process(target=work, args=arguments)
+            child.start()
+            child.join()
+            if child.exitcode:
+                raise SystemExit(f"{work.__name__} failed")
+        for what, code in (("study with its page", STUDY), ("pandas", PANDAS)):
+            cpu_s, peak_mib = _apart(code, str(folder / "page.html"), url)
             print(f"{what:22s} {n_jobs:>12,} jobs {cpu_s:8.1f} CPU s {peak_mib:8,.0f} MiB", flush=True)
         print(f"page: {(folder / 'page.html').stat().st_size / 1e6:.2f} MB")
 
 
-def _apart(code: str, argument: str, database: Path) -> tuple[float, float]:
+def _load(trace: Path, url: str) -> None:
+    ingest(trace, url=url, timezone="UTC")
+
+
+def _apart(code: str, argument: str, url: str) -> tuple[float, float]:
     """Run code in a process of its own, and return its CPU seconds and its peak memory in MiB."""
-    environment = os.environ | {"HELIOS_DATABASE_URL": f"sqlite:///{database}"}
+    environment = os.environ | {"HELIOS_DATABASE_URL": url}
     child = subprocess.Popen([sys.executable, "-c", code, argument], env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
     if status:
@@ -174,11 +201,12 @@ def main() -> None:
     one.add_argument("--json", action="store_true")
     other = parts.add_parser("speed")
     other.add_argument("jobs", type=int, nargs="?", default=1_000_000)
+    other.add_argument("--database", help="URL of an empty database; postgresql: a server of its own")
     given = parser.parse_args()
     if given.part == "arguments":
         print_arguments(given.folder, as_json=given.json)
     else:
-        speed(given.jobs)
+        speed(given.jobs, given.database)
 
 
 if __name__ == "__main__":

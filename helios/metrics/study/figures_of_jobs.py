@@ -215,8 +215,10 @@ def _waits(source: FigureSource, key: str, question: str, by: tuple[str, ...]) -
     if not source.history.has_starts or not source.first_waits.any():
         return no_figure(key, question, NO_STARTS)
     splits = {one: _split(source, one) for one in by}
-    panels = [_wait_panel(source, one, found) for one, found in splits.items() if len(found) > (one != "size")]
     every = source.waits()
+    panels = [_wait_panel(source, one, found) for one, found in splits.items() if len(found) > (one != "size")]
+    # Of one group in one week, there is nothing to split.
+    panels = panels or [_wait_panel(source, by[0], [("all jobs", every)])]
     return FigureData(
         key=key,
         title=_wait_title(source, every, _noun(source, by[0]), splits[by[0]]),
