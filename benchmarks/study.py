@@ -1,6 +1,7 @@
 """What the statements of a study are worth, and what a study costs.
 
     python -m benchmarks.study arguments FOLDER      # do the commands bring what the statements say?
+    python -m benchmarks.study published FOLDER      # our figures of public traces beside the published ones
     python -m benchmarks.study speed [JOBS]          # CPU seconds and memory, beside plain pandas
     python -m benchmarks.study speed --database URL  # the same on a server; postgresql: one of its own
 
@@ -8,6 +9,11 @@
 site's own order (first in, first out with EASY backfill by time limits), and that replay is studied as if it had been
 recorded. Beside statement 13 stands the mean wait under `qssf` over that of the site's own order; beside statement 14
 the rank correlation that the predictor reaches. A statement is worth something if the two go together over windows.
+
+``published`` studies Venus, April to August 2020, and the minutes of Earth, May 2020, and prints how far each figure is
+from the published one and why. The published curves are of Venus to 28 September. What is left for September, if ours
+are right, is the published sum less ours; it has to be a distribution, from 0 to 100 % and never falling. A cause is
+only named where this holds. It fails (exit 1) where a figure is further away than its bound.
 
 ``speed`` studies a synthetic history in a warehouse (SQLite, or what ``--database`` names), with its page, in a process
 of its own. The synthetic jobs wait, half of them more than ten minutes, so that there is a queue at any time. The
@@ -22,12 +28,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -38,17 +46,31 @@ from benchmarks.ordering import FIRST, PREDICTED, REST, plan
 from helios.app.history import LoadedHistory, ingest, read_file
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import Scenario
-from helios.app.study import study
+from helios.app.study import study, study_levels
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.choices import Policy
 from helios.ingest import synthetic_trace, write_helios_csv
+from helios.ingest.partition_levels import read_partition_levels
 from helios.metrics.statistics import rank_correlation
+from helios.metrics.study.figure_data import FigureSource
+from helios.metrics.study.figures import study_figures
+from helios.metrics.study.published import published, summary
 from helios.model import JOBS
 from helios.report.whatif import Run
+from helios.units import HOUR_S, percent
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183
 """Of the synthetic cluster, Saturn."""
+VENUS, ZONE = "helios_venus_mar-aug2020.csv.gz", "Asia/Shanghai"
+CLAMP_S = 172_800
+"""Where run times of the public trace of Venus are cut."""
+RUN_TIMES = "run times of GPU jobs"
+SEPTEMBER_DAYS = 28
+EARTH = {"GPUs idle": 266, "GPUs waited for": 63, "% of minutes with both": 92, "% within one VC": 18}
+"""Of May 2020 without the 10th, 16 virtual clusters."""
+ROUNDING = 0.02
+"""Precision of a published curve, points."""
 MEDIAN_WAIT_S, WAIT_LOG_SD = 600.0, 2.0
 
 
@@ -125,6 +147,120 @@ def print_arguments(folder: Path, *, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One figure beside the published one.
+
+    Attributes
+    ----------
+    off, bound : float
+        The largest difference, and what it may be.
+    at : str
+        Where it is.
+    """
+
+    figure: str
+    unit: str
+    points: int
+    off: float
+    at: str
+    bound: float
+    cause: str
+
+
+def published_beside(folder: Path) -> Iterator[Beside]:
+    """Yield each figure of the public traces beside the published one."""
+    loaded = read_file(folder / VENUS, timezone=ZONE)
+    found = study(loaded, since=moment_of("2020-04-01"), until=moment_of("2020-09-01"))
+    source = FigureSource(found.history, found.capacity, audience="paper")
+    figures = {figure.key: figure for figure in study_figures(source)}
+    theirs = {
+        one.name.split(": ")[-1]: dict(zip(one.x, one.y, strict=True))
+        for one in published("months")
+        if one.name.startswith("Venus")
+    }
+    ours = {one.name: dict(zip(one.x, one.y, strict=True)) for one in figures["months"].panels[0].series}
+    pairs = [
+        (f"{month}, {theirs_name}", ours[name][month], theirs[theirs_name][month])
+        for name, theirs_name in (("1 GPU", "single-GPU"), ("2 or more GPUs", "multi-GPU"))
+        for month in ours[name]
+    ]
+    yield beside("GPU jobs by month", "jobs", pairs, 0, "the same rows")
+    september = sum(by_month["2020-09"] for by_month in theirs.values())
+    all_jobs, hours = summary("Venus"), found.history.hours()
+    all_hours = sum(all_jobs[f"{state}_gpu_time"] for state in ("complete", "cancel", "fail")) / HOUR_S
+    at_clamp = float((found.history.run_time_s == CLAMP_S).mean())
+    of_jobs = f"{percent(september / all_jobs['gpu_job_num'])} of the jobs are of September"
+    of_hours = (
+        f"{percent(1 - hours.sum() / all_hours)} of the GPU time is of September or above 48 h, where run times are cut"
+        f" ({percent(at_clamp, 1)} of the jobs)"
+    )
+    part = {False: len(hours) / all_jobs["gpu_job_num"], True: float(hours.sum()) / all_hours}
+    for what, key, panel, name, bound, by_hours in (
+        (RUN_TIMES, "run_times", 0, "gpu_run_time", 1.5, False),
+        ("sizes by jobs", "sizes", 0, "size_jobs", 2.0, False),
+        ("sizes by GPU time", "sizes", 1, "size_hours", 2.5, True),
+    ):
+        own = figures[key].panels[panel].series[0]
+        (curve,) = [one for one in published(name) if one.name == "Venus"]
+        at_x = dict(zip(curve.x, curve.y, strict=True))
+        both = [x for x in own.x if x in at_x]
+        pairs = [(f"{x:,.0f}", y, at_x[x]) for x, y in zip(own.x, own.y, strict=True) if x in at_x]
+        # Of run times at or above 48 h the trace says nothing.
+        kept = [y for x, y in zip(both, pairs, strict=True) if what != RUN_TIMES or float(x) < CLAMP_S]
+        left = [(there - part[by_hours] * here) / (1 - part[by_hours]) for _, here, there in kept]
+        explained = min(left) >= -ROUNDING and max(left) <= 100 + ROUNDING and min(np.diff(left)) >= -ROUNDING
+        cause = (of_hours if by_hours else of_jobs) if explained else "not explained: what is left is no distribution"
+        yield beside(what, "points", pairs, bound, cause)
+    (curve,) = [one for one in published("hour_submissions") if one.name == "Venus"]
+    own = next(one for panel in figures["hour_of_day"].panels for one in panel.series if "submitted" in one.name)
+    days = {True: SEPTEMBER_DAYS, False: 181}
+    left = [days[False] * y - (days[False] - days[True]) * x for x, y in zip(own.y, curve.y, strict=True)]
+    pairs = [(f"{hour:.0f} h", here, there) for hour, here, there in zip(own.x, own.y, curve.y, strict=True)]
+    cause = f"{of_jobs}, {september / days[True] / 24:.0f} an hour against {found.history.sized.sum() / 153 / 24:.0f}"
+    yield beside("submissions by hour of day", "jobs an hour", pairs, 15, cause if min(left) >= 0 else "not explained")
+    yield from earth_beside(folder / "helios_earth_vc_may2020")
+
+
+def earth_beside(folder: Path) -> Iterator[Beside]:
+    """Yield what the minutes of Earth say, beside the published values."""
+    recorded = read_partition_levels(sorted(folder.glob("*.csv.gz")), timezone=ZONE)
+    parts = study_levels(recorded, cluster="Earth").statements[0].parts
+    found = {
+        "GPUs idle": parts["mean_idle"],
+        "GPUs waited for": parts["mean_waiting"],
+        "% of minutes with both": 100 * parts["share_of_time_with_both"],
+        "% within one VC": 100 * parts["same_partition_share"],
+    }
+    pairs = [(name, round(value), EARTH[name]) for name, value in found.items()]
+    cause = f"the day left out, found as a hole: {', '.join(parts['days_left_out'])}"
+    yield beside("Earth, idle beside waiting", "GPUs or %", pairs, 0, cause)
+
+
+def beside(figure: str, unit: str, pairs: Sequence[tuple[str, float, float]], bound: float, cause: str) -> Beside:
+    """Return the largest difference of pairs of (where, ours, published)."""
+    at, off = max(((where, abs(here - there)) for where, here, there in pairs), key=lambda pair: pair[1])
+    return Beside(figure=figure, unit=unit, points=len(pairs), off=off, at=at, bound=bound, cause=cause)
+
+
+def moment_of(date: str) -> datetime:
+    """Return the midnight of a date on the clusters' clock."""
+    return datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(ZONE))
+
+
+def print_published(folder: Path, *, as_json: bool) -> bool:
+    """Print every figure beside the published one, and return whether all are within their bounds."""
+    found = list(published_beside(folder))
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        for one in found:
+            where = f" at {one.at}" if one.off else ""
+            print(f"{one.figure:28s} {one.points:3d} values off by {one.off:5.2f} {one.unit}{where}, bound {one.bound}")
+            print(f"{'':28s} {one.cause}")
+    return all(one.off <= one.bound for one in found)
+
+
 STUDY = """
 import sys
 from helios.cli.main import main
@@ -199,12 +335,17 @@ def main() -> None:
     one = parts.add_parser("arguments")
     one.add_argument("folder", type=Path)
     one.add_argument("--json", action="store_true")
+    one = parts.add_parser("published")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--json", action="store_true")
     other = parts.add_parser("speed")
     other.add_argument("jobs", type=int, nargs="?", default=1_000_000)
     other.add_argument("--database", help="URL of an empty database; postgresql: a server of its own")
     given = parser.parse_args()
     if given.part == "arguments":
         print_arguments(given.folder, as_json=given.json)
+    elif given.part == "published":
+        sys.exit(not print_published(given.folder, as_json=given.json))
     else:
         speed(given.jobs, given.database)
 
