@@ -201,6 +201,26 @@ class StudyHistory:
             return self.blocks.sum(self.submitted_s, hours)
         return self.blocks.spread(self.started_s, self.ended_s, weight) / HOUR_S
 
+    def hours_of_groups(self, group: NDArray[Any], n_groups: int) -> Floats:
+        """Return what the jobs of each group held in each block, h.
+
+        Parameters
+        ----------
+        group : int array of shape (n_jobs,)
+            Below 0: of none.
+
+        Returns
+        -------
+        float64 array of shape (n_groups, n_blocks)
+        """
+        if self.has_starts:
+            return self.blocks.spread_groups(self.started_s, self.ended_s, self.size, group, n_groups) / HOUR_S
+        block = self.blocks.number(self.submitted_s)
+        inside = (block >= 0) & (group >= 0)
+        place = group[inside].astype(np.int64) * self.blocks.n + block[inside]
+        hours = np.bincount(place, self.hours()[inside], n_groups * self.blocks.n)
+        return hours.astype(np.float64).reshape(n_groups, self.blocks.n)
+
 
 def read_history(
     jobs: pd.DataFrame,

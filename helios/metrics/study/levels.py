@@ -291,10 +291,10 @@ def _coverage(history: StudyHistory, capacity: Capacity) -> float | None:
 def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats]:
     """Return hours in use and in service, of each pool in each block."""
     pool, blocks = capacity.pools_of(history), history.blocks
-    used = [history.hours_by_block(pool == number) for number in range(len(capacity.pools))]
+    used = history.hours_of_groups(pool, len(capacity.pools))
     day_hours = np.diff(capacity.edges_s) / HOUR_S
     served = [blocks.sum(capacity.edges_s[:-1], units * day_hours) for units in capacity.units]
-    return np.array(used), np.array(served)
+    return used, np.array(served)
 
 
 def _deviation(used: Floats, served: Floats) -> float:
