@@ -15,14 +15,12 @@ from helios.metrics.study.alike import last_alike
 from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory, share
-from helios.metrics.study.idle import waiting_until
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
 TOP_SHARE = 0.05
 FEWEST_USERS = 5
 """Users below which nothing is said of shares of them."""
 SHORT_S, LONG_S = 15 * MINUTE_S, 6 * HOUR_S
-STEP_S = 15 * MINUTE_S
 SMALL_PART = 1 / 8
 """Share of a node's CPUs and memory up to which a job counts as a small one."""
 WEEK_DAYS = 7
@@ -122,15 +120,15 @@ def short_behind_long(history: StudyHistory) -> Finding:
     ran = np.nan_to_num(history.run_time_s) > 0
     if not (history.has_starts and (history.sized & ran).any()):
         return unknown(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
-    edges_s = np.append(np.arange(history.first_s, history.end_s, STEP_S), history.end_s)
-    until_s = waiting_until(history)
+    edges_s = history.step_edges_s
+    until_s = history.waiting_until_s
     counted = (history.restart == 0) & (until_s >= 0)
     asking = np.flatnonzero(history.size > 0)
     asking = asking[np.argsort(history.partition.code[asking], kind="stable")]
     waiting, behind, short_waiting = (np.zeros(len(edges_s) - 1) for _ in range(3))
     for inside in np.split(asking, np.flatnonzero(np.diff(history.partition.code[asking])) + 1):
-        in_use = _held(history, inside, edges_s)
-        held_by_long = _held(history, inside[history.run_time_s[inside] > LONG_S], edges_s)
+        in_use = history.held(edges_s, inside)
+        held_by_long = history.held(edges_s, inside[history.run_time_s[inside] > LONG_S])
         first = inside[counted[inside]]
         is_short = ran[first] & (history.run_time_s[first] < SHORT_S)
         short = _waiting(history, first[is_short], until_s, edges_s)
@@ -328,11 +326,6 @@ def _first_runs(history: StudyHistory) -> Flags:
     """Return the jobs of the window whose wait counts, the first runs."""
     first: Flags = history.sized & (history.restart == 0)
     return first
-
-
-def _held(history: StudyHistory, jobs: Seconds, edges_s: Seconds) -> Floats:
-    """Return the units that jobs hold in each step."""
-    return mean_levels(history.started_s[jobs], history.ended_s[jobs], history.size[jobs], edges_s)
 
 
 def _waiting(history: StudyHistory, jobs: Seconds, until_s: Seconds, edges_s: Seconds) -> Floats:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -235,15 +238,14 @@ def _waits(source: FigureSource, key: str, question: str, by: tuple[str, ...]) -
 
 
 def _split(source: FigureSource, by: str) -> list[tuple[str, CensoredTimes]]:
-    history = source.history
+    chosen: Sequence[tuple[str, NDArray[Any]]]
     if by == "partition":
         chosen = [(name, jobs) for name, jobs, _ in source.partitions]
     elif by == "size":
         chosen = [(SIZES[place], source.size_class == place) for place in source.sizes]
     elif by == "week":
-        block = history.blocks.number(history.submitted_s)
-        edges_s = history.blocks.edges_s
-        chosen = [(str(edges_s[one]), block == one) for one in range(history.blocks.n)]
+        begins_s = source.history.blocks.edges_s.tolist()
+        chosen = [(str(at_s), jobs) for at_s, jobs in zip(begins_s, source.sized_by_block, strict=False)]
     else:
         if source.groups is None:
             return []

@@ -617,9 +617,8 @@ def _autocorrelation(counts: Floats, lags: NDArray[np.int64]) -> Floats:
 def drift(source: FigureSource) -> FigureData:
     """Return how run times and sizes change from week to week."""
     history, unit, question = source.history, source.history.unit, "How the work changes"
-    block, begins_s = history.blocks.number(history.submitted_s), history.blocks.edges_s[:-1]
-    of_block = [source.sized & (block == one) for one in range(history.blocks.n)]
-    times = [source.run_times(of) for of in of_block]
+    begins_s = history.blocks.edges_s[:-1]
+    times = [source.run_times(jobs) for jobs in source.sized_by_block]
     if sum(1 for one in times if one.n >= FEWEST_IN_BLOCK) < 2:
         return no_figure(
             "drift", question, f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
@@ -628,7 +627,7 @@ def drift(source: FigureSource) -> FigureData:
         name: np.array([one.quantile(part) if one.n >= FEWEST_IN_BLOCK else np.nan for one in times])
         for name, part in {"1 in 10": 0.1, "half": 0.5, "9 in 10": 0.9}.items()
     }
-    sizes = [float(history.size[of].mean()) if of.any() else np.nan for of in of_block]
+    sizes = [float(history.size[jobs].mean()) if len(jobs) else np.nan for jobs in source.sized_by_block]
     half = quantiles["half"][np.isfinite(quantiles["half"])]
     low, high = (float(half.min()), float(half.max())) if len(half) else (float("nan"),) * 2
     kind = history.blocks.kind[:-1]

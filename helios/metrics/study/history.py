@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.metrics.node_usage import whole_seconds
-from helios.metrics.study.blocks import WEEK_HOURS, Blocks
+from helios.metrics.study.blocks import WEEK_HOURS, Blocks, mean_levels
 from helios.model import JOBS, JobState
 from helios.model.job_names import split_words
 from helios.units import HOUR_S, best_unit
@@ -40,6 +40,9 @@ _STATE_OF = {
 }
 MISSING = -1
 """Code of a name that a job does not have."""
+STEP_S = 900
+"""Length of a step of time, s. Zones half an hour apart fall on whole steps."""
+MOST_STEPS = 100_000
 LEAST_GPU_JOBS = 0.01
 """Share of jobs with GPUs from which on a study is one of GPUs."""
 LEAST_KNOWN = 0.5
@@ -175,6 +178,40 @@ class StudyHistory:
         NaN where it did not start, or no start is known.
         """
         return np.where(self.started_s < NEVER_S, self.started_s - self.eligible_s, np.nan).astype(np.float64)
+
+    @property
+    def waiting_until_s(self) -> Seconds:
+        """Until when each job waited, at most to the window's end, s.
+
+        -1 where that is not known. A job without a start waits to its end if it was cancelled, and on and on if it is
+        said to be pending. Of any other its wait is not known.
+        """
+        started = self.started_s < NEVER_S
+        cancelled = ~started & (self.state == CANCELLED) & (self.ended_s < NEVER_S)
+        pending = ~started & (self.state == NOT_ENDED) & (self.ended_s == NEVER_S)
+        until_s = np.minimum(np.where(started, self.started_s, self.ended_s), self.end_s)
+        return np.where(started | cancelled | pending, until_s, MISSING)
+
+    @property
+    def step_edges_s(self) -> Seconds:
+        """Edges of steps of ``STEP_S`` on the clock, or of longer ones where these would be more than ``MOST_STEPS``.
+
+        The first and last step end with the window.
+        """
+        step_s = STEP_S * max(1, -(-(self.end_s - self.first_s) // (STEP_S * MOST_STEPS)))
+        inside = np.arange((self.first_s // step_s + 1) * step_s, self.end_s, step_s, dtype=np.int64)
+        return np.concatenate([[self.first_s], inside, [self.end_s]]).astype(np.int64)
+
+    def held(self, edges_s: Seconds, chosen: NDArray[Any] | None = None) -> Floats:
+        """Return the units that jobs hold in each step, mean.
+
+        Parameters
+        ----------
+        chosen : array, optional
+            A flag for each job, or positions of jobs; by default all.
+        """
+        of = slice(None) if chosen is None else chosen
+        return mean_levels(self.started_s[of], self.ended_s[of], self.size[of], edges_s)
 
     def hours(self, *, weight: Floats | Seconds | None = None) -> Floats:
         """Return what each job held in the window, size x time, h.

@@ -21,7 +21,7 @@ from helios.jit import Table, cached_jit, inline_jit
 from helios.metrics.study.blocks import WEEK_HOURS, Estimate
 from helios.metrics.study.capacity import Capacity, NodeShapes
 from helios.metrics.study.findings import Finding, unknown
-from helios.metrics.study.history import CANCELLED, NEVER_S, NOT_ENDED, Floats, Seconds, StudyHistory
+from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.metrics.study.placement import LEAST_PLACED, Placement
 from helios.units import HOUR_S
 
@@ -185,21 +185,6 @@ def idle_beside_waiting(
     )
 
 
-def waiting_until(history: StudyHistory) -> Seconds:
-    """Return until when each job waited, at most to the window's end.
-
-    -1 where that is not known.
-
-    A job without a start waits to its end if it was cancelled, and on and on if it is said to be pending. Of any other
-    its wait is not known.
-    """
-    started = history.started_s < NEVER_S
-    cancelled = ~started & (history.state == CANCELLED) & (history.ended_s < NEVER_S)
-    pending = ~started & (history.state == NOT_ENDED) & (history.ended_s == NEVER_S)
-    until_s = np.minimum(np.where(started, history.started_s, history.ended_s), history.end_s)
-    return np.where(started | cancelled | pending, until_s, _NONE)
-
-
 def _measured(queue: Queue, machines: Machines, state: _State, edges_s: Seconds) -> tuple[Floats, Floats]:
     """Return what is measured in each step, by pool and over all of them."""
     n_steps, n_events = len(edges_s) - 1, len(machines.machine) + 2 * len(queue.shape)
@@ -233,7 +218,7 @@ class _Waits:
 
     @classmethod
     def of(cls, history: StudyHistory, capacity: Capacity) -> _Waits:
-        until_s = waiting_until(history)
+        until_s = history.waiting_until_s
         asked = (history.size > 0) & (capacity.pools_of(history) >= 0)
         waited = asked & (until_s > np.maximum(history.eligible_s, history.first_s))
         job = np.flatnonzero(waited)

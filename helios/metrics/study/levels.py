@@ -5,22 +5,19 @@ Use is never clipped at the capacity: more in use than in service is shown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from helios.metrics.node_usage import BusyIntervals
-from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate, mean_levels
+from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate
 from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
-from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS, waiting_until
+from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS
 from helios.units import HOUR_S
 
-STEP_S = 900
-"""Length of a step of a series of use, s."""
 LONG_IDLE_S = 3600
 """Time from which on an idle node is worth putting to sleep, s."""
 DAY_S = 86_400
@@ -30,59 +27,6 @@ LEAST_CAPACITY = 0.05
 """Share of the capacity below which a partition does not count for the range."""
 MISSING_NODES = "on which nodes jobs ran"
 MISSING_GPUS = "GPUs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class UtilizationSeries:
-    """Mean levels of each pool in each step.
-
-    Attributes
-    ----------
-    pools : tuple of str
-    edges_s : int64 array of shape (n_steps + 1,)
-        s since the epoch.
-    used, capacity, waiting : float64 arrays of shape (n_pools, n_steps)
-        GPUs or CPUs; waiting: those that jobs in the queue ask for.
-    """
-
-    pools: tuple[str, ...]
-    edges_s: Seconds
-    used: Floats
-    capacity: Floats
-    waiting: Floats
-
-    @property
-    def share(self) -> Floats:
-        """Use as a share of capacity in each step, over all pools.
-
-        NaN where nothing is in service.
-        """
-        served = self.capacity.sum(axis=0)
-        share: Floats = np.divide(self.used.sum(axis=0), served, out=np.full(len(served), np.nan), where=served > 0)
-        return share
-
-
-def utilization_series(history: StudyHistory, capacity: Capacity, step_s: int = STEP_S) -> UtilizationSeries:
-    """Return what was used, in service and waited for in each step.
-
-    Steps begin at multiples of ``step_s``, and only whole ones are given; a shorter window is one step.
-    """
-    first, last = -(-history.first_s // step_s), history.end_s // step_s
-    edges_s = np.arange(first, last + 1, dtype=np.int64) * step_s
-    if len(edges_s) < 2:
-        edges_s = np.array([history.first_s, history.end_s], dtype=np.int64)
-    n_pools, n_steps = len(capacity.pools), len(edges_s) - 1
-    used, waiting = np.zeros((n_pools, n_steps)), np.zeros((n_pools, n_steps))
-    pool, until_s = capacity.pools_of(history), waiting_until(history)
-    for number in range(n_pools):
-        mine = (pool == number) & (history.size > 0)
-        size = history.size[mine]
-        used[number] = mean_levels(history.started_s[mine], history.ended_s[mine], size, edges_s)
-        waiting[number] = mean_levels(history.eligible_s[mine], until_s[mine], size, edges_s)
-    day = np.searchsorted(capacity.edges_s, edges_s[:-1], side="right") - 1
-    return UtilizationSeries(
-        pools=capacity.pools, edges_s=edges_s, used=used, capacity=capacity.units[:, day], waiting=waiting
-    )
 
 
 def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
@@ -148,9 +92,10 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
     if missing := _missing_levels(history, capacity):
         return unknown(5, missing)
     used, served = _by_block(history, capacity)
-    series = utilization_series(history, capacity)
-    share = series.share
-    begins_s = series.edges_s[:-1]
+    edges_s = history.step_edges_s
+    begins_s, in_service = edges_s[:-1], capacity.in_service(edges_s)
+    in_use = history.held(edges_s, capacity.pools_of(history) >= 0)
+    share = np.divide(in_use, in_service, out=np.full(len(in_use), np.nan), where=in_service > 0)
     by_hour = _by_hour_of_week(share, begins_s, history.timezone)
     known = by_hour[np.isfinite(by_hour)]
     low, high = (history.blocks.quantile(share, begins_s, at).bounded() for at in (0.05, 0.95))
@@ -254,7 +199,7 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     ends_s = np.minimum(history.ended_s[placement.job], history.end_s)
     theirs = (place >= 0) & (history.size[placement.job] == 0) & (ends_s > begins_s)
     held = BusyIntervals(names=nodes.names, node=place[theirs], start_s=begins_s[theirs], end_s=ends_s[theirs]).merged()
-    pool, until_s = capacity.pools_of(history), waiting_until(history)
+    pool, until_s = capacity.pools_of(history), history.waiting_until_s
     in_queue = (history.size > 0) & (until_s > np.maximum(history.eligible_s, history.first_s))
     while_waiting = np.zeros(history.blocks.n)
     for number in range(len(capacity.pools)):

@@ -155,6 +155,20 @@ def test_users_below_five_are_pooled_for_all_but_the_admin() -> None:
     assert any(str(name).startswith("u") for one in figure(history, "holders").series for name in one.x)
 
 
+def test_figures_and_statements_take_the_same_waits_as_known() -> None:
+    ended = FIRST + 3 * HOUR
+    jobs = [at(k, run_time_s=600.0) for k in range(3)]
+    jobs += [
+        at(1, started_at=None, ended_at=ended, run_time_s=math.nan, state=state) for state in ("FAILED", "CANCELLED")
+    ]
+    history = a_study(*jobs).history
+    source = FigureSource(history)
+    # Of the failed one it is not known whether it waited or ran.
+    assert source.wait_known.sum() == 4
+    assert source.waits().n == 4
+    assert source.wait_hours.sum() == pytest.approx(1.0, rel=1e-3)
+
+
 def test_run_times_by_hours_are_those_of_the_hours() -> None:
     jobs = [at(k, run_time_s=100.0, time_limit_s=math.inf) for k in range(9)]
     jobs.append(at(0, run_time_s=9000.0, time_limit_s=math.inf, gpus=1))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.metrics.study.capacity import find_capacity
+from helios.metrics.study.figure_data import FigureSource
 from helios.metrics.study.history import StudyHistory, read_history
 from helios.metrics.study.levels import (
     cpu_jobs_on_gpu_nodes,
@@ -17,10 +18,9 @@ from helios.metrics.study.levels import (
     imbalance,
     large_and_long,
     utilization,
-    utilization_series,
 )
 from tests.builders import jobs_frame
-from tests.unit.metrics.study.worlds import DAY_S, a_history, a_node, events_frame, job, nodes_frame
+from tests.unit.metrics.study.worlds import DAY_S, MIDNIGHT_S, a_history, a_node, events_frame, job, nodes_frame
 
 HOUR_S = 3600
 WEEK_S = 7 * DAY_S
@@ -34,25 +34,25 @@ def moments(draw: st.DrawFn) -> tuple[int, int, int]:
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(moments(), st.integers(1, 8), st.sampled_from(["a", "b"])), min_size=1, max_size=6))
-def test_a_series_is_the_mean_over_each_second(rows: list[tuple[tuple[int, int, int], int, str]]) -> None:
+@given(st.lists(st.tuples(moments(), st.integers(1, 8), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=6))
+def test_levels_are_means_over_each_second(rows: list[tuple[tuple[int, int, int], int, str]]) -> None:
     history = a_history(*(job(*times, gpus, partition=name) for times, gpus, name in rows), end=60)
-    found = utilization_series(history, find_capacity(history, given={"a": 1, "b": 2}, units_per_node=8), step_s=20)
-    for number, name in enumerate(found.pools):
-        mine = [(times, gpus) for times, gpus, where in rows if where == name]
-        for step in range(3):
-            seconds = range(20 * step, 20 * (step + 1))
-            used = sum(gpus for second in seconds for (_, start, end), gpus in mine if start <= second < end)
-            waiting = sum(gpus for second in seconds for (begin, start, _), gpus in mine if begin <= second < start)
-            assert found.used[number, step] == pytest.approx(used / 20)
-            assert found.waiting[number, step] == pytest.approx(waiting / 20)
-    assert found.capacity.tolist() == [[8] * 3, [16] * 3]
+    capacity = find_capacity(history, given={"a": 1, "b": 2}, units_per_node=8)
+    source, edges_s = FigureSource(history, capacity), MIDNIGHT_S + np.array([0, 20, 40, 60])
+    held, asked = source.held(edges_s=edges_s), source.asked(edges_s=edges_s)
+    mine = [(times, gpus) for times, gpus, where in rows if where != "c"]
+    for step in range(3):
+        seconds = range(20 * step, 20 * (step + 1))
+        used = sum(gpus for second in seconds for (_, start, end), gpus in mine if start <= second < end)
+        waiting = sum(gpus for second in seconds for (begin, start, _), gpus in mine if begin <= second < start)
+        assert held[step] == pytest.approx(used / 20)
+        assert asked[step] == pytest.approx(waiting / 20)
+    assert capacity.in_service(edges_s).tolist() == [24] * 3
 
 
-def test_steps_begin_on_the_clock_and_are_whole() -> None:
+def test_steps_begin_on_the_clock_and_fill_the_window() -> None:
     history = a_history(job(0, 0, 5000), first=100, end=4000)
-    steps = np.diff(utilization_series(history, find_capacity(history, given={"gpu": 1})).edges_s)
-    assert steps.tolist() == [900, 900, 900]
+    assert np.diff(history.step_edges_s).tolist() == [800, 900, 900, 900, 400]
 
 
 def test_nodes_idle_longer_than_an_hour_are_counted() -> None:
