@@ -285,10 +285,17 @@ def study(
     if since is not None and until is not None and since >= until:
         raise UsageError("The window ends before it begins.", hint="Give --from before --to")
     progress("Studying", 0.0)
-    jobs = _of_partitions(loaded.jobs[list(COLUMNS)], partitions)
+    notes = loaded.notes
     history = read_history(
-        jobs, cluster=loaded.cluster, timezone=loaded.timezone, since=since, until=until, resource=resource
+        _of_partitions(loaded.jobs[list(COLUMNS)], partitions),
+        cluster=loaded.cluster,
+        timezone=loaded.timezone,
+        since=since,
+        until=until,
+        resource=resource,
     )
+    # A caller that keeps no history of its own needs the memory of one, not of two.
+    del loaded
     records = records or NodeRecords()
     capacity = find_capacity(
         history,
@@ -307,7 +314,7 @@ def study(
         idle=idle,
         findings=tuple(findings),
         statements=tuple(statements(findings, unit=history.unit, source=source)),
-        notes=(*loaded.notes, *_notes(history), *capacity.notes),
+        notes=(*notes, *_notes(history), *capacity.notes),
     )
 
 

@@ -88,10 +88,14 @@ def study_(
         nodes = machine.of(settings, loaded.machine)
         if nodes["nodes"] is not None:
             records = NodeRecords(given=nodes["nodes"], units_per_node=nodes["gpus_per_node"])
+        bounds = (moment(since, timezone=loaded.timezone), moment(until, timezone=loaded.timezone))
+        # The list gives the history away: 10^7 jobs are held once.
+        given_away = [loaded]
+        del loaded
         found = study(
-            loaded,
-            since=moment(since, timezone=loaded.timezone),
-            until=moment(until, timezone=loaded.timezone),
+            given_away.pop(),
+            since=bounds[0],
+            until=bounds[1],
             partitions=partition or (),
             resource=resource,
             records=records,

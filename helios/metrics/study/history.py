@@ -6,6 +6,7 @@ has no moments at which jobs held anything. Its hours are those of the jobs subm
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -50,9 +51,11 @@ LEAST_KNOWN = 0.5
 COLUMNS = (
     *("job_id", "restart", "array_job_id", "name", "user", "account", "partition", "state", "submitted_at"),
     *("eligible_at", "started_at", "ended_at", "run_time_s", "time_limit_s", "nodes", "cpus", "gpus", "memory_mib"),
-    *("gpu_type", "node_list"),
+    *("gpu_type", "node_list", "tres_requested"),
 )
 """Columns of ``JOBS`` that a study reads."""
+_GPU_TYPE = re.compile(r"gres/gpu:([^=:,]+)")
+KEPT = ("job_id", "array_job_id", "submitted_at", "node_list", "tres_requested")
 
 Seconds = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -116,7 +119,7 @@ class StudyHistory:
     repaired : dict of int
         Jobs whose times make no sense, by what was wrong; such times are taken as unknown.
     jobs : DataFrame
-        Columns of ``JOBS`` for what else is asked.
+        The ``KEPT`` columns of ``JOBS``, for what else is asked.
     """
 
     cluster: str
@@ -295,6 +298,8 @@ def read_history(
         touching = (submitted_s >= first_s) & (submitted_s < end_s)
     if not touching.all():
         jobs = jobs.loc[touching].reset_index(drop=True)
+        submitted_s, started_s, ended_s = submitted_s[touching], started_s[touching], ended_s[touching]
+        run_time_s = run_time_s[touching]
     eligible_s = whole_seconds(jobs["eligible_at"], otherwise=NEVER_S)
     return StudyHistory(
         cluster=cluster,
@@ -304,14 +309,14 @@ def read_history(
         end_s=end_s,
         blocks=Blocks.of_window(first_s, end_s, timezone=timezone),
         size=jobs[resource].fillna(0).to_numpy(dtype=np.float64).astype(np.int64),
-        submitted_s=submitted_s[touching],
+        submitted_s=submitted_s,
         # A hold or a start time postpones a job; what is before its submission is a clock that ran backwards.
-        eligible_s=np.where(
-            eligible_s == NEVER_S, submitted_s[touching], np.maximum(eligible_s, submitted_s[touching])
-        ),
-        started_s=started_s[touching],
-        ended_s=ended_s[touching],
-        run_time_s=run_time_s[touching],
+        eligible_s=submitted_s
+        if (eligible_s == NEVER_S).all()
+        else np.where(eligible_s == NEVER_S, submitted_s, np.maximum(eligible_s, submitted_s)),
+        started_s=started_s,
+        ended_s=ended_s,
+        run_time_s=run_time_s,
         time_limit_s=jobs["time_limit_s"].to_numpy(dtype=np.float64),
         cpus=jobs["cpus"].to_numpy(dtype=np.float64),
         nodes=jobs["nodes"].to_numpy(dtype=np.float64),
@@ -322,10 +327,10 @@ def read_history(
         account=_names(jobs["account"]),
         partition=_names(jobs["partition"]),
         stem=_stems(jobs["name"]),
-        gpu_type=_names(jobs["gpu_type"]),
+        gpu_type=_gpu_types(jobs),
         has_starts=has_starts,
         repaired=repaired,
-        jobs=jobs,
+        jobs=jobs[[name for name in KEPT if name in jobs]],
     )
 
 
@@ -386,6 +391,21 @@ def _states(states: pd.Series[Any]) -> NDArray[np.int8]:
 def _names(column: pd.Series[Any]) -> Names:
     codes = column.cat.codes.to_numpy().astype(np.int32)
     return Names(code=codes, values=tuple(str(value) for value in column.cat.categories))
+
+
+def _gpu_types(jobs: pd.DataFrame) -> Names:
+    """Return each job's type of GPU, or else the one that its requested resources name."""
+    recorded, asked = _names(jobs["gpu_type"]), jobs["tres_requested"]
+    named = [_GPU_TYPE.search(str(text)) for text in asked.cat.categories]
+    if not any(named):
+        return recorded
+    values = list(recorded.values)
+    values += sorted({found[1] for found in named if found} - set(values))
+    number = {value: place for place, value in enumerate(values)}
+    of_text = np.array([*(number[found[1]] if found else MISSING for found in named), MISSING], dtype=np.int32)
+    return Names(
+        code=np.where(recorded.known, recorded.code, of_text[asked.cat.codes.to_numpy()]), values=tuple(values)
+    )
 
 
 def _stems(names: pd.Series[Any]) -> Names:
