@@ -588,16 +588,18 @@ def holders(source: FigureSource) -> FigureData:
     if not weights:
         return no_figure("holders", question, "neither run times nor starts are recorded here")
     labels, place = source.leading(names, weights[0][1])
+    if not any(float(weight[place == len(labels) - 1].sum()) > 0 for _, weight in weights):
+        labels = labels[:-1]
     bars = []
     for name, weight in weights:
-        total = np.bincount(place, weights=weight, minlength=len(labels))
+        total = np.bincount(place, weights=weight, minlength=len(labels))[: len(labels)]
         bars.append(series(name, labels, 100 * total / total.sum()))
     top = bars[0].y[0]
     waiting = f" and {bars[1].y[0]:.0f} % of the waiting" if len(bars) > 1 else ""
     return FigureData(
         key="holders",
         title=f"{holds(noun, labels[0])} {top:.0f} % of the {unit} hours{waiting}.",
-        definition=f"The {min(MOST_NAMES, len(labels) - 1)} {noun}s with the most {unit} hours inside the window",
+        definition=f"The {len(labels) - (THE_REST in labels)} {noun}s with the most {unit} hours inside the window",
         n=int((np.bincount(names.code[names.known & source.sized], minlength=1) > 0).sum()),
         noun=f"{noun}s",
         coverage=share(source.hours[names.known], source.hours),

@@ -85,6 +85,17 @@ def outline(page: str) -> Outline:
     return found
 
 
+def test_page_can_be_used_by_keyboard() -> None:
+    page, _ = write_study(a_busy_history(), audience="admin", report=Path("page.html"), out=None)
+    # The first thing that takes the focus leads past the rest, and whatever scrolls takes the focus.
+    assert re.search(r'<body>\s*<a class="skip" href="#content">', page)
+    assert 'id="content"' in page
+    assert ":focus-visible" in page
+    scrolling = re.findall(r'<div class="scroll[^>]*>', page)
+    assert scrolling
+    assert all('tabindex="0"' in one and "aria-label=" in one for one in scrolling)
+
+
 @pytest.mark.parametrize("audience", ORDER)
 def test_page_has_all_that_is_known_and_no_value_that_is_none(audience: str) -> None:
     found = a_busy_history()
