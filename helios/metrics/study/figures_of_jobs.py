@@ -13,7 +13,6 @@ from helios.metrics.study.censored import CensoredTimes
 from helios.metrics.study.figure_data import (
     FEW_PEOPLE,
     FEWEST_PEOPLE,
-    MOST_NAMES,
     SIZES,
     THE_REST,
     FigureData,

@@ -79,9 +79,23 @@ def test_a_node_that_is_down_does_not_idle() -> None:
     assert found.estimate.value == pytest.approx(2 / 12)
 
 
-def test_idle_nodes_need_node_lists() -> None:
+def test_without_node_lists_idle_nodes_are_at_least_those_that_no_job_can_hold() -> None:
+    history = a_history(
+        job(0, 0, 2 * HOUR_S, 8, nodes=1.0),
+        job(0, HOUR_S, 3 * HOUR_S, 2, nodes=float("nan")),
+        end=6 * HOUR_S,
+    )
+    found = idle_nodes(history, find_capacity(history, given={"gpu": 4}, units_per_node=8))
+    # One or two GPUs may lie on as many nodes: 1, 3, 2 and 0 nodes are busy for 1, 1, 1 and 3 h. The spell of an hour
+    # of the second node, and that of the third, are not longer than an hour.
+    assert found.parts["level"] == "counts"
+    assert found.estimate.value == pytest.approx((3 + 3 + 4 + 6) / 24)
+    assert found.hours_per_week == pytest.approx(8 * 16 / history.weeks)
+
+
+def test_idle_nodes_need_nodes() -> None:
     history = a_history(job(0, 0, 10), end=100)
-    assert idle_nodes(history, find_capacity(history, given={"gpu": 1})).missing == "on which nodes jobs ran"
+    assert idle_nodes(history, find_capacity(history)).missing == "on which nodes jobs ran"
 
 
 def test_utilization_is_hours_in_use_by_hours_in_service() -> None:
@@ -135,6 +149,8 @@ def test_hours_of_long_and_of_large_jobs() -> None:
     assert found.estimate.value == pytest.approx((48 + 48) / total)
     assert found.parts["above_half"]["value"] == pytest.approx(6 * 24 / total)
     assert (found.parts["mean_wait_above_half_h"], found.parts["mean_wait_of_others_h"]) == (24, pytest.approx(1 / 3))
+    # While the job of 6 GPUs waits, 6 GPUs idle for the first hour and 2 for the rest of the day.
+    assert found.parts["drain_hours_per_week"] == pytest.approx((6 + 2 * 23) / history.weeks)
 
 
 def test_long_jobs_are_known_without_starts() -> None:
@@ -160,6 +176,20 @@ def test_cpu_jobs_on_gpu_nodes_count_once_a_node_and_only_beside_waiting_gpu_job
     assert found.hours_per_week == pytest.approx(2.5 / history.weeks)
     assert found.parts["node_hours_per_week"] == pytest.approx(8 / history.weeks)
     assert found.n == 3
+
+
+def test_without_node_lists_cpu_jobs_count_in_the_partitions_of_gpu_jobs() -> None:
+    history = a_history(
+        job(0, 0, 4 * HOUR_S, 0, nodes=2.0),
+        job(0, 0, 4 * HOUR_S, 0, nodes=5.0, partition="cpu"),
+        job(HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 1),
+        end=6 * HOUR_S,
+    )
+    found = cpu_jobs_on_gpu_nodes(history, find_capacity(history, given={"gpu": 2, "other": 1}, units_per_node=8))
+    assert found.parts["level"] == "partitions"
+    assert found.hours_per_week == pytest.approx(2 * 2 / history.weeks)
+    assert found.parts["node_hours_per_week"] == pytest.approx(2 * 4 / history.weeks)
+    assert found.n == 1
 
 
 @pytest.mark.parametrize("number_of", [(4, idle_nodes), (5, utilization), (6, imbalance), (20, cpu_jobs_on_gpu_nodes)])
