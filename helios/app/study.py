@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from helios.app.history import LoadedHistory, choose_cluster
+from helios.config import Energy
 from helios.errors import UsageError
 from helios.metrics.statistics import student_t
 from helios.metrics.study import demand, levels, outcomes
@@ -23,7 +24,7 @@ from helios.metrics.study.figure_data import FigureSource, NamedLevel
 from helios.metrics.study.figures import study_figures
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
-from helios.metrics.study.idle import LENT, IdleByDay, idle_beside_waiting, idle_by_day
+from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.metrics.study.published import here_and_there
 from helios.metrics.study.recorded_levels import RecordedLevels, idle_beside_waiting_levels
 from helios.ports import Progress, no_progress
@@ -167,7 +168,28 @@ def idle_levels(found: Study) -> list[NamedLevel]:
     ]
 
 
-def write_study(found: Study, *, audience: str, report: Path | None, out: Path | None) -> tuple[str, list[Path]]:
+def unusable_levels(found: Study) -> list[NamedLevel]:
+    """Return what was free on each day while jobs waited that did not fit, by reason where that is known."""
+    if found.idle is None:
+        return []
+    edges_s, lasted = found.capacity.edges_s, np.diff(found.capacity.edges_s)
+    known = {name: list(columns) for name, columns in REASONS.items()}
+    columns = known if found.idle.level == "nodes" else {"free": [UNUSABLE]}
+    return [
+        NamedLevel(name=name, edges_s=edges_s, level=found.idle.pools[:, :, of].sum(axis=(1, 2)) / lasted)
+        for name, of in columns.items()
+    ]
+
+
+def write_study(
+    found: Study,
+    *,
+    audience: str,
+    report: Path | None,
+    out: Path | None,
+    energy: Energy | None = None,
+    change: datetime | None = None,
+) -> tuple[str, list[Path]]:
     """Write the files of a study, and return its page.
 
     Parameters
@@ -178,12 +200,25 @@ def write_study(found: Study, *, audience: str, report: Path | None, out: Path |
         Where the page will be written; None: none is made.
     out : Path, optional
         Folder of the files; None: none are written.
+    energy : Energy, optional
+        Draw of nodes, and prices.
+    change : datetime, optional
+        When something changed; by default the middle of the window.
     """
     from helios.report.study_files import write_files  # noqa: PLC0415 - drawing takes a second to import
     from helios.report.study_page import render_study  # noqa: PLC0415 - as above
 
     history = found.history
-    source = FigureSource(history, found.capacity, audience=audience, idle_beside=idle_levels(found))
+    source = FigureSource(
+        history,
+        found.capacity,
+        audience=audience,
+        idle_beside=idle_levels(found),
+        unusable=unusable_levels(found),
+        findings=found.findings,
+        energy=energy,
+        change_s=None if change is None else int(change.timestamp()),
+    )
     figures = study_figures(source)
     files = write_files(out, found.statements, figures) if out is not None else []
     if report is None:

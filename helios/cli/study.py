@@ -44,6 +44,9 @@ def study_(
         Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
     ] = "admin",
     resource: OfResource = None,
+    change: Annotated[
+        str | None, Option(help="When something changed, to compare before and after. Default: the middle.")
+    ] = None,
     report: Report = None,
     out: Annotated[
         Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
@@ -104,7 +107,14 @@ def study_(
         )
     say_notes(found.notes)
     if report is not None or out is not None:
-        page, files = write_study(found, audience=audience, report=report, out=out)
+        page, files = write_study(
+            found,
+            audience=audience,
+            report=report,
+            out=out,
+            energy=settings.energy,
+            change=moment(change, timezone=found.history.timezone),
+        )
         if report is not None:
             write_page(report, page)
         if out is not None:

@@ -276,10 +276,8 @@ def jensen_shannon(one: Floats, other: Floats) -> float:
 
 
 def _changes(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) -> Floats:
-    size = int(bins.max()) + 1
-    counts = (
-        np.bincount(week * size + bins, minlength=(weeks[-1] + 1) * size).reshape(-1, size)[weeks].astype(np.float64)
-    )
+    size, n_weeks = int(bins.max()) + 1, int(week.max()) + 1
+    counts = np.bincount(week * size + bins, minlength=n_weeks * size).reshape(n_weeks, size)[weeks].astype(np.float64)
     return np.array([jensen_shannon(one, other) for one, other in pairwise(counts)])
 
 

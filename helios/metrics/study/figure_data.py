@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from helios.config import Energy
 from helios.metrics.study.blocks import mean_levels
 from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.censored import CensoredTimes
+from helios.metrics.study.findings import Finding
 from helios.metrics.study.history import (
     CANCELLED,
-    MISSING,
     NEVER_S,
     NOT_ENDED,
     Flags,
@@ -152,6 +153,14 @@ class FigureSource:
         ``admin``, ``manager`` or ``paper``. Only the admin's figures name users.
     idle_beside : sequence of NamedLevel
         What idles in each partition while jobs that fit wait in others.
+    unusable : sequence of NamedLevel
+        What is free while jobs wait that do not fit, by reason.
+    findings : sequence of Finding
+        Of the same history; what a figure needs of them and does not get is not shown.
+    energy : Energy, optional
+        Draw of nodes, and prices.
+    change_s : int, optional
+        When something changed, s since the epoch; by default the middle of the window.
     """
 
     def __init__(
@@ -161,11 +170,19 @@ class FigureSource:
         *,
         audience: str = "admin",
         idle_beside: Sequence[NamedLevel] = (),
+        unusable: Sequence[NamedLevel] = (),
+        findings: Sequence[Finding] = (),
+        energy: Energy | None = None,
+        change_s: int | None = None,
     ) -> None:
         self.history = history
         self.capacity = capacity
         self.audience = audience
         self.idle_beside = idle_beside
+        self.unusable = unusable
+        self.findings = {finding.number: finding for finding in findings}
+        self.energy = energy or Energy()
+        self.change_s = (history.first_s + history.end_s) // 2 if change_s is None else change_s
 
     @cached_property
     def sized(self) -> Flags:
@@ -311,11 +328,11 @@ class FigureSource:
         """Units that jobs wait for in each step."""
         return self.asked()
 
-    def in_service(self, edges_s: Seconds, pool: int | None = None) -> Floats | None:
+    def in_service(self, edges_s: Seconds, pools: tuple[int, ...] | None = None) -> Floats | None:
         """Return the units in service in each step, None where unknown."""
         if self.capacity is None or not len(self.capacity.units):
             return None
-        found = self.capacity.in_service(edges_s, pool)
+        found = self.capacity.in_service(edges_s, pools)
         return found if float(found.sum()) > 0 else None
 
     @cached_property
@@ -338,26 +355,29 @@ class FigureSource:
         return np.concatenate([[self.history.first_s], inside, [self.history.end_s]]).astype(np.int64)
 
     @cached_property
-    def partitions(self) -> list[tuple[str, Flags, int | None]]:
+    def partitions(self) -> list[tuple[str, Flags, tuple[int, ...] | None]]:
         """Partitions or pools with jobs, most hours first.
 
-        Each with name, jobs, and place among the pools of the capacity.
+        Each with name, jobs, and places among the pools of the capacity. Those of fewer than ``FEWEST_PEOPLE`` users
+        are pooled for all but the admin.
         """
         history, capacity = self.history, self.capacity
-        found: list[tuple[str, Flags, int | None]] = []
-        if capacity is not None and len(capacity.pools) and len(capacity.pool_of):
-            pool = capacity.pool_of[history.partition.code]
-            found = [(name, pool == place, place) for place, name in enumerate(capacity.pools)]
-        else:
-            code = history.partition.code
-            used = np.unique(code[self.sized & (code != MISSING)])
-            weight = np.bincount(
-                code[code >= 0], weights=self.hours[code >= 0], minlength=len(history.partition.values)
-            )
-            leading = sorted(used.tolist(), key=lambda one: -weight[one])[: 4 * MOST_NAMES]
-            found = [(history.partition.values[one], code == one, None) for one in leading]
-        found = [one for one in found if (one[1] & self.sized).any()]
-        return sorted(found, key=lambda one: -float(self.hours[one[1]].sum()))[:MOST_NAMES]
+        names, pooled = history.partition, capacity is not None and len(capacity.pools) and len(capacity.pool_of)
+        if pooled and capacity is not None:
+            names = Names(code=capacity.pools_of(history).astype(np.int32), values=capacity.pools)
+        n_pools = len(names.values)
+        if self.audience != "admin" and history.user.known.any():
+            names = _pool_small_groups(names, history.user)
+        used = np.unique(names.code[self.sized & names.known]).tolist()
+        weight = names.sum(self.hours)
+        found: list[tuple[str, Flags, tuple[int, ...] | None]] = []
+        for one in sorted(used, key=lambda one: -weight[one])[:MOST_NAMES]:
+            jobs: Flags = names.code == one
+            places: tuple[int, ...] | None = None
+            if pooled and capacity is not None:
+                places = (one,) if one < n_pools else tuple(np.unique(capacity.pools_of(history)[jobs]).tolist())
+            found.append((names.values[one], jobs, places))
+        return found
 
     @cached_property
     def groups(self) -> tuple[str, Names] | None:

@@ -85,6 +85,8 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
             "longer_than_h": LONG_IDLE_S / HOUR_S,
             "at_least": capacity.at_least,
             "level": "nodes",
+            "hours_by_block": _plain_hours(idle_s),
+            "served_hours_by_block": _plain_hours(served_s),
         },
     )
 
@@ -108,7 +110,7 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
         asked = np.nan_to_num(history.nodes[mine], nan=np.inf)
         held = np.maximum(np.minimum(asked, np.maximum(history.size[mine], 1)), 1).astype(np.int64)
         busy = peak_in_steps(history.started_s[mine], history.ended_s[mine], held, edges_s)
-        there = np.floor(capacity.in_service(edges_s, number) / per_node[number])
+        there = np.floor(capacity.in_service(edges_s, (number,)) / per_node[number])
         idle, layers = np.maximum(there - busy, 0).astype(np.int64), int(there.max())
         for layer in range(1, layers + 1):
             begins, ends = _runs(idle >= layer)
@@ -136,8 +138,14 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
             "longer_than_h": LONG_IDLE_S / HOUR_S,
             "at_least": True,
             "level": "counts",
+            "hours_by_block": _plain_hours(by_block[0]),
+            "served_hours_by_block": _plain_hours(by_block[1]),
         },
     )
+
+
+def _plain_hours(seconds: Floats) -> list[float]:
+    return [float(value) for value in seconds / HOUR_S]
 
 
 def _runs(flags: Flags) -> tuple[Seconds, Seconds]:
@@ -400,7 +408,7 @@ def _drain_hours(history: StudyHistory, capacity: Capacity, large: Flags) -> flo
         mine = waited & (pool == number)
         union = _union(begins_s[mine], until_s[mine])
         edges_s = np.unique(np.concatenate([union.start_s, union.end_s, capacity.edges_s]))
-        idle = capacity.in_service(edges_s, int(number)) - history.held(edges_s, pool == number)
+        idle = capacity.in_service(edges_s, (int(number),)) - history.held(edges_s, pool == number)
         waits = np.searchsorted(union.start_s, edges_s[:-1], side="right") > np.searchsorted(
             union.end_s, edges_s[:-1], side="right"
         )

@@ -281,6 +281,12 @@ def test_drift_of_the_same_mix_is_none_and_of_another_one_whole():
     assert demand.drift(history_of(*other)).estimate.value == 1.0
 
 
+def test_drift_of_a_window_that_ends_within_a_week_is_known():
+    jobs = [at(24 * day, run_time_s=100.0) for day in range(17)]
+    found = demand.drift(history_of(*jobs))
+    assert (found.n, found.estimate.value) == (2, 0.0)
+
+
 def test_a_burst_has_a_variance_above_its_mean():
     jobs = [at(2) for _ in range(30)] + [at(k + 0.5) for k in range(10)]
     found = demand.bursts(history_of(*jobs, since=FIRST, until=FIRST + 10 * HOUR))
