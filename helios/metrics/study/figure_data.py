@@ -279,9 +279,9 @@ class FigureSource:
         return np.where(self.wait_known, np.maximum(waited_s, 0), 0) / 3600
 
     @cached_property
-    def size_class(self) -> NDArray[np.int64]:
+    def size_class(self) -> NDArray[np.int16]:
         """Each job's place in ``SIZES``, for jobs with the resource."""
-        return np.searchsorted(SIZE_EDGES, self.history.size, side="left").astype(np.int64)
+        return np.searchsorted(SIZE_EDGES, self.history.size, side="left").astype(np.int16)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -394,7 +394,7 @@ class FigureSource:
             return noun, _pool_small_groups(names, history.user)
         return None
 
-    def leading(self, names: Names, weight: Floats, *, most: int = MOST_NAMES) -> tuple[list[str], NDArray[np.int64]]:
+    def leading(self, names: Names, weight: Floats, *, most: int = MOST_NAMES) -> tuple[list[str], NDArray[np.int16]]:
         """Return the names with the most weight and each job's place.
 
         The last place is of all others.
@@ -402,7 +402,7 @@ class FigureSource:
         known = names.code >= 0
         total = np.bincount(names.code[known], weights=weight[known], minlength=len(names.values))
         order = [int(place) for place in np.argsort(-total, kind="stable") if total[place] > 0][:most]
-        place = np.full(len(names.values) + 1, len(order), dtype=np.int64)
+        place = np.full(len(names.values) + 1, len(order), dtype=np.int16)
         place[order] = np.arange(len(order))
         return [*(names.values[one] for one in order), THE_REST], place[names.code]
 
