@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from helios.app.history import LoadedHistory, choose_cluster
 from helios.config import Energy
@@ -267,6 +268,8 @@ def load_study(
         No cluster of that name is loaded, or none was named and several are.
     """
     progress("Reading the warehouse", 0.0)
+    # Arrow's own allocator keeps what its threads freed, 0.7 GB after reading 10^7 jobs.
+    pa.set_memory_pool(pa.system_memory_pool())
     with Warehouse.open(url) as warehouse:
         chosen = choose_cluster(warehouse, cluster)
         name, timezone = str(chosen["name"]), str(chosen["timezone"] or "UTC")

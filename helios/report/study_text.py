@@ -265,7 +265,10 @@ def _verdict(finding: Finding, words: _Words) -> Verdict:
         low = high = estimate.value
     if low >= words.some:
         return Verdict.TRY
-    return Verdict.NOTHING if high <= words.nothing else Verdict.UNCLEAR
+    if high > words.nothing:
+        return Verdict.UNCLEAR
+    # A lower bound argues for something, never against it.
+    return Verdict.LEVEL if finding.parts.get("lower_bound") else Verdict.NOTHING
 
 
 # How each finding is told.

@@ -137,6 +137,7 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
             "mean_spell_h": total_s / HOUR_S / long if long else None,
             "longer_than_h": LONG_IDLE_S / HOUR_S,
             "at_least": True,
+            "lower_bound": True,
             "level": "counts",
             "hours_by_block": _plain_hours(by_block[0]),
             "served_hours_by_block": _plain_hours(by_block[1]),

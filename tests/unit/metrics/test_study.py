@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.app.history import LoadedHistory
-from helios.app.study import Study, study, weekly_changes
+from helios.app.study import NodeRecords, Study, study, weekly_changes
 from helios.metrics.study import demand, outcomes
 from helios.metrics.study.alike import last_alike, next_alike
 from helios.metrics.study.blocks import Blocks, local_edges
@@ -279,6 +279,13 @@ def test_drift_of_the_same_mix_is_none_and_of_another_one_whole():
     assert demand.drift(history_of(*same)).estimate.value == 0.0
     other = [at(24 * day, run_time_s=100 if day < 7 else 100_000) for day in range(15)]
     assert demand.drift(history_of(*other)).estimate.value == 1.0
+
+
+def test_a_lower_bound_argues_against_nothing():
+    # The only node may be busy all the time, by CPU jobs or others.
+    jobs = [at(k, run_time_s=3600.0, gpus=1, nodes=1.0, node_list=None, partition="p") for k in range(200)]
+    found = study_of(*jobs, records=NodeRecords(given={"p": 1}, units_per_node=8))
+    assert (found.statements[3].value, found.statements[3].verdict) == (0.0, "for orientation")
 
 
 def test_drift_of_a_window_that_ends_within_a_week_is_known():
