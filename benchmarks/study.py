@@ -4,7 +4,9 @@
     python -m benchmarks.study idle FOLDER           # the same of statement 4 and sleeping nodes
     python -m benchmarks.study repetition FOLDER     # of statement 14 and predictions
     python -m benchmarks.study packing FOLDER        # of statement 16 and packed trials
+    python -m benchmarks.study published FOLDER      # our figures of public traces beside the published ones
     python -m benchmarks.study speed [JOBS]          # CPU seconds and memory, beside plain pandas
+    python -m benchmarks.study speed --database URL  # the same on a server; postgresql: one of its own
 
 ``arguments`` takes windows of the traces in FOLDER. Most of them record no starts, so each is first replayed under the
 site's own order (first in, first out with EASY backfill by time limits), and that replay is studied as if it had been
@@ -19,8 +21,14 @@ that moment beside it, for moments in each trace with users. ``packing`` puts be
 ``helios report trials`` makes everybody else wait less, in weeks of the one GPU trace with users on clusters of two
 sizes.
 
-``speed`` studies a synthetic history in a warehouse (SQLite), with its page, in a process of its own. The control
-reads the same rows with pandas and groups hours by user, partition, size, state and week, without any interval.
+``published`` studies Venus, April to August 2020, and the minutes of Earth, May 2020, and prints how far each figure is
+from the published one and why. The published curves are of Venus to 28 September. What is left for September, if ours
+are right, is the published sum less ours; it has to be a distribution, from 0 to 100 % and never falling. A cause is
+only named where this holds. It fails (exit 1) where a figure is further away than its bound.
+
+``speed`` studies a synthetic history in a warehouse (SQLite, or what ``--database`` names), with its page, in a process
+of its own. The synthetic jobs wait, half of them more than ten minutes, so that there is a queue at any time. The
+control reads the same rows with pandas and groups hours by user, partition, size, state and week, without any interval.
 """
 
 from __future__ import annotations
@@ -32,9 +40,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -50,22 +61,37 @@ from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, ingest, read_file
 from helios.app.replay_cluster import POOL, parse_nodes
 from helios.app.scenarios import Scenario
-from helios.app.study import NodeRecords, study
+from helios.app.study import NodeRecords, study, study_levels
 from helios.app.training import judge
 from helios.app.trials import Packing, find_repeated
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
 from helios.choices import Policy
 from helios.config import Energy, Settings
 from helios.ingest import synthetic_trace, write_helios_csv
+from helios.ingest.partition_levels import read_partition_levels
 from helios.metrics.statistics import rank_correlation
+from helios.metrics.study.figure_data import FigureSource
+from helios.metrics.study.figures import study_figures
+from helios.metrics.study.published import published, summary
 from helios.model import JOBS, NODES
 from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
-from helios.units import HOUR_S
+from helios.units import HOUR_S, percent
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183
+"""Of the synthetic cluster, Saturn."""
+ZONE = "Asia/Shanghai"
+CLAMP_S = 172_800
+"""Where run times of the public trace of Venus are cut."""
+RUN_TIMES = "run times of GPU jobs"
+SEPTEMBER_DAYS = 28
+EARTH = {"GPUs idle": 266, "GPUs waited for": 63, "% of minutes with both": 92, "% within one VC": 18}
+"""Of May 2020 without the 10th, 16 virtual clusters."""
+ROUNDING = 0.02
+"""Precision of a published curve, points."""
+MEDIAN_WAIT_S, WAIT_LOG_SD = 600.0, 2.0
 
 
 def replayed_history(run: Run, cluster: str) -> LoadedHistory:
@@ -292,17 +318,133 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One figure beside the published one.
+
+    Attributes
+    ----------
+    off, bound : float
+        The largest difference, and what it may be.
+    at : str
+        Where it is.
+    """
+
+    figure: str
+    unit: str
+    points: int
+    off: float
+    at: str
+    bound: float
+    cause: str
+
+
+def published_beside(folder: Path) -> Iterator[Beside]:
+    """Yield each figure of the public traces beside the published one."""
+    loaded = read_file(folder / VENUS, timezone=ZONE)
+    found = study(loaded, since=moment_of("2020-04-01"), until=moment_of("2020-09-01"))
+    source = FigureSource(found.history, found.capacity, audience="paper")
+    figures = {figure.key: figure for figure in study_figures(source)}
+    theirs = {
+        one.name.split(": ")[-1]: dict(zip(one.x, one.y, strict=True))
+        for one in published("months")
+        if one.name.startswith("Venus")
+    }
+    ours = {one.name: dict(zip(one.x, one.y, strict=True)) for one in figures["months"].panels[0].series}
+    pairs = [
+        (f"{month}, {theirs_name}", ours[name][month], theirs[theirs_name][month])
+        for name, theirs_name in (("1 GPU", "single-GPU"), ("2 or more GPUs", "multi-GPU"))
+        for month in ours[name]
+    ]
+    yield beside("GPU jobs by month", "jobs", pairs, 0, "the same rows")
+    september = sum(by_month["2020-09"] for by_month in theirs.values())
+    all_jobs, hours = summary("Venus"), found.history.hours()
+    all_hours = sum(all_jobs[f"{state}_gpu_time"] for state in ("complete", "cancel", "fail")) / HOUR_S
+    at_clamp = float((found.history.run_time_s == CLAMP_S).mean())
+    of_jobs = f"{percent(september / all_jobs['gpu_job_num'])} of the jobs are of September"
+    of_hours = (
+        f"{percent(1 - hours.sum() / all_hours)} of the GPU time is of September or above 48 h, where run times are cut"
+        f" ({percent(at_clamp, 1)} of the jobs)"
+    )
+    part = {False: len(hours) / all_jobs["gpu_job_num"], True: float(hours.sum()) / all_hours}
+    for what, key, panel, name, bound, by_hours in (
+        (RUN_TIMES, "run_times", 0, "gpu_run_time", 1.5, False),
+        ("sizes by jobs", "sizes", 0, "size_jobs", 2.0, False),
+        ("sizes by GPU time", "sizes", 1, "size_hours", 2.5, True),
+    ):
+        own = figures[key].panels[panel].series[0]
+        (curve,) = [one for one in published(name) if one.name == "Venus"]
+        at_x = dict(zip(curve.x, curve.y, strict=True))
+        both = [x for x in own.x if x in at_x]
+        pairs = [(f"{x:,.0f}", y, at_x[x]) for x, y in zip(own.x, own.y, strict=True) if x in at_x]
+        # Of run times at or above 48 h the trace says nothing.
+        kept = [y for x, y in zip(both, pairs, strict=True) if what != RUN_TIMES or float(x) < CLAMP_S]
+        left = [(there - part[by_hours] * here) / (1 - part[by_hours]) for _, here, there in kept]
+        explained = min(left) >= -ROUNDING and max(left) <= 100 + ROUNDING and min(np.diff(left)) >= -ROUNDING
+        cause = (of_hours if by_hours else of_jobs) if explained else "not explained: what is left is no distribution"
+        yield beside(what, "points", pairs, bound, cause)
+    (curve,) = [one for one in published("hour_submissions") if one.name == "Venus"]
+    own = next(one for panel in figures["hour_of_day"].panels for one in panel.series if "submitted" in one.name)
+    days = {True: SEPTEMBER_DAYS, False: 181}
+    left = [days[False] * y - (days[False] - days[True]) * x for x, y in zip(own.y, curve.y, strict=True)]
+    pairs = [(f"{hour:.0f} h", here, there) for hour, here, there in zip(own.x, own.y, curve.y, strict=True)]
+    cause = f"{of_jobs}, {september / days[True] / 24:.0f} an hour against {found.history.sized.sum() / 153 / 24:.0f}"
+    yield beside("submissions by hour of day", "jobs an hour", pairs, 15, cause if min(left) >= 0 else "not explained")
+    yield from earth_beside(folder / "helios_earth_vc_may2020")
+
+
+def earth_beside(folder: Path) -> Iterator[Beside]:
+    """Yield what the minutes of Earth say, beside the published values."""
+    recorded = read_partition_levels(sorted(folder.glob("*.csv.gz")), timezone=ZONE)
+    parts = study_levels(recorded, cluster="Earth").statements[0].parts
+    found = {
+        "GPUs idle": parts["mean_idle"],
+        "GPUs waited for": parts["mean_waiting"],
+        "% of minutes with both": 100 * parts["share_of_time_with_both"],
+        "% within one VC": 100 * parts["same_partition_share"],
+    }
+    pairs = [(name, round(value), EARTH[name]) for name, value in found.items()]
+    cause = f"the day left out, found as a hole: {', '.join(parts['days_left_out'])}"
+    yield beside("Earth, idle beside waiting", "GPUs or %", pairs, 0, cause)
+
+
+def beside(figure: str, unit: str, pairs: Sequence[tuple[str, float, float]], bound: float, cause: str) -> Beside:
+    """Return the largest difference of pairs of (where, ours, published)."""
+    at, off = max(((where, abs(here - there)) for where, here, there in pairs), key=lambda pair: pair[1])
+    return Beside(figure=figure, unit=unit, points=len(pairs), off=off, at=at, bound=bound, cause=cause)
+
+
+def moment_of(date: str) -> datetime:
+    """Return the midnight of a date on the clusters' clock."""
+    return datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(ZONE))
+
+
+def print_published(folder: Path, *, as_json: bool) -> bool:
+    """Print every figure beside the published one, and return whether all are within their bounds."""
+    found = list(published_beside(folder))
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        for one in found:
+            where = f" at {one.at}" if one.off else ""
+            print(f"{one.figure:28s} {one.points:3d} values off by {one.off:5.2f} {one.unit}{where}, bound {one.bound}")
+            print(f"{'':28s} {one.cause}")
+    return all(one.off <= one.bound for one in found)
+
+
 STUDY = """
-import resource, sys
+import sys
 from helios.cli.main import main
 sys.argv = ["helios", "study", "--report", sys.argv[1]]
 main()
 """
 PANDAS = """
-import sqlite3, sys
+import os
 import pandas as pd
-names = "submitted_at, started_at, ended_at, run_time_s, gpus, state, user, partition, time_limit_s"
-jobs = pd.read_sql(f"SELECT {names} FROM jobs ORDER BY submitted_at", sqlite3.connect(sys.argv[1]))
+from sqlalchemy import create_engine
+names = 'submitted_at, started_at, ended_at, run_time_s, gpus, state, "user", partition, time_limit_s'
+engine = create_engine(os.environ["HELIOS_DATABASE_URL"].replace("postgresql:", "postgresql+psycopg:"))
+jobs = pd.read_sql(f"SELECT {names} FROM jobs ORDER BY submitted_at", engine)
 hours = jobs["gpus"] * jobs["run_time_s"] / 3600
 week = jobs["submitted_at"] // (7 * 86_400 * 1_000_000)
 for key in ("user", "partition", "gpus", "state"):
@@ -312,25 +454,44 @@ jobs["run_time_s"].quantile([0.1, 0.5, 0.9])
 """
 
 
-def speed(n_jobs: int) -> None:
+def write_waiting_jobs(path: Path, n_jobs: int) -> None:
+    """Write synthetic jobs that wait, as a CSV file."""
+    jobs = synthetic_trace(profile="saturn", start=START, days=int(n_jobs / JOBS_A_DAY) + 2).head(n_jobs)
+    rng = np.random.default_rng(0)
+    waited = pd.to_timedelta(np.exp(rng.normal(np.log(MEDIAN_WAIT_S), WAIT_LOG_SD, len(jobs))).round(), unit="s")
+    for name in ("started_at", "ended_at"):
+        jobs[name] += waited
+    write_helios_csv(JOBS.conform(jobs), path)
+
+
+def speed(n_jobs: int, database: str | None) -> None:
     """Print the CPU seconds and peak memory of a study with its page, and of the control."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        trace, database = folder / "jobs.csv.gz", folder / "helios.db"
-        write_helios_csv(synthetic_trace(start=START, days=int(n_jobs / JOBS_A_DAY) + 1).head(n_jobs), trace)
-        ingest(trace, url=f"sqlite:///{database}", timezone="UTC")
-        for what, code, argument in (
-            ("study with its page", STUDY, folder / "page.html"),
-            ("pandas", PANDAS, database),
-        ):
-            cpu_s, peak_mib = _apart(code, str(argument), database)
+        trace, url = folder / "jobs.csv.gz", database or f"sqlite:///{folder / 'helios.db'}"
+        if url == "postgresql":
+            from tests.postgres import fresh_database, postgres_server  # noqa: PLC0415 - a server of its own is rare
+
+            url = stack.enter_context(fresh_database(stack.enter_context(postgres_server())))
+        for work, arguments in ((write_waiting_jobs, (trace, n_jobs)), (_load, (trace, url))):
+            child = get_context("spawn").Process(target=work, args=arguments)
+            child.start()
+            child.join()
+            if child.exitcode:
+                raise SystemExit(f"{work.__name__} failed")
+        for what, code in (("study with its page", STUDY), ("pandas", PANDAS)):
+            cpu_s, peak_mib = _apart(code, str(folder / "page.html"), url)
             print(f"{what:22s} {n_jobs:>12,} jobs {cpu_s:8.1f} CPU s {peak_mib:8,.0f} MiB", flush=True)
         print(f"page: {(folder / 'page.html').stat().st_size / 1e6:.2f} MB")
 
 
-def _apart(code: str, argument: str, database: Path) -> tuple[float, float]:
+def _load(trace: Path, url: str) -> None:
+    ingest(trace, url=url, timezone="UTC")
+
+
+def _apart(code: str, argument: str, url: str) -> tuple[float, float]:
     """Run code in a process of its own, and return its CPU seconds and its peak memory in MiB."""
-    environment = os.environ | {"HELIOS_DATABASE_URL": f"sqlite:///{database}"}
+    environment = os.environ | {"HELIOS_DATABASE_URL": url}
     child = subprocess.Popen([sys.executable, "-c", code, argument], env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
     if status:
@@ -347,15 +508,21 @@ def main() -> None:
     one.add_argument("--json", action="store_true")
     for name in TESTS:
         parts.add_parser(name).add_argument("folder", type=Path)
+    one = parts.add_parser("published")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--json", action="store_true")
     other = parts.add_parser("speed")
     other.add_argument("jobs", type=int, nargs="?", default=1_000_000)
+    other.add_argument("--database", help="URL of an empty database; postgresql: a server of its own")
     given = parser.parse_args()
     if given.part in TESTS:
         print_test(given.part, given.folder)
     elif given.part == "arguments":
         print_arguments(given.folder, as_json=given.json)
+    elif given.part == "published":
+        sys.exit(not print_published(given.folder, as_json=given.json))
     else:
-        speed(given.jobs)
+        speed(given.jobs, given.database)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ def study_(
         Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
     ] = "admin",
     resource: OfResource = None,
+    change: Annotated[
+        str | None, Option(help="When something changed, to compare before and after. Default: the middle.")
+    ] = None,
     report: Report = None,
     out: Annotated[
         Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
@@ -89,10 +92,14 @@ def study_(
         nodes = machine.of(settings, loaded.machine)
         if nodes["nodes"] is not None:
             records = NodeRecords(given=nodes["nodes"], units_per_node=nodes["gpus_per_node"])
+        bounds = (moment(since, timezone=loaded.timezone), moment(until, timezone=loaded.timezone))
+        # The list gives the history away: 10^7 jobs are held once.
+        given_away = [loaded]
+        del loaded
         found = study(
-            loaded,
-            since=moment(since, timezone=loaded.timezone),
-            until=moment(until, timezone=loaded.timezone),
+            given_away.pop(),
+            since=bounds[0],
+            until=bounds[1],
             partitions=partition or (),
             resource=resource,
             records=records,
@@ -101,7 +108,14 @@ def study_(
         )
     say_notes(found.notes)
     if report is not None or out is not None:
-        page, files = write_study(found, audience=audience, report=report, out=out)
+        page, files = write_study(
+            found,
+            audience=audience,
+            report=report,
+            out=out,
+            energy=settings.energy,
+            change=moment(change, timezone=found.history.timezone),
+        )
         if report is not None:
             write_page(report, page)
         if out is not None:

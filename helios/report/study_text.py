@@ -265,7 +265,10 @@ def _verdict(finding: Finding, words: _Words) -> Verdict:
         low = high = estimate.value
     if low >= words.some:
         return Verdict.TRY
-    return Verdict.NOTHING if high <= words.nothing else Verdict.UNCLEAR
+    if high > words.nothing:
+        return Verdict.UNCLEAR
+    # A lower bound argues for something, never against it.
+    return Verdict.LEVEL if finding.parts.get("lower_bound") else Verdict.NOTHING
 
 
 # How each finding is told.
@@ -324,8 +327,10 @@ def _behind_oldest(finding: Finding, unit: str) -> str:
 
 def _idle_nodes(finding: Finding, unit: str) -> str:  # noqa: ARG001 - nodes, whatever they hold
     spells = finding.parts.get("spells_per_day")
+    at_least = finding.parts.get("level") == "counts"
     return _with(
-        f"{_value(finding)} of node hours were in spells of idleness longer than an hour.",
+        f"{'At least ' if at_least else ''}{_value(finding)} of node hours were in spells of idleness longer than an "
+        f"hour{', were nodes filled in one order' if at_least else ''}.",
         f"There were {spells:,.1f} such spells a day." if spells is not None else None,
     )
 
@@ -441,12 +446,13 @@ def _one_gpu(finding: Finding, unit: str) -> str:
 
 
 def _large_and_long(finding: Finding, unit: str) -> str:
-    large = finding.parts.get("above_half")
+    large, drain = (finding.parts.get(name) for name in ("above_half", "drain_hours_per_week"))
     return _with(
         f"{_value(finding)} of {unit} hours were in jobs longer than a day.",
         f"{percent(large['value'])} were in jobs of more than half their partition."
         if large and large["value"] is not None
         else None,
+        f"While such jobs waited, at most {drain:,.0f} {unit} hours a week were kept free for them." if drain else None,
     )
 
 
@@ -472,6 +478,9 @@ def _cpu_jobs(finding: Finding, unit: str) -> str:
         f"CPU jobs held {unit} nodes for {_value(finding, 'hours a week')} node hours a week while jobs with {unit}s "
         "waited there",
         f"({every:,.0f} in all)." if every is not None else ".",
+        f"Nodes are not known: each job counts with all that it asked for, in the partitions of jobs with {unit}s."
+        if finding.parts.get("level") == "partitions"
+        else None,
     )
 
 

@@ -99,9 +99,16 @@ def frame_of(table: pa.Table, types: Types, book: StringTable | None = None) -> 
     """Return stored columns as a frame with the given types.
 
     Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one. With a ``book``,
-    stored numbers of names become categories.
+    stored numbers of names become categories. A caller that keeps no table of its own needs the memory of one, not of
+    two: each column is dropped once it is converted.
     """
-    return pd.DataFrame({name: _series(table[name], dtype, book) for name, dtype in column_types(types).items()})
+    found = {}
+    for name, dtype in column_types(types).items():
+        found[name] = _series(table[name], dtype, book)
+        table = table.drop_columns([name])
+    # Arrow keeps what is freed for its next table.
+    pa.default_memory_pool().release_unused()
+    return pd.DataFrame(found, copy=False)
 
 
 def in_order(table: pa.Table) -> pa.Table:
@@ -116,7 +123,14 @@ def in_order(table: pa.Table) -> pa.Table:
     tied = np.flatnonzero(np.append(same, False) | np.insert(same, 0, False))
     keys = table.select(["submitted_at", "job_id", "restart"]).take(order[tied]).to_pandas()
     order[tied] = in_submission_order(keys.assign(position=order[tied]))["position"].to_numpy(dtype=np.int64)
-    return table if np.array_equal(order, np.arange(len(order))) else table.take(order)
+    if np.array_equal(order, np.arange(len(order))):
+        return table
+    # Column by column, for the same reason as in ``frame_of``.
+    taken = {}
+    for name in table.column_names:
+        taken[name] = table[name].take(order)
+        table = table.drop_columns([name])
+    return pa.table(taken)
 
 
 def _numbers(values: pd.Series, book: StringTable) -> Any:

@@ -289,9 +289,11 @@ class Warehouse(ModelStore):
                 newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
                 query = query.where(submitted_at >= sa.func.coalesce(first, 0))
-            ordered = in_order(self._bulk.select(connection, query))
+            types = {name: model.JOBS.by_name[name].dtype for name in wanted}
             return frame_of(
-                ordered, {name: model.JOBS.by_name[name].dtype for name in wanted}, StringTable(connection, self._bulk)
+                in_order(self._bulk.select(connection, query)).select(list(dict.fromkeys(wanted))),
+                types,
+                StringTable(connection, self._bulk),
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:

@@ -96,18 +96,39 @@ class Blocks:
 
     def spread(self, begins_s: Seconds, ends_s: Seconds, weight: NDArray[Any]) -> Floats:
         """Return the integral of intervals over each block, weight x s."""
+        held: Floats = self.spread_groups(begins_s, ends_s, weight, np.zeros(len(weight), dtype=np.int8), 1)[0]
+        return held
+
+    def spread_groups(
+        self, begins_s: Seconds, ends_s: Seconds, weight: NDArray[Any], group: NDArray[Any], n_groups: int
+    ) -> Floats:
+        """Return the integral of the intervals of each group over each block, weight x s.
+
+        Parameters
+        ----------
+        group : int array
+            Of each interval; those below 0 are left out.
+
+        Returns
+        -------
+        float64 array of shape (n_groups, n)
+        """
         begins_s, ends_s = np.maximum(begins_s, self.edges_s[0]), np.minimum(ends_s, self.edges_s[-1])
-        some = (ends_s > begins_s) & (weight > 0)
+        some = np.flatnonzero((ends_s > begins_s) & (weight > 0) & (group >= 0))
         begins_s, ends_s, weight = begins_s[some], ends_s[some], weight[some].astype(np.float64)
+        row = group[some].astype(np.int64) * (self.n + 1)
         first = np.searchsorted(self.edges_s, begins_s, side="right") - 1
         last = np.searchsorted(self.edges_s, ends_s, side="left") - 1
-        held = np.bincount(last, weights=weight * (ends_s - np.maximum(begins_s, self.edges_s[last])), minlength=self.n)
-        # Most intervals lie in one block; the others fill each of those before their last.
-        for number in range(self.n):
-            across = np.flatnonzero((first <= number) & (last > number))
-            from_s = np.maximum(begins_s[across], self.edges_s[number])
-            held[number] += float(np.sum(weight[across] * (self.edges_s[number + 1] - from_s)))
-        return held.astype(np.float64)
+        size = n_groups * (self.n + 1)
+        held = np.bincount(row + last, weight * (ends_s - np.maximum(begins_s, self.edges_s[last])), size)
+        # Most intervals lie in one block; the others fill a part of their first, and all between it and their last.
+        across = np.flatnonzero(last > first)
+        row, first, last, weight = row[across], first[across], last[across], weight[across]
+        held += np.bincount(row + first, weight * (self.edges_s[first + 1] - begins_s[across]), size)
+        change = np.bincount(row + first + 1, weight, size) - np.bincount(row + last, weight, size)
+        between = np.maximum(np.cumsum(change.reshape(n_groups, -1), axis=1), 0)
+        found: Floats = held.reshape(n_groups, -1)[:, : self.n] + between[:, : self.n] * self.seconds
+        return found
 
     def ratio(self, numerator: Floats, denominator: Floats) -> Estimate:
         """Return the ratio of two sums over blocks, with its interval.
@@ -130,9 +151,31 @@ class Blocks:
         values, number = values[known], number[known]
         if not len(values):
             return Estimate()
-        others = [values[number != block] for block in np.unique(number)]
-        without = [float(np.quantile(rest, share)) for rest in others if len(rest)]
-        return self.estimate(float(np.quantile(values, share)), np.array(without))
+        order = np.argsort(values, kind="stable")
+        values, number = values[order], number[order]
+        # Of all but one block, the k-th value is the k-th of all, moved on by what of that block lies before it.
+        places = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
+        without = [_quantile(values, share, left_out=place) for place in places if 0 < len(place) < len(values)]
+        return self.estimate(_quantile(values, share, left_out=places[0][:0]), np.array(without))
+
+    def weighted_median(self, values: Floats, moment_s: Seconds, weight: Floats) -> Estimate:
+        """Return the value below which half of the weight lies, with its interval.
+
+        The value is NaN where there is none.
+        """
+        number = self.number(moment_s)
+        order = np.argsort(values, kind="stable")
+        values, number, weight = values[order], number[order], weight[order]
+        reached = np.cumsum(weight)
+        if not len(values):
+            return Estimate(value=float("nan"))
+        by_block = np.argsort(number, kind="stable")
+        bounds = np.flatnonzero(np.diff(number[by_block])) + 1
+        places = np.split(by_block, bounds)
+        value = _weighted_median(values, reached, by_block[:0], weight)
+        if len(places) < 2:
+            return Estimate(value=value)
+        return self.estimate(value, np.array([_weighted_median(values, reached, place, weight) for place in places]))
 
     def estimate(self, value: float, without: Floats) -> Estimate:
         """Return a value with its interval, from the values without each block."""
@@ -142,6 +185,35 @@ class Blocks:
         error = sqrt((n - 1) / n * float(np.sum((without - without.mean()) ** 2)))
         half = student_t(n - 1) * error
         return Estimate(value=value, low=value - half, high=value + half)
+
+
+def _quantile(values: Floats, share: float, *, left_out: NDArray[np.int64]) -> float:
+    """Return a quantile of sorted values without those at some places, as NumPy interpolates it."""
+    rank = (len(values) - len(left_out) - 1) * share
+    below = int(rank)
+    ranks = np.array([below, min(below + 1, len(values) - len(left_out) - 1)])
+    kept_before = left_out - np.arange(len(left_out))
+    low, high = values[ranks + np.searchsorted(kept_before, ranks, side="right")].tolist()
+    part = rank - below
+    return float(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))
+
+
+def _weighted_median(values: Floats, reached: Floats, left_out: NDArray[np.int64], weight: Floats) -> float:
+    """Return the weighted median of sorted values without those at some places.
+
+    Parameters
+    ----------
+    reached : float64 array
+        Weight of the values up to each.
+    """
+    gone = np.concatenate([[0.0], np.cumsum(weight[left_out])])
+    half = (reached[-1] - gone[-1]) / 2
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        before = float(reached[middle] - gone[np.searchsorted(left_out, middle, side="right")])
+        low, high = (low, middle) if before >= half else (middle + 1, high)
+    return float(values[low])
 
 
 def local_edges(first_s: int, end_s: int, *, timezone: str, days: int = 1) -> Seconds:

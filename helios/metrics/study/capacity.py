@@ -130,6 +130,13 @@ class Capacity:
         # The code of a job without a partition is -1, which is the last place.
         return self.pool_of[history.partition.code]
 
+    def in_service(self, edges_s: NDArray[np.int64], pools: tuple[int, ...] | None = None) -> NDArray[np.float64]:
+        """Return the units in service in the middle of each step, of all pools or of some."""
+        units = self.total if pools is None else self.units[list(pools)].sum(axis=0)
+        day = np.searchsorted(self.edges_s, edges_s[:-1] + np.diff(edges_s) // 2, side="right") - 1
+        found: NDArray[np.float64] = units[np.clip(day, 0, len(units) - 1)]
+        return found
+
     @property
     def unit_hours(self) -> NDArray[np.float64]:
         """Hours in service on each day, over all pools."""
@@ -385,14 +392,14 @@ def _from_use(history: StudyHistory, edges_s: NDArray[np.int64]) -> Capacity:
 
 def _rolling_peak(history: StudyHistory, chosen: Flags, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the most that jobs held at once in the days around each."""
-    peak = _daily_peak(history.started_s[chosen], history.ended_s[chosen], history.size[chosen], edges_s)
+    peak = peak_in_steps(history.started_s[chosen], history.ended_s[chosen], history.size[chosen], edges_s)
     return np.asarray(pd.Series(peak).rolling(ROLLING_DAYS, center=True, min_periods=1).max(), dtype=np.float64)
 
 
-def _daily_peak(
+def peak_in_steps(
     begins_s: NDArray[np.int64], ends_s: NDArray[np.int64], size: NDArray[np.int64], edges_s: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the most that was held at once on each day."""
+    """Return the most that was held at once in each step, such as a day."""
     begins_s, ends_s = np.clip(begins_s, edges_s[0], edges_s[-1]), np.clip(ends_s, edges_s[0], edges_s[-1])
     at_s = np.concatenate([begins_s, ends_s, edges_s[:-1]])
     change = np.concatenate([size, -size, np.zeros(len(edges_s) - 1, dtype=np.int64)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from helios.metrics.study.alike import last_alike
 from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory, share
-from helios.metrics.study.idle import waiting_until
 from helios.metrics.study.trials import find_trials
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
@@ -24,7 +22,6 @@ TOP_SHARE = 0.05
 FEWEST_USERS = 5
 """Users below which nothing is said of shares of them."""
 SHORT_S, LONG_S = 15 * MINUTE_S, 6 * HOUR_S
-STEP_S = 15 * MINUTE_S
 SMALL_PART = 1 / 8
 """Share of a node's CPUs and memory up to which a job counts as a small one."""
 WEEK_DAYS = 7
@@ -42,7 +39,7 @@ def concentration(history: StudyHistory) -> Finding:
     n = int(active.sum())
     if n < FEWEST_USERS:
         return unknown(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
-    table = np.stack([history.user.sum(hours_of) for hours_of in _hours_in_blocks(history)], axis=1)[active]
+    table = history.hours_of_groups(history.user.code, len(history.user.values))[active]
     total = by_user[active]
     without = [top_share(total - table[:, block]) for block in range(table.shape[1]) if table[:, block].any()]
     top = np.argsort(-by_user, kind="stable")[: top_count(n)]
@@ -124,15 +121,19 @@ def short_behind_long(history: StudyHistory) -> Finding:
     ran = np.nan_to_num(history.run_time_s) > 0
     if not (history.has_starts and (history.sized & ran).any()):
         return unknown(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
-    edges_s = np.append(np.arange(history.first_s, history.end_s, STEP_S), history.end_s)
-    asking = history.size > 0
+    edges_s = history.step_edges_s
+    until_s = history.waiting_until_s
+    counted = (history.restart == 0) & (until_s >= 0)
+    asking = np.flatnonzero(history.size > 0)
+    asking = asking[np.argsort(history.partition.code[asking], kind="stable")]
     waiting, behind, short_waiting = (np.zeros(len(edges_s) - 1) for _ in range(3))
-    for code in np.unique(history.partition.code[asking]):
-        inside = asking & (history.partition.code == code)
-        in_use = _levels(history, inside, edges_s, held=True)
-        held_by_long = _levels(history, inside & (history.run_time_s > LONG_S), edges_s, held=True)
-        short = _levels(history, inside & ran & (history.run_time_s < SHORT_S), edges_s, held=False)
-        waiting += _levels(history, inside, edges_s, held=False)
+    for inside in np.split(asking, np.flatnonzero(np.diff(history.partition.code[asking])) + 1):
+        in_use = history.held(edges_s, inside)
+        held_by_long = history.held(edges_s, inside[history.run_time_s[inside] > LONG_S])
+        first = inside[counted[inside]]
+        is_short = ran[first] & (history.run_time_s[first] < SHORT_S)
+        short = _waiting(history, first[is_short], until_s, edges_s)
+        waiting += _waiting(history, first, until_s, edges_s)
         short_waiting += short
         behind += short * np.divide(held_by_long, in_use, out=np.zeros_like(in_use), where=in_use > 0)
     if not waiting.any():
@@ -246,7 +247,8 @@ def drift(history: StudyHistory) -> Finding:
     whole = np.flatnonzero(np.diff(edges_s) >= (WEEK_DAYS - 1) * DAY_S)
     chosen = history.sized & (np.nan_to_num(history.run_time_s) > 0)
     week = np.searchsorted(edges_s, history.submitted_s, side="right") - 1
-    weeks = [int(number) for number in whole if (chosen & (week == number)).any()]
+    of_week = np.bincount(week[chosen], minlength=len(edges_s))
+    weeks = [int(number) for number in whole if of_week[number]]
     if len(weeks) < 2:
         return unknown(18, "two whole weeks with run times", n=int(chosen.sum()))
     run_times = np.floor(np.log2(np.maximum(np.nan_to_num(history.run_time_s), 1))).astype(np.int64)
@@ -254,7 +256,8 @@ def drift(history: StudyHistory) -> Finding:
     changes = _changes(run_times[chosen], week[chosen], weeks)
     low, high = mean_interval(changes) if len(changes) >= FEWEST_USERS else (None, None)
     hours = history.hours()
-    by_week = [float(hours[week == number].sum()) for number in weeks]
+    inside = week >= 0
+    by_week = np.bincount(week[inside], hours[inside], len(edges_s))[weeks].tolist()
     return Finding(
         number=18,
         estimate=Estimate(value=float(changes.mean()), low=low, high=high).bounded(most=1.0),
@@ -282,15 +285,15 @@ def jensen_shannon(one: Floats, other: Floats) -> float:
 
 
 def _changes(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) -> Floats:
-    size = int(bins.max()) + 1
-    counts = [np.bincount(bins[week == number], minlength=size).astype(np.float64) for number in weeks]
+    size, n_weeks = int(bins.max()) + 1, int(week.max()) + 1
+    counts = np.bincount(week * size + bins, minlength=n_weeks * size).reshape(n_weeks, size)[weeks].astype(np.float64)
     return np.array([jensen_shannon(one, other) for one, other in pairwise(counts)])
 
 
 def _change_by_chance(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) -> float:
     """Return the divergence expected if nothing changed and jobs were independent."""
     used = len(np.unique(bins))
-    jobs = [int((week == number).sum()) for number in weeks]
+    jobs = np.bincount(week)[weeks].tolist()
     pairs = [1 / one + 1 / other for one, other in pairwise(jobs)]
     return min(1.0, float((used - 1) / (8 * np.log(2)) * np.mean(pairs)))
 
@@ -332,26 +335,9 @@ def _first_runs(history: StudyHistory) -> Flags:
     return first
 
 
-def _levels(history: StudyHistory, chosen: Flags, edges_s: Seconds, *, held: bool) -> Floats:
-    """Return the units held, or the jobs waiting, in each step."""
-    if held:
-        begins_s, ends_s = history.started_s[chosen], history.ended_s[chosen]
-        return mean_levels(begins_s, ends_s, history.size[chosen], edges_s)
-    until_s = waiting_until(history)
-    first = chosen & (history.restart == 0) & (until_s >= 0)
-    return mean_levels(history.eligible_s[first], until_s[first], np.ones(int(first.sum()), dtype=np.int64), edges_s)
-
-
-def _hours_in_blocks(history: StudyHistory) -> Iterator[Floats]:
-    """Yield each job's hours in each block."""
-    if not history.has_starts:
-        number, hours = history.blocks.number(history.submitted_s), history.hours()
-        for block in range(history.blocks.n):
-            yield np.where(number == block, hours, 0.0)
-        return
-    for first_s, end_s in pairwise(history.blocks.edges_s):
-        held_s = np.minimum(history.ended_s, end_s) - np.maximum(history.started_s, first_s)
-        yield np.maximum(held_s, 0) * history.size / HOUR_S
+def _waiting(history: StudyHistory, jobs: Seconds, until_s: Seconds, edges_s: Seconds) -> Floats:
+    """Return how many of the jobs wait in each step."""
+    return mean_levels(history.eligible_s[jobs], until_s[jobs], np.ones(len(jobs), dtype=np.int64), edges_s)
 
 
 def _submissions(arrays: pd.Series[Any], singles: Flags) -> int:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from helios.config import Energy
 from helios.metrics.study.blocks import mean_levels
 from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.censored import CensoredTimes
+from helios.metrics.study.findings import Finding
 from helios.metrics.study.history import (
     CANCELLED,
-    MISSING,
     NEVER_S,
     NOT_ENDED,
     Flags,
@@ -28,9 +30,6 @@ from helios.units import DAY_S
 
 SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
 SIZE_EDGES = (1, 2, 4, 8, 16, 32, 64)
-STEP_S = 900
-"""Length of a step of time: zones half an hour apart fall on whole steps."""
-MOST_STEPS = 100_000
 MOST_NAMES = 10
 """Partitions, groups and users that a figure names."""
 FEWEST_PEOPLE = 5
@@ -154,6 +153,14 @@ class FigureSource:
         ``admin``, ``manager`` or ``paper``. Only the admin's figures name users.
     idle_beside : sequence of NamedLevel
         What idles in each partition while jobs that fit wait in others.
+    unusable : sequence of NamedLevel
+        What is free while jobs wait that do not fit, by reason.
+    findings : sequence of Finding
+        Of the same history; what a figure needs of them and does not get is not shown.
+    energy : Energy, optional
+        Draw of nodes, and prices.
+    change_s : int, optional
+        When something changed, s since the epoch; by default the middle of the window.
     """
 
     def __init__(
@@ -163,11 +170,19 @@ class FigureSource:
         *,
         audience: str = "admin",
         idle_beside: Sequence[NamedLevel] = (),
+        unusable: Sequence[NamedLevel] = (),
+        findings: Sequence[Finding] = (),
+        energy: Energy | None = None,
+        change_s: int | None = None,
     ) -> None:
         self.history = history
         self.capacity = capacity
         self.audience = audience
         self.idle_beside = idle_beside
+        self.unusable = unusable
+        self.findings = {finding.number: finding for finding in findings}
+        self.energy = energy or Energy()
+        self.change_s = (history.first_s + history.end_s) // 2 if change_s is None else change_s
 
     @cached_property
     def sized(self) -> Flags:
@@ -192,26 +207,46 @@ class FigureSource:
         flags: Flags = without_run & (history.state == CANCELLED) & history.has_starts
         return flags
 
-    def run_times(self, chosen: Flags) -> CensoredTimes:
-        """Return the run times of jobs, those of running ones so far."""
+    @cached_property
+    def _run_times(self) -> tuple[Floats, Flags]:
+        """Run time of each job, of running ones so far, NaN where unknown, and whether it is over."""
         history = self.history
-        ended = chosen & np.isfinite(history.run_time_s) & ~self.never_ran
-        running = chosen & (history.started_s < history.end_s) & (history.ended_s == NEVER_S)
-        running &= (history.state == NOT_ENDED) & ~ended
-        times_s = np.concatenate([history.run_time_s[ended], history.end_s - history.started_s[running]])
-        return CensoredTimes.of(times_s, np.repeat([True, False], [int(ended.sum()), int(running.sum())]))
+        over: Flags = np.isfinite(history.run_time_s) & ~self.never_ran
+        running = (history.started_s < history.end_s) & (history.ended_s == NEVER_S) & (history.state == NOT_ENDED)
+        so_far_s = np.where(running, history.end_s - history.started_s, np.nan)
+        return np.where(over, history.run_time_s, so_far_s), over
+
+    def run_times(self, chosen: NDArray[Any]) -> CensoredTimes:
+        """Return the run times of jobs, those of running ones so far.
+
+        Parameters
+        ----------
+        chosen : array
+            A flag for each job, or positions of jobs.
+        """
+        times_s, over = self._run_times[0][chosen], self._run_times[1][chosen]
+        known = ~np.isnan(times_s)
+        return CensoredTimes.of(times_s[known], over[known])
+
+    @cached_property
+    def sized_by_block(self) -> list[Seconds]:
+        """Positions of the jobs of the window that ask for the resource, by block of submission."""
+        blocks, jobs = self.history.blocks, np.flatnonzero(self.sized)
+        number = blocks.number(self.history.submitted_s[jobs])
+        jobs, number = jobs[number >= 0], number[number >= 0]
+        counts = np.bincount(number, minlength=blocks.n)
+        return np.split(jobs[np.argsort(number, kind="stable")], np.cumsum(counts)[:-1])
 
     @cached_property
     def wait_ends_s(self) -> Seconds:
-        """When each job's wait ended, with its start or else its end."""
-        return np.minimum(self.history.started_s, self.history.ended_s)
+        """Until when each job waited, at most to the window's end; -1 where that is not known."""
+        return self.history.waiting_until_s
 
     @cached_property
     def wait_known(self) -> Flags:
         """Jobs of which it is known until when they waited, or that they still wait."""
-        known = (self.wait_ends_s < NEVER_S) | (self.history.state == NOT_ENDED)
-        flags: Flags = known & (self.history.size > 0)
-        return flags if self.history.has_starts else np.zeros_like(flags)
+        flags: Flags = (self.wait_ends_s >= 0) & (self.history.size > 0) & self.history.has_starts
+        return flags
 
     @cached_property
     def first_waits(self) -> Flags:
@@ -219,28 +254,34 @@ class FigureSource:
         flags: Flags = self.sized & (self.history.restart == 0) & self.wait_known
         return flags
 
-    def waits(self, chosen: Flags | None = None) -> CensoredTimes:
+    def waits(self, chosen: NDArray[Any] | None = None) -> CensoredTimes:
         """Return the waits of jobs for their first start.
 
         Who was cancelled or still waits waited at least so long.
+
+        Parameters
+        ----------
+        chosen : array, optional
+            A flag for each job, or positions of jobs; by default all.
         """
         history = self.history
-        of = self.first_waits if chosen is None else self.first_waits & chosen
-        started = history.started_s[of] < NEVER_S
-        until_s = np.where(started, history.started_s[of], np.minimum(self.wait_ends_s[of], history.end_s))
-        return CensoredTimes.of(np.maximum(until_s - history.eligible_s[of], 0).astype(np.float64), started)
+        jobs = np.arange(len(history.size))[... if chosen is None else chosen]
+        jobs = jobs[self.first_waits[jobs]]
+        started = history.started_s[jobs] < NEVER_S
+        until_s = np.where(started, history.started_s[jobs], self.wait_ends_s[jobs])
+        return CensoredTimes.of(np.maximum(until_s - history.eligible_s[jobs], 0).astype(np.float64), started)
 
     @cached_property
     def wait_hours(self) -> Floats:
         """Hours that each job waited in the window."""
         history = self.history
-        waited_s = np.minimum(self.wait_ends_s, history.end_s) - np.maximum(history.eligible_s, history.first_s)
+        waited_s = self.wait_ends_s - np.maximum(history.eligible_s, history.first_s)
         return np.where(self.wait_known, np.maximum(waited_s, 0), 0) / 3600
 
     @cached_property
-    def size_class(self) -> NDArray[np.int64]:
+    def size_class(self) -> NDArray[np.int16]:
         """Each job's place in ``SIZES``, for jobs with the resource."""
-        return np.searchsorted(SIZE_EDGES, self.history.size, side="left").astype(np.int64)
+        return np.searchsorted(SIZE_EDGES, self.history.size, side="left").astype(np.int16)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -250,26 +291,29 @@ class FigureSource:
     @cached_property
     def edges_s(self) -> Seconds:
         """Edges of steps of a quarter of an hour, or of longer ones."""
-        first_s, end_s = self.history.first_s, self.history.end_s
-        step_s = STEP_S * max(1, -(-(end_s - first_s) // (STEP_S * MOST_STEPS)))
-        inside = np.arange((first_s // step_s + 1) * step_s, end_s, step_s, dtype=np.int64)
-        return np.concatenate([[first_s], inside, [end_s]]).astype(np.int64)
+        return self.history.step_edges_s
 
     @cached_property
     def step_s(self) -> Floats:
         """Length of each step."""
         return np.diff(self.edges_s).astype(np.float64)
 
+    @cached_property
+    def in_pools(self) -> Flags:
+        """Jobs that ask for the resource, without those that run where capacity is not known if it is elsewhere."""
+        flags: Flags = self.history.size > 0
+        if self.capacity is None or not len(self.capacity.units):
+            return flags
+        return flags & (self.capacity.pools_of(self.history) >= 0)
+
     def held(self, chosen: Flags | None = None, edges_s: Seconds | None = None) -> Floats:
         """Return what jobs hold in each step, mean."""
-        history = self.history
-        of = history.size > 0 if chosen is None else chosen & (history.size > 0)
-        edges_s = self.edges_s if edges_s is None else edges_s
-        return mean_levels(history.started_s[of], history.ended_s[of], history.size[of], edges_s)
+        of = self.in_pools if chosen is None else chosen & self.in_pools
+        return self.history.held(self.edges_s if edges_s is None else edges_s, of)
 
     def asked(self, *, weight: NDArray[np.int64] | None = None, edges_s: Seconds | None = None) -> Floats:
         """Return what jobs wait for in each step, mean."""
-        history, of = self.history, self.wait_known
+        history, of = self.history, self.wait_known & self.in_pools
         weight = history.size if weight is None else weight
         edges_s = self.edges_s if edges_s is None else edges_s
         return mean_levels(history.eligible_s[of], self.wait_ends_s[of], weight[of], edges_s)
@@ -284,14 +328,11 @@ class FigureSource:
         """Units that jobs wait for in each step."""
         return self.asked()
 
-    def in_service(self, edges_s: Seconds, pool: int | None = None) -> Floats | None:
+    def in_service(self, edges_s: Seconds, pools: tuple[int, ...] | None = None) -> Floats | None:
         """Return the units in service in each step, None where unknown."""
         if self.capacity is None or not len(self.capacity.units):
             return None
-        units = self.capacity.total if pool is None else self.capacity.units[pool]
-        middle_s = edges_s[:-1] + np.diff(edges_s) // 2
-        day = np.searchsorted(self.capacity.edges_s, middle_s, side="right") - 1
-        found: Floats = units[np.clip(day, 0, len(units) - 1)]
+        found = self.capacity.in_service(edges_s, pools)
         return found if float(found.sum()) > 0 else None
 
     @cached_property
@@ -314,26 +355,29 @@ class FigureSource:
         return np.concatenate([[self.history.first_s], inside, [self.history.end_s]]).astype(np.int64)
 
     @cached_property
-    def partitions(self) -> list[tuple[str, Flags, int | None]]:
+    def partitions(self) -> list[tuple[str, Flags, tuple[int, ...] | None]]:
         """Partitions or pools with jobs, most hours first.
 
-        Each with name, jobs, and place among the pools of the capacity.
+        Each with name, jobs, and places among the pools of the capacity. Those of fewer than ``FEWEST_PEOPLE`` users
+        are pooled for all but the admin.
         """
         history, capacity = self.history, self.capacity
-        found: list[tuple[str, Flags, int | None]] = []
-        if capacity is not None and len(capacity.pools) and len(capacity.pool_of):
-            pool = capacity.pool_of[history.partition.code]
-            found = [(name, pool == place, place) for place, name in enumerate(capacity.pools)]
-        else:
-            code = history.partition.code
-            used = np.unique(code[self.sized & (code != MISSING)])
-            weight = np.bincount(
-                code[code >= 0], weights=self.hours[code >= 0], minlength=len(history.partition.values)
-            )
-            leading = sorted(used.tolist(), key=lambda one: -weight[one])[: 4 * MOST_NAMES]
-            found = [(history.partition.values[one], code == one, None) for one in leading]
-        found = [one for one in found if (one[1] & self.sized).any()]
-        return sorted(found, key=lambda one: -float(self.hours[one[1]].sum()))[:MOST_NAMES]
+        names, pooled = history.partition, capacity is not None and len(capacity.pools) and len(capacity.pool_of)
+        if pooled and capacity is not None:
+            names = Names(code=capacity.pools_of(history).astype(np.int32), values=capacity.pools)
+        n_pools = len(names.values)
+        if self.audience != "admin" and history.user.known.any():
+            names = _pool_small_groups(names, history.user)
+        used = np.unique(names.code[self.sized & names.known]).tolist()
+        weight = names.sum(self.hours)
+        found: list[tuple[str, Flags, tuple[int, ...] | None]] = []
+        for one in sorted(used, key=lambda one: -weight[one])[:MOST_NAMES]:
+            jobs: Flags = names.code == one
+            places: tuple[int, ...] | None = None
+            if pooled and capacity is not None:
+                places = (one,) if one < n_pools else tuple(np.unique(capacity.pools_of(history)[jobs]).tolist())
+            found.append((names.values[one], jobs, places))
+        return found
 
     @cached_property
     def groups(self) -> tuple[str, Names] | None:
@@ -350,7 +394,7 @@ class FigureSource:
             return noun, _pool_small_groups(names, history.user)
         return None
 
-    def leading(self, names: Names, weight: Floats, *, most: int = MOST_NAMES) -> tuple[list[str], NDArray[np.int64]]:
+    def leading(self, names: Names, weight: Floats, *, most: int = MOST_NAMES) -> tuple[list[str], NDArray[np.int16]]:
         """Return the names with the most weight and each job's place.
 
         The last place is of all others.
@@ -358,7 +402,7 @@ class FigureSource:
         known = names.code >= 0
         total = np.bincount(names.code[known], weights=weight[known], minlength=len(names.values))
         order = [int(place) for place in np.argsort(-total, kind="stable") if total[place] > 0][:most]
-        place = np.full(len(names.values) + 1, len(order), dtype=np.int64)
+        place = np.full(len(names.values) + 1, len(order), dtype=np.int16)
         place[order] = np.arange(len(order))
         return [*(names.values[one] for one in order), THE_REST], place[names.code]
 

@@ -25,6 +25,10 @@ FIGURES: dict[str, Callable[[FigureSource], FigureData]] = {
     "partitions": of_time.partitions,
     "used_and_waited": of_time.used_and_waited,
     "idle_beside": of_time.idle_beside,
+    "fragmentation": of_time.fragmentation,
+    "idle_nodes": of_time.idle_nodes,
+    "energy": of_time.energy,
+    "before_after": of_time.before_after,
     "queue": of_time.queue,
     "demand": of_time.demand,
     "group_hours": of_time.group_hours,
@@ -34,12 +38,12 @@ FIGURES: dict[str, Callable[[FigureSource], FigureData]] = {
 }
 ORDER = {
     "admin": (
-        *("idle_beside", "used_and_waited", "waits", "partitions", "queue", "states", "limits", "holders"),
-        *("repetition", "drift"),
+        *("idle_beside", "used_and_waited", "waits", "partitions", "queue", "states", "limits"),
+        *("fragmentation", "holders", "idle_nodes", "repetition", "drift"),
     ),
     "manager": (
-        *("used_and_waited", "waits_by_group", "group_hours", "hours_lost", "waits_by_size", "demand", "holders"),
-        "run_times",
+        *("used_and_waited", "waits_by_group", "group_hours", "hours_lost", "waits_by_size", "demand"),
+        *("before_after", "holders", "energy", "run_times"),
     ),
     "paper": (
         *("run_times", "sizes", "hour_of_day", "months", "partitions", "waits_by_size", "wait_share", "states"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +13,6 @@ from helios.metrics.study.censored import CensoredTimes
 from helios.metrics.study.figure_data import (
     FEW_PEOPLE,
     FEWEST_PEOPLE,
-    MOST_NAMES,
     SIZES,
     THE_REST,
     FigureData,
@@ -215,8 +217,10 @@ def _waits(source: FigureSource, key: str, question: str, by: tuple[str, ...]) -
     if not source.history.has_starts or not source.first_waits.any():
         return no_figure(key, question, NO_STARTS)
     splits = {one: _split(source, one) for one in by}
-    panels = [_wait_panel(source, one, found) for one, found in splits.items() if len(found) > (one != "size")]
     every = source.waits()
+    panels = [_wait_panel(source, one, found) for one, found in splits.items() if len(found) > (one != "size")]
+    # Of one group in one week, there is nothing to split.
+    panels = panels or [_wait_panel(source, by[0], [("all jobs", every)])]
     return FigureData(
         key=key,
         title=_wait_title(source, every, _noun(source, by[0]), splits[by[0]]),
@@ -233,15 +237,14 @@ def _waits(source: FigureSource, key: str, question: str, by: tuple[str, ...]) -
 
 
 def _split(source: FigureSource, by: str) -> list[tuple[str, CensoredTimes]]:
-    history = source.history
+    chosen: Sequence[tuple[str, NDArray[Any]]]
     if by == "partition":
         chosen = [(name, jobs) for name, jobs, _ in source.partitions]
     elif by == "size":
         chosen = [(SIZES[place], source.size_class == place) for place in source.sizes]
     elif by == "week":
-        block = history.blocks.number(history.submitted_s)
-        edges_s = history.blocks.edges_s
-        chosen = [(str(edges_s[one]), block == one) for one in range(history.blocks.n)]
+        begins_s = source.history.blocks.edges_s.tolist()
+        chosen = [(str(at_s), jobs) for at_s, jobs in zip(begins_s, source.sized_by_block, strict=False)]
     else:
         if source.groups is None:
             return []
@@ -584,16 +587,18 @@ def holders(source: FigureSource) -> FigureData:
     if not weights:
         return no_figure("holders", question, "neither run times nor starts are recorded here")
     labels, place = source.leading(names, weights[0][1])
+    if not any(float(weight[place == len(labels) - 1].sum()) > 0 for _, weight in weights):
+        labels = labels[:-1]
     bars = []
     for name, weight in weights:
-        total = np.bincount(place, weights=weight, minlength=len(labels))
+        total = np.bincount(place, weights=weight, minlength=len(labels))[: len(labels)]
         bars.append(series(name, labels, 100 * total / total.sum()))
     top = bars[0].y[0]
     waiting = f" and {bars[1].y[0]:.0f} % of the waiting" if len(bars) > 1 else ""
     return FigureData(
         key="holders",
         title=f"{holds(noun, labels[0])} {top:.0f} % of the {unit} hours{waiting}.",
-        definition=f"The {min(MOST_NAMES, len(labels) - 1)} {noun}s with the most {unit} hours inside the window",
+        definition=f"The {len(labels) - (THE_REST in labels)} {noun}s with the most {unit} hours inside the window",
         n=int((np.bincount(names.code[names.known & source.sized], minlength=1) > 0).sum()),
         noun=f"{noun}s",
         coverage=share(source.hours[names.known], source.hours),

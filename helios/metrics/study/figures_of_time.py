@@ -6,11 +6,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.metrics.study.demand import dispersion
 from helios.metrics.study.figure_data import (
     MOST_NAMES,
     FigureData,
     FigureSource,
+    NamedLevel,
     Panel,
     Series,
     days,
@@ -323,11 +325,7 @@ def idle_beside(source: FigureSource) -> FigureData:
             NO_STARTS if not history.has_starts else "no such hours, or capacity is not known here",
         )
     blocks = history.blocks
-    means: dict[str, Floats] = {}
-    for one in levels:
-        lasted = np.diff(one.edges_s).astype(np.float64)
-        held, whole = (blocks.sum(one.edges_s[:-1], weight) for weight in (one.level * lasted, lasted))
-        means[one.name] = np.divide(held, whole, out=np.full(blocks.n, np.nan), where=whole > 0)
+    means = {one.name: _by_block(source, one) for one in levels}
     order = sorted(means, key=lambda name: -float(np.nansum(means[name])))[: MOST_NAMES // 2]
     total = sum(float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels)
     return FigureData(
@@ -343,6 +341,207 @@ def idle_beside(source: FigureSource) -> FigureData:
         panels=(
             _over_time(
                 "", f"mean {unit}s idle", "number", [series(name, blocks.edges_s[:-1], means[name]) for name in order]
+            ),
+        ),
+    )
+
+
+def fragmentation(source: FigureSource) -> FigureData:
+    """Return what is free while jobs wait that do not fit, by reason."""
+    history, unit = source.history, source.history.unit
+    question = f"Free {unit}s that no waiting job could use"
+    levels = [one for one in source.unusable if one.level.any()]
+    if not levels:
+        return no_figure(
+            "fragmentation",
+            question,
+            NO_STARTS if not history.has_starts else "no such hours, or capacity is not known here",
+        )
+    means = {one.name: _by_block(source, one) for one in levels}
+    total = {one.name: float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels}
+    first = max(total, key=lambda name: total[name])
+    why = f", most of them for this reason: {first}" if len(source.unusable) > 1 else ""
+    return FigureData(
+        key="fragmentation",
+        title=f"On average {sum(total.values()):,.1f} {unit}s are free while jobs wait, none of which fits{why}.",
+        definition=(
+            f"{unit}s left free after the queue of each partition is placed greedily, while a job of it still waits; "
+            f"of several reasons that which comes closest to a fit; means over {history.blocks.kind}"
+        ),
+        n=source.n,
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=(
+            _over_time(
+                "",
+                f"mean {unit}s free",
+                "number",
+                [series(name, history.blocks.edges_s[:-1], of) for name, of in means.items()],
+            ),
+        ),
+        notes=() if len(source.unusable) > 1 else ("Reasons are not known: jobs' nodes are not recorded here.",),
+    )
+
+
+def _by_block(source: FigureSource, one: NamedLevel) -> Floats:
+    """Return the mean of a level in each block, NaN where it is not known."""
+    blocks, lasted = source.history.blocks, np.diff(one.edges_s).astype(np.float64)
+    held, whole = (blocks.sum(one.edges_s[:-1], weight) for weight in (one.level * lasted, lasted))
+    mean: Floats = np.divide(held, whole, out=np.full(blocks.n, np.nan), where=whole > 0)
+    return mean
+
+
+def idle_nodes(source: FigureSource) -> FigureData:
+    """Return how much of the nodes' time is in long idle spells, and what it draws."""
+    history, finding, question = source.history, source.findings.get(4), "How long nodes idle"
+    if finding is None or finding.estimate.value is None:
+        return no_figure("idle_nodes", question, finding.missing if finding is not None else NO_STARTS)
+    hours, served = (np.array(finding.parts[name]) for name in ("hours_by_block", "served_hours_by_block"))
+    kwh = np.array(
+        [
+            energy_kwh(NodeSeconds(idle=one * HOUR_S), source.energy)
+            - energy_kwh(NodeSeconds(asleep=one * HOUR_S), source.energy)
+            for one in hours
+        ]
+    )
+    begins_s, kind = history.blocks.edges_s[:-1], history.blocks.kind
+    a_day = kwh.sum() * DAY_S / (history.end_s - history.first_s)
+    at_least = "At least " if finding.parts["level"] == "counts" else ""
+    share_idle = percent(finding.estimate.value, 1)
+    return FigureData(
+        key="idle_nodes",
+        title=f"{at_least}{share_idle} of node hours are in idle spells above an hour: {a_day:,.0f} kWh a day if they "
+        "slept.",
+        definition=(
+            f"Spells longer than an hour without a job on a node in service, by {kind}; the energy is that of nodes "
+            f"awake less that of nodes asleep, at {source.energy.node_idle_w:g} and {source.energy.node_sleep_w:g} W "
+            f"and {source.energy.cooling_factor:g} times that for the building"
+        ),
+        n=finding.n or 0,
+        noun="nodes",
+        coverage=finding.coverage,
+        covered="hours",
+        panels=(
+            _over_time(
+                "Idle spells", "% of node hours", "percent", [series("idle", begins_s, _percent_of(hours, served))]
+            ),
+            _over_time("Energy", f"kWh in each of the {kind}", "number", [series("kWh", begins_s, kwh)]),
+        ),
+        notes=("Nodes of jobs are not recorded: nodes are taken to be filled in one order.",) if at_least else (),
+    )
+
+
+def energy(source: FigureSource) -> FigureData:
+    """Return what the nodes draw, cost and emit by the stated model."""
+    history, unit, model = source.history, source.history.unit, source.energy
+    question = "Energy, money and carbon dioxide"
+    if not history.has_starts:
+        return no_figure("energy", question, NO_STARTS)
+    blocks, kind = history.blocks, history.blocks.kind
+    used_s = history.hours_by_block() * HOUR_S
+    of_gpus = history.resource == "gpus"
+    load = np.array([energy_kwh(_busy(one, of_gpus=of_gpus), model) for one in used_s])
+    awake = _awake_s(source)
+    rest = np.array([energy_kwh(NodeSeconds(idle=one), model) for one in awake]) if awake is not None else None
+    total = load if rest is None else load + rest
+    if not total.any():
+        return no_figure("energy", question, "nodes are not known here")
+    weeks = history.weeks
+    money = f"{total.sum() * model.price_per_kwh / weeks:,.0f} {model.currency}"
+    carbon = f"{total.sum() * model.co2_g_per_kwh / 1e6 / weeks:,.2f} t of CO2"
+    unit_w = model.gpu_busy_w if of_gpus else model.cpu_busy_w
+    least = "At least " if rest is None else ""
+    lines = [series(f"load of {unit}s in use", blocks.edges_s[:-1], load)]
+    lines += [] if rest is None else [series("nodes awake", blocks.edges_s[:-1], rest)]
+    return FigureData(
+        key="energy",
+        title=f"{least}{total.sum() / weeks:,.0f} kWh a week by the stated model: {money} and {carbon} a week.",
+        definition=(
+            f"A node awake {model.node_idle_w:g} W, each {unit} in use {unit_w:g} W more, {model.cooling_factor:g} "
+            f"times that for the building; {model.price_per_kwh:g} {model.currency} and {model.co2_g_per_kwh:g} g of "
+            "CO2 a kWh (section energy of the configuration). Nodes in service count as awake"
+        ),
+        n=source.n,
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=(_over_time("", f"kWh in each of the {kind}", "number", lines),),
+        notes=("Nodes are not known: only the load of jobs counts.",) if rest is None else (),
+    )
+
+
+def _busy(seconds: float, *, of_gpus: bool) -> NodeSeconds:
+    return NodeSeconds(gpus_busy=seconds) if of_gpus else NodeSeconds(cpus_busy=seconds)
+
+
+def _awake_s(source: FigureSource) -> Floats | None:
+    """Return the node seconds in service in each block, None where nodes are not known."""
+    capacity, blocks = source.capacity, source.history.blocks
+    if capacity is None or capacity.at_least or not all(capacity.units_per_node) or not capacity.units_per_node:
+        return None
+    nodes = capacity.units / np.array(capacity.units_per_node, dtype=np.float64)[:, None]
+    return blocks.sum(capacity.edges_s[:-1], nodes.sum(axis=0) * np.diff(capacity.edges_s))
+
+
+def before_after(source: FigureSource) -> FigureData:
+    """Return use and waits before and after a change."""
+    history, unit = source.history, source.history.unit
+    question = "Before and after a change"
+    if not history.has_starts or not source.first_waits.any():
+        return no_figure("before_after", question, NO_STARTS)
+    date = f"{pd.Timestamp(source.change_s, unit='s', tz='UTC').tz_convert(history.timezone):%Y-%m-%d %H:%M}"
+    parts = {"before": history.submitted_s < source.change_s, "after": history.submitted_s >= source.change_s}
+    waits = {name: source.waits(jobs) for name, jobs in parts.items()}
+    if not all(times.n for times in waits.values()):
+        return no_figure("before_after", question, f"no jobs before or none after {date}")
+    in_service = source.in_service(source.edges_s)
+    level = source.in_use if in_service is None else _percent_of(source.in_use, in_service)
+    early = source.edges_s[:-1] < source.change_s
+    of_part = {"before": level[early & np.isfinite(level)], "after": level[~early & np.isfinite(level)]}
+    of_part = {name: values for name, values in of_part.items() if len(values)}
+    noun = f"{unit}s" if in_service is None else f"% of {unit}s"
+    halves = [times.quantile(0.5) for times in waits.values()]
+    told = [duration_in_words(half) if np.isfinite(half) else "longer than is known" for half in halves]
+    means = {
+        name: float(np.average(level[of], weights=source.step_s[of]))
+        for name, of in (("before", early & np.isfinite(level)), ("after", ~early & np.isfinite(level)))
+        if of.any()
+    }
+    use = f"; {means['before']:.0f} and {means['after']:.0f} {noun} were in use" if len(means) > 1 else ""
+    return FigureData(
+        key="before_after",
+        title=f"Before {date} half of the jobs waited {told[0]} or less, after it {told[1]}{use}.",
+        definition=(
+            f"Jobs submitted before {date} and after, and {unit}s in use in quarters of an hour: 5, 25, 50, 75, 95 %. "
+            f"{WAIT}. The change is at --change DATE, else in the middle of the window; what else changed then is not "
+            "told apart"
+        ),
+        n=sum(times.n for times in waits.values()),
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=(
+            Panel(
+                title="Wait",
+                kind="range",
+                x_kind="name",
+                x_unit="",
+                y_kind="duration",
+                y_unit="s waited",
+                series=tuple(
+                    series(f"{name} started within", list(waits), [times.quantile(part) for times in waits.values()])
+                    for name, part in {"half": 0.5, "9 in 10": 0.9}.items()
+                ),
+            ),
+            Panel(
+                title=f"{unit}s in use",
+                kind="range",
+                x_kind="name",
+                x_unit="",
+                y_kind="number" if in_service is None else "percent",
+                y_unit=f"{unit}s in use" if in_service is None else f"% of {unit}s in use",
+                series=tuple(
+                    series(name, list(of_part), [float(np.quantile(values, part)) for values in of_part.values()])
+                    for name, part in SPREAD.items()
+                ),
             ),
         ),
     )
@@ -617,9 +816,8 @@ def _autocorrelation(counts: Floats, lags: NDArray[np.int64]) -> Floats:
 def drift(source: FigureSource) -> FigureData:
     """Return how run times and sizes change from week to week."""
     history, unit, question = source.history, source.history.unit, "How the work changes"
-    block, begins_s = history.blocks.number(history.submitted_s), history.blocks.edges_s[:-1]
-    of_block = [source.sized & (block == one) for one in range(history.blocks.n)]
-    times = [source.run_times(of) for of in of_block]
+    begins_s = history.blocks.edges_s[:-1]
+    times = [source.run_times(jobs) for jobs in source.sized_by_block]
     if sum(1 for one in times if one.n >= FEWEST_IN_BLOCK) < 2:
         return no_figure(
             "drift", question, f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
@@ -628,7 +826,7 @@ def drift(source: FigureSource) -> FigureData:
         name: np.array([one.quantile(part) if one.n >= FEWEST_IN_BLOCK else np.nan for one in times])
         for name, part in {"1 in 10": 0.1, "half": 0.5, "9 in 10": 0.9}.items()
     }
-    sizes = [float(history.size[of].mean()) if of.any() else np.nan for of in of_block]
+    sizes = [float(history.size[jobs].mean()) if len(jobs) else np.nan for jobs in source.sized_by_block]
     half = quantiles["half"][np.isfinite(quantiles["half"])]
     low, high = (float(half.min()), float(half.max())) if len(half) else (float("nan"),) * 2
     kind = history.blocks.kind[:-1]

@@ -6,6 +6,7 @@ has no moments at which jobs held anything. Its hours are those of the jobs subm
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -15,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.metrics.node_usage import whole_seconds
-from helios.metrics.study.blocks import WEEK_HOURS, Blocks
+from helios.metrics.study.blocks import WEEK_HOURS, Blocks, mean_levels
 from helios.model import JOBS, JobState
 from helios.model.job_names import split_words
 from helios.units import HOUR_S, best_unit
@@ -40,6 +41,9 @@ _STATE_OF = {
 }
 MISSING = -1
 """Code of a name that a job does not have."""
+STEP_S = 900
+"""Length of a step of time, s. Zones half an hour apart fall on whole steps."""
+MOST_STEPS = 100_000
 LEAST_GPU_JOBS = 0.01
 """Share of jobs with GPUs from which on a study is one of GPUs."""
 LEAST_KNOWN = 0.5
@@ -47,9 +51,11 @@ LEAST_KNOWN = 0.5
 COLUMNS = (
     *("job_id", "restart", "array_job_id", "name", "user", "account", "partition", "state", "submitted_at"),
     *("eligible_at", "started_at", "ended_at", "run_time_s", "time_limit_s", "nodes", "cpus", "gpus", "memory_mib"),
-    *("gpu_type", "node_list"),
+    *("gpu_type", "node_list", "tres_requested"),
 )
 """Columns of ``JOBS`` that a study reads."""
+_GPU_TYPE = re.compile(r"gres/gpu:([^=:,]+)")
+KEPT = ("job_id", "array_job_id", "submitted_at", "node_list", "tres_requested")
 
 Seconds = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -113,7 +119,7 @@ class StudyHistory:
     repaired : dict of int
         Jobs whose times make no sense, by what was wrong; such times are taken as unknown.
     jobs : DataFrame
-        Columns of ``JOBS`` for what else is asked.
+        The ``KEPT`` columns of ``JOBS``, for what else is asked.
     """
 
     cluster: str
@@ -176,6 +182,40 @@ class StudyHistory:
         """
         return np.where(self.started_s < NEVER_S, self.started_s - self.eligible_s, np.nan).astype(np.float64)
 
+    @property
+    def waiting_until_s(self) -> Seconds:
+        """Until when each job waited, at most to the window's end, s.
+
+        -1 where that is not known. A job without a start waits to its end if it was cancelled, and on and on if it is
+        said to be pending. Of any other its wait is not known.
+        """
+        started = self.started_s < NEVER_S
+        cancelled = ~started & (self.state == CANCELLED) & (self.ended_s < NEVER_S)
+        pending = ~started & (self.state == NOT_ENDED) & (self.ended_s == NEVER_S)
+        until_s = np.minimum(np.where(started, self.started_s, self.ended_s), self.end_s)
+        return np.where(started | cancelled | pending, until_s, MISSING)
+
+    @property
+    def step_edges_s(self) -> Seconds:
+        """Edges of steps of ``STEP_S`` on the clock, or of longer ones where these would be more than ``MOST_STEPS``.
+
+        The first and last step end with the window.
+        """
+        step_s = STEP_S * max(1, -(-(self.end_s - self.first_s) // (STEP_S * MOST_STEPS)))
+        inside = np.arange((self.first_s // step_s + 1) * step_s, self.end_s, step_s, dtype=np.int64)
+        return np.concatenate([[self.first_s], inside, [self.end_s]]).astype(np.int64)
+
+    def held(self, edges_s: Seconds, chosen: NDArray[Any] | None = None) -> Floats:
+        """Return the units that jobs hold in each step, mean.
+
+        Parameters
+        ----------
+        chosen : array, optional
+            A flag for each job, or positions of jobs; by default all.
+        """
+        of = slice(None) if chosen is None else chosen
+        return mean_levels(self.started_s[of], self.ended_s[of], self.size[of], edges_s)
+
     def hours(self, *, weight: Floats | Seconds | None = None) -> Floats:
         """Return what each job held in the window, size x time, h.
 
@@ -200,6 +240,26 @@ class StudyHistory:
             hours = weight * np.nan_to_num(self.run_time_s) / HOUR_S
             return self.blocks.sum(self.submitted_s, hours)
         return self.blocks.spread(self.started_s, self.ended_s, weight) / HOUR_S
+
+    def hours_of_groups(self, group: NDArray[Any], n_groups: int) -> Floats:
+        """Return what the jobs of each group held in each block, h.
+
+        Parameters
+        ----------
+        group : int array of shape (n_jobs,)
+            Below 0: of none.
+
+        Returns
+        -------
+        float64 array of shape (n_groups, n_blocks)
+        """
+        if self.has_starts:
+            return self.blocks.spread_groups(self.started_s, self.ended_s, self.size, group, n_groups) / HOUR_S
+        block = self.blocks.number(self.submitted_s)
+        inside = (block >= 0) & (group >= 0)
+        place = group[inside].astype(np.int64) * self.blocks.n + block[inside]
+        hours = np.bincount(place, self.hours()[inside], n_groups * self.blocks.n)
+        return hours.astype(np.float64).reshape(n_groups, self.blocks.n)
 
 
 def read_history(
@@ -238,6 +298,8 @@ def read_history(
         touching = (submitted_s >= first_s) & (submitted_s < end_s)
     if not touching.all():
         jobs = jobs.loc[touching].reset_index(drop=True)
+        submitted_s, started_s, ended_s = submitted_s[touching], started_s[touching], ended_s[touching]
+        run_time_s = run_time_s[touching]
     eligible_s = whole_seconds(jobs["eligible_at"], otherwise=NEVER_S)
     return StudyHistory(
         cluster=cluster,
@@ -247,14 +309,14 @@ def read_history(
         end_s=end_s,
         blocks=Blocks.of_window(first_s, end_s, timezone=timezone),
         size=jobs[resource].fillna(0).to_numpy(dtype=np.float64).astype(np.int64),
-        submitted_s=submitted_s[touching],
+        submitted_s=submitted_s,
         # A hold or a start time postpones a job; what is before its submission is a clock that ran backwards.
-        eligible_s=np.where(
-            eligible_s == NEVER_S, submitted_s[touching], np.maximum(eligible_s, submitted_s[touching])
-        ),
-        started_s=started_s[touching],
-        ended_s=ended_s[touching],
-        run_time_s=run_time_s[touching],
+        eligible_s=submitted_s
+        if (eligible_s == NEVER_S).all()
+        else np.where(eligible_s == NEVER_S, submitted_s, np.maximum(eligible_s, submitted_s)),
+        started_s=started_s,
+        ended_s=ended_s,
+        run_time_s=run_time_s,
         time_limit_s=jobs["time_limit_s"].to_numpy(dtype=np.float64),
         cpus=jobs["cpus"].to_numpy(dtype=np.float64),
         nodes=jobs["nodes"].to_numpy(dtype=np.float64),
@@ -265,10 +327,10 @@ def read_history(
         account=_names(jobs["account"]),
         partition=_names(jobs["partition"]),
         stem=_stems(jobs["name"]),
-        gpu_type=_names(jobs["gpu_type"]),
+        gpu_type=_gpu_types(jobs),
         has_starts=has_starts,
         repaired=repaired,
-        jobs=jobs,
+        jobs=jobs[[name for name in KEPT if name in jobs]],
     )
 
 
@@ -329,6 +391,21 @@ def _states(states: pd.Series[Any]) -> NDArray[np.int8]:
 def _names(column: pd.Series[Any]) -> Names:
     codes = column.cat.codes.to_numpy().astype(np.int32)
     return Names(code=codes, values=tuple(str(value) for value in column.cat.categories))
+
+
+def _gpu_types(jobs: pd.DataFrame) -> Names:
+    """Return each job's type of GPU, or else the one that its requested resources name."""
+    recorded, asked = _names(jobs["gpu_type"]), jobs["tres_requested"]
+    named = [_GPU_TYPE.search(str(text)) for text in asked.cat.categories]
+    if not any(named):
+        return recorded
+    values = list(recorded.values)
+    values += sorted({found[1] for found in named if found} - set(values))
+    number = {value: place for place, value in enumerate(values)}
+    of_text = np.array([*(number[found[1]] if found else MISSING for found in named), MISSING], dtype=np.int32)
+    return Names(
+        code=np.where(recorded.known, recorded.code, of_text[asked.cat.codes.to_numpy()]), values=tuple(values)
+    )
 
 
 def _stems(names: pd.Series[Any]) -> Names:

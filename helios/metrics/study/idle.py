@@ -10,6 +10,7 @@ free: an upper bound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from helios.jit import Table, cached_jit, inline_jit
 from helios.metrics.study.blocks import WEEK_HOURS, Estimate
 from helios.metrics.study.capacity import Capacity, NodeShapes
 from helios.metrics.study.findings import Finding, unknown
-from helios.metrics.study.history import CANCELLED, NEVER_S, NOT_ENDED, Floats, Seconds, StudyHistory
+from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.metrics.study.placement import LEAST_PLACED, Placement
 from helios.units import HOUR_S
 
@@ -60,6 +61,10 @@ _MOST_WORK = 5e6
 """Moments x nodes above which fewer moments are looked at."""
 
 
+Places = NDArray[np.int32]
+"""Positions of many jobs or changes."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Queue(Table):
     """Jobs that waited, in the order in which they became eligible, and their shapes.
@@ -68,9 +73,9 @@ class Queue(Table):
     ----------
     eligible_s, until_s : int64 arrays of shape (n_waiting + 1,)
         From when to when a job waited, the second later than the first; ``NEVER_S`` at the end of each.
-    by_end : int64 array of shape (n_waiting + 1,)
+    by_end : int32 array of shape (n_waiting + 1,)
         The jobs in the order of ``until_s``.
-    shape : int64 array of shape (n_waiting,)
+    shape : int32 array of shape (n_waiting,)
         Row in the arrays below.
     nodes : int64 array of shape (n_shapes,)
         Nodes that a job needs; 1 where pools are counted.
@@ -84,8 +89,8 @@ class Queue(Table):
 
     eligible_s: Seconds
     until_s: Seconds
-    by_end: Seconds
-    shape: Seconds
+    by_end: Places
+    shape: Places
     nodes: Seconds
     need: Floats
     size: Floats
@@ -109,7 +114,7 @@ class Machines(Table):
         What each machine is to each kind of job.
     at_s : int64 array of shape (n_changes + 1,)
         When what is free changes, in order; ``NEVER_S`` at the end.
-    machine : int64 array of shape (n_changes,)
+    machine : int32 array of shape (n_changes,)
     change : float64 array of shape (n_changes, n_resources)
     """
 
@@ -117,7 +122,7 @@ class Machines(Table):
     pool: Seconds
     relation: Seconds
     at_s: Seconds
-    machine: Seconds
+    machine: Places
     change: Floats
 
 
@@ -185,21 +190,6 @@ def idle_beside_waiting(
     )
 
 
-def waiting_until(history: StudyHistory) -> Seconds:
-    """Return until when each job waited, at most to the window's end.
-
-    -1 where that is not known.
-
-    A job without a start waits to its end if it was cancelled, and on and on if it is said to be pending. Of any other
-    its wait is not known.
-    """
-    started = history.started_s < NEVER_S
-    cancelled = ~started & (history.state == CANCELLED) & (history.ended_s < NEVER_S)
-    pending = ~started & (history.state == NOT_ENDED) & (history.ended_s == NEVER_S)
-    until_s = np.minimum(np.where(started, history.started_s, history.ended_s), history.end_s)
-    return np.where(started | cancelled | pending, until_s, _NONE)
-
-
 def _measured(queue: Queue, machines: Machines, state: _State, edges_s: Seconds) -> tuple[Floats, Floats]:
     """Return what is measured in each step, by pool and over all of them."""
     n_steps, n_events = len(edges_s) - 1, len(machines.machine) + 2 * len(queue.shape)
@@ -233,7 +223,7 @@ class _Waits:
 
     @classmethod
     def of(cls, history: StudyHistory, capacity: Capacity) -> _Waits:
-        until_s = waiting_until(history)
+        until_s = history.waiting_until_s
         asked = (history.size > 0) & (capacity.pools_of(history) >= 0)
         waited = asked & (until_s > np.maximum(history.eligible_s, history.first_s))
         job = np.flatnonzero(waited)
@@ -256,12 +246,11 @@ def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[
     size = history.size[waits.job]
     # What is larger than a node comes in whole nodes.
     need = np.where((per_node > 0) & (size > per_node), -(-size // np.maximum(per_node, 1)) * per_node, size)
-    columns = np.column_stack([pool_of[waits.job], size, need])
-    shapes, shape = _distinct(columns)
+    shapes, shape = _distinct([pool_of[waits.job], size, need])
     queue = Queue(
         eligible_s=waits.eligible_s,
         until_s=waits.until_s,
-        by_end=np.argsort(waits.until_s, kind="stable"),
+        by_end=np.argsort(waits.until_s, kind="stable").astype(np.int32),
         shape=shape,
         nodes=np.ones(len(shapes), dtype=np.int64),
         need=np.ascontiguousarray(shapes[:, 2:3]),
@@ -270,6 +259,8 @@ def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[
         pool=shapes[:, 0].astype(np.int64),
         partition=shapes[:, 0].astype(np.int64),
     )
+    # Of 10^7 jobs each of these takes 80 MB.
+    del size, need, per_node
     held = (history.size > 0) & (pool_of >= 0) & (history.ended_s > history.first_s)
     held &= (history.started_s < history.end_s) & (history.ended_s > history.started_s)
     number = np.arange(n_pools)
@@ -280,7 +271,12 @@ def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[
         free=capacity.units[:, :1],
         pool=number,
         relation=np.where(number[:, None] == number, _OWN, _ELSEWHERE),
-        holds=(history.started_s[held], history.ended_s[held], pool_of[held], history.size[held][:, None]),
+        holds=(
+            history.started_s[held],
+            history.ended_s[held],
+            pool_of[held].astype(np.int32),
+            history.size[held][:, None],
+        ),
         steps=(steps_s[changed], np.tile(number, len(capacity.edges_s) - 2)[changed], rises[changed][:, None]),
     )
 
@@ -291,7 +287,7 @@ def _by_node(
     """Return the queue and the machines where jobs' nodes are known."""
     total = np.column_stack([nodes.units, *_other_resources(history, nodes, placement)])
     shapes, shape = _shapes_of_nodes(history, capacity, waits, nodes, n_resources=total.shape[1])
-    kinds, kind = _distinct(shapes[:, :2])
+    kinds, kind = _distinct(list(shapes[:, :2].T))
     type_name = ("", *history.gpu_type.values)
     relation = np.zeros((len(kinds), len(nodes.names)), dtype=np.int64)
     types = [set(text.split(",")) for text in nodes.gpu_type]
@@ -305,12 +301,12 @@ def _by_node(
     queue = Queue(
         eligible_s=waits.eligible_s,
         until_s=waits.until_s,
-        by_end=np.argsort(waits.until_s, kind="stable"),
+        by_end=np.argsort(waits.until_s, kind="stable").astype(np.int32),
         shape=shape,
         nodes=shapes[:, 3].astype(np.int64),
         need=np.ascontiguousarray(shapes[:, 4:]),
         size=np.ascontiguousarray(shapes[:, 2]),
-        kind=kind,
+        kind=kind.astype(np.int64),
         pool=capacity.pool_of[partition],
         partition=np.where(partition >= 0, partition, len(history.partition.values)),
     )
@@ -349,7 +345,7 @@ def _other_resources(history: StudyHistory, nodes: NodeShapes, placement: Placem
 
 def _shapes_of_nodes(
     history: StudyHistory, capacity: Capacity, waits: _Waits, nodes: NodeShapes, *, n_resources: int
-) -> tuple[Floats, Seconds]:
+) -> tuple[Floats, Places]:
     """Return the distinct shapes of the jobs that waited, and the one of each.
 
     Columns are the partition, the GPU type, the size, the nodes, and what is needed of each resource on each node.
@@ -372,19 +368,19 @@ def _shapes_of_nodes(
         np.ceil(size / count),
         *(np.nan_to_num(column[job]) / count for column in (history.cpus, history.memory_mib)),
     ]
-    return _distinct(np.column_stack([history.partition.code[job], wanted, size, count, *needs[:n_resources]]))
+    return _distinct([history.partition.code[job], wanted, size, count, *needs[:n_resources]])
 
 
-def _distinct(rows: NDArray[Any]) -> tuple[Floats, Seconds]:
-    """Return the distinct rows, and the place of each row among them."""
-    code = np.zeros(len(rows), dtype=np.int64)
-    for column in rows.T:
+def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[Floats, Places]:
+    """Return the distinct rows of some columns, and the place of each row among them."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
         place, values = pd.factorize(column)
         # Numbered anew after each column, so that numbers stay below the number of rows times that of values.
         code = pd.factorize(code * len(values) + place)[0].astype(np.int64)
     first = np.zeros(int(code.max(initial=-1)) + 1, dtype=np.int64)
-    first[code] = np.arange(len(rows))
-    return rows[first].astype(np.float64), code
+    first[code] = np.arange(len(code))
+    return np.column_stack([column[first] for column in columns]).astype(np.float64), code.astype(np.int32)
 
 
 def _machines(
@@ -396,15 +392,17 @@ def _machines(
     steps: tuple[Seconds, Seconds, Floats],
 ) -> Machines:
     begins_s, ends_s, machine, amount = holds
-    at_s = np.concatenate([begins_s, ends_s, steps[0]])
+    at_s = np.concatenate([begins_s, ends_s, steps[0], [NEVER_S]])
     order = np.argsort(at_s)
+    at_s = at_s[order]
+    order = order[:-1].astype(np.int32)
     return Machines(
         free=np.array(free, dtype=np.float64, order="C"),
         pool=pool.astype(np.int64),
         relation=np.ascontiguousarray(relation, dtype=np.int64),
-        at_s=np.append(at_s[order], NEVER_S),
-        machine=np.concatenate([machine, machine, steps[1]])[order],
-        change=np.concatenate([-amount, amount, steps[2]]).astype(np.float64)[order],
+        at_s=at_s,
+        machine=np.concatenate([machine, machine, steps[1]], dtype=np.int32, casting="same_kind")[order],
+        change=np.concatenate([-amount, amount, steps[2]], dtype=np.float64)[order],
     )
 
 
@@ -517,8 +515,8 @@ class _State(Table):
 
     head: Seconds
     tail: Seconds
-    following: Seconds
-    previous: Seconds
+    following: Places
+    previous: Places
     cursor: Seconds
     active: Seconds
     alive: NDArray[np.bool_]
@@ -541,8 +539,8 @@ class _State(Table):
         return cls(
             head=np.full(n_shapes, _NONE),
             tail=np.full(n_shapes, _NONE),
-            following=np.full(n_jobs, _NONE),
-            previous=np.full(n_jobs, _NONE),
+            following=np.full(n_jobs, _NONE, dtype=np.int32),
+            previous=np.full(n_jobs, _NONE, dtype=np.int32),
             cursor=np.full(n_shapes, _NONE),
             active=np.zeros(n_shapes, dtype=np.int64),
             alive=np.zeros(n_shapes, dtype=np.bool_),

@@ -5,22 +5,20 @@ Use is never clipped at the capacity: more in use than in service is shown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from helios.metrics.node_usage import BusyIntervals
-from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate, mean_levels
-from helios.metrics.study.capacity import Capacity
+from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate
+from helios.metrics.study.capacity import Capacity, peak_in_steps
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
-from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS, waiting_until
+from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS
 from helios.units import HOUR_S
 
-STEP_S = 900
-"""Length of a step of a series of use, s."""
 LONG_IDLE_S = 3600
 """Time from which on an idle node is worth putting to sleep, s."""
 DAY_S = 86_400
@@ -32,59 +30,6 @@ MISSING_NODES = "on which nodes jobs ran"
 MISSING_GPUS = "GPUs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class UtilizationSeries:
-    """Mean levels of each pool in each step.
-
-    Attributes
-    ----------
-    pools : tuple of str
-    edges_s : int64 array of shape (n_steps + 1,)
-        s since the epoch.
-    used, capacity, waiting : float64 arrays of shape (n_pools, n_steps)
-        GPUs or CPUs; waiting: those that jobs in the queue ask for.
-    """
-
-    pools: tuple[str, ...]
-    edges_s: Seconds
-    used: Floats
-    capacity: Floats
-    waiting: Floats
-
-    @property
-    def share(self) -> Floats:
-        """Use as a share of capacity in each step, over all pools.
-
-        NaN where nothing is in service.
-        """
-        served = self.capacity.sum(axis=0)
-        share: Floats = np.divide(self.used.sum(axis=0), served, out=np.full(len(served), np.nan), where=served > 0)
-        return share
-
-
-def utilization_series(history: StudyHistory, capacity: Capacity, step_s: int = STEP_S) -> UtilizationSeries:
-    """Return what was used, in service and waited for in each step.
-
-    Steps begin at multiples of ``step_s``, and only whole ones are given; a shorter window is one step.
-    """
-    first, last = -(-history.first_s // step_s), history.end_s // step_s
-    edges_s = np.arange(first, last + 1, dtype=np.int64) * step_s
-    if len(edges_s) < 2:
-        edges_s = np.array([history.first_s, history.end_s], dtype=np.int64)
-    n_pools, n_steps = len(capacity.pools), len(edges_s) - 1
-    used, waiting = np.zeros((n_pools, n_steps)), np.zeros((n_pools, n_steps))
-    pool, until_s = capacity.pools_of(history), waiting_until(history)
-    for number in range(n_pools):
-        mine = (pool == number) & (history.size > 0)
-        size = history.size[mine]
-        used[number] = mean_levels(history.started_s[mine], history.ended_s[mine], size, edges_s)
-        waiting[number] = mean_levels(history.eligible_s[mine], until_s[mine], size, edges_s)
-    day = np.searchsorted(capacity.edges_s, edges_s[:-1], side="right") - 1
-    return UtilizationSeries(
-        pools=capacity.pools, edges_s=edges_s, used=used, capacity=capacity.units[:, day], waiting=waiting
-    )
-
-
 def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     """Return finding 4, the share of node hours in long idle spells.
 
@@ -94,7 +39,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
         return unknown(4, MISSING_STARTS)
     placement = capacity.placement
     if placement is None or capacity.nodes is None:
-        return unknown(4, MISSING_NODES)
+        return _idle_nodes_at_least(history, capacity)
     nodes = capacity.nodes
     busy = placement.intervals(history)
     place = pd.Index(nodes.names).get_indexer(pd.Index(busy.names)).astype(np.int64)[busy.node]
@@ -139,8 +84,75 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
             "mean_spell_h": float((ends_s - begins_s).mean()) / HOUR_S if len(node) else None,
             "longer_than_h": LONG_IDLE_S / HOUR_S,
             "at_least": capacity.at_least,
+            "level": "nodes",
+            "hours_by_block": _plain_hours(idle_s),
+            "served_hours_by_block": _plain_hours(served_s),
         },
     )
+
+
+def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
+    """Return finding 4 where it is not known on which nodes jobs ran, a lower bound.
+
+    No job holds more nodes than it asked for, or than its GPUs. The rest of the nodes idled. Nodes are taken to be
+    filled in one order, so that the same ones idle on and on, and a step counts as the fullest of its moments.
+    """
+    per_node = np.array(capacity.units_per_node, dtype=np.float64)
+    per_node = np.maximum(per_node, 1.0) if capacity.source == "given" else per_node
+    if not len(per_node) or not (per_node > 0).all() or not capacity.total.any():
+        return unknown(4, MISSING_NODES)
+    edges_s, pool = history.step_edges_s, capacity.pools_of(history)
+    lasted_s = np.diff(edges_s)
+    idle_s, units_s, long, nodes = np.zeros(len(lasted_s)), 0.0, 0, 0
+    served_s = np.zeros(len(lasted_s))
+    for number in range(len(capacity.pools)):
+        mine = np.flatnonzero((pool == number) & (history.started_s < history.end_s))
+        asked = np.nan_to_num(history.nodes[mine], nan=np.inf)
+        held = np.maximum(np.minimum(asked, np.maximum(history.size[mine], 1)), 1).astype(np.int64)
+        busy = peak_in_steps(history.started_s[mine], history.ended_s[mine], held, edges_s)
+        there = np.floor(capacity.in_service(edges_s, (number,)) / per_node[number])
+        idle, layers = np.maximum(there - busy, 0).astype(np.int64), int(there.max())
+        for layer in range(1, layers + 1):
+            begins, ends = _runs(idle >= layer)
+            kept = edges_s[ends] - edges_s[begins] > LONG_IDLE_S
+            change = np.bincount(begins[kept], minlength=len(edges_s)) - np.bincount(ends[kept], minlength=len(edges_s))
+            one_idles_s = np.cumsum(change)[:-1] * lasted_s
+            idle_s += one_idles_s
+            units_s += float(one_idles_s.sum()) * per_node[number]
+            long += int(kept.sum())
+        served_s += there * lasted_s
+        nodes += layers
+    by_block = [history.blocks.sum(edges_s[:-1], of) for of in (idle_s, served_s)]
+    days = (history.end_s - history.first_s) / DAY_S
+    total_s = float(idle_s.sum())
+    return Finding(
+        number=4,
+        estimate=history.blocks.ratio(*by_block).bounded(0.0, 1.0),
+        n=nodes,
+        coverage=_coverage(history, capacity),
+        hours_per_week=units_s / HOUR_S / history.weeks,
+        parts={
+            "node_hours_per_week": total_s / HOUR_S / history.weeks,
+            "spells_per_day": long / days,
+            "mean_spell_h": total_s / HOUR_S / long if long else None,
+            "longer_than_h": LONG_IDLE_S / HOUR_S,
+            "at_least": True,
+            "lower_bound": True,
+            "level": "counts",
+            "hours_by_block": _plain_hours(by_block[0]),
+            "served_hours_by_block": _plain_hours(by_block[1]),
+        },
+    )
+
+
+def _plain_hours(seconds: Floats) -> list[float]:
+    return [float(value) for value in seconds / HOUR_S]
+
+
+def _runs(flags: Flags) -> tuple[Seconds, Seconds]:
+    """Return where flags begin to hold, and where they end to."""
+    change = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
+    return np.flatnonzero(change == 1), np.flatnonzero(change == -1)
 
 
 def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
@@ -148,9 +160,10 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
     if missing := _missing_levels(history, capacity):
         return unknown(5, missing)
     used, served = _by_block(history, capacity)
-    series = utilization_series(history, capacity)
-    share = series.share
-    begins_s = series.edges_s[:-1]
+    edges_s = history.step_edges_s
+    begins_s, in_service = edges_s[:-1], capacity.in_service(edges_s)
+    in_use = history.held(edges_s, capacity.pools_of(history) >= 0)
+    share = np.divide(in_use, in_service, out=np.full(len(in_use), np.nan), where=in_service > 0)
     by_hour = _by_hour_of_week(share, begins_s, history.timezone)
     known = by_hour[np.isfinite(by_hour)]
     low, high = (history.blocks.quantile(share, begins_s, at).bounded() for at in (0.05, 0.95))
@@ -245,33 +258,73 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
         return unknown(20, MISSING_GPUS)
     if not history.has_starts:
         return unknown(20, MISSING_STARTS)
-    placement = capacity.placement
-    if placement is None or capacity.nodes is None:
-        return unknown(20, MISSING_NODES)
-    nodes = capacity.nodes
+    if capacity.placement is None or capacity.nodes is None:
+        return _cpu_jobs_by_partition(history, capacity)
+    placement, nodes = capacity.placement, capacity.nodes
     place = pd.Index(nodes.names).get_indexer(pd.Index(placement.names)).astype(np.int64)[placement.node]
     begins_s = np.maximum(history.started_s[placement.job], history.first_s)
     ends_s = np.minimum(history.ended_s[placement.job], history.end_s)
     theirs = (place >= 0) & (history.size[placement.job] == 0) & (ends_s > begins_s)
     held = BusyIntervals(names=nodes.names, node=place[theirs], start_s=begins_s[theirs], end_s=ends_s[theirs]).merged()
-    pool, until_s = capacity.pools_of(history), waiting_until(history)
+    return _beside_queue(
+        history,
+        capacity,
+        held=(held.start_s, held.end_s, np.ones(len(held.node)), nodes.pool[held.node]),
+        n=len(np.unique(placement.job[theirs])),
+        coverage=placement.coverage,
+        parts={"level": "nodes", "nodes": len(nodes.names)},
+    )
+
+
+def _cpu_jobs_by_partition(history: StudyHistory, capacity: Capacity) -> Finding:
+    """Return finding 20 from the partitions of jobs, an upper bound.
+
+    A CPU job is taken to hold the nodes that it asked for, alone, where jobs with GPUs run in its partition.
+    """
+    pool = capacity.pools_of(history)
+    served = capacity.units.mean(axis=1) > 0 if len(capacity.pools) else np.zeros(0, dtype=np.bool_)
+    if not served.any() or not history.partition.known.any():
+        return unknown(20, MISSING_NODES)
+    theirs = np.flatnonzero((history.size == 0) & (pool >= 0) & served[pool] & (history.started_s < history.end_s))
+    nodes = np.maximum(np.nan_to_num(history.nodes[theirs], nan=1.0), 1.0)
+    return _beside_queue(
+        history,
+        capacity,
+        held=(history.started_s[theirs], history.ended_s[theirs], nodes, pool[theirs]),
+        n=len(theirs),
+        coverage=float(np.isfinite(history.nodes[theirs]).mean()) if len(theirs) else 1.0,
+        parts={"level": "partitions", "nodes": None},
+    )
+
+
+def _beside_queue(
+    history: StudyHistory,
+    capacity: Capacity,
+    *,
+    held: tuple[Seconds, Seconds, Floats, Seconds],
+    n: int,
+    coverage: float,
+    parts: dict[str, Any],
+) -> Finding:
+    """Return finding 20 from when CPU jobs held how many nodes of which pool."""
+    begins_s, ends_s, nodes, at = held
+    pool, until_s = capacity.pools_of(history), history.waiting_until_s
     in_queue = (history.size > 0) & (until_s > np.maximum(history.eligible_s, history.first_s))
     while_waiting = np.zeros(history.blocks.n)
-    for number in range(len(capacity.pools)):
-        waits = in_queue & (pool == number)
-        here = nodes.pool[held.node] == number
+    for number in np.unique(at):
+        waits, here = in_queue & (pool == number), at == number
         while_waiting += _overlap(
-            held.start_s[here], held.end_s[here], history.eligible_s[waits], until_s[waits], history.blocks
+            (begins_s[here], ends_s[here], nodes[here]), (history.eligible_s[waits], until_s[waits]), history.blocks
         )
-    all_hours = history.blocks.spread(held.start_s, held.end_s, np.ones(len(held.node))) / HOUR_S
+    all_hours = history.blocks.spread(begins_s, ends_s, nodes) / HOUR_S
     estimate = history.blocks.ratio(while_waiting / HOUR_S, history.blocks.seconds / (WEEK_HOURS * HOUR_S)).bounded()
     return Finding(
         number=20,
         estimate=estimate,
-        n=len(np.unique(placement.job[theirs])),
-        coverage=placement.coverage,
+        n=n,
+        coverage=coverage,
         hours_per_week=estimate.value,
-        parts={"node_hours_per_week": float(all_hours.sum()) / history.weeks, "nodes": len(nodes.names)},
+        parts={"node_hours_per_week": float(all_hours.sum()) / history.weeks} | parts,
     )
 
 
@@ -291,10 +344,10 @@ def _coverage(history: StudyHistory, capacity: Capacity) -> float | None:
 def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats]:
     """Return hours in use and in service, of each pool in each block."""
     pool, blocks = capacity.pools_of(history), history.blocks
-    used = [history.hours_by_block(pool == number) for number in range(len(capacity.pools))]
+    used = history.hours_of_groups(pool, len(capacity.pools))
     day_hours = np.diff(capacity.edges_s) / HOUR_S
     served = [blocks.sum(capacity.edges_s[:-1], units * day_hours) for units in capacity.units]
-    return np.array(used), np.array(served)
+    return used, np.array(served)
 
 
 def _deviation(used: Floats, served: Floats) -> float:
@@ -339,8 +392,29 @@ def _above_half(history: StudyHistory, capacity: Capacity, all_hours: Floats) ->
         "above_half_jobs": int((large & history.sized).sum()),
         "mean_wait_above_half_h": _mean_wait_h(history, first & large),
         "mean_wait_of_others_h": _mean_wait_h(history, first & ~large),
+        "drain_hours_per_week": _drain_hours(history, capacity, large) / history.weeks if history.has_starts else None,
         "above_half_missing": "",
     }
+
+
+def _drain_hours(history: StudyHistory, capacity: Capacity, large: Flags) -> float:
+    """Return what idled in partitions while a job above half of it waited, h.
+
+    It is the most that was kept free for such jobs.
+    """
+    pool, until_s, total = capacity.pools_of(history), history.waiting_until_s, 0.0
+    begins_s = np.maximum(history.eligible_s, history.first_s)
+    waited = large & (until_s > begins_s)
+    for number in np.unique(pool[waited]):
+        mine = waited & (pool == number)
+        union = _union(begins_s[mine], until_s[mine])
+        edges_s = np.unique(np.concatenate([union.start_s, union.end_s, capacity.edges_s]))
+        idle = capacity.in_service(edges_s, (int(number),)) - history.held(edges_s, pool == number)
+        waits = np.searchsorted(union.start_s, edges_s[:-1], side="right") > np.searchsorted(
+            union.end_s, edges_s[:-1], side="right"
+        )
+        total += float(np.sum(np.where(waits, np.maximum(idle, 0.0), 0.0) * np.diff(edges_s)))
+    return total / HOUR_S
 
 
 def _mean_wait_h(history: StudyHistory, chosen: Flags) -> float | None:
@@ -350,23 +424,26 @@ def _mean_wait_h(history: StudyHistory, chosen: Flags) -> float | None:
     return float(np.maximum(wait_s, 0).mean()) / HOUR_S if len(wait_s) else None
 
 
-def _overlap(begins_s: Seconds, ends_s: Seconds, waits_from_s: Seconds, waits_to_s: Seconds, blocks: Blocks) -> Floats:
-    """Return how long intervals overlap with any of others, by block, s."""
-    union = BusyIntervals(
-        names=("queue",), node=np.zeros(len(waits_from_s), dtype=np.int64), start_s=waits_from_s, end_s=waits_to_s
-    ).merged()
-    edges_s = np.column_stack([union.start_s, union.end_s]).ravel()
-    passed_s = np.concatenate([[0.0], np.cumsum(union.end_s - union.start_s)])
+def _union(from_s: Seconds, to_s: Seconds) -> BusyIntervals:
+    """Return when any of some intervals holds."""
+    node = np.zeros(len(from_s), dtype=np.int64)
+    return BusyIntervals(names=("queue",), node=node, start_s=from_s, end_s=to_s).merged()
 
-    def until(moment_s: Seconds) -> Floats:
+
+def _overlap(held: tuple[Seconds, Seconds, Floats], waits: tuple[Seconds, Seconds], blocks: Blocks) -> Floats:
+    """Return how long intervals overlap with any of others, by block, weight x s."""
+    begins_s, ends_s, weight = held
+    union = _union(*waits)
+    edges_s = np.column_stack([union.start_s, union.end_s]).ravel()
+    passed_s = np.concatenate([[0], np.cumsum(union.end_s - union.start_s)])
+
+    def until(moment_s: Seconds) -> Seconds:
         """Return the time up to a moment in which one holds."""
         place = np.searchsorted(edges_s, moment_s, side="right")
         inside = place % 2 == 1
-        begun_s = edges_s[np.maximum(place - 1, 0)] if len(edges_s) else np.zeros(len(moment_s))
-        return passed_s[place // 2] + np.where(inside, moment_s - begun_s, 0.0)
+        begun_s = edges_s[np.maximum(place - 1, 0)] if len(edges_s) else np.zeros(len(moment_s), dtype=np.int64)
+        found: Seconds = passed_s[place // 2] + np.where(inside, moment_s - begun_s, 0)
+        return found
 
-    found = np.zeros(blocks.n)
-    for number in range(blocks.n):
-        cut = [np.clip(moments, blocks.edges_s[number], blocks.edges_s[number + 1]) for moments in (begins_s, ends_s)]
-        found[number] = float((until(cut[1]) - until(cut[0])).sum())
-    return found
+    # On a clock that stands still while none of them holds, every interval is as long as its overlap.
+    return replace(blocks, edges_s=until(blocks.edges_s)).spread(until(begins_s), until(ends_s), weight)

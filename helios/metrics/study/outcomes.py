@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.study.alike import last_alike, next_alike
-from helios.metrics.study.blocks import Estimate
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import (
     COMPLETED,
@@ -138,14 +137,9 @@ def long_limits(history: StudyHistory) -> Finding:
         return unknown(10, "time limits of jobs with a known end", n=int(history.sized.sum()), coverage=0.0)
     ratio = history.time_limit_s[chosen] / history.run_time_s[chosen]
     hours = history.size[chosen] * history.run_time_s[chosen] / HOUR_S
-    block = history.blocks.number(history.submitted_s[chosen])
-    without = [weighted_median(ratio[block != one], hours[block != one]) for one in np.unique(block)]
-    value = weighted_median(ratio, hours)
     return Finding(
         number=10,
-        estimate=history.blocks.estimate(value, np.array(without)).bounded(least=1.0)
-        if len(without) > 1
-        else Estimate(value=value),
+        estimate=history.blocks.weighted_median(ratio, history.submitted_s[chosen], hours).bounded(least=1.0),
         n=int(chosen.sum()),
         coverage=float(chosen.sum() / max(1, (history.sized & ended).sum())),
         parts={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.app.history import LoadedHistory
-from helios.app.study import Study, study, weekly_changes
+from helios.app.study import NodeRecords, Study, study, weekly_changes
 from helios.metrics.study import demand, outcomes
 from helios.metrics.study.alike import last_alike, next_alike
 from helios.metrics.study.blocks import Blocks, local_edges
@@ -89,6 +90,47 @@ def test_interval_is_that_of_the_jackknife():
 def test_fewer_than_five_blocks_have_no_interval():
     blocks = Blocks(kind="days", edges_s=np.arange(5) * 86_400)
     assert blocks.ratio(np.ones(4), np.full(4, 2.0)).low is None
+
+
+BLOCKS = Blocks(kind="days", edges_s=np.array([0, 3, 10, 11, 20, 26, 30]))
+spells = st.lists(
+    st.tuples(st.integers(-5, 35), st.integers(-5, 35), st.integers(0, 3), st.integers(-1, 2)), min_size=1, max_size=9
+)
+
+
+@settings(max_examples=examples(30))
+@given(spells)
+def test_integrals_over_blocks_are_those_of_each_second(world):
+    begins, ends, weight, group = np.array(world, dtype=np.int64).T
+    found = BLOCKS.spread_groups(begins, ends, weight, group, 3)
+    for one in range(3):
+        for block, (first, last) in enumerate(pairwise(BLOCKS.edges_s)):
+            seconds = sum(w for b, e, w, g in world for second in range(first, last) if g == one and b <= second < e)
+            assert found[one, block] == seconds
+
+
+values_of_moments = st.lists(
+    st.tuples(st.integers(0, 29), st.integers(0, 9), st.integers(1, 5)), min_size=1, max_size=20
+)
+
+
+@settings(max_examples=examples(30))
+@given(values_of_moments, st.floats(0, 1))
+def test_intervals_of_quantiles_are_those_without_each_block(world, share):
+    moment, value, weight = np.array(world, dtype=np.int64).T
+    value, weight = value.astype(float), weight.astype(float)
+    block = BLOCKS.number(moment)
+    rest = [block != one for one in np.unique(block)]
+    found = BLOCKS.quantile(value, moment, share)
+    without = np.array([np.quantile(value[of], share) for of in rest if of.any()])
+    expected = BLOCKS.estimate(float(np.quantile(value, share)), without)
+    assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high))
+    found = BLOCKS.weighted_median(value, moment, weight)
+    assert found.value == outcomes.weighted_median(value, weight)
+    if len(rest) > 1:
+        without = np.array([outcomes.weighted_median(value[of], weight[of]) for of in rest])
+        expected = BLOCKS.estimate(found.value, without)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_days_begin_at_local_midnight_across_daylight_saving():
@@ -237,6 +279,19 @@ def test_drift_of_the_same_mix_is_none_and_of_another_one_whole():
     assert demand.drift(history_of(*same)).estimate.value == 0.0
     other = [at(24 * day, run_time_s=100 if day < 7 else 100_000) for day in range(15)]
     assert demand.drift(history_of(*other)).estimate.value == 1.0
+
+
+def test_a_lower_bound_argues_against_nothing():
+    # The only node may be busy all the time, by CPU jobs or others.
+    jobs = [at(k, run_time_s=3600.0, gpus=1, nodes=1.0, node_list=None, partition="p") for k in range(200)]
+    found = study_of(*jobs, records=NodeRecords(given={"p": 1}, units_per_node=8))
+    assert (found.statements[3].value, found.statements[3].verdict) == (0.0, "for orientation")
+
+
+def test_drift_of_a_window_that_ends_within_a_week_is_known():
+    jobs = [at(24 * day, run_time_s=100.0) for day in range(17)]
+    found = demand.drift(history_of(*jobs))
+    assert (found.n, found.estimate.value) == (2, 0.0)
 
 
 def test_a_burst_has_a_variance_above_its_mean():

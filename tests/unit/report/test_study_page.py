@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory, read_file
-from helios.app.study import NodeRecords, Study, idle_levels, study, write_study
+from helios.app.study import NodeRecords, Study, idle_levels, study, unusable_levels, write_study
+from helios.config import Energy
 from helios.metrics.study.figure_data import FEW_PEOPLE, FigureData, FigureSource
 from helios.metrics.study.figures import FIGURES, ORDER, study_figures
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
@@ -83,6 +84,17 @@ def outline(page: str) -> Outline:
     found = Outline()
     found.feed(page)
     return found
+
+
+def test_page_can_be_used_by_keyboard() -> None:
+    page, _ = write_study(a_busy_history(), audience="admin", report=Path("page.html"), out=None)
+    # The first thing that takes the focus leads past the rest, and whatever scrolls takes the focus.
+    assert re.search(r'<body>\s*<a class="skip" href="#content">', page)
+    assert 'id="content"' in page
+    assert ":focus-visible" in page
+    scrolling = re.findall(r'<div class="scroll[^>]*>', page)
+    assert scrolling
+    assert all('tabindex="0"' in one and "aria-label=" in one for one in scrolling)
 
 
 @pytest.mark.parametrize("audience", ORDER)
@@ -155,6 +167,84 @@ def test_users_below_five_are_pooled_for_all_but_the_admin() -> None:
     assert any(str(name).startswith("u") for one in figure(history, "holders").series for name in one.x)
 
 
+def test_figures_and_statements_take_the_same_waits_as_known() -> None:
+    ended = FIRST + 3 * HOUR
+    jobs = [at(k, run_time_s=600.0) for k in range(3)]
+    jobs += [
+        at(1, started_at=None, ended_at=ended, run_time_s=math.nan, state=state) for state in ("FAILED", "CANCELLED")
+    ]
+    history = a_study(*jobs).history
+    source = FigureSource(history)
+    # Of the failed one it is not known whether it waited or ran.
+    assert source.wait_known.sum() == 4
+    assert source.waits().n == 4
+    assert source.wait_hours.sum() == pytest.approx(1.0, rel=1e-3)
+
+
+def a_fragmented_history(**options: Any) -> Study:
+    """Two nodes of four GPUs for a day, each with two free while a job of four waits."""
+    jobs = [
+        at(0, gpus=2, run_time_s=24 * 3600.0, node_list="n1", nodes=1.0),
+        at(0, gpus=2, run_time_s=24 * 3600.0, node_list="n2", nodes=1.0),
+        at(0, gpus=4, run_time_s=3600.0, node_list="n1", nodes=1.0, started_at=FIRST + 24 * HOUR),
+        at(47, gpus=4, run_time_s=3600.0, node_list="n2", nodes=1.0),
+    ]
+    jobs = [{**job, "partition": "p", "gpu_type": None, "cpus": math.nan, "memory_mib": math.nan} for job in jobs]
+    return a_study(*jobs, until=FIRST + 48 * HOUR, **options)
+
+
+def figure_of(found: Study, key: str, **options: Any) -> FigureData:
+    source = FigureSource(
+        found.history, found.capacity, unusable=unusable_levels(found), findings=found.findings, **options
+    )
+    return FIGURES[key](source)
+
+
+def test_fragmentation_names_its_reason() -> None:
+    found = figure_of(a_fragmented_history(), "fragmentation")
+    assert found.title.startswith("On average 2.0 GPUs are free while jobs wait, none of which fits")
+    assert found.title.endswith("scattered over nodes.")
+    (line,) = [one for one in found.series if one.name == "scattered over nodes"]
+    assert line.y[0] == pytest.approx(4)
+
+
+def test_idle_nodes_are_told_with_what_they_draw() -> None:
+    # On the second day n1 idles for 23 h after the large job, and n2 for 23 h before the last one.
+    found = figure_of(
+        a_fragmented_history(), "idle_nodes", energy=Energy(node_idle_w=1015, node_sleep_w=15, cooling_factor=2)
+    )
+    share, kwh = (one.y for one in found.series)
+    assert sum(kwh) == pytest.approx((23 + 23) * 2)
+    assert share[1] == pytest.approx(100 * 46 / 48)
+
+
+def test_energy_is_that_of_nodes_and_of_their_load() -> None:
+    model = Energy(node_idle_w=1000, gpu_busy_w=250, cooling_factor=1, price_per_kwh=0.5, co2_g_per_kwh=100)
+    records = NodeRecords(given={"p": 2}, units_per_node=4)
+    found = figure_of(a_fragmented_history(records=records), "energy", energy=model)
+    load, awake = (sum(one.y) for one in found.series)
+    assert load == pytest.approx(0.25 * (2 * 2 * 24 + 4 + 4))
+    assert awake == pytest.approx(2 * 48)
+    at_least = figure_of(a_study(*(at(k) for k in range(5))), "energy", energy=model)
+    assert at_least.title.startswith("At least")
+
+
+def test_waits_before_and_after_a_change_are_apart() -> None:
+    jobs = [at(k, run_time_s=60.0, started_at=FIRST + (k + (k >= 10)) * HOUR) for k in range(20)]
+    found = figure_of(a_study(*jobs), "before_after", change_s=int((FIRST + 10 * HOUR).timestamp()))
+    half = found.series[0]
+    assert dict(zip(half.x, half.y, strict=True)) == {"before": 0, "after": 3600}
+    assert figure_of(a_study(*jobs), "before_after", change_s=0).missing
+
+
+def test_partitions_of_few_users_are_pooled_for_all_but_the_admin() -> None:
+    jobs = [at(k, partition=("big", "small")[k % 2], user=f"u{k % (12 if k % 2 == 0 else 2)}") for k in range(48)]
+    history = a_study(*jobs).history
+    names = {who: {name for name, _, _ in FigureSource(history, audience=who).partitions} for who in ORDER}
+    assert names["admin"] == {"big", "small"}
+    assert names["manager"] == names["paper"] == {"big", FEW_PEOPLE}
+
+
 def test_run_times_by_hours_are_those_of_the_hours() -> None:
     jobs = [at(k, run_time_s=100.0, time_limit_s=math.inf) for k in range(9)]
     jobs.append(at(0, run_time_s=9000.0, time_limit_s=math.inf, gpus=1))
@@ -204,8 +294,12 @@ def test_venus_reads_as_published() -> None:
     }
     for own, published_name in (("1 GPU", "single-GPU"), ("2 or more GPUs", "multi-GPU")):
         assert [ours[own][month] for month in MONTHS] == [theirs[published_name][month] for month in MONTHS]
-    for key, name, bound in (("run_times", "gpu_run_time", 1.5), ("sizes", "size_jobs", 2.0)):
-        own_curve = dict(zip(found[key].series[0].x, found[key].series[0].y, strict=True))
+    for key, place, name, bound in (
+        ("run_times", 0, "gpu_run_time", 1.5),
+        ("sizes", 0, "size_jobs", 2.0),
+        ("sizes", 1, "size_hours", 2.5),
+    ):
+        own_curve = dict(zip(found[key].series[place].x, found[key].series[place].y, strict=True))
         (curve,) = [one for one in published(name) if one.name == "Venus"]
         both = [(own_curve[x], y) for x, y in zip(curve.x, curve.y, strict=True) if x in own_curve]
         assert len(both) > 5

@@ -392,3 +392,14 @@ def test_one_partition_has_no_other() -> None:
         assert (elsewhere.missing, elsewhere.hours_per_week) == ("several partitions with nodes of their own", None)
         assert elsewhere.parts["pooled"] == pytest.approx(0.4)
         assert unusable.hours_per_week is not None
+
+
+def test_types_of_gpus_are_read_from_requested_resources_where_they_are_not_recorded() -> None:
+    jobs = [
+        job(0, 0, 10, tres_requested="cpu=4,gres/gpu=2,gres/gpu:a100=2"),
+        job(0, 0, 10, tres_requested="cpu=4,gres/gpu=2"),
+        job(0, 0, 10, tres_requested="cpu=4,gres/gpu:a100=2", gpu_type="v100"),
+        job(0, 0, 10, tres_requested=None),
+    ]
+    types = a_history(*jobs, end=100).gpu_type
+    assert [types.values[code] if code >= 0 else None for code in types.code] == ["a100", None, "v100", None]

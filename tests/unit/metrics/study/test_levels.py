@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.metrics.study.capacity import find_capacity
+from helios.metrics.study.figure_data import FigureSource
 from helios.metrics.study.history import StudyHistory, read_history
 from helios.metrics.study.levels import (
     cpu_jobs_on_gpu_nodes,
@@ -17,10 +18,9 @@ from helios.metrics.study.levels import (
     imbalance,
     large_and_long,
     utilization,
-    utilization_series,
 )
 from tests.builders import jobs_frame
-from tests.unit.metrics.study.worlds import DAY_S, a_history, a_node, events_frame, job, nodes_frame
+from tests.unit.metrics.study.worlds import DAY_S, MIDNIGHT_S, a_history, a_node, events_frame, job, nodes_frame
 
 HOUR_S = 3600
 WEEK_S = 7 * DAY_S
@@ -34,25 +34,25 @@ def moments(draw: st.DrawFn) -> tuple[int, int, int]:
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(moments(), st.integers(1, 8), st.sampled_from(["a", "b"])), min_size=1, max_size=6))
-def test_a_series_is_the_mean_over_each_second(rows: list[tuple[tuple[int, int, int], int, str]]) -> None:
+@given(st.lists(st.tuples(moments(), st.integers(1, 8), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=6))
+def test_levels_are_means_over_each_second(rows: list[tuple[tuple[int, int, int], int, str]]) -> None:
     history = a_history(*(job(*times, gpus, partition=name) for times, gpus, name in rows), end=60)
-    found = utilization_series(history, find_capacity(history, given={"a": 1, "b": 2}, units_per_node=8), step_s=20)
-    for number, name in enumerate(found.pools):
-        mine = [(times, gpus) for times, gpus, where in rows if where == name]
-        for step in range(3):
-            seconds = range(20 * step, 20 * (step + 1))
-            used = sum(gpus for second in seconds for (_, start, end), gpus in mine if start <= second < end)
-            waiting = sum(gpus for second in seconds for (begin, start, _), gpus in mine if begin <= second < start)
-            assert found.used[number, step] == pytest.approx(used / 20)
-            assert found.waiting[number, step] == pytest.approx(waiting / 20)
-    assert found.capacity.tolist() == [[8] * 3, [16] * 3]
+    capacity = find_capacity(history, given={"a": 1, "b": 2}, units_per_node=8)
+    source, edges_s = FigureSource(history, capacity), MIDNIGHT_S + np.array([0, 20, 40, 60])
+    held, asked = source.held(edges_s=edges_s), source.asked(edges_s=edges_s)
+    mine = [(times, gpus) for times, gpus, where in rows if where != "c"]
+    for step in range(3):
+        seconds = range(20 * step, 20 * (step + 1))
+        used = sum(gpus for second in seconds for (_, start, end), gpus in mine if start <= second < end)
+        waiting = sum(gpus for second in seconds for (begin, start, _), gpus in mine if begin <= second < start)
+        assert held[step] == pytest.approx(used / 20)
+        assert asked[step] == pytest.approx(waiting / 20)
+    assert capacity.in_service(edges_s).tolist() == [24] * 3
 
 
-def test_steps_begin_on_the_clock_and_are_whole() -> None:
+def test_steps_begin_on_the_clock_and_fill_the_window() -> None:
     history = a_history(job(0, 0, 5000), first=100, end=4000)
-    steps = np.diff(utilization_series(history, find_capacity(history, given={"gpu": 1})).edges_s)
-    assert steps.tolist() == [900, 900, 900]
+    assert np.diff(history.step_edges_s).tolist() == [800, 900, 900, 900, 400]
 
 
 def test_nodes_idle_longer_than_an_hour_are_counted() -> None:
@@ -79,9 +79,23 @@ def test_a_node_that_is_down_does_not_idle() -> None:
     assert found.estimate.value == pytest.approx(2 / 12)
 
 
-def test_idle_nodes_need_node_lists() -> None:
+def test_without_node_lists_idle_nodes_are_at_least_those_that_no_job_can_hold() -> None:
+    history = a_history(
+        job(0, 0, 2 * HOUR_S, 8, nodes=1.0),
+        job(0, HOUR_S, 3 * HOUR_S, 2, nodes=float("nan")),
+        end=6 * HOUR_S,
+    )
+    found = idle_nodes(history, find_capacity(history, given={"gpu": 4}, units_per_node=8))
+    # One or two GPUs may lie on as many nodes: 1, 3, 2 and 0 nodes are busy for 1, 1, 1 and 3 h. The spell of an hour
+    # of the second node, and that of the third, are not longer than an hour.
+    assert found.parts["level"] == "counts"
+    assert found.estimate.value == pytest.approx((3 + 3 + 4 + 6) / 24)
+    assert found.hours_per_week == pytest.approx(8 * 16 / history.weeks)
+
+
+def test_idle_nodes_need_nodes() -> None:
     history = a_history(job(0, 0, 10), end=100)
-    assert idle_nodes(history, find_capacity(history, given={"gpu": 1})).missing == "on which nodes jobs ran"
+    assert idle_nodes(history, find_capacity(history)).missing == "on which nodes jobs ran"
 
 
 def test_utilization_is_hours_in_use_by_hours_in_service() -> None:
@@ -135,6 +149,8 @@ def test_hours_of_long_and_of_large_jobs() -> None:
     assert found.estimate.value == pytest.approx((48 + 48) / total)
     assert found.parts["above_half"]["value"] == pytest.approx(6 * 24 / total)
     assert (found.parts["mean_wait_above_half_h"], found.parts["mean_wait_of_others_h"]) == (24, pytest.approx(1 / 3))
+    # While the job of 6 GPUs waits, 6 GPUs idle for the first hour and 2 for the rest of the day.
+    assert found.parts["drain_hours_per_week"] == pytest.approx((6 + 2 * 23) / history.weeks)
 
 
 def test_long_jobs_are_known_without_starts() -> None:
@@ -160,6 +176,20 @@ def test_cpu_jobs_on_gpu_nodes_count_once_a_node_and_only_beside_waiting_gpu_job
     assert found.hours_per_week == pytest.approx(2.5 / history.weeks)
     assert found.parts["node_hours_per_week"] == pytest.approx(8 / history.weeks)
     assert found.n == 3
+
+
+def test_without_node_lists_cpu_jobs_count_in_the_partitions_of_gpu_jobs() -> None:
+    history = a_history(
+        job(0, 0, 4 * HOUR_S, 0, nodes=2.0),
+        job(0, 0, 4 * HOUR_S, 0, nodes=5.0, partition="cpu"),
+        job(HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 1),
+        end=6 * HOUR_S,
+    )
+    found = cpu_jobs_on_gpu_nodes(history, find_capacity(history, given={"gpu": 2, "other": 1}, units_per_node=8))
+    assert found.parts["level"] == "partitions"
+    assert found.hours_per_week == pytest.approx(2 * 2 / history.weeks)
+    assert found.parts["node_hours_per_week"] == pytest.approx(2 * 4 / history.weeks)
+    assert found.n == 1
 
 
 @pytest.mark.parametrize("number_of", [(4, idle_nodes), (5, utilization), (6, imbalance), (20, cpu_jobs_on_gpu_nodes)])
