@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -170,6 +171,14 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def runs_program(process: psutil.Process) -> bool:
+    """Return whether a process is a trial's program."""
+    try:
+        return "program.py" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
 def kills(trials: int, count: int, seed: int) -> None:
     """Kill at random moments until so many kills were done, then let the pool end."""
     chance = random.Random(seed)
@@ -185,10 +194,11 @@ def kills(trials: int, count: int, seed: int) -> None:
                 time.sleep(chance.uniform(0.05, 3.0))
                 what = chance.choice(("coordinator", "trial", "both"))
                 if what != "coordinator":
-                    victims = [found for found in processes_of(pool) if "program.py" in found.cmdline()]
+                    victims = [found for found in processes_of(pool) if runs_program(found)]
                     if not victims:
                         continue
-                    os.kill(chance.choice(victims).pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):
+                        os.kill(chance.choice(victims).pid, signal.SIGKILL)
                 if what != "trial":
                     process.kill()
                     process.wait()

@@ -359,7 +359,9 @@ class Coordinator:
 
         os.set_blocking(self._wake[1], False)
         chosen = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-        before = {number: signal.signal(number, received) for number in chosen}
+        # What is ignored stays so: nohup ignores a hang-up, and a shell the Ctrl-C of what it runs in the background.
+        heard = [number for number in chosen if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, received) for number in heard}
         wakeup = signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
         try:
             yield

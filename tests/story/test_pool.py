@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.story.shell import Answer, Helios, shell
@@ -105,6 +106,16 @@ def start(sweep: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+def programs(folder: Path) -> list[psutil.Process]:
+    """The programs of trials that run, without what they have started."""
+    found = []
+    for process in pool_processes(folder):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if "train.py" in process.cmdline():
+                found.append(process)
+    return found
+
+
 def logs(sweep: Path) -> list[Path]:
     return [path for path in sweep.with_suffix(".pool").glob("trials/*/report.jsonl") if path.stat().st_size]
 
@@ -142,13 +153,13 @@ def test_everything_that_was_killed_at_once_is_cleared_away_at_the_next_start(he
     process = start(sweep)
     until(lambda: len(logs(sweep)) == 2)
     folder = sweep.with_suffix(".pool")
-    agent = next(found for found in pool_processes(folder) if "train.py" in found.cmdline()).parent()
+    agent = programs(folder)[0].parent()
     assert agent is not None
     agent.suspend()  # so that it cannot clear away what the coordinator leaves
     process.kill()
     process.wait()
     agent.kill()
-    until(lambda: all("train.py" not in found.cmdline() for found in pool_processes(folder)))
+    until(lambda: not programs(folder))
     assert len(pool_processes(folder)) >= 1
     (sweep.parent / "go").touch()
     found = result(helios("pool", "run", sweep, "--json"))

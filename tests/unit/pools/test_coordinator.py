@@ -144,6 +144,14 @@ def test_a_program_gets_its_trial_its_device_and_as_many_threads_as_a_slot_has_c
     assert Path(seen["HELIOS_CHECKPOINTS"]).is_dir()
 
 
+def test_garbage_in_a_report_file_is_skipped_and_said(tmp_path: Path) -> None:
+    program = "import os\nwith open(os.environ['HELIOS_REPORT'], 'wb') as file:\n"
+    program += "    file.write(os.urandom(30_000_000))\n    file.write(b'\\n{\"loss\": 0.5}\\n')\n"
+    end, trials = run(a_sweep(tmp_path, program, metric="loss"))
+    assert (trials[0].state, trials[0].value) == (TrialState.FINISHED, 0.5)
+    assert any("skipped" in note for note in end.notes)
+
+
 def test_a_trial_that_fails_is_started_as_often_as_the_sweep_says_and_its_log_is_kept(tmp_path: Path) -> None:
     end, trials = run(a_sweep(tmp_path, "print('why it failed')\nraise SystemExit(3)", attempts=2))
     assert (trials[0].state, trials[0].attempts, trials[0].failures) == (TrialState.FAILED, 2, 2)
