@@ -368,8 +368,8 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path: Pa
     latest = helios_task.latest_checkpoint()
     assert latest is not None
     assert latest.read_text() == "whole"
-    with helios_task.save_checkpoint("a") as path:
-        path.write_text("new")
+    with helios_task.save_checkpoint("a") as path, path.open("a") as file:
+        file.write("new")
     assert latest.read_text() == "new"
 
 
