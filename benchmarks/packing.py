@@ -28,7 +28,10 @@ from scipy.optimize import linprog
 from helios.model.pools import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
 from helios.services.packing import Packing, PackingOptions
 from helios.simulate.pools import PairProfiles, SimulatedTrial, compare_pool_rules, read_pair_profiles
+from tests.traces import TRACES
 
+PROFILES = TRACES.parent / "profiles" / "gavel" / "throughputs.csv"
+"""Beside the traces' folder, which HELIOS_TRACES names."""
 MEMORY_MIB = {"k80": 12_288.0, "p100": 16_384.0, "v100": 16_384.0}
 MIXES = ("shape", "one", "several")
 TRIALS, DEVICES = 64, 4
@@ -206,7 +209,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--profiles", type=Path, default=Path("../shared/profiles/gavel/throughputs.csv"))
+    parser.add_argument("--profiles", type=Path, default=PROFILES)
     asked = parser.parse_args()
     decision_time()
     if asked.what == "decision":

@@ -17,7 +17,7 @@ from helios.config import Settings
 from helios.control.observed import observed_nodes
 from helios.errors import NoSuchCluster
 from helios.metrics.node_usage import busy_intervals, most_at_once
-from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, pools
+from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, node_pools
 from helios.predict.demand.features import state_of_jobs
 from helios.predict.demand.forecaster import DemandForecaster, walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState, Forecasts, assemble, parse_holidays
@@ -249,7 +249,7 @@ def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> 
     nodes = NODE_STATES.check(snapshot.nodes)
     seen = observed_nodes(snapshot)
     in_service = nodes[np.array([seen[name].in_service for name in nodes["name"]], dtype=np.bool_)]
-    pool_of = pools(in_service)
+    pool_of = node_pools(in_service)
     names = tuple(sorted(set(pool_of)))
     jobs = _jobs(history, snapshot)
     held = busy_intervals(jobs, until_s=ended_s).merged()

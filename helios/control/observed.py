@@ -15,7 +15,7 @@ import pandas as pd
 
 from helios.actions import JobSetting
 from helios.changes import Key, Setting
-from helios.model import NodePower, Snapshot, pools
+from helios.model import NodePower, Snapshot, node_pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ def observed_nodes(snapshot: Snapshot) -> dict[str, ObservedNode]:
     columns = {
         "name": text["name"],
         "partitions": [tuple(part for part in value.split(",") if part) for value in text["partitions"]],
-        "pool": pools(frame).tolist(),
+        "pool": node_pools(frame).tolist(),
         "state": text["state"],
         "flags": [frozenset(flag for flag in value.split("+") if flag) for value in text["flags"]],
         "power": [NodePower(value) if value else None for value in text["power"]],

@@ -33,7 +33,7 @@ from helios.model.jobs import (
     in_submission_order,
     with_sizes_requested,
 )
-from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pool_names, pools
+from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, node_pools, pool_names
 from helios.model.slurm_site import (
     NodeGroup,
     PartitionRules,

@@ -54,7 +54,7 @@ NODE_STATES = frame_kind(
 )
 
 
-def pools(nodes: pd.DataFrame) -> pd.Series[Any]:
+def node_pools(nodes: pd.DataFrame) -> pd.Series[Any]:
     """Return the pool of each node of a ``NODE_STATES`` frame.
 
     Nodes of one pool can stand in for each other: they have exactly the same partitions and the same type of GPU. A

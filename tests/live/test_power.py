@@ -17,7 +17,7 @@ from helios.app.node_demand import NodeDemand
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
-from helios.model import STEP_S, Mode, Snapshot, pools
+from helios.model import STEP_S, Mode, Snapshot, node_pools
 from helios.ports import Domain
 from helios.services.energy_saving import Ces, CesOptions
 from helios.testing import a_demand
@@ -100,7 +100,7 @@ class Helios:
 
 def little_demand(_: object, snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with a forecast, which is what a guard wants to see."""
-    known = {pool: [0.0] for pool in sorted(set(pools(snapshot.nodes)))}
+    known = {pool: [0.0] for pool in sorted(set(node_pools(snapshot.nodes)))}
     return replace(snapshot, demand=a_demand(known, at=snapshot.taken_at))
 
 
@@ -332,7 +332,7 @@ def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
         """Return who forecasts what was: one busy node in each pool for weeks, and in the end so many of gpu."""
 
         def expect(_: object, snapshot: Snapshot) -> Snapshot:
-            known = {pool: [1.0] * steps for pool in sorted(set(pools(snapshot.nodes)))}
+            known = {pool: [1.0] * steps for pool in sorted(set(node_pools(snapshot.nodes)))}
             known["gpu (a100)"][-1] = last
             return replace(snapshot, demand=a_demand(known, total=5.0, at=snapshot.taken_at))
 
