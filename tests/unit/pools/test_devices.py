@@ -89,11 +89,17 @@ def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Pat
 def test_a_trial_on_a_gpu_has_the_memory_that_the_driver_says_and_is_killed_above_its_limit(
     gpus: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys, time\n"
-        "open('users', 'a').write(f'{os.getpid()} {sys.argv[1]}\\n')\n"
-        "time.sleep(1000 if sys.argv[1] == '1600' else 1)\n"
-    )
+    # The first waits until the second was killed and started again, and so was measured with it.
+    (tmp_path / "train.py").write_text("""
+import os, pathlib, sys, time
+users, mine = pathlib.Path("users"), sys.argv[1]
+while mine == "1600" and not users.exists():
+    time.sleep(0.02)
+with users.open("a") as file:
+    file.write(f"{os.getpid()} {mine}\\n")
+while mine == "1600" or users.read_text().count(" 1600") < 2:
+    time.sleep(0.02)
+""")
     (tmp_path / "sweep.toml").write_text(
         f'command = "{sys.executable} train.py {{x}}"\nmemory = "800MiB"\nattempts = 1\n[parameters]\nx = [700, 1600]\n'
     )
