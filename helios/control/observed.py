@@ -130,7 +130,7 @@ class ObservedNode:
     Attributes
     ----------
     pool : str
-        As :func:`helios.model.pools` names it.
+        As :func:`helios.model.node_pools` names it.
     power : NodePower, optional
         None where it is down or does not answer.
     excluded_reason : str

@@ -67,7 +67,7 @@ def node_pools(nodes: pd.DataFrame) -> pd.Series[Any]:
 def pool_names(partitions: Iterable[Any], gpu_type: Iterable[Any]) -> list[str]:
     """Return the pool of each node from its columns.
 
-    As :func:`pools`.
+    As :func:`node_pools`.
     """
     return [
         f"{where} ({what})" if isinstance(what, str) and what else str(where)
@@ -112,7 +112,7 @@ class Demand:
     Attributes
     ----------
     pools : tuple of str
-        As :func:`pools` names them.
+        As :func:`node_pools` names them.
     ended_s : int
         End of the last step, s since the epoch.
     busy : float64 array of shape (n_pools, n_steps)
