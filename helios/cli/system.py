@@ -52,7 +52,8 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show in five lines what Helios does.
 
-    They are on the daemon, the services, the last cycle, the history and the model. Slurm is not asked, so that it answers at once. For hints and for the cluster itself, see helios doctor.
+    They are on the daemon, the services, the last cycle, the history and the model. Slurm is not asked, so that it
+    answers at once. For hints and for the cluster itself, see helios doctor.
 
     Example: helios status
     """
