@@ -37,7 +37,10 @@ def of_users(page: str) -> str:
     return page
 
 
-PICTURES: dict[str, tuple[Callable[[str], str], int]] = {"report.png": (top, 1060), "whatif-users.png": (of_users, 1054)}
+PICTURES: dict[str, tuple[Callable[[str], str], int]] = {
+    "report.png": (top, 1060),
+    "whatif-users.png": (of_users, 1054),
+}
 """Each picture with what it shows of the page, and its height, pixels."""
 
 

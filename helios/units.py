@@ -150,7 +150,9 @@ _OF_ONE = {
 
 
 def in_number(count: int, sentence: str) -> str:
-    """Return a count with a sentence about so many jobs or rows, which is in the plural.
+    """Return a count with a sentence about so many jobs or rows.
+
+    The sentence is given in the plural.
 
     Example: ``1 job has no limit`` for ``jobs have no limit``.
     """

@@ -121,7 +121,9 @@ def _name_in(found: list[Finding]) -> str | None:
 
 
 def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
-    """Return five findings on what Helios does: daemon, services, last cycle, history, model.
+    """Return five findings on what Helios does.
+
+    They are on the daemon, the services, the last cycle, the history and the model.
 
     The cluster is not asked, so that it answers at once.
 

@@ -101,7 +101,7 @@ def ingest(
 
 
 def ingest_stdin(*, cluster: str, progress: Progress = no_progress, **options: Any) -> LoadReport:
-    """Load what standard input gives, as :func:`ingest` does a file.
+    """Load the trace on standard input, as ``ingest`` loads a file.
 
     It is kept in a temporary file meanwhile, since a history is read twice.
     """

@@ -33,10 +33,7 @@ COMMANDS = {
     "simulate": ("replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
     "setup": ("system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
     "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
-    "status": (
-        "system:status_",
-        "Show in five lines what Helios does: daemon, services, last cycle, history and model.",
-    ),
+    "status": ("system:status_", "Show in five lines what Helios does."),
     "why": ("system:why_", "Say why a job waits, and what Helios did to it."),
     "cycle": ("control:cycle_", "Show or apply what one control cycle on the jobs would change."),
     "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),

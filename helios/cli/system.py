@@ -50,9 +50,10 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
 
 def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Show in five lines what Helios does: daemon, services, last cycle, history and model.
+    """Show in five lines what Helios does.
 
-    Slurm is not asked, so that it answers at once. For hints and for the cluster itself, see helios doctor.
+    They are on the daemon, the services, the last cycle, the history and the model. Slurm is not asked, so that it
+    answers at once. For hints and for the cluster itself, see helios doctor.
 
     Example: helios status
     """

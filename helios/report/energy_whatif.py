@@ -166,7 +166,7 @@ class EnergyWhatIf:
         return next((result for result in self.policies if result.policy == policy), None)
 
     def without_unknown(self, *, price: bool, co2: bool) -> EnergyWhatIf:
-        """Return the results without money or carbon dioxide, where what a kWh has of it is not known."""
+        """Return the results without figures for which a kWh has no known price or CO2."""
         policies = (
             replace(policy, cost=policy.cost if price else None, co2_kg=policy.co2_kg if co2 else None)
             for policy in self.policies
@@ -270,7 +270,7 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
 
 
 def _money(policy: PolicyResult, always_on: PolicyResult | None) -> list[str]:
-    """Return what a policy saves against leaving all on in money and carbon dioxide, as far as they are known."""
+    """Return what a policy saves in money and carbon dioxide, where known."""
     if always_on is None:
         return []
     saved = []
@@ -282,7 +282,7 @@ def _money(policy: PolicyResult, always_on: PolicyResult | None) -> list[str]:
 
 
 def money_columns(result: EnergyWhatIf) -> list[str]:
-    """Return the columns of money and carbon dioxide, as far as they are known."""
+    """Return the columns of money and carbon dioxide, where known."""
     first = next(iter(result.policies), None)
     known = {"Cost": first and first.cost, "CO2 kg": first and first.co2_kg}
     return [name for name, value in known.items() if value is not None]
