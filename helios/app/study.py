@@ -170,7 +170,10 @@ def idle_levels(found: Study) -> list[NamedLevel]:
 
 
 def unusable_levels(found: Study) -> list[NamedLevel]:
-    """Return what was free on each day while jobs waited that did not fit, by reason where that is known."""
+    """Return what was free on each day while jobs waited that did not fit.
+
+    By reason where that is known.
+    """
     if found.idle is None:
         return []
     edges_s, lasted = found.capacity.edges_s, np.diff(found.capacity.edges_s)

@@ -131,7 +131,10 @@ class Capacity:
         return self.pool_of[history.partition.code]
 
     def in_service(self, edges_s: NDArray[np.int64], pools: tuple[int, ...] | None = None) -> NDArray[np.float64]:
-        """Return the units in service in the middle of each step, of all pools or of some."""
+        """Return the units in service in the middle of each step.
+
+        Of all pools or of some.
+        """
         units = self.total if pools is None else self.units[list(pools)].sum(axis=0)
         day = np.searchsorted(self.edges_s, edges_s[:-1] + np.diff(edges_s) // 2, side="right") - 1
         found: NDArray[np.float64] = units[np.clip(day, 0, len(units) - 1)]

@@ -209,7 +209,10 @@ class FigureSource:
 
     @cached_property
     def _run_times(self) -> tuple[Floats, Flags]:
-        """Run time of each job, of running ones so far, NaN where unknown, and whether it is over."""
+        """Run time of each job, and whether it is over.
+
+        That of running ones is so far; NaN: unknown.
+        """
         history = self.history
         over: Flags = np.isfinite(history.run_time_s) & ~self.never_ran
         running = (history.started_s < history.end_s) & (history.ended_s == NEVER_S) & (history.state == NOT_ENDED)
@@ -230,7 +233,7 @@ class FigureSource:
 
     @cached_property
     def sized_by_block(self) -> list[Seconds]:
-        """Positions of the jobs of the window that ask for the resource, by block of submission."""
+        """Positions of the jobs that ask for the resource, by block of submission."""
         blocks, jobs = self.history.blocks, np.flatnonzero(self.sized)
         number = blocks.number(self.history.submitted_s[jobs])
         jobs, number = jobs[number >= 0], number[number >= 0]
@@ -239,7 +242,10 @@ class FigureSource:
 
     @cached_property
     def wait_ends_s(self) -> Seconds:
-        """Until when each job waited, at most to the window's end; -1 where that is not known."""
+        """Until when each job waited.
+
+        At most to the window's end; -1: not known.
+        """
         return self.history.waiting_until_s
 
     @cached_property
@@ -300,7 +306,10 @@ class FigureSource:
 
     @cached_property
     def in_pools(self) -> Flags:
-        """Jobs that ask for the resource, without those that run where capacity is not known if it is elsewhere."""
+        """Jobs that ask for the resource where capacity is known.
+
+        All of them if it is known nowhere.
+        """
         flags: Flags = self.history.size > 0
         if self.capacity is None or not len(self.capacity.units):
             return flags

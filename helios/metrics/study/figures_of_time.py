@@ -392,7 +392,7 @@ def _by_block(source: FigureSource, one: NamedLevel) -> Floats:
 
 
 def idle_nodes(source: FigureSource) -> FigureData:
-    """Return how much of the nodes' time is in long idle spells, and what it draws."""
+    """Return how long nodes idle, and what they draw then."""
     history, finding, question = source.history, source.findings.get(4), "How long nodes idle"
     if finding is None or finding.estimate.value is None:
         return no_figure("idle_nodes", question, finding.missing if finding is not None else NO_STARTS)

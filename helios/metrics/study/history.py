@@ -197,9 +197,9 @@ class StudyHistory:
 
     @property
     def step_edges_s(self) -> Seconds:
-        """Edges of steps of ``STEP_S`` on the clock, or of longer ones where these would be more than ``MOST_STEPS``.
+        """Edges of steps of ``STEP_S`` on the clock.
 
-        The first and last step end with the window.
+        Steps are longer where they would be more than ``MOST_STEPS``. The first and last step end with the window.
         """
         step_s = STEP_S * max(1, -(-(self.end_s - self.first_s) // (STEP_S * MOST_STEPS)))
         inside = np.arange((self.first_s // step_s + 1) * step_s, self.end_s, step_s, dtype=np.int64)

@@ -92,10 +92,11 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 4 where it is not known on which nodes jobs ran, a lower bound.
+    """Return finding 4 where nodes of jobs are not known.
 
-    No job holds more nodes than it asked for, or than its GPUs. The rest of the nodes idled. Nodes are taken to be
-    filled in one order, so that the same ones idle on and on, and a step counts as the fullest of its moments.
+    It is a lower bound: no job holds more nodes than it asked for, or than its GPUs, and the rest idled. Nodes are
+    taken to be filled in one order, so that the same ones idle on and on, and a step counts as the fullest of its
+    moments.
     """
     per_node = np.array(capacity.units_per_node, dtype=np.float64)
     per_node = np.maximum(per_node, 1.0) if capacity.source == "given" else per_node
