@@ -344,7 +344,7 @@ def wait_quantiles(waits_s: Floats) -> Floats:
 
 
 def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
-    """Return p10, p50 and p90 of waits, widened so that they cover what they say.
+    """Return p10, p50 and p90 of waits, widened to cover what they say.
 
     Both sides are widened in log time, with an additive minute.
 
@@ -366,7 +366,10 @@ def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
 
 
 def fitting_limit_s(job: pd.Series[Any]) -> float:
-    """Return the time limit, whole ten minutes, that 95 % of such jobs fit into, s."""
+    """Return the time limit that 95 % of such jobs fit into, s.
+
+    It is whole ten minutes.
+    """
     quantiles = np.array([[job[name] for name in _QUANTILES]], dtype=np.float64)
     longest_s = float(remaining_run_time(quantiles, np.zeros(1), chances=[FITS])[0, 0])
     return math.ceil(longest_s / 600) * 600.0
@@ -416,7 +419,10 @@ def closed_nodes(nodes: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def never_starts(job: pd.Series[Any]) -> str:
-    """Return why no simulation can say when a pending job starts; empty: one can."""
+    """Return why no simulation can say when a pending job starts.
+
+    Empty where one can.
+    """
     reason, excluded = str(job["reason"]), job["excluded_reason"]
     if job["priority"] == 0 or reason.startswith("JobHeld"):
         return "it is held"
@@ -466,7 +472,10 @@ def _queue(snapshot: Snapshot, now_s: int) -> pd.DataFrame:
 
 
 def _tasks(text: object, count: int) -> list[str]:
-    """Return the tasks of a pending record, as text; [""] where it is no array."""
+    """Return the tasks of a pending record, as text.
+
+    ``[""]`` where it is no array.
+    """
     if count <= 1:
         return [str(text)] if isinstance(text, str) else [""]
     try:

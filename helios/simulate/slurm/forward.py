@@ -28,6 +28,8 @@ GROWTH = 0.05
 
 With it the medians of four jobs of Venus were the same within a tenth as with passes each 30 s, 15 times as quickly.
 """
+DEEP = 300
+"""Pending jobs from which passes are rarer still, as each takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +81,9 @@ class ForwardSimulation:
     """
 
     def __init__(self, workload: SlurmWorkload, site: SlurmSite, moment: Moment) -> None:
-        self._state = build(workload, site, SlurmLatency(controller_started_s=moment.now_s - RECENT_S, growth=GROWTH))
+        deep = max(1.0, np.isfinite(moment.priority).sum() / DEEP)
+        latency = SlurmLatency(controller_started_s=moment.now_s - RECENT_S, growth=GROWTH * deep)
+        self._state = build(workload, site, latency)
         state, self._moment = self._state, moment
         keep_choices(state)
         begin(state)
