@@ -337,7 +337,7 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
             hint=f"Add it to --policy. Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
         )
     options = {policy: read_options(policy, written) for policy, written in told.items()}
-    return [replace(plan, options=options.get(plan.policy.value, ())) for plan in chosen]
+    return [replace(plan, options=options.get(plan.policy.value, plan.options)) for plan in chosen]
 
 
 def default_scenarios() -> list[Scenario]:

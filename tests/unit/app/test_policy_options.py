@@ -5,7 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.app.scenarios import BOUND_SHARE, WAIT_SHARE, Policy, Scenario, frontier_scenarios, read_options
+from helios.app.scenarios import (
+    BOUND_SHARE,
+    WAIT_SHARE,
+    Policy,
+    Scenario,
+    default_scenarios,
+    frontier_scenarios,
+    read_options,
+    with_options,
+)
 from helios.errors import UsageError
 from helios.ports import RUN_TIME
 from helios.simulate import Backfill, LongestWaits
@@ -89,3 +98,12 @@ def test_what_is_not_understood_is_refused_with_what_there_is(policy: str, writt
     with pytest.raises(UsageError) as refused:
         read_options(policy, written)
     assert said in str(refused.value)
+
+
+def test_without_options_scenarios_keep_their_own() -> None:
+    assert with_options(default_scenarios(), []) == default_scenarios()
+    changed = with_options(default_scenarios(), ["service.wait_share=0.25"])
+    assert {plan.options for plan in changed if plan.policy is Policy.SERVICE} == {(("wait_share", 0.25),)}
+    assert [plan for plan in changed if plan.policy is not Policy.SERVICE] == [
+        plan for plan in default_scenarios() if plan.policy is not Policy.SERVICE
+    ]
