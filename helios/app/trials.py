@@ -131,7 +131,13 @@ def find_repeated(
         return _nothing(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
     jobs = loaded.jobs.reset_index(drop=True).assign(row=np.arange(len(loaded.jobs)))
     history = read_history(
-        jobs, cluster=loaded.cluster, timezone=loaded.timezone, since=since, until=until, resource="gpus"
+        jobs,
+        cluster=loaded.cluster,
+        timezone=loaded.timezone,
+        since=since,
+        until=until,
+        resource="gpus",
+        keep=("row", "name", "user", "account", "partition"),
     )
     if not history.size.any():
         return _nothing(by, title, packing, NO_JOBS)
@@ -149,7 +155,7 @@ def find_repeated(
         table=replace(table, notes=(*table.notes, *(WHAT_IT_IS if totals["groups"] else ()))),
         totals=totals,
         gains=packing.gains,
-        names_known=bool(trials.of_array.any() or history.jobs["name"].notna().any()),
+        names_known=bool(trials.of_array.any() or (history.name >= 0).any()),
         replays=replays,
         draws=draws,
         replay_notes=notes,

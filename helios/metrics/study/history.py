@@ -7,6 +7,7 @@ has no moments at which jobs held anything. Its hours are those of the jobs subm
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -118,6 +119,8 @@ class StudyHistory:
         Whether the history has moments of starts and ends. Without them, hours are by submission.
     repaired : dict of int
         Jobs whose times make no sense, by what was wrong; such times are taken as unknown.
+    name : int32 array
+        Equal for jobs of equal names; ``MISSING``: none.
     jobs : DataFrame
         The ``KEPT`` columns of ``JOBS``, for what else is asked.
     """
@@ -143,6 +146,7 @@ class StudyHistory:
     user: Names
     account: Names
     partition: Names
+    name: NDArray[np.int32]
     stem: Names
     gpu_type: Names
     has_starts: bool
@@ -270,6 +274,7 @@ def read_history(
     since: datetime | None = None,
     until: datetime | None = None,
     resource: str | None = None,
+    keep: Sequence[str] = (),
 ) -> StudyHistory:
     """Return the jobs of a window as columns.
 
@@ -281,6 +286,8 @@ def read_history(
         The window; by default from the first to the last submission.
     resource : str, optional
         ``gpus`` or ``cpus``; by default GPUs if at least ``LEAST_GPU_JOBS`` of the jobs ask for some.
+    keep : sequence of str
+        Further columns of ``jobs`` that ``StudyHistory.jobs`` has.
     """
     JOBS.check(jobs, columns=COLUMNS)
     submitted_s = whole_seconds(jobs["submitted_at"], otherwise=NEVER_S)
@@ -301,6 +308,7 @@ def read_history(
         submitted_s, started_s, ended_s = submitted_s[touching], started_s[touching], ended_s[touching]
         run_time_s = run_time_s[touching]
     eligible_s = whole_seconds(jobs["eligible_at"], otherwise=NEVER_S)
+    name, stem = _job_names(jobs["name"])
     return StudyHistory(
         cluster=cluster,
         timezone=timezone,
@@ -326,11 +334,12 @@ def read_history(
         user=_names(jobs["user"]),
         account=_names(jobs["account"]),
         partition=_names(jobs["partition"]),
-        stem=_stems(jobs["name"]),
+        name=name,
+        stem=stem,
         gpu_type=_gpu_types(jobs),
         has_starts=has_starts,
         repaired=repaired,
-        jobs=jobs[[name for name in KEPT if name in jobs]],
+        jobs=jobs[[name for name in (*KEPT, *keep) if name in jobs]],
     )
 
 
@@ -408,9 +417,10 @@ def _gpu_types(jobs: pd.DataFrame) -> Names:
     )
 
 
-def _stems(names: pd.Series[Any]) -> Names:
-    """Return the words of each job's name, without what varies from run to run."""
+def _job_names(names: pd.Series[Any]) -> tuple[NDArray[np.int32], Names]:
+    """Return a number for each job's name, and its words without what varies from run to run."""
     code, distinct = pd.factorize(names)
     stems = [split_words(str(name)) or None for name in distinct]
     stem, values = pd.factorize(np.array([*stems, None], dtype=object))
-    return Names(code=stem[code].astype(np.int32), values=tuple(str(value) for value in values))
+    words = Names(code=stem[code].astype(np.int32), values=tuple(str(value) for value in values))
+    return code.astype(np.int32), words

@@ -56,7 +56,7 @@ def find_trials(history: StudyHistory) -> Trials:
     Jobs of unknown users are in none. A job that was sent after all jobs of its group had ended begins another group:
     that is a job sent again, not a sweep.
     """
-    name, _ = pd.factorize(history.jobs["name"])
+    name = history.name.astype(np.int64)
     array, _ = pd.factorize(history.jobs["array_job_id"])
     alike = alike_keys(history)
     few = (alike >= 0) & (history.size >= 1) & (history.size <= FEW_GPUS)
