@@ -26,7 +26,8 @@ START = pd.Timestamp("2026-03-02T00:00:00Z")
 
 
 def a_history(*jobs: dict[str, Any]) -> StudyHistory:
-    return read_history(in_submission_order(jobs_frame(*jobs)), cluster="venus", timezone="UTC", resource="gpus")
+    recorded, names = in_submission_order(jobs_frame(*jobs)), ("user", "account", "name")
+    return read_history(recorded, cluster="venus", timezone="UTC", resource="gpus", keep=names)
 
 
 def sent(after_s: float, **named: Any) -> dict[str, Any]:
