@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import Table, cached_jit, inline_jit
+from helios.jit import Table
 from helios.predict.model_text import read_trees
 
 # LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
@@ -108,34 +108,3 @@ def _children(of_trees: list[NDArray[Any]], nodes: NDArray[np.int32], leaves: ND
     """Return the children of all nodes, numbered through all trees."""
     places = zip(of_trees, nodes, leaves, strict=False)
     return _joined([np.where(child >= 0, child + node, child - leaf) for child, node, leaf in places], np.int32)
-
-
-@cached_jit
-def predict_trees(forest: Any, features: Any) -> Any:
-    """Return each ensemble's sum of leaves for each row of ``features``.
-
-    Parameters
-    ----------
-    forest : TreeEnsemble
-    features : float32 array of shape (n, n_features)
-        NaN where a value is unknown.
-
-    Returns
-    -------
-    float64 array of shape (n, n_ensembles)
-    """
-    sums = np.zeros((len(features), len(forest.first_tree) - 1))
-    for row in range(len(features)):
-        for ensemble in range(sums.shape[1]):
-            for tree in range(forest.first_tree[ensemble], forest.first_tree[ensemble + 1]):
-                sums[row, ensemble] += forest.leaf[~_fall(forest, forest.root[tree], features[row])]
-    return sums
-
-
-@inline_jit
-def _fall(forest: Any, node: int, row: Any) -> int:
-    while node >= 0:
-        value = row[forest.feature[node]]
-        goes_left = forest.missing_left[node] if np.isnan(value) else value <= forest.threshold[node]
-        node = forest.left[node] if goes_left else forest.right[node]
-    return node

@@ -728,7 +728,7 @@ def set_revision(database: str, revision: str) -> None:
 def test_a_schema_of_a_newer_helios_is_refused(database: str) -> None:
     Warehouse.open(database).close()
     set_revision(database, "9999")
-    with pytest.raises(SchemaOutdated, match="upgrade Helios"):
+    with pytest.raises(SchemaOutdated, match="install that release or a newer one"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as warehouse, pytest.raises(SchemaOutdated):
         warehouse.upgrade()

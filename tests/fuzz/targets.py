@@ -193,7 +193,8 @@ def _trees(data: bytes, _: Path) -> object:
 
     from helios.predict.distribution import PAIR_FEATURES
     from helios.predict.model_text import trees_alone
-    from helios.predict.trees import parse_trees, predict_trees
+    from helios.predict.trees import parse_trees
+    from tests.forest import predict_trees
 
     text = data.decode("latin-1")
     try:

@@ -418,7 +418,10 @@ def _gpu_types(jobs: pd.DataFrame) -> Names:
 
 
 def _job_names(names: pd.Series[Any]) -> tuple[NDArray[np.int32], Names]:
-    """Return a number for each job's name, and its words without what varies from run to run."""
+    """Return a number for each job's name, and its words.
+
+    The words are without what varies from run to run.
+    """
     code, distinct = pd.factorize(names)
     stems = [split_words(str(name)) or None for name in distinct]
     stem, values = pd.factorize(np.array([*stems, None], dtype=object))

@@ -304,7 +304,7 @@ def test_a_cell_that_fails_is_written_down_and_tried_again(
     found = swept(history, tmp_path, plan)
     assert (found.cells, found.failed) == (8, 4)
     (reason,) = {reason for row in found.groups[1].rows for reason in row.failed}
-    assert "No job belongs to a partition" in reason
+    assert "No job belongs to partition gpu2" in reason
     assert found.groups[0].baseline is not None and found.groups[1].baseline is None
     replayed: list[int] = []
     assert swept(history, tmp_path, plan, engine=counting(replayed)).known_before == 4

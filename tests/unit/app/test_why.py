@@ -86,7 +86,7 @@ def test_an_unknown_job_is_an_error_with_a_way_on(town: Town) -> None:
 def test_where_no_helios_has_worked_nothing_is_claimed_and_no_database_made(tmp_path: Path) -> None:
     town = Town(tmp_path)
     job = town.cluster.submit()
-    with pytest.raises(NothingKept, match="HELIOS_CONFIG"):
+    with pytest.raises(NothingKept, match="sudo helios why"):
         explain(town.cycles, job)
     assert not (tmp_path / "helios.db").exists()
 

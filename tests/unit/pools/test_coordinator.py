@@ -206,7 +206,7 @@ for _ in range(3):
 taken = bytearray(100 * 2**20)
 for place in range(0, len(taken), 4096):
     taken[place] = 1
-time.sleep(1.5)
+time.sleep(8)  # memory is looked at every two seconds at least
 while True:
     try:
         os.wait()

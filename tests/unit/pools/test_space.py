@@ -57,6 +57,12 @@ seed = 1
 LONG_SEARCH = SEARCH.replace("trials = 12", "trials = 400")
 
 
+@pytest.fixture(autouse=True)
+def python_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that runs the tests need not be on the path."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[[str], TrainingSweep]:
     """Read a sweep file from a text, beside a program."""

@@ -12,7 +12,8 @@ from helios.ports import HORIZON_S, RUN_TIME
 from helios.predict.duration import train
 from helios.predict.model_record import from_record, to_record
 from helios.predict.timeline import GRACE_S
-from helios.predict.trees import parse_trees, predict_trees
+from helios.predict.trees import parse_trees
+from tests.forest import predict_trees
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 from tests.unit.predict.walks import median_log_error, quantiles_of, walked
 

@@ -2,7 +2,8 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.trees import parse_trees, predict_trees
+from helios.predict.trees import parse_trees
+from tests.forest import predict_trees
 
 
 def a_booster(*, leaves, trees=12, seed=0):
