@@ -392,6 +392,14 @@ VARYING = (
 
 VARYING_KEYS = {
     "expires_at": "some hours from now",
+    "end_p10_at": "a forecast counts from now",
+    "end_p50_at": "a forecast counts from now",
+    "end_p90_at": "a forecast counts from now",
+    "horizon_at": "a forecast counts from now",
+    "p10_at": "a forecast counts from now",
+    "p50_at": "a forecast counts from now",
+    "p90_at": "a forecast counts from now",
+    "fitting_limit_s": "a limit that fits counts from now",
     "waited_s": "a job of the recorded answers has waited until now",
 }
 """Keys of JSON answers whose values vary, and why."""
