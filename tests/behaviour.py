@@ -399,7 +399,6 @@ VARYING_KEYS = {
     "p10_at": "a forecast counts from now",
     "p50_at": "a forecast counts from now",
     "p90_at": "a forecast counts from now",
-    "fitting_limit_s": "a limit that fits counts from now",
     "waited_s": "a job of the recorded answers has waited until now",
 }
 """Keys of JSON answers whose values vary, and why."""
