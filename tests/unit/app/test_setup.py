@@ -136,10 +136,8 @@ def test_paths_must_be_absolute(tmp_path: Path) -> None:
     assert "not an absolute path" in done.exception.message
 
 
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not here")
-def test_the_steps_of_the_debian_package_are_scripts_for_a_shell() -> None:
-    steps = sorted((deploy_folder() / "debian").iterdir())
-    assert {step.name for step in steps} == {"build.sh", "postinst", "postrm", "prerm"}
-    for step in steps:
+@pytest.mark.parametrize("folder", ["debian", "packages"])
+def test_the_steps_of_packages_are_scripts_for_a_shell(folder: str) -> None:
+    for step in (deploy_folder() / folder).iterdir():
         subprocess.run(["sh", "-n", step], check=True)
         assert os.access(step, os.X_OK)
