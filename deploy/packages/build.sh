@@ -4,7 +4,7 @@
 # that they are built with.
 set -eu
 usage='usage: build.sh WHEEL FOLDER     writes FOLDER/helios-slurm_VERSION_ARCHITECTURE.deb and .rpm'
-[ $# = 2 ] && [ -f "$1" ] || { echo "$usage" >&2; exit 2; }
+if [ $# != 2 ] || [ ! -f "$1" ]; then echo "$usage" >&2; exit 2; fi
 wheel=$1 folder=$2 python=${PYTHON:-python3} here=$(cd "$(dirname "$0")" && pwd)
 
 version=$(basename "$wheel" | cut -d- -f2)
@@ -12,17 +12,18 @@ release=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 next=$("$python" -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-root=$work/root wheels=$work/root/usr/lib/helios-slurm docs=$work/root/usr/share/doc/helios-slurm
+root=$work/root wheels=$work/root/usr/libexec/helios-slurm docs=$work/root/usr/share/doc/helios-slurm
 install -d "$folder" "$wheels" "$docs"
 folder=$(cd "$folder" && pwd)
-"$python" -m pip download --quiet --only-binary :all: --dest "$wheels" "$wheel[postgres,web]"
+"$python" -m pip download --quiet --only-binary :all: --dest "$wheels" "${wheel}[postgres,web]"
 chmod 0644 "$wheels"/*
 install -m 0755 "$here/install.sh" "$here/remove.sh" "$wheels"
 install -m 0644 "$here/../../LICENSE" "$docs/copyright"
 install -m 0644 "$here/../../docs/operate.md" "$docs"
 
 if command -v rpmbuild >/dev/null; then
-  rpmbuild --quiet -bb --define "_topdir $work/rpm" --define "_rpmdir $folder" --define "helios_version $version" \
+  rpmbuild --quiet -bb --define "_topdir $work/rpm" --define "_rpmdir $folder" \
+    --define '_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm' --define "helios_version $version" \
     --define "helios_python $release" --define "helios_root $root" "$here/../rpm/helios.spec"
 else
   echo "rpmbuild is not here: no rpm" >&2

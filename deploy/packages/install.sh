@@ -3,7 +3,7 @@
 # the services need. Nothing is started.
 set -eu
 python=$1 wheels=$(dirname "$0")
-hook= power=
+hook='' power=''
 [ -d /etc/slurm ] && hook='--hook /etc/slurm' power='--power /etc/slurm/power'
 "$python" -m venv --clear /opt/helios
 /opt/helios/bin/pip install --quiet --no-index --no-cache-dir --disable-pip-version-check \
