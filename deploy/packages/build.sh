@@ -19,7 +19,7 @@ folder=$(cd "$folder" && pwd)
 chmod 0644 "$wheels"/*
 install -m 0755 "$here/install.sh" "$here/remove.sh" "$wheels"
 install -m 0644 "$here/../../LICENSE" "$docs/copyright"
-install -m 0644 "$here/../../docs/operate.md" "$docs"
+install -m 0644 "$here/../../docs/install.md" "$here/../../docs/operate.md" "$docs"
 
 if command -v rpmbuild >/dev/null; then
   rpmbuild --quiet -bb --define "_topdir $work/rpm" --define "_rpmdir $folder" \
@@ -45,7 +45,7 @@ Description: learns from a Slurm GPU cluster's history and acts on it
  Orders the queue, puts idle nodes to sleep, and says what a history shows.
  The environment is made in /opt/helios when the package is installed;
  no network is needed. Nothing is started: see
- /usr/share/doc/helios-slurm/operate.md.
+ /usr/share/doc/helios-slurm/install.md.
 TEXT
 # Wheels are compressed already.
 dpkg-deb --root-owner-group -Znone --build "$root" "$folder/helios-slurm_${version}_$architecture.deb"

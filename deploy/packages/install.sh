@@ -15,4 +15,4 @@ if getent passwd helios >/dev/null; then
   echo 'Compiling what Helios would else compile at its first use (a minute or two) ...'
   /usr/local/sbin/helios compile >/dev/null || echo 'It could not compile; what is missing is compiled when it is used.' >&2
 fi
-echo 'Helios is installed and not started. Next: /usr/share/doc/helios-slurm/operate.md, then  helios doctor'
+echo 'Helios is installed and not started. Next: /usr/share/doc/helios-slurm/install.md, then  helios doctor'
