@@ -59,10 +59,9 @@ pytest: $(VENV)/.tools slurm
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
 	$(BIN)/pytest --numprocesses $(WORKERS) -m 'nightly or hypothesis' --hypothesis-profile nightly
 
-dist: $(VENV)/.tools ## Build wheel and sdist into dist/, and on Debian a package that installs without a network
+dist: $(VENV)/.tools ## Build wheel and sdist into dist/, and packages for Debian and rpm that install without a network
 	$(BIN)/python -m build --outdir dist .
-	@if command -v dpkg-deb >/dev/null; then PYTHON=$(BIN)/python deploy/debian/build.sh dist/*.whl dist; \
-	else echo "dpkg-deb is not here: no Debian package"; fi
+	PYTHON=$(BIN)/python deploy/packages/build.sh dist/*.whl dist
 
 size: $(VENV)/.tools ## Print code lines by package beside the budget
 	$(BIN)/python -m tests.size
