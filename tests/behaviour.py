@@ -159,6 +159,7 @@ COMMANDS = (
     Command(name="trace-describe", words="trace describe --cluster venus --json"),
     Command(name="trace-describe-file", words=f"trace describe --trace {CEDAR} --json"),
     Command(name="study", words="study --cluster venus --json"),
+    Command(name="advise", words=f"advise --trace {SACCT} --allusers --json"),
     Command(name="study-file", words=f"study --trace {KTH} --json"),
     Command(name="model-list", words="model list --cluster venus --json"),
     Command(name="model-decisions", words="model decisions --cluster venus --json"),
