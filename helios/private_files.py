@@ -14,6 +14,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from helios.errors import UsageError
+
 FOLDER = 0o750
 OWN = 0o600
 SHARED = 0o640
@@ -64,6 +66,27 @@ def open_private(path: Path) -> int:
     else:
         hand_over(handle, path)
     return handle
+
+
+def read_secret(path: Path) -> str:
+    """Return the token or password in a file.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, others may read it, or it is empty.
+    """
+    make = f"Make one: (umask 077; openssl rand -hex 24 > {path})"
+    try:
+        found = path.stat()
+        secret = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as reason:
+        raise UsageError(f"{path} cannot be read: {reason}", hint=make) from reason
+    if found.st_mode & (WIDE | 0o040):
+        raise UsageError(f"Others can read {path}.", hint=f"Close it: chmod 0600 {path}")
+    if not secret:
+        raise UsageError(f"{path} is empty.", hint=make)
+    return secret
 
 
 def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bool = False) -> None:

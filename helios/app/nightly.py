@@ -13,8 +13,9 @@ import pandas as pd
 
 from helios.app.cycle_summary import STUDY_LEVELS
 from helios.app.history import load_history
-from helios.app.model_registry import nightly, training_history
+from helios.app.model_registry import DRIFTED, nightly, training_history
 from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
+from helios.app.notify import Notice, Notices, channels
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.study import WEEK, WEEKS_COMPARED, read_records, weekly_changes
 from helios.app.sync import SyncResult
@@ -264,6 +265,7 @@ def run_nightly(
         lambda: _check_order(cluster, settings, seen, now=now, progress=progress),
         lambda: _check_starts(url, cluster, rules, now=now),
         report,
+        lambda: _notify(settings, cluster, kept[0] if kept else None, now=now),
         lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
     did, problems = [], []
@@ -273,6 +275,31 @@ def run_nightly(
         except HeliosError as problem:
             problems.append(problem)
     return NightlyRun(did=tuple(filter(None, did)), problems=tuple(problems), report=kept[0] if kept else None)
+
+
+def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, now: datetime) -> str:
+    """Tell of drift and of the report, and return what was told."""
+    if not channels(settings.notify):
+        return ""
+    notices = Notices(settings, sender="nightly", cluster=lambda: cluster, clock=lambda: now)
+    with Warehouse.open(settings.database.url) as warehouse:
+        line = warehouse.remembered(cluster, DRIFTED)
+    drift = Notice(
+        event="drift",
+        cause=f"drift {cluster}",
+        subject="jobs have drifted from those that the model learned from",
+        lines=(f"{line}.", "See: helios model drift"),
+    )
+    notices.observe(f"drift {cluster}", [drift] if line else [])
+    if report is not None:
+        text = tuple(report.text.read_text(encoding="utf-8").splitlines())
+        told = ("nightly", "attention") if report.alarming else ("nightly",)
+        of_night = [
+            Notice(event=event, cause=report.mail.stem, subject=report.subject, lines=text, mail=report.mail)
+            for event in told
+        ]
+        notices.observe(f"nightly {cluster}", of_night)
+    return notices.send_due()
 
 
 def node_events_for(snapshot: Snapshot) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from typer import Option
 from helios.cli.options import Cluster, configuration
 from helios.cli.output import say
 from helios.errors import HeliosError, UsageError
-from helios.private_files import WIDE
+from helios.private_files import read_secret
 
 
 class WebUnavailable(HeliosError):
@@ -54,7 +54,7 @@ def web_(
             "--admin names users of a proxy.", hint="Say in which header it names them: --user-header NAME"
         )
     hosts = frozenset({address, "127.0.0.1", "localhost", "::1", *(name.lower() for name in host or ())})
-    token = secrets.token_urlsafe(24) if token_file is None else read_token(token_file)
+    token = secrets.token_urlsafe(24) if token_file is None else read_secret(token_file)
     access = Access(token=token, hosts=hosts, user_header=user_header, admins=frozenset(admin or ()))
     site = Site(configuration().settings, cluster=cluster)
     server = uvicorn.Server(
@@ -79,23 +79,3 @@ def web_(
         else f"Listens on {listen}"
     )
     server.run(sockets=[socket])
-
-
-def read_token(path: Path) -> str:
-    """Return the token in a file.
-
-    Raises
-    ------
-    UsageError
-        It cannot be read, others may read it, or it is empty.
-    """
-    try:
-        found = path.stat()
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as reason:
-        raise UsageError(f"{path} cannot be read: {reason}", hint="Make one: openssl rand -hex 24 > FILE") from reason
-    if found.st_mode & (WIDE | 0o040):
-        raise UsageError(f"Others can read {path}.", hint=f"Close it: chmod 0600 {path}")
-    if not token:
-        raise UsageError(f"{path} is empty.", hint=f"Make one: openssl rand -hex 24 > {path}")
-    return token

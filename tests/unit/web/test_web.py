@@ -11,11 +11,11 @@ from starlette.testclient import TestClient
 
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
-from helios.cli.web import read_token
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, UsageError
 from helios.model import Mode
+from helios.private_files import read_secret
 from helios.web.pages import ROUTES, Site
 from helios.web.server import Access, openapi, web_application
 from tests.unit.app.node_sites import NodeTown
@@ -178,9 +178,9 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> Non
     kept.write_text(TOKEN + "\n")
     kept.chmod(0o644)
     with pytest.raises(UsageError, match="Others can read"):
-        read_token(kept)
+        read_secret(kept)
     kept.chmod(0o600)
-    assert read_token(kept) == TOKEN
+    assert read_secret(kept) == TOKEN
     with pytest.raises(UsageError, match="guessed"):
         Access(token="short")
 
