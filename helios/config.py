@@ -97,14 +97,17 @@ def addresses(text: str) -> str:
 
 
 def host_port(text: str) -> str:
-    """Return ``text`` if it is HOST:PORT."""
+    """Return ``text`` if it names a host and a port."""
     if not re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):\d{1,5}", text) or int(text.rpartition(":")[2]) > 65_535:
         raise ValueError(f"{text!r} is not HOST:PORT, such as smtp.site.example:587")
     return text
 
 
 def web_address(text: str) -> str:
-    """Return ``text`` if it is empty or an address that nobody on the way can read."""
+    """Return ``text`` if it is empty or a safe address.
+
+    What is sent to it can be read by nobody on the way.
+    """
     if text and not re.match(r"https://[^/\s]|http://(?:localhost|127\.0\.0\.1|\[::1\])[:/]", text):
         raise ValueError("an address begins with https://, or with http:// on this machine")  # it is a secret
     return text

@@ -85,7 +85,10 @@ class Drift:
         return bool(self.unusual) or self._grown_from() is not None
 
     def _grown_from(self) -> float | None:
-        """Return the usual error of the weeks before, None where the last one is not worse."""
+        """Return the usual error of the weeks before.
+
+        None where the last one is not worse.
+        """
         *before, last = [week.model.median_abs_log_error for week in self.weeks] or [0.0]
         usual = float(np.median(before)) if before else np.inf
         return usual if last > GROWN * usual else None

@@ -360,7 +360,10 @@ class Notices:
 
 
 def read_told(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the causes in a state file, empty where there is none or it is damaged."""
+    """Return the causes in a state file.
+
+    Empty where there is none, or where it is damaged.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["told"]
         return {

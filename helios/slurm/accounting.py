@@ -89,7 +89,9 @@ class Accounting:
                 partial.unlink()
 
     def used_by_jobs(self, start: datetime, end: datetime, *, users: Collection[str]) -> pd.DataFrame:
-        """Return what the jobs of a window had and used, as :func:`helios.slurm.usage.read_usage`.
+        """Return what the jobs of a window had and used.
+
+        The columns are those of :func:`helios.slurm.usage.read_usage`.
 
         Jobs of all users where ``users`` is empty; sites may show a user the own jobs only. A longer window than
         ``LONGEST_WINDOW`` is read in parts.

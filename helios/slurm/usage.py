@@ -1,4 +1,4 @@
-"""What jobs used of what they had, as sacct prints it for jobs and their steps.
+"""Reader of what jobs used, as sacct prints it.
 
 A site records it if it sets ``JobAcctGatherType``, and use of GPUs if ``AccountingStorageTRES`` names ``gres/gpuutil``.
 """
