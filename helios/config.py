@@ -291,10 +291,12 @@ class Notify(_Section):
 
 
 class WebSettings(_Section):
-    """The web page within the daemon. Needs the extra web."""
+    """The web page, of helios web and in the daemon. Needs the extra web."""
 
-    listen: str = ""
-    """HOST:PORT of the page in the daemon (127.0.0.1:9850); empty: not served there"""
+    listen: Annotated[str, AfterValidator(host_port)] = "127.0.0.1:9850"
+    """HOST:PORT of the page"""
+    in_daemon: bool = False
+    """Serve the page in the daemon that acts on jobs, in place of helios-web.service; needs token_file"""
     token_file: Annotated[str, AfterValidator(absolute_folder)] = ""
     """File with the token that readers need, which only the user that runs Helios may read"""
     user_header: str = ""

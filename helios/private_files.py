@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,11 @@ def make_folder(folder: Path) -> None:
                 os.chown(part, *owner, follow_symlinks=False)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
+
+
+def file_name(text: str) -> str:
+    """Return a text as part of a file's name."""
+    return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "cluster"
 
 
 def open_private(path: Path) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
+from helios.metrics.statistics import share_interval
 from helios.model import JobState
 from helios.model.job_names import split_words
 from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words, percent
@@ -261,8 +261,8 @@ def _ends(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
     count = int(ended.sum())
     if count < FEWEST_LOST:
         return []
-    sure = binomtest(count, len(alike)).proportion_ci(method="wilson")
-    if sure.low < OFTEN:
+    low, high = share_interval(count, len(alike))
+    if low < OFTEN:
         return []
     kind, what, then = ENDS[state]
     asked = float(alike[request].iloc[0])
@@ -273,7 +273,7 @@ def _ends(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
             kind=kind,
             which=_which(alike, size),
             sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
-            interval=Interval(meaning="their share, 95 % sure", low=sure.low, high=sure.high, unit="share"),
+            interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
             **_held(alike),
         )
     ]
@@ -335,7 +335,7 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
     if needed > 0 and (len(known) < FEWEST_JOBS or had < TOO_MUCH * needed):
         return []
     some = int((most_busy < had).sum())
-    sure = binomtest(some, len(known)).proportion_ci(method="wilson")
+    low, high = share_interval(some, len(known))
     used = "none" if needed == 0 else f"at most {needed:.0f}"
     return [
         Advice(
@@ -343,9 +343,7 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
             which=_which(known),
             sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
             option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
-            interval=Interval(
-                meaning="share of jobs with an idle GPU, 95 % sure", low=sure.low, high=sure.high, unit="share"
-            ),
+            interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
             **_held(known),
         )
     ]

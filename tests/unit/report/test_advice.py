@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from helios.app.advise import advise_on, usage_of_file
 from helios.app.history import LoadedHistory
 from helios.errors import UsageError
+from helios.metrics.statistics import share_interval
 from helios.report.advice import FEWEST_JOBS, FITS, Advice, limit_advice, usage_advice
 from helios.slurm.parse import length_s
 from helios.slurm.usage import read_usage
@@ -100,6 +102,12 @@ def test_a_proposed_limit_fits_its_own_jobs_and_is_shorter(run_h: list[float], l
         proposed_s = float(length_s(one.option.removeprefix("--time=")) or 0)
         assert np.mean(np.array(run_h) * HOUR_S <= proposed_s) >= FITS
         assert proposed_s <= limit_h * HOUR_S / 2
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 5), (3, 8), (12, 20), (5, 5), (400, 1000)])
+def test_the_interval_of_a_share_is_that_of_scipy(count: int, of: int) -> None:
+    expected = binomtest(count, of).proportion_ci(method="wilson")
+    assert share_interval(count, of) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_memory_and_cpus_that_were_never_used_are_named() -> None:
