@@ -88,7 +88,9 @@ def read_secret(path: Path) -> str:
         secret = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as reason:
         raise UsageError(f"{path} cannot be read: {reason}", hint=make) from reason
-    if found.st_mode & (WIDE | 0o040):
+    # systemd 254 gives a service its credentials as files of root and root's group, with an access list.
+    of_others = WIDE if found.st_uid == found.st_gid == 0 else WIDE | 0o040
+    if found.st_mode & of_others:
         raise UsageError(f"Others can read {path}.", hint=f"Close it: chmod 0600 {path}")
     if not secret:
         raise UsageError(f"{path} is empty.", hint=make)

@@ -42,7 +42,7 @@ def study_sections(
         ),
     ]
     if beside is not None:
-        header = [("", True), *((name, False) for name in beside.header)]
+        header = [("Figure", True), *((name, False) for name in beside.header)]
         rows = [(label, *values) for label, values in beside.rows]
         sections.append(
             PageSection(title="Here and there", tables=[TableCells(header=header, rows=rows)], notes=beside.notes)

@@ -356,7 +356,12 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     sections = [
         PageSection(sentences=[used.title, *([used.empty] if used.rows.empty else [])]),
         PageSection(title="Use by partition", tables=[used], notes=used.notes),
-        PageSection(title="In the queue", tables=[waiting], notes=waiting.notes),
+        PageSection(
+            title="In the queue",
+            sentences=[waiting.empty] if waiting.rows.empty else [],
+            tables=[waiting],
+            notes=waiting.notes,
+        ),
     ]
     return Page(
         title=f"User {user}", sections=sections, values={"use": as_json(used), "queue": as_json(waiting)}, asks=WINDOW
