@@ -304,7 +304,8 @@ class Notices:
         with self._lock:
             seen = dict(self._seen)
         told, due = self._update(seen)
-        ways, sent, problems = channels(self.settings), [], []
+        ways, problems = channels(self.settings), []
+        sent: dict[str, list[str]] = {}
         for notice in due:
             entry = told[notice.cause]
             for name in [name for name in ways if name not in entry["sent"]]:
@@ -312,14 +313,14 @@ class Notices:
                 problems += self._write(told)
                 try:
                     deliver(self.settings, name, notice, cluster=self._cluster())
-                    sent.append(f"{name}: {notice.subject}")
+                    sent.setdefault(notice.subject, []).append(name)
                 except HeliosError as problem:
                     entry["sent"].remove(name)
                     problems.append(problem)
         problems += self._write(told)
         if problems:
             raise NoticeNotSent("; ".join(dict.fromkeys(it.message for it in problems)), hint=problems[0].hint)
-        return f"told by {'; '.join(sent)}" if sent else ""
+        return "; ".join(f"told by {' and '.join(names)}: {subject}" for subject, names in sent.items())
 
     def _update(
         self, seen: Mapping[str, tuple[Sequence[Notice], datetime]]

@@ -126,14 +126,20 @@ class ReportContext:
     until: datetime
     spans: tuple[pd.Timestamp, pd.Timestamp]
 
-    def jobs(self, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
+    def jobs(
+        self, since: datetime | None = None, until: datetime | None = None, *, unended_at: datetime | None = None
+    ) -> pd.DataFrame:
         """Return the jobs of the query that were submitted in [since, until).
 
-        By default that is the window.
+        By default that is the window. With ``unended_at``, only those that had not ended before that time.
         Only columns that some report reads have values.
         """
         found = self.warehouse.jobs(
-            self.cluster, since=since or self.since, until=until or self.until, columns=_COLUMNS
+            self.cluster,
+            since=since or self.since,
+            until=until or self.until,
+            columns=_COLUMNS,
+            unended_at=unended_at,
         )
         jobs = JOBS.conform(found)
         ask = self.ask
@@ -245,9 +251,18 @@ def queue_report(ask: ReportQuery) -> ReportTable:
     with open_context(ask) as context:
         until, timezone = context.until, context.timezone
         if ask.start is None:
-            jobs, predictions = (read(until - LONGEST_HELD) for read in (context.jobs, context.predictions))
+            jobs = context.jobs(until - LONGEST_HELD, unended_at=until)
+            predictions = context.warehouse.predictions_of(context.cluster, jobs["submitted_at"])
             title = f"{context.cluster}: the queue at {context.written(until)} ({timezone})"
-            return context.finished(queue_at(jobs, predictions=predictions, at=until, title=title, timezone=timezone))
+            found = queue_at(
+                jobs,
+                predictions=predictions,
+                at=until,
+                title=title,
+                timezone=timezone,
+                last_submitted_at=context.spans[1],
+            )
+            return context.finished(found)
         jobs, title = context.jobs(context.since - LONGEST_HELD), context.title("The queue")
         return context.finished(queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone))
 
