@@ -267,10 +267,15 @@ def queue_report(ask: ReportQuery) -> ReportTable:
         return context.finished(queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone))
 
 
-def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
+def prediction_report(ask: ReportQuery, *, by: str | None = None, looks_back: timedelta | None = None) -> ReportTable:
     """Report the errors of predictions for jobs submitted in the window.
 
     For comparison it has the errors of predicting the user's last ended run.
+
+    Parameters
+    ----------
+    looks_back : timedelta, optional
+        How long before the window that run may have been submitted; None: any time.
     """
     with open_context(ask) as context:
         columns = ["user", "ended_at", "run_time_s"]
@@ -278,7 +283,12 @@ def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable
             prediction_accuracy(
                 context.jobs(),
                 predictions=context.predictions(),
-                past=context.warehouse.jobs(context.cluster, until=context.until, columns=columns),
+                past=context.warehouse.jobs(
+                    context.cluster,
+                    since=None if looks_back is None else context.since - looks_back,
+                    until=context.until,
+                    columns=columns,
+                ),
                 title=context.title("Predicted and true run times"),
                 by=by,
                 timezone=context.timezone,

@@ -9,8 +9,8 @@ import html
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -40,6 +40,8 @@ LIVE_S = 15.0
 """How long a snapshot of the cluster is shown before the cluster is asked again, s."""
 QUEUE_ROWS = 200
 """Most pending jobs on a page; JSON has all."""
+LOOKS_BACK = timedelta(days=14)
+"""How long before the window the last run of a user is looked for: all runs of 10^6 jobs would take seconds."""
 ADVICE_SHOWN = 20
 """Most advices on a page; JSON has all."""
 REPORT_KINDS = (".html", ".txt")
@@ -378,7 +380,9 @@ def predictions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     by = given.get("by") or "day"
     if by not in {"all", "source", "size", "day", "partition"}:
         raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
-    return _report("Accuracy of predictions", reports.prediction_report(site.ask(given), by=by), asks=(*WINDOW, "by"))
+    found = reports.prediction_report(site.ask(given), by=by, looks_back=LOOKS_BACK)
+    note = f"The user's last run is looked for in the {LOOKS_BACK.days} days before the window."
+    return _report("Accuracy of predictions", replace(found, notes=(*found.notes, note)), asks=(*WINDOW, "by"))
 
 
 def decisions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
