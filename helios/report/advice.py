@@ -211,7 +211,7 @@ def _bound(values: Floats) -> float:
 
 
 def _which(alike: pd.DataFrame, request: str = "") -> str:
-    first = {name: alike[name].iat[0] for name in KEYS}  # a whole row takes a millisecond
+    first = {name: alike[name].iloc[0] for name in KEYS}  # a whole row takes a millisecond
     name = f" {first['words']!r}" if first["words"] else ""
     size = [count_in_words(int(first["gpus"]), "GPU")] if first["gpus"] > 0 else []
     size += [count_in_words(int(first["cpus"]), "CPU")] if first["cpus"] > 0 else []
@@ -223,7 +223,7 @@ def _held(alike: pd.DataFrame) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
     units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
-    return {"user": str(alike["user"].iat[0]), "jobs": len(alike), "hours": hours, "resource": resource}
+    return {"user": str(alike["user"].iloc[0]), "jobs": len(alike), "hours": hours, "resource": resource}
 
 
 def _middle(values: Floats, meaning: str, unit: str) -> Interval:
@@ -232,7 +232,7 @@ def _middle(values: Floats, meaning: str, unit: str) -> Interval:
 
 
 def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
-    limit_s = float(alike["time_limit_s"].iat[0])
+    limit_s = float(alike["time_limit_s"].iloc[0])
     run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
     # What reached its limit would have run longer, nobody knows how long.
     needed_s = _bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
@@ -265,7 +265,7 @@ def _ends(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
     if low < OFTEN:
         return []
     kind, what, then = ENDS[state]
-    asked = float(alike[request].iat[0])
+    asked = float(alike[request].iloc[0])
     size = "" if math.isnan(asked) else f" with {_asked(request, asked)}"
     lost = _held(alike[ended])
     return [
@@ -286,7 +286,7 @@ def _asked(request: str, amount: float) -> str:
 
 
 def _memory(alike: pd.DataFrame) -> list[Advice]:
-    had_mib, used_mib = float(alike["memory_mib"].iat[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
+    had_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
     needed_mib = _bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
     if len(alike) < FEWEST_JOBS or math.isnan(had_mib) or not math.isfinite(needed_mib):
         return []
@@ -306,7 +306,7 @@ def _memory(alike: pd.DataFrame) -> list[Advice]:
 
 
 def _cpus(alike: pd.DataFrame) -> list[Advice]:
-    had, busy = float(alike["cpus"].iat[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
+    had, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
     needed = _bound(busy)
     if len(alike) < FEWEST_JOBS or math.isnan(had) or not math.isfinite(needed):
         return []
@@ -329,7 +329,7 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
     known = alike[alike["gpu_percent"].notna() & (alike["gpus"] > 0)]
     if len(known) < FEWEST_IDLE:
         return []
-    had = int(known["gpus"].iat[0])
+    had = int(known["gpus"].iloc[0])
     most_busy = np.ceil(known["gpu_percent"].to_numpy(dtype=np.float64) / 100)
     needed = _bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
     if needed > 0 and (len(known) < FEWEST_JOBS or had < TOO_MUCH * needed):
