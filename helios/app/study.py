@@ -323,7 +323,10 @@ def kept_path(folder: Path, cluster: str) -> Path:
 
 
 def kept_study(folder: Path, cluster: str) -> KeptStudy | None:
-    """Return the latest study of a cluster, None where there is none that can be read."""
+    """Return the latest study of a cluster.
+
+    None where there is none that can be read.
+    """
     try:
         kept = json.loads(kept_path(folder, cluster).read_text(encoding="utf-8"))
         return KeptStudy(

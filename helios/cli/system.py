@@ -314,7 +314,10 @@ def daemon_(
 
 
 def _serve_page(settings: Settings, cluster: str | None) -> None:
-    """Serve the web page beside the daemon, which goes on without it where it cannot be served."""
+    """Serve the web page beside the daemon.
+
+    Where it cannot be served, the daemon goes on without it.
+    """
     log = logging.getLogger("helios.daemon.web")
     try:
         if not settings.web.token_file:
