@@ -44,7 +44,7 @@ def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
         No line has these fields.
     """
     names = USAGE_FIELDS.split(",")
-    rows = [line.split(delimiter, len(names) - 1) for line in text.splitlines() if line.strip()]
+    rows = [line.split(delimiter, len(names) - 1) for line in text.split("\n") if line.strip()]
     known = [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names) and row != names]
     if rows and not known and rows != [names]:
         raise AnswerNotUnderstood(
