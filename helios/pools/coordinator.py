@@ -144,6 +144,9 @@ class _Attempt:
     pruned: bool = False
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int] | None = None
+    first_report_s: float | None = None
+    speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
+    """Steps a second in each company, and how long that was measured, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,7 +574,7 @@ class Coordinator:
         self._change_neighbours(device)
         # What earlier attempts reported stands, but what they answered was not asked of this one.
         self._read(attempt, to_end=True)
-        attempt.answered = None
+        attempt.answered = attempt.first_report_s = attempt.beside_since = None
         assert self._agent is not None
         own = {
             "HELIOS_TRIAL_FOLDER": str(folder),
@@ -652,6 +655,8 @@ class Coordinator:
         if report.progress is not None:
             attempt.trial = replace(attempt.trial, progress=report.progress)
         now = time.time()
+        if attempt.first_report_s is None and attempt.trial.started_s is not None:
+            attempt.first_report_s = now - attempt.trial.started_s
         if report.step is not None:
             attempt.step = report.step
             if attempt.beside_since is None:
@@ -662,6 +667,7 @@ class Coordinator:
                 attempt.trial = replace(attempt.trial, steps_per_s=rate)
                 of = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
                 of[attempt.trial.number] = rate
+                attempt.speeds[attempt.beside] = (rate, now - since)
         metric = self.sweep.metric
         value = report.metrics.get(metric) if metric else None
         if value is not None and isfinite(value):
@@ -704,6 +710,17 @@ class Coordinator:
             metrics=attempt.metrics,
             value=attempt.value,
             reason=reason,
+            run={
+                "program": program(self.sweep),
+                "family": attempt.trial.family,
+                "device_kind": attempt.device.kind,
+                "device_model": attempt.device.model,
+                "start_up_s": attempt.first_report_s and round(attempt.first_report_s, 3),
+                "progress": 1.0 if what == "finished" else attempt.trial.progress,
+                "utilization": event.get("utilization") and round(event["utilization"], 3),
+                "energy_j": event.get("energy_j") and round(event["energy_j"], 1),
+                "speeds": [[beside, rate, round(s, 3)] for beside, (rate, s) in attempt.speeds.items()],
+            },
         )
         record = self.state.trials[number]
         self._decide_at_s = 0.0
@@ -799,8 +816,12 @@ def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
     Numbers with a fraction, such as a learning rate, change what is learned and not the shapes; all others may.
     """
     shapes = [f"{name}={value}" for name, value in sorted(parameters.items()) if not isinstance(value, float)]
-    program = next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
-    return " ".join([program, *shapes])
+    return " ".join([program(sweep), *shapes])
+
+
+def program(sweep: TrainingSweep) -> str:
+    """Return the name of the program that a sweep runs."""
+    return next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
 
 
 def _status_in_words(status: int) -> str:

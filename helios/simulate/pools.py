@@ -78,6 +78,8 @@ class SimulatedTrial:
         When it is there to be started, s since the start of the pool.
     parameters : mapping
         What the rule sees.
+    reports : bool
+        Whether its program reports steps, so that its speed can be measured.
     """
 
     family: int
@@ -85,6 +87,7 @@ class SimulatedTrial:
     memory_mib: float = 0.0
     arrives_s: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    reports: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +395,7 @@ class SimulatedPool:
             due = min(attempt.leaves_s, math.inf if attempt.computes else attempt.ready_s)
             if attempt.rate > 0 and attempt.leaves_s == math.inf:
                 due = min(due, self.now_s + self._left[attempt.number] / attempt.rate)
-            if not attempt.measured:
+            if not attempt.measured and self.trials[attempt.number].reports:
                 due = min(due, attempt.company_s + self.costs.measure_s)
             next_s = min(next_s, due)
         if next_s == math.inf:
@@ -431,7 +434,8 @@ class SimulatedPool:
                 else:
                     self._kill(attempt)
         for attempt in self._running.values():
-            if not attempt.measured and now >= attempt.company_s + self.costs.measure_s - 1e-9:
+            reports = self.trials[attempt.number].reports
+            if reports and not attempt.measured and now >= attempt.company_s + self.costs.measure_s - 1e-9:
                 self._measure(attempt)
 
     def _present(self, place: int) -> list[_Attempt]:

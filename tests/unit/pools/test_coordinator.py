@@ -29,7 +29,7 @@ from helios.model.pools import (
 from helios.pools.agent import POOL
 from helios.pools.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.pools.space import SearchMethod, TrainingSweep, open_search
-from helios.pools.state import FILE, StateFile, TrialRecord
+from helios.pools.state import FILE, StateFile, TrialRecord, read_runs
 from helios.services.packing import Packing
 from tests.waiting import until
 
@@ -550,3 +550,30 @@ def test_the_packing_service_runs_a_pool(tmp_path: Path) -> None:
     end, trials = run(a_sweep(tmp_path, COUNTED, [1, 2, 3, 4]), decide=packing.decide, watched=watched)
     assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 4
     assert end.notes == ()
+
+
+STEPS = """
+import json, os, time
+for step in range(30):
+    time.sleep(0.1)
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps({"step": step, "progress": (step + 1) / 30}) + "\\n")
+"""
+
+
+def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
+    run(a_sweep(tmp_path, STEPS, (1, 2)))
+    runs = read_runs(tmp_path / "pool")
+    assert [(one.number, one.attempt, one.outcome, one.family) for one in sorted(runs, key=lambda one: one.number)] == [
+        (0, 1, "finished", "program.py x=1"),
+        (1, 1, "finished", "program.py x=2"),
+    ]
+    for one in runs:
+        assert one.program == "program.py"
+        assert one.progress == 1.0
+        assert one.peak_memory_mib
+        assert 0 < (one.start_up_s or 0.0) < one.seconds
+        assert 0 <= (one.utilization or 0.0) <= 1
+        (speed,) = one.speeds
+        assert speed.beside == (f"program.py x={2 - one.number}",)
+        assert 3.0 < speed.steps_per_s < 11.0
