@@ -1,4 +1,4 @@
-"""What a sweep would take under several rules of sharing GPUs, simulated before anybody runs it."""
+"""Simulation of a sweep under several rules of sharing GPUs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def pool_whatif(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> PoolWhatIf:
-    """Simulate a sweep file's trials under exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
+    """Simulate the trials of a sweep file under several rules.
+
+    They are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
 
     What earlier runs of the program needed is taken from ``known``, from the pool beside the sweep file, and from the
     pools in ``folders``. What these do not tell is taken from the arguments.
@@ -235,7 +237,10 @@ def _speeds(
     forecasts: Sequence[TrialForecast],
     model: TrialModel,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return speeds alone, in steps a second, and beside another as a share of that, NaN where it was not measured."""
+    """Return speeds of families alone, and beside others as a share of that.
+
+    They are steps a second, and NaN where a pair was not measured.
+    """
     expected = {name: forecast.steps_per_s for (_, name, _), forecast in zip(asked, forecasts, strict=True)}
     alone = np.array([expected[name] or 1.0 for name in names])
     place = {name: at for at, name in enumerate(names)}
@@ -248,14 +253,17 @@ def _speeds(
 
 
 def _with_gain(shares: NDArray[np.float64], gain: float) -> NDArray[np.float64]:
-    """Return the shares with those that were never measured, so that a pair does ``gain`` times the work of one."""
+    """Return shares in which pairs that were never measured have a gain."""
     other = shares.T
     guess = np.where(np.isnan(other), gain / 2, np.clip(gain - other, 0.05, 1.0))
     return np.where(np.isnan(shares), guess, shares)
 
 
 def _measured_watts(past: Iterable[TrialRun]) -> tuple[float, float] | None:
-    """Return the power of a busy GPU as it was measured with one trial, and that of an idle one as unknown, NaN."""
+    """Return the power of an idle GPU, which is NaN, and of a busy one.
+
+    It was measured with one trial on it.
+    """
     alone = [run for run in past if run.energy_j and run.seconds > 0 and not any(speed.beside for speed in run.speeds)]
     if not alone:
         return None

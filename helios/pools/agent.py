@@ -562,9 +562,9 @@ def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
 
 
 def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
-    """Return the energy of a GPU since the driver was loaded, J, and the share of its time that it is busy.
+    """Return the energy and the utilization of a GPU.
 
-    None where the driver does not tell.
+    The energy is that since the driver was loaded, J. Both are None where the driver does not tell.
     """
     energy_j = busy = None
     with contextlib.suppress(ImportError):

@@ -178,7 +178,10 @@ class TrainingSweep:
         return dict(reversed(chosen.items()))
 
     def draws(self, count: int, *, seed: int) -> list[dict[str, Value]]:
-        """Return the first trials of a grid or list, or trials drawn evenly where a sampler would choose them."""
+        """Return trials before a search chooses them.
+
+        They are the first of a grid or list. Where a sampler would choose, they are drawn evenly.
+        """
         if self.combinations is not None and self.combinations <= self.trials:
             return [self.combination(number) for number in range(min(count, self.trials))]
         random = Random(seed)

@@ -81,7 +81,10 @@ class TrialFacts:
 
 
 def measured_speeds(runs: Iterable[TrialRun]) -> tuple[SharedSpeed, ...]:
-    """Return the mean speeds of families alone and beside others, each trial with the time that it was measured."""
+    """Return the mean speeds of families alone and beside others.
+
+    Each trial counts with the time that it was measured.
+    """
     sums: dict[tuple[str, tuple[str, ...]], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for run in runs:
         for speed in run.speeds:
@@ -307,7 +310,10 @@ class _Table:
 
 
 def _batch_size(parameters: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return the batch size of a trial, and all its other parameters that are no fractions."""
+    """Return the batch size of a trial and its other parameters.
+
+    Of these, numbers with a fraction are left out.
+    """
     names = [name for name, value in parameters.items() if _BATCH.search(name) and _is_number(value) and value > 0]
     if len(names) != 1:
         return None

@@ -106,7 +106,10 @@ def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
 
 
 def _share(found: PoolComparison, rule: str) -> float:
-    """Return the share of the oracle's gain, NaN where that is too small to be shared."""
+    """Return the share of the oracle's gain.
+
+    It is NaN where that gain is too small to be divided.
+    """
     least = (1 - LEAST_GAIN) * found.outcomes["exclusive"].makespan_s
     return found.share_of_gain(rule) if found.outcomes["oracle"].makespan_s < least else math.nan
 
