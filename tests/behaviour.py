@@ -280,6 +280,7 @@ LEFT_OUT = {
     "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
+    "pool load": "it reads what a pool wrote; tests/story/test_pool.py reads it back",
     "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
     "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",
     "pool whatif": "it needs a sweep file; tests/unit/app/test_pool_whatif.py holds its answer",

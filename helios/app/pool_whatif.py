@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.app.pool_history import known_runs
 from helios.errors import UsageError
 from helios.metrics.study.trials import GAINS, check_gains
 from helios.model.pools import Device, TrialForecast, TrialRun
@@ -44,7 +46,7 @@ def pool_whatif(
     gains: tuple[float, float] | None = None,
     watts: tuple[float, float] | None = None,
     folders: Sequence[Path] = (),
-    known: Iterable[TrialRun] = (),
+    database: str | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> PoolWhatIf:
@@ -52,8 +54,8 @@ def pool_whatif(
 
     They are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
 
-    What earlier runs of the program needed is taken from ``known``, from the pool beside the sweep file, and from the
-    pools in ``folders``. What these do not tell is taken from the arguments.
+    What earlier runs of the program needed is taken from the warehouse, from the pool beside the sweep file, and from
+    the pools in ``folders``. What these do not tell is taken from the arguments.
 
     Parameters
     ----------
@@ -68,8 +70,8 @@ def pool_whatif(
         nothing to what was measured on the best card.
     watts : pair of float, optional
         Power of an idle and of a busy GPU, W; None: of busy ones as earlier runs measured it.
-    known : iterable of TrialRun
-        Earlier runs, of any program.
+    database : str, optional
+        URL of the warehouse, if there is one.
 
     Raises
     ------
@@ -84,6 +86,7 @@ def pool_whatif(
     own = path.with_suffix(".pool")
     folders = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
     mine = program(sweep)
+    known, problem = known_runs(database, mine)
     runs = {
         (run.pool, run.number, run.attempt): run
         for run in [*known, *(run for folder in folders for run in read_runs(folder))]
@@ -110,7 +113,8 @@ def pool_whatif(
     names = tuple(dict.fromkeys(name for _, name, _ in asked))
     alone, shares = _speeds(names, asked, forecasts, model)
     unmeasured = bool(np.isnan(shares[np.triu_indices(len(names))]).any())
-    notes = _notes(sweep, drawn, past, forecasts, devices, start_up_s=start_up_s, reports=reports)
+    notes = [problem] if problem else []
+    notes += _notes(sweep, drawn, past, forecasts, devices, start_up_s=start_up_s, reports=reports)
     found = {}
     cases = tuple(dict.fromkeys(gains)) if unmeasured else (None,)
     for place, gain in enumerate(cases):
@@ -128,6 +132,8 @@ def pool_whatif(
             },
             costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
             seed=seed,
+            forecast=partial(model.expect, mine),
+            known_speeds=model.speeds,
             progress=steps,
         )
     return PoolWhatIf(

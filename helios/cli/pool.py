@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.cli.options import AsJson, Report, low_high
+from helios.cli.options import AsJson, Report, configuration, low_high
 from helios.cli.output import answer, progress_bars, say, say_notes, write_page
 from helios.errors import UsageError
-from helios.units import length
+from helios.units import count_in_words, length
 
 if TYPE_CHECKING:
     from helios.pools.coordinator import Coordinator
@@ -88,6 +88,7 @@ def run_(
             service=service,
             warm=warm or (),
             watcher=screen.watch,
+            database=configuration().settings.database.url,
         )
     say_notes(result.notes)
     if report is not None:
@@ -153,6 +154,27 @@ def submit_(
     answer({"script": script, "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
 
 
+@commands.command("load", epilog="Example: helios pool load sweep.pool")
+def load_(
+    folders: Annotated[list[Path], Argument(metavar="FOLDER...", help="Folders of pools, as sweep.pool.")],
+    as_json: AsJson = False,
+) -> None:
+    """Keep in the warehouse what the trials of pools used.
+
+    The next pools that run the same program learn from them what to expect. Where there is a warehouse (setting
+    database.url), helios pool run keeps its trials by itself; this makes one, and is for pools that ran elsewhere. What
+    is stored already stays as it is.
+    """
+    from helios.app.pool_history import keep_runs  # noqa: PLC0415 - no help needs it
+
+    new = keep_runs(configuration().settings.database.url, folders)
+    lines = [
+        f"{folder}: {count_in_words(count, 'new run')} of trials" for folder, count in zip(folders, new, strict=True)
+    ]
+    pools = [{"folder": str(folder), "new_runs": count} for folder, count in zip(folders, new, strict=True)]
+    answer({"pools": pools}, *map(escape, lines), as_json=as_json)
+
+
 @commands.command(
     "whatif", epilog="Example: helios pool whatif sweep.toml --gpus 4 --memory 16G --run-time 20min --watts 60,300"
 )
@@ -200,6 +222,7 @@ def whatif_(
             gains=None if gain is None else low_high("--gain", gain, example="1.0,1.87"),
             watts=None if watts is None else low_high("--watts", watts, example="60,300"),
             folders=pool or (),
+            database=configuration().settings.database.url,
             seed=seed,
             progress=progress,
         )

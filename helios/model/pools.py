@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -242,6 +242,13 @@ class TrialRun:
     def ended_s(self) -> float:
         """When it ended, s since the epoch."""
         return self.started_s + self.seconds
+
+
+Forecast = Callable[[Sequence[Trial], Sequence[TrialRun]], Sequence[TrialForecast]]
+"""Tells what is expected of trials from what ran in the pool so far.
+
+Runs that go on have the outcome ``running``.
+"""
 
 
 # What a service may ask of a pool. Each action has a reason for a person.

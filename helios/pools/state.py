@@ -121,6 +121,27 @@ def read_runs(folder: Path) -> list[TrialRun]:
     return runs
 
 
+def run_entry(run: TrialRun) -> dict[str, Any]:
+    """Return what :meth:`StateFile.ended` keeps of an attempt beside its end."""
+    rounded = {
+        name: None if value is None else round(value, 3)
+        for name, value in (
+            ("start_up_s", run.start_up_s),
+            ("progress", run.progress),
+            ("utilization", run.utilization),
+            ("energy_j", run.energy_j),
+        )
+    }
+    return {
+        "program": run.program,
+        "family": run.family,
+        "device_kind": run.device_kind,
+        "device_model": run.device_model,
+        **rounded,
+        "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
+    }
+
+
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
     told = dict(entry["run"])
     speeds = tuple(

@@ -12,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightgbm
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from helios.model.pools import SharedSpeed, TrialForecast, TrialRun
+from helios.model.pools import SharedSpeed, Trial, TrialForecast, TrialRun
 
 MEMORY, SECONDS, SPEED = "memory_mib", "seconds", "steps_per_s"
 TARGETS = (MEMORY, SECONDS, SPEED)
@@ -70,10 +70,10 @@ class TrialFacts:
         Alone on a device.
     """
 
+    number: int
     program: str
     family: str
     parameters: Mapping[str, Any]
-    device_model: str
     ended_s: float
     memory_mib: float | None
     seconds: float | None
@@ -123,10 +123,10 @@ def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
         own = [(s.steps_per_s, s.seconds) for run in attempts for s in run.speeds if not s.beside and s.seconds > 0]
         facts.append(
             TrialFacts(
+                number=last.number,
                 program=last.program,
                 family=last.family,
                 parameters=last.parameters,
-                device_model=last.device_model or last.device_kind,
                 ended_s=last.ended_s,
                 memory_mib=memory,
                 seconds=seconds / done if seconds else None,
@@ -199,7 +199,6 @@ class TrialModel:
     def forecasts(
         self,
         trials: Sequence[tuple[str, str, Mapping[str, Any]]],
-        *,
         runs: Iterable[TrialRun] = (),
     ) -> list[TrialForecast]:
         """Return what is expected of trials.
@@ -227,6 +226,21 @@ class TrialModel:
             if key not in kept:
                 kept[key] = self._forecast(tables.get(program), program, family, parameters)
             answer.append(kept[key])
+        return answer
+
+    def expect(self, program: str, trials: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:
+        """Return what is expected of a pool's trials, which is a :data:`~helios.model.pools.Forecast`.
+
+        What a trial itself has shown so far goes before what others did.
+        """
+        told = self.forecasts([(program, trial.family, trial.parameters) for trial in trials], runs)
+        shown = {fact.number: fact for fact in trial_facts(runs)}
+        answer = []
+        for trial, forecast in zip(trials, told, strict=True):
+            fact = shown.get(trial.number)
+            if fact is not None and fact.seconds is not None:
+                forecast = replace(forecast, seconds_p50=fact.seconds, seconds_p90=fact.seconds)  # noqa: PLW2901 - it is refined
+            answer.append(forecast)
         return answer
 
     def _forecast(

@@ -412,8 +412,9 @@ class _Pool:
         self.waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
-        self.known = _learn(_traits(active, snapshot.speeds), snapshot.speeds, options.together, options.optimism)
-        alone = {s.family: s.steps_per_s for s in snapshot.speeds if not s.beside}
+        speeds = (*snapshot.speeds, *_expected_speeds(active, snapshot.speeds))
+        self.known = _learn(_traits(active, speeds), speeds, options.together, options.optimism)
+        alone = {s.family: s.steps_per_s for s in speeds if not s.beside}
         self.lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
         self.peaks_mib: dict[str, float] = {}
         for trial in snapshot.trials:
@@ -475,9 +476,10 @@ class _Pool:
 
         None says that nothing is known.
         """
-        own = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        forecast = trial.forecast
+        own = max(trial.peak_memory_mib or 0.0, forecast.memory_p50_mib or forecast.memory_p95_mib or 0.0)
         expected = own or self.peaks_mib.get(trial.family, 0.0)
-        need = expected * (1 + self.options.head_room)
+        need = max(expected * (1 + self.options.head_room), forecast.memory_p95_mib or 0.0)
         if trial.out_of_memory_mib is not None:
             need = max(need, 1.5 * trial.out_of_memory_mib)
         return need or None
@@ -765,6 +767,16 @@ def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_
             share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
             seen[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
     return {family: sum(lengths) / len(lengths) for family, lengths in (seen | told).items()}
+
+
+def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
+    """Return speeds alone that are expected of families which never ran alone here."""
+    known = {speed.family for speed in measured if not speed.beside}
+    told = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
+    return tuple(
+        SharedSpeed(family=family, beside=(), steps_per_s=float(f"{steps:.2g}"), samples=1)
+        for family, steps in sorted(told.items())
+    )
 
 
 def _names(trials: Iterable[Trial]) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from helios.app.pool_history import own_name
 from helios.app.pool_whatif import pool_whatif
 from helios.errors import FileUnreadable, UsageError
 from helios.model.pools import MeasuredSpeed, TrialRun
 from helios.report.pool_whatif import pool_whatif_table
+from helios.warehouse import Warehouse
 
 SWEEP = """
 command = "sleep {seconds} {lr}"
@@ -58,6 +60,14 @@ def pair(first: int, second: int, share: float) -> tuple[MeasuredSpeed, ...]:
     )
 
 
+def stored(sweep: Path, runs: list[TrialRun], name: str = "helios.db") -> str:
+    """Store runs as those of who runs the tests, and return the database."""
+    database = f"sqlite:///{sweep.with_name(name)}"
+    with Warehouse.open(database) as warehouse:
+        warehouse.add_trial_runs(runs, user=own_name())
+    return database
+
+
 def test_every_rule_is_told_with_its_range(sweep: Path) -> None:
     found = pool_whatif(sweep, watts=(50.0, 300.0), **TOLD).to_json()
     low, high = found["comparisons"]
@@ -95,7 +105,7 @@ def test_measured_pairs_need_no_range(sweep: Path) -> None:
         a_run(0, 1, speeds=(*pair(1, 2, 0.9), *pair(1, 1, 0.9)[1:])),
         a_run(1, 2, speeds=(*pair(2, 1, 0.9), *pair(2, 2, 0.9)[1:])),
     ]
-    found = pool_whatif(sweep, gpus=2, memory_mib=16_384.0, known=known)
+    found = pool_whatif(sweep, gpus=2, memory_mib=16_384.0, database=stored(sweep, known))
     assert list(found.comparisons) == [None]
     outcomes = found.comparisons[None].outcomes
     assert outcomes["fixed 2"].makespan_s < 0.7 * outcomes["exclusive"].makespan_s
@@ -103,16 +113,17 @@ def test_measured_pairs_need_no_range(sweep: Path) -> None:
 
 def test_run_times_are_those_of_earlier_runs(sweep: Path) -> None:
     known = [a_run(number, 1 + number % 2) for number in range(8)]
-    found = pool_whatif(sweep, gpus=1, memory_mib=16_384.0, run_time_s=1.0, known=known)
+    found = pool_whatif(sweep, gpus=1, memory_mib=16_384.0, run_time_s=1.0, database=stored(sweep, known))
     outcome = next(iter(found.comparisons.values())).outcomes["exclusive"]
     assert outcome.makespan_s == pytest.approx(4 * (500.0 + 1_000.0), rel=0.35)
-    other = pool_whatif(sweep, gpus=1, memory_mib=16_384.0, run_time_s=1.0, known=[a_run(0, 1, program="other")])
+    of_another = stored(sweep, [a_run(0, 1, program="other")], "other.db")
+    other = pool_whatif(sweep, gpus=1, memory_mib=16_384.0, run_time_s=1.0, database=of_another)
     assert next(iter(other.comparisons.values())).outcomes["exclusive"].makespan_s < 400.0
 
 
 def test_trials_without_steps_keep_a_gpu_each(sweep: Path) -> None:
     known = [a_run(number, 1 + number % 2) for number in range(8)]
-    found = pool_whatif(sweep, gpus=2, memory_mib=16_384.0, known=known)
+    found = pool_whatif(sweep, gpus=2, memory_mib=16_384.0, database=stored(sweep, known))
     assert any("no steps" in note for note in found.notes)
     for comparison in found.comparisons.values():
         ours, exclusive = comparison.outcomes["packing"], comparison.outcomes["exclusive"]
@@ -122,7 +133,7 @@ def test_trials_without_steps_keep_a_gpu_each(sweep: Path) -> None:
 def test_energy_is_measured_or_told_or_not_known(sweep: Path) -> None:
     assert "not known" in text(pool_whatif(sweep, **TOLD))
     known = [a_run(0, 1, energy_j=500.0 * 200.0)]
-    found = pool_whatif(sweep, known=known, **TOLD)
+    found = pool_whatif(sweep, database=stored(sweep, known), **TOLD)
     assert found.watts is not None
     assert math.isnan(found.watts[0])
     assert found.watts[1] == pytest.approx(200.0)

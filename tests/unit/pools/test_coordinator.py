@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from helios.model.pools import (
     PauseTrial,
     PoolAction,
     PoolSnapshot,
+    SharedSpeed,
     StartTrial,
     StopTrial,
     Trial,
@@ -30,6 +32,7 @@ from helios.pools.agent import POOL
 from helios.pools.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.pools.space import SearchMethod, TrainingSweep, open_search
 from helios.pools.state import FILE, StateFile, TrialRecord, read_runs
+from helios.predict.trials import TrialModel
 from helios.services.packing import Packing
 from tests.waiting import until
 
@@ -577,3 +580,29 @@ def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
         (speed,) = one.speeds
         assert speed.beside == (f"program.py x={2 - one.number}",)
         assert 3.0 < speed.steps_per_s < 11.0
+
+
+def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) -> None:
+    earlier = SharedSpeed(family="program.py x=9", beside=(), steps_per_s=2.0, samples=1)
+    seen: list[PoolSnapshot] = []
+
+    def one_at_a_time(snapshot: PoolSnapshot) -> list[PoolAction]:
+        seen.append(snapshot)
+        if any(trial.state is TrialState.RUNNING for trial in snapshot.trials):
+            return []
+        return fixed_slots(snapshot)[:1]
+
+    model = TrialModel([], now_s=0.0)
+    run(
+        a_sweep(tmp_path, STEPS, (1, 1)),
+        decide=one_at_a_time,
+        forecast=partial(model.expect, "program.py"),
+        known_speeds=[earlier],
+    )
+    assert all(earlier in snapshot.speeds for snapshot in seen)
+    first = next(trial for trial in seen[0].trials if trial.number == 1)
+    assert first.forecast == TrialForecast()
+    later = next(t for s in seen for t in s.trials if t.number == 1 and t.state is TrialState.RUNNING)
+    assert 2.5 < (later.forecast.seconds_p50 or 0.0) < 12.0
+    assert 3.0 < (later.forecast.steps_per_s or 0.0) < 11.0
+    assert (later.forecast.memory_p95_mib or 0.0) > (later.forecast.memory_p50_mib or 0.0) > 1.0
