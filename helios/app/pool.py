@@ -150,7 +150,10 @@ def run_pool(
 
 
 def _learn(folder: Path, name: str, device: Device, database: str | None) -> tuple[TrialModel, str]:
-    """Return what is known of a program's trials on a device, and a note on what could not be read."""
+    """Return what is known of a program's trials on a device.
+
+    With it comes a note on what could not be read.
+    """
     from helios.predict.trials import TrialModel  # noqa: PLC0415 - LightGBM takes a second, and most pools need none
 
     known, problem = known_runs(database, name)

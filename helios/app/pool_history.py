@@ -13,7 +13,12 @@ from helios.pools.state import read_runs
 
 
 def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
-    """Store the runs of pools in the warehouse, and return how many of each were new.
+    """Store the runs of pools in the warehouse.
+
+    Returns
+    -------
+    list of int
+        How many runs of each pool were new.
 
     Raises
     ------
@@ -64,7 +69,10 @@ def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]
 
 
 def _exists(database: str) -> bool:
-    """Return whether there is a warehouse, without importing it for a file that is not there."""
+    """Return whether there is a warehouse.
+
+    For a file that is not there it is not imported.
+    """
     file = database.removeprefix("sqlite:///")
     return file == database or Path(file).exists()
 

@@ -490,7 +490,7 @@ class Coordinator:
         )
 
     def _expect(self) -> None:
-        """Have the forecasts follow what the pool's own trials show, at a small part of a core."""
+        """Have the forecasts follow what the pool's own trials show."""
         now = time.time()
         if self._forecast is None or (now < self._forecast_at_s and not self._just_ended):
             return

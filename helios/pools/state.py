@@ -122,7 +122,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
 
 
 def run_entry(run: TrialRun) -> dict[str, Any]:
-    """Return what :meth:`StateFile.ended` keeps of an attempt beside its end."""
+    """Return what is kept of an attempt beside its end."""
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in (

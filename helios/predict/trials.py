@@ -229,9 +229,9 @@ class TrialModel:
         return answer
 
     def expect(self, program: str, trials: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:
-        """Return what is expected of a pool's trials, which is a :data:`~helios.model.pools.Forecast`.
+        """Return what is expected of the trials of a pool.
 
-        What a trial itself has shown so far goes before what others did.
+        It is a :data:`~helios.model.pools.Forecast`. What a trial itself has shown so far goes before what others did.
         """
         told = self.forecasts([(program, trial.family, trial.parameters) for trial in trials], runs)
         shown = {fact.number: fact for fact in trial_facts(runs)}

@@ -47,8 +47,9 @@ GROWTH = 1.1
 """Least gain of a company over the same without one trial, for which another trial more is tried."""
 FEW_CLASSES = 6
 """Classes up to which any may be the third of a company."""
-URGENT = 0.2
-"""Worth added to a company with a long trial, so that it does not run alone at the end."""
+URGENT, FROM = 0.4, 0.25
+"""Worth added to a company with a trial that needs the whole planned time, so that it does not run alone at the end.
+Of one that needs less it is less, and nothing below this share. Chosen on draws 200 to 203 of benchmarks/packing.py."""
 JOIN = 0.5
 """Share of the option ``worth`` that is enough to join others, since nothing is paused for it."""
 LONG = 0.5
@@ -471,6 +472,15 @@ class _Pool:
         """Return whether a trial must run now, or it would end last."""
         return bool(self.typical_s) and self.left_s(trial) > LONG * self.total_s
 
+    def urgency(self, trial: Trial) -> float:
+        """Return how urgent a trial is, 0 to 1.
+
+        One that starts too late ends last and alone.
+        """
+        if not self.typical_s or not self.total_s:
+            return 0.0
+        return min(1.0, max(0.0, (self.left_s(trial) / self.total_s - FROM) / (1 - FROM)))
+
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB.
 
@@ -575,12 +585,12 @@ class _Pool:
                 if place is None or not self.may_try(place) or (one == two and len(self.queue[one]) < 2):
                     continue
                 chosen = self.two(one, two, device)
-                urgent = URGENT * any(map(self.is_urgent, chosen))
+                urgent = URGENT * max(map(self.urgency, chosen), default=0.0)
                 key = (round(float(self.worth[place]) + urgent, 2), float(self.time[place]), -place)
                 if chosen and (best is None or key > best[0]):
                     best = (key, chosen)
         for one, trial in single.items():
-            value = float(self.worth[one]) + URGENT * self.is_urgent(trial)
+            value = float(self.worth[one]) + URGENT * self.urgency(trial)
             key = (round(value, 2), float(self.time[one]), -one)
             if best is None or key > best[0]:
                 best = (key, [trial])
@@ -661,7 +671,7 @@ class _Pool:
             trial = self.pick(one, room, alone=False)
             if trial is None:
                 continue
-            value = float(self.worth[joined]) + URGENT * self.is_urgent(trial)
+            value = float(self.worth[joined]) + URGENT * self.urgency(trial)
             key = (round(value, 2), float(self.time[joined]), -joined)
             if best is None or key > best[0]:
                 best = (key, trial, joined)
