@@ -13,16 +13,22 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from helios.app.pool_history import keep_if_possible, known_runs
 from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
-from helios.model.pools import TrialState
-from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots
+from helios.model.pools import Device, TrialState
+from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots, program
 from helios.pools.devices import find_devices
 from helios.pools.space import TrainingSweep, open_search, read_training_sweep
-from helios.pools.state import StateFile
+from helios.pools.state import FILE, StateFile, read_runs
 from helios.private_files import make_folder
 from helios.report.pool import PoolResult
+
+if TYPE_CHECKING:
+    from helios.predict.trials import TrialModel
 
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in a job: when it ends, s since the epoch."""
@@ -45,6 +51,7 @@ def run_pool(
     service: str | None = None,
     warm: Sequence[str] = (),
     watcher: Callable[[TrainingSweep], Watcher] | None = None,
+    database: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> PoolResult:
     """Run the trials of a sweep file on this machine, or go on with them.
@@ -66,9 +73,11 @@ def run_pool(
         After how long to end. None for the end of the Slurm job that this is in, if it is in one.
     service : str, optional
         Which decides what is started where. None for a fixed number of slots.
-
     warm : sequence of str
         Modules that are imported once, before the trials of a Python program are forked.
+    database : str, optional
+        URL of the warehouse, which tells the service of earlier trials and keeps what these used. None, or one that
+        does not exist: neither.
 
     Raises
     ------
@@ -94,6 +103,7 @@ def run_pool(
         kind=kind, slots=slots, memory_mib=memory_mib, gpu_slots=1 if service is None else SHARED_SLOTS
     )
     into = (folder or path.with_suffix(".pool")).absolute()
+    model, problem = (None, "") if service is None else _learn(into, program(sweep), devices[0], database)
     ends_s = end_of_allocation(time_limit_s, environment)
     began_s = time.time()
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
@@ -111,11 +121,14 @@ def run_pool(
                 warm=warm,
                 margin_s=margin_s,
                 watcher=None if watcher is None else watcher(sweep),
+                forecast=None if model is None else partial(model.expect, program(sweep)),
+                known_speeds=() if model is None else model.speeds,
             )
             end = coordinator.run()
         finally:
             search.close()
         trials = [state.trials[number] for number in sorted(state.trials)]
+        notes = [*end.notes, problem, keep_if_possible(database, into)]
         return PoolResult(
             name=path.name,
             folder=str(into),
@@ -132,8 +145,22 @@ def run_pool(
             seconds=time.time() - began_s,
             reason=end.reason,
             signal=end.signal,
-            notes=end.notes,
+            notes=[note for note in notes if note],
         )
+
+
+def _learn(folder: Path, name: str, device: Device, database: str | None) -> tuple[TrialModel, str]:
+    """Return what is known of a program's trials on a device.
+
+    With it comes a note on what could not be read.
+    """
+    from helios.predict.trials import TrialModel  # noqa: PLC0415 - LightGBM takes a second, and most pools need none
+
+    known, problem = known_runs(database, name)
+    own = read_runs(folder) if (folder / FILE).exists() else []
+    runs = {(run.pool, run.number, run.attempt): run for run in [*known, *own]}
+    on = device.model if device.kind == "gpu" else device.kind
+    return TrialModel(runs.values(), now_s=time.time(), device_model=on), problem
 
 
 def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]) -> float | None:

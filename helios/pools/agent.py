@@ -197,6 +197,8 @@ class _Running:
     kernel_kills: int = 0
     memory_mib: float = 0.0
     peak_mib: float = 0.0
+    energy_j: float = 0.0
+    busy: list[float] = field(default_factory=list)
     over_limit: bool = False
     ended_by_us: bool = False
     kill_at_s: float | None = None
@@ -223,6 +225,7 @@ class Agent:
         self._warm: subprocess.Popen[bytes] | None = None
         self._warm_failed, self._warm_rest = False, b""
         self._own_peak_mib = 0.0
+        self._energy_j: dict[str, float | None] = {}
         self._watch_at_s = 0.0
         self._watch_every_s = _SHORTEST_WATCH_S
 
@@ -392,7 +395,10 @@ class Agent:
                 "number": trial.number,
                 "status": returncode,
                 "seconds": seconds,
-                "cpu_s": cpu_s,
+                "utilization": _mean(trial.busy)
+                if trial.gpu
+                else cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0)),
+                "energy_j": trial.energy_j or None,
                 "peak_memory_mib": trial.peak_mib or None,
                 "out_of_memory": out_of_memory,
                 "asked": trial.ended_by_us,
@@ -423,6 +429,7 @@ class Agent:
         """Measure memory, and kill what is above its limit."""
         self._own_peak_mib = max(self._own_peak_mib, psutil.Process().memory_info().rss / _MIB)
         trees = self._trees()
+        self._measure_gpus()
         for number, processes in trees.items():
             trial = self._running[number]
             if trial.gpu is not None:
@@ -438,6 +445,18 @@ class Agent:
                 trial.over_limit = True
                 self._kill_tree(trial)
         self._say({"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}})
+
+    def _measure_gpus(self) -> None:
+        """Share what each GPU used since the last look among the trials on it."""
+        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
+            there = [trial for trial in self._running.values() if trial.gpu == gpu]
+            energy_j, busy = _gpu_use(gpu)
+            before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
+            for trial in there:
+                if busy is not None:
+                    trial.busy.append(busy)
+                if energy_j is not None and before_j is not None:
+                    trial.energy_j += (energy_j - before_j) / len(there)
 
     def _trees(self) -> dict[int, list[psutil.Process]]:
         """Return all processes of each running trial."""
@@ -540,6 +559,27 @@ def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
     except pynvml.NVMLError:
         return 0.0
     return float(sum(process.usedGpuMemory or 0 for process in found if process.pid in pids)) / _MIB
+
+
+def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
+    """Return the energy and the utilization of a GPU.
+
+    The energy is that since the driver was loaded, J. Both are None where the driver does not tell.
+    """
+    energy_j = busy = None
+    with contextlib.suppress(ImportError):
+        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            busy = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+            energy_j = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+    return energy_j, busy
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _kernel_kills() -> int:

@@ -25,6 +25,8 @@ from typing import Any, Protocol
 from helios.errors import FileUnwritable, HeliosError
 from helios.model.pools import (
     Device,
+    Forecast,
+    MeasuredSpeed,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
@@ -32,13 +34,14 @@ from helios.model.pools import (
     StartTrial,
     Trial,
     TrialForecast,
+    TrialRun,
     TrialState,
 )
 from helios.pools import agent
 from helios.pools.devices import device_environment, gpu_id
 from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
 from helios.pools.space import Search, TrainingSweep
-from helios.pools.state import StateFile, TrialRecord
+from helios.pools.state import StateFile, TrialRecord, run_entry
 
 MOST_MEMORY_KILLS = 3
 """A trial that is killed for memory is started twice with more room; from then on it runs alone."""
@@ -71,6 +74,9 @@ _NO_MEMORY = re.compile(
 )
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _AGENT_DEATHS = 5
+
+_EARLIER = -1
+"""Stands for the trials of earlier pools among those of which a speed is known."""
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 
@@ -144,6 +150,9 @@ class _Attempt:
     pruned: bool = False
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int] | None = None
+    first_report_s: float | None = None
+    speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
+    """Steps a second in each company, and how long that was measured, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +188,10 @@ class Coordinator:
     watcher : Watcher, optional
     warm : sequence of str
         Modules that a warm process imports once for all trials.
+    forecast : Forecast, optional
+        Tells the service what to expect of trials. None: only what the sweep file says.
+    known_speeds : sequence of SharedSpeed
+        Measured in earlier pools on such devices.
     """
 
     def __init__(
@@ -194,8 +207,12 @@ class Coordinator:
         margin_s: float = 60.0,
         watcher: Watcher | None = None,
         warm: Sequence[str] = (),
+        forecast: Forecast | None = None,
+        known_speeds: Sequence[SharedSpeed] = (),
     ) -> None:
         self.sweep, self.state, self.devices = sweep, state, tuple(devices)
+        self._forecast, self._forecast_at_s = forecast, 0.0
+        self._runs: list[TrialRun] = []
         self.ends_s = ends_s
         self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
         self._margin_s, self._warm = margin_s, list(warm)
@@ -204,7 +221,9 @@ class Coordinator:
         self._running: dict[int, _Attempt] = {}
         self._just_ended: list[Trial] = []
         self._outside_kills: dict[int, int] = {}
-        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
+        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
+            (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+        }
         self._durations: list[float] = []
         self._usual_s: float | None = None
         self._exhausted = False
@@ -470,6 +489,53 @@ class Coordinator:
             forecast=forecast,
         )
 
+    def _expect(self) -> None:
+        """Have the forecasts follow what the pool's own trials show."""
+        now = time.time()
+        if self._forecast is None or (now < self._forecast_at_s and not self._just_ended):
+            return
+        trials = [*self._waiting.values(), *(attempt.trial for attempt in self._running.values())]
+        runs = [
+            *self._runs,
+            *(self._run(attempt, "running", now - attempt.began_s) for attempt in self._running.values()),
+        ]
+        told = self._forecast(trials, runs)
+        for trial, forecast in zip(trials, told, strict=True):
+            limit = forecast.memory_p95_mib or self.sweep.memory_mib
+            expected = replace(trial, forecast=replace(forecast, memory_p95_mib=limit))
+            if trial.number in self._waiting:
+                self._waiting[trial.number] = expected
+            else:
+                self._running[trial.number].trial = expected
+        self._forecast_at_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
+
+    def _run(self, attempt: _Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
+        """Return what an attempt used, as those that learn from it see it."""
+        trial = attempt.trial
+        return TrialRun(
+            pool=self.state.pool,
+            number=trial.number,
+            attempt=trial.attempts,
+            program=program(self.sweep),
+            family=trial.family,
+            parameters=trial.parameters,
+            device_kind=attempt.device.kind,
+            device_model=attempt.device.model,
+            outcome=what,
+            started_s=attempt.began_s,
+            seconds=seconds,
+            start_up_s=attempt.first_report_s,
+            progress=1.0 if what == "finished" else trial.progress,
+            peak_memory_mib=trial.peak_memory_mib,
+            memory_limit_mib=attempt.limit_mib,
+            speeds=tuple(
+                MeasuredSpeed(beside=beside, steps_per_s=rate, seconds=measured_s)
+                for beside, (rate, measured_s) in attempt.speeds.items()
+            ),
+            metrics=dict(attempt.metrics),
+            **used,
+        )
+
     def _fits(self, trial: Trial) -> bool:
         """Return whether a trial will probably end in time or has a checkpoint."""
         if self.ends_s is None:
@@ -495,6 +561,7 @@ class Coordinator:
 
     def _act(self) -> None:
         """Ask the service, and do what it says."""
+        self._expect()
         snapshot = self.snapshot()
         self._just_ended.clear()
         try:
@@ -571,7 +638,7 @@ class Coordinator:
         self._change_neighbours(device)
         # What earlier attempts reported stands, but what they answered was not asked of this one.
         self._read(attempt, to_end=True)
-        attempt.answered = None
+        attempt.answered = attempt.first_report_s = attempt.beside_since = None
         assert self._agent is not None
         own = {
             "HELIOS_TRIAL_FOLDER": str(folder),
@@ -652,6 +719,8 @@ class Coordinator:
         if report.progress is not None:
             attempt.trial = replace(attempt.trial, progress=report.progress)
         now = time.time()
+        if attempt.first_report_s is None and attempt.trial.started_s is not None:
+            attempt.first_report_s = now - attempt.trial.started_s
         if report.step is not None:
             attempt.step = report.step
             if attempt.beside_since is None:
@@ -662,6 +731,7 @@ class Coordinator:
                 attempt.trial = replace(attempt.trial, steps_per_s=rate)
                 of = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
                 of[attempt.trial.number] = rate
+                attempt.speeds[attempt.beside] = (rate, now - since)
         metric = self.sweep.metric
         value = report.metrics.get(metric) if metric else None
         if value is not None and isfinite(value):
@@ -694,17 +764,27 @@ class Coordinator:
         self._change_neighbours(attempt.device)
         what, state, reason = self._outcome(attempt, status, event)
         peaks = [peak for peak in (event["peak_memory_mib"], attempt.trial.peak_memory_mib) if peak is not None]
+        ended = self._run(
+            replace(attempt, trial=replace(attempt.trial, peak_memory_mib=max(peaks, default=None))),
+            what,
+            float(event["seconds"]),
+            utilization=event.get("utilization"),
+            energy_j=event.get("energy_j"),
+        )
         self.state.ended(
             number,
             what=what,
             state=state,
-            seconds=float(event["seconds"]),
-            peak_memory_mib=max(peaks, default=None),
+            seconds=ended.seconds,
+            peak_memory_mib=ended.peak_memory_mib,
             memory_limit_mib=attempt.limit_mib,
             metrics=attempt.metrics,
             value=attempt.value,
             reason=reason,
+            run=run_entry(ended),
         )
+        if self._forecast is not None:
+            self._runs.append(ended)
         record = self.state.trials[number]
         self._decide_at_s = 0.0
         if record.ended:
@@ -799,8 +879,12 @@ def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
     Numbers with a fraction, such as a learning rate, change what is learned and not the shapes; all others may.
     """
     shapes = [f"{name}={value}" for name, value in sorted(parameters.items()) if not isinstance(value, float)]
-    program = next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
-    return " ".join([program, *shapes])
+    return " ".join([program(sweep), *shapes])
+
+
+def program(sweep: TrainingSweep) -> str:
+    """Return the name of the program that a sweep runs."""
+    return next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
 
 
 def _status_in_words(status: int) -> str:

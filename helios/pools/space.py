@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from inspect import isabstract, isclass
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -176,6 +177,19 @@ class TrainingSweep:
             chosen[name] = values[place]
         return dict(reversed(chosen.items()))
 
+    def draws(self, count: int, *, seed: int) -> list[dict[str, Value]]:
+        """Return trials before a search chooses them.
+
+        They are the first of a grid or list. Where a sampler would choose, they are drawn evenly.
+        """
+        if self.combinations is not None and self.combinations <= self.trials:
+            return [self.combination(number) for number in range(min(count, self.trials))]
+        random = Random(seed)
+        return [
+            {name: _draw(space, random) for name, space in self.parameters.items()}
+            for _ in range(min(count, self.trials))
+        ]
+
     def fill(self, parameters: Mapping[str, Value], *, trial: int, checkpoints: Path) -> list[str]:
         """Return the command of a trial, to be run without a shell.
 
@@ -238,6 +252,15 @@ def _placeholders(word: str) -> Iterator[str]:
 
 def _values(space: tuple[Value, ...] | ValueRange) -> Sequence[Value] | None:
     return space.values() if isinstance(space, ValueRange) else space
+
+
+def _draw(space: tuple[Value, ...] | ValueRange, random: Random) -> Value:
+    if isinstance(space, ValueRange) and (space.log or space.values() is None):
+        low, high = (math.log(space.low), math.log(space.high)) if space.log else (space.low, space.high)
+        drawn = random.uniform(low, high)
+        drawn = math.exp(drawn) if space.log else drawn
+        return min(int(space.high), max(int(space.low), round(drawn))) if space.whole else drawn
+    return random.choice(_values(space) or ())
 
 
 def _combinations(parameters: Mapping[str, tuple[Value, ...] | ValueRange]) -> int | None:

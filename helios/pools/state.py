@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
-from helios.model.pools import TrialState
+from helios.model.pools import MeasuredSpeed, TrialRun, TrialState
 from helios.private_files import fsync_directory, make_folder, open_private
 
 VERSION = 1
@@ -84,6 +85,83 @@ class TrialRecord:
             "device": self.device,
             **({"reason": self.reason} if self.reason else {}),
         }
+
+
+def read_runs(folder: Path) -> list[TrialRun]:
+    """Return the attempts that have ended in a pool, which may be running.
+
+    Of pools of an older Helios, which did not keep what attempts used, there are none.
+
+    Raises
+    ------
+    FileUnreadable
+        The folder is not of a pool.
+    """
+    path, runs = folder / FILE, []
+    attempts: Counter[int] = Counter()
+    parameters: dict[int, Mapping[str, Any]] = {}
+    try:
+        with path.open("rb") as lines:
+            pool = str(json.loads(next(lines, b""))["pool"])
+            for line in lines:
+                if not line.endswith(b"\n"):  # it is being written
+                    break
+                entry = json.loads(line)
+                number = int(entry["trial"])
+                if entry["what"] == "made":
+                    parameters[number] = entry["parameters"]
+                elif entry["what"] == "started":
+                    attempts[number] += 1
+                elif "run" in entry:
+                    runs.append(_run(entry, pool=pool, attempt=attempts[number], parameters=parameters[number]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
+        raise FileUnreadable(
+            f"{path} is not of a pool: {reason}", hint="Name the folder of a pool, as sweep.pool beside sweep.toml."
+        ) from reason
+    return runs
+
+
+def run_entry(run: TrialRun) -> dict[str, Any]:
+    """Return what is kept of an attempt beside its end."""
+    rounded = {
+        name: None if value is None else round(value, 3)
+        for name, value in (
+            ("start_up_s", run.start_up_s),
+            ("progress", run.progress),
+            ("utilization", run.utilization),
+            ("energy_j", run.energy_j),
+        )
+    }
+    return {
+        "program": run.program,
+        "family": run.family,
+        "device_kind": run.device_kind,
+        "device_model": run.device_model,
+        **rounded,
+        "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
+    }
+
+
+def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
+    told = dict(entry["run"])
+    speeds = tuple(
+        MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
+        for beside, steps, seconds in told.pop("speeds", ())
+    )
+    return TrialRun(
+        pool=pool,
+        number=int(entry["trial"]),
+        attempt=attempt,
+        parameters=parameters,
+        outcome=str(entry["what"]),
+        started_s=float(entry["at_s"]) - float(entry["seconds"]),
+        seconds=float(entry["seconds"]),
+        peak_memory_mib=entry["peak_memory_mib"],
+        memory_limit_mib=entry["memory_limit_mib"],
+        metrics=entry["metrics"],
+        speeds=speeds,
+        **told,
+    )
 
 
 class StateFile:
@@ -241,6 +319,7 @@ class StateFile:
         metrics: Mapping[str, float],
         value: float | None,
         reason: str = "",
+        run: Mapping[str, Any] | None = None,
     ) -> None:
         """Record how an attempt ended.
 
@@ -252,6 +331,8 @@ class StateFile:
             ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
+        run : mapping, optional
+            What else :func:`read_runs` returns of the attempt.
         """
         self.append(
             {
@@ -265,6 +346,7 @@ class StateFile:
                 "metrics": dict(metrics),
                 "value": value,
                 "reason": reason,
+                **({} if run is None else {"run": dict(run)}),
             },
             lasting=False,
         )
