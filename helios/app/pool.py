@@ -17,6 +17,7 @@ from pathlib import Path
 
 from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
 from helios.model.pools import TrialState
+from helios.pools.containers import find_container
 from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.pools.devices import find_devices
 from helios.pools.space import TrainingSweep, open_search, read_training_sweep
@@ -96,6 +97,7 @@ def run_pool(
     into = (folder or path.with_suffix(".pool")).absolute()
     ends_s = end_of_allocation(time_limit_s, environment)
     began_s = time.time()
+    container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
     with StateFile(into, sweep.fingerprint()) as state:
         search = open_search(sweep, into / "search")
@@ -109,6 +111,7 @@ def run_pool(
                 folder=into,
                 ends_s=ends_s,
                 warm=warm,
+                container=container,
                 margin_s=margin_s,
                 watcher=None if watcher is None else watcher(sweep),
             )

@@ -35,6 +35,7 @@ from helios.model.pools import (
     TrialState,
 )
 from helios.pools import agent
+from helios.pools.containers import Container
 from helios.pools.devices import device_environment, gpu_id
 from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
 from helios.pools.space import Search, TrainingSweep
@@ -67,7 +68,7 @@ _MOST_READS = 100
 _LOG_END = 16_384
 """Bytes at the end of a log in which an error is looked for."""
 _NO_MEMORY = re.compile(
-    rb"out of memory|OutOfMemoryError|MemoryError|std::bad_alloc|RESOURCE_EXHAUSTED|Cannot allocate memory"
+    rb"out of memory|OutOfMemoryError|MemoryError|std::bad_alloc|RESOURCE_EXHAUSTED|Cannot allocate memory|oom[-_]kill"
 )
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _AGENT_DEATHS = 5
@@ -179,6 +180,8 @@ class Coordinator:
     watcher : Watcher, optional
     warm : sequence of str
         Modules that a warm process imports once for all trials.
+    container : Container, optional
+        What trials run in.
     """
 
     def __init__(
@@ -194,11 +197,14 @@ class Coordinator:
         margin_s: float = 60.0,
         watcher: Watcher | None = None,
         warm: Sequence[str] = (),
+        container: Container | None = None,
     ) -> None:
         self.sweep, self.state, self.devices = sweep, state, tuple(devices)
         self.ends_s = ends_s
         self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
         self._margin_s, self._warm = margin_s, list(warm)
+        self._container = container
+        self._segment = None if container is None else container.segment(folder, sweep, self._warm, pool=state.pool)
         self._by_name = {device.name: device for device in devices}
         self._waiting: dict[int, Trial] = {}
         self._running: dict[int, _Attempt] = {}
@@ -266,6 +272,8 @@ class Coordinator:
         """Run until nothing is left to do."""
         if self.state.interrupted and (left := agent.kill_leftovers(self.state.pool)):
             self._note(f"{left} processes of the pool's last run were ended")
+        if self.state.interrupted and self._container is not None:
+            self._container.remove_left(self.state.pool, self._folder)
         for record in self.state.trials.values():
             if not record.ended:
                 self._waiting[record.number] = self._trial(record)
@@ -283,6 +291,8 @@ class Coordinator:
         finally:
             if self._agent is not None:
                 self._agent.close()
+            if self._container is not None:
+                self._container.remove_left(self.state.pool, self._folder)
             os.close(self._wake[0])
             os.close(self._wake[1])
         reason = self._stop_reason
@@ -589,6 +599,7 @@ class Coordinator:
                 "environment": {**on_device, **self.sweep.env, **own},
                 "own": [*own, "HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES", agent.TRIAL],
                 "warm": self._warm,
+                "segment": self._segment,
                 "folder": str(self.sweep.cwd),
                 "log": str(folder / "log.txt"),
                 "limit_mib": limit,

@@ -106,6 +106,25 @@ class SearchMethod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerChoice:
+    """Container image in which trials run.
+
+    Attributes
+    ----------
+    image : str
+        Absolute path of a folder or file, or a name that the runtime knows.
+    runtime : str
+        What starts it; empty: the first that can.
+    binds : tuple of str
+        Absolute folders of the machine that are at the same place in the container.
+    """
+
+    image: str
+    runtime: str = ""
+    binds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSweep:
     """A sweep file, checked.
 
@@ -135,6 +154,8 @@ class TrainingSweep:
         Absolute folder in which trials run.
     events : str
         Folder of a trial's TensorBoard event files, with placeholders; empty: none are read.
+    container : ContainerChoice, optional
+        None: trials run on the machine itself.
     """
 
     path: Path
@@ -149,6 +170,7 @@ class TrainingSweep:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path
     events: str = ""
+    container: ContainerChoice | None = None
 
     @property
     def combinations(self) -> int | None:
@@ -202,6 +224,7 @@ class TrainingSweep:
             name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
         }
         told = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
+        told += [] if self.container is None else [self.container.image]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
@@ -264,6 +287,12 @@ class _SearchTable(_Table):
     seed: int | None = Field(default=None, ge=0, lt=2**32, description="Of the sampler")
 
 
+class _ContainerTable(_Table):
+    image: str = Field(min_length=1, description="A folder, a file, or a name that the runtime knows")
+    runtime: str | None = Field(default=None, description="What starts it; else the first that can")
+    binds: list[str] = Field(default=[], description="Other folders that trials need, such as data sets")
+
+
 class _SweepTable(_Table):
     command: str | list[str] = Field(description="The program and its arguments")
     parameters: dict[str, Any] = Field(default={}, max_length=MOST_PARAMETERS, description="Lists and ranges")
@@ -275,6 +304,7 @@ class _SweepTable(_Table):
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
+    container: str | dict[str, Any] | None = Field(default=None, description="Image in which trials run")
 
 
 class _RangeTable(_Table):
@@ -424,6 +454,7 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
         env=dict(told.env),
         cwd=cwd.resolve(),
         events=_events(told.events),
+        container=_container(told.container, folder),
     )
 
 
@@ -440,6 +471,35 @@ def _events(template: str | None) -> str:
         hint = 'Write events = "runs/{trial}", and the same folder in the command.'
         raise _Refused("the folder of event files must differ by {trial} or {checkpoints} alone", "events", hint=hint)
     return template or ""
+
+
+RUNTIMES = ("slurm", "apptainer", "podman", "charliecloud")
+_IMAGE_FILE = re.compile(r"^[./~]|\.(sif|tar|tgz|tar\.\w+|sqfs|sqsh|squashfs)$")
+
+
+def _container(given: str | dict[str, Any] | None, folder: Path) -> ContainerChoice | None:
+    """Return an image that is there, where it is a file."""
+    if given is None:
+        return None
+    told = _checked(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
+    if told.runtime is not None and told.runtime not in RUNTIMES:
+        hint = f"Known: {', '.join(RUNTIMES)}; or leave it out."
+        raise _Refused(f"the container runtime {told.runtime!r} is unknown", "container", hint=hint)
+    image = told.image
+    path = folder / Path(image).expanduser()
+    if _IMAGE_FILE.search(image) or path.exists():
+        if not path.exists():
+            hint = "Paths are relative to the sweep file; a name without / is one that the runtime knows."
+            raise _Refused(f"the container image {path} does not exist", "container", hint=hint)
+        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+            hint = "Have its owner let you read it."
+            raise _Refused(f"the container image {path} cannot be read", "container", hint=hint)
+        image = str(path.resolve())
+    binds = [folder / Path(bind).expanduser() for bind in told.binds]
+    for bind in binds:
+        if not bind.exists() or {*":,\n"} & {*str(bind)}:
+            raise _Refused(f"{bind} cannot be bound into the container", "container", hint="Name a folder that exists.")
+    return ContainerChoice(image=image, runtime=told.runtime or "", binds=tuple(str(bind.absolute()) for bind in binds))
 
 
 def _memory_mib(text: str | None) -> float | None:
@@ -477,7 +537,7 @@ def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
     if not program:
         raise _Refused("the program itself cannot be a parameter", "command", hint="Write one sweep file for each.")
     where = str(cwd / program) if "/" in program else program
-    if shutil.which(where, path=told.env.get("PATH")) is None:
+    if told.container is None and shutil.which(where, path=told.env.get("PATH")) is None:
         hint = "Check its name, its mode and PATH; paths are relative to the folder in which trials run."
         raise _Refused(f"the command {program!r} is not found", "command", hint=hint)
     base = Path(program).name
@@ -486,7 +546,8 @@ def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
         hint = 'Values could become commands there. Use a script, or "$1": ["sh", "-c", "... $1", "sh", "{lr}"].'
         raise _Refused("the text of a shell holds a placeholder", "command", hint=hint)
     script = next(iter(words[1:2]), "") if re.fullmatch(r"python[0-9.]*", base) else ""
-    if script.endswith(".py") and not names[1] and not (cwd / _fill_word(script, {})).is_file():
+    inside = told.container is not None and Path(script).is_absolute()
+    if script.endswith(".py") and not inside and not names[1] and not (cwd / _fill_word(script, {})).is_file():
         raise _Refused(f"{script} is not in {cwd}", "command", hint="Paths are relative to the file, or to cwd.")
     return tuple(words)
 
