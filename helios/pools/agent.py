@@ -438,7 +438,10 @@ class Agent:
             segment.process.stdout.close()
 
     def _kill_segment(self, segment: _Segment) -> None:
-        """Kill all that runs in a container, the first process last; its end is seen when it is waited for."""
+        """Kill all that runs in a container, the first process last.
+
+        Its end is seen when it is waited for.
+        """
         again, segment.killed = segment.killed, True
         roots = segment.roots()
         for _ in range(100):  # what is killed may have forked meanwhile

@@ -15,11 +15,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from helios.errors import FileUnwritable, HeliosError, UsageError
 from helios.pools import warm
@@ -66,25 +67,20 @@ class Inside:
     gpus: bool
 
 
-class Runtime(Protocol):
+class Runtime(ABC):
     """A program that starts containers without privileges.
 
     In its words, ``{segment}`` stands for a name of the container, and ``{limit_mib}`` for its memory limit.
-
-    Attributes
-    ----------
-    keeps_limit : bool
-        Whether it keeps the memory limit itself, so that it cannot be changed later.
-    remove : tuple of str
-        Command that forgets a container which was killed; empty: nothing is left of one.
-    root_file : str
-        Name of a file in ``notes`` with the process id of what runs the container; empty: what started it does.
     """
 
-    keeps_limit: bool
-    remove: tuple[str, ...]
-    root_file: str
+    keeps_limit: ClassVar[bool] = False
+    """Whether it keeps the memory limit itself, so that it cannot be changed later."""
+    remove: ClassVar[tuple[str, ...]] = ()
+    """Command that forgets a container which was killed; empty: nothing is left of one."""
+    root_file: ClassVar[str] = ""
+    """Name of a file in ``notes`` with the process id of what runs the container; empty: what started it does."""
 
+    @abstractmethod
     def prepare(self, image: str) -> str:
         """Return what is started for an image, unpacked where that is needed.
 
@@ -94,18 +90,19 @@ class Runtime(Protocol):
             It cannot start such an image.
         """
 
+    @abstractmethod
     def command(self, image: str, inside: Inside) -> list[str]:
         """Return the words before those of the program."""
 
     def remove_left(self, pool: str) -> None:
-        """Forget the containers of a pool that was killed."""
+        """Forget the containers of a pool that was killed, where they are more than processes."""
+        del pool
 
 
-class _Slurm:
+class _Slurm(Runtime):
     """Slurm's own, inside of a job: pyxis for images, OCI bundles without it."""
 
-    keeps_limit, root_file = True, ""
-    remove: tuple[str, ...] = ()
+    keeps_limit = True
 
     def prepare(self, image: str) -> str:
         if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
@@ -132,14 +129,8 @@ class _Slurm:
             "--no-container-mount-home",
         ]
 
-    def remove_left(self, pool: str) -> None:
-        """Do nothing: its containers end with the job."""
 
-
-class _Apptainer:
-    keeps_limit, root_file = False, ""
-    remove: tuple[str, ...] = ()
-
+class _Apptainer(Runtime):
     def prepare(self, image: str) -> str:
         if self._program() is None:
             raise ValueError("it is not installed")
@@ -157,12 +148,9 @@ class _Apptainer:
         words += [f"--env={name}={value}" for name, value in inside.environment.items()]
         return [*words, f"--pwd={inside.folder}", image]
 
-    def remove_left(self, pool: str) -> None:
-        """Do nothing: a container is its processes."""
 
-
-class _Podman:
-    keeps_limit, root_file = False, "{segment}.pid"
+class _Podman(Runtime):
+    root_file = "{segment}.pid"
     remove = ("podman", "rm", "--force", "--time=0", "{segment}")
 
     def __init__(self, *more: str) -> None:
@@ -199,10 +187,7 @@ class _Podman:
                 subprocess.run([*self.remove[:-1], *left], capture_output=True, check=False, timeout=60)
 
 
-class _Charliecloud:
-    keeps_limit, root_file = False, ""
-    remove: tuple[str, ...] = ()
-
+class _Charliecloud(Runtime):
     def prepare(self, image: str) -> str:
         if shutil.which("ch-run") is None:
             raise ValueError("it is not installed")
@@ -211,17 +196,15 @@ class _Charliecloud:
         return image if Path(image).is_dir() else str(unpack(Path(image)))
 
     def command(self, image: str, inside: Inside) -> list[str]:
-        words = ["ch-run", "--env-no-expand", "--unset-env=*", f"--set-env=PATH={PATH}"]
+        # It would have the folder of TMPDIR at /tmp.
+        words = ["env", "--unset=TMPDIR", "ch-run", "--env-no-expand", "--unset-env=*", f"--set-env=PATH={PATH}"]
         words += ["--set-env"] if (Path(image) / "ch" / "environment").is_file() else []
         words += [f"--set-env={name}={value}" for name, value in inside.environment.items()]
         for bind in inside.binds:
-            if not Path(bind).is_relative_to("/tmp"):  # noqa: S108 - which ch-run has inside as it is here
+            if not Path(bind).is_relative_to("/tmp"):  # which ch-run has inside as it is here
                 _make_mount_point(Path(image), bind)
                 words.append(f"--bind={bind}:{bind}")
         return [*words, f"--cd={inside.folder}", image, "--"]
-
-    def remove_left(self, pool: str) -> None:
-        """Do nothing: a container is its processes."""
 
 
 # Crun leaves a container in the control group of who starts it; runc cannot.
@@ -388,13 +371,13 @@ def _machine_of(image: Path) -> str:
         for _ in range(20):  # links of an image lead on inside of it
             if not place.is_symlink():
                 break
-            target = os.readlink(place)
+            target = str(place.readlink())
             place = image / target.lstrip("/") if target.startswith("/") else place.parent / target
         with suppress(OSError):
             with place.open("rb") as file:
                 start = file.read(20)
             if start[:4] == b"\x7fELF":
-                return _MACHINES.get(int.from_bytes(start[18:20], "big" if start[5] == 2 else "little"), "")  # noqa: PLR2004 - ELFDATA2MSB
+                return _MACHINES.get(int.from_bytes(start[18:20], "big" if start[5] == 2 else "little"), "")
     return ""
 
 

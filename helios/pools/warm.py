@@ -63,7 +63,8 @@ def run_segment(modules: list[str]) -> None:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     _import(modules)
-    buffer, order, trial = b"", {}, 0
+    order: dict[str, Any] = {}
+    buffer, trial = b"", 0
     while True:
         ready = select.select([0, woken], [], [])[0]
         if woken in ready:
@@ -94,18 +95,26 @@ def run_segment(modules: list[str]) -> None:
                     with contextlib.suppress(OSError):
                         os.killpg(trial, signal.SIGTERM)
                 continue
-            order, server = told, os.getpid()
-            trial = os.fork()
+            order = told
+            trial = _fork_trial(order, libc, (woken, wake))
             if trial == 0:
-                signal.set_wakeup_fd(-1)
-                for descriptor in (woken, wake):
-                    os.close(descriptor)
-                for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-                    signal.signal(number, signal.SIG_DFL)
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                os.setsid()
-                _become_trial(order, server, libc)
                 return
+
+
+def _fork_trial(order: dict[str, Any], libc: ctypes.CDLL, pipe: tuple[int, int]) -> int:
+    """Return the pid of a child that runs a trial, and 0 in it, when the trial has ended."""
+    server = os.getpid()
+    trial = os.fork()
+    if trial == 0:
+        signal.set_wakeup_fd(-1)
+        for descriptor in pipe:
+            os.close(descriptor)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        _become_trial(order, server, libc)
+    return trial
 
 
 def _wait() -> Any:
@@ -118,7 +127,7 @@ def _wait() -> Any:
 
 
 def _kill_children() -> None:
-    """Kill everything below this process; what is killed leaves its children to it."""
+    """Kill everything below this process, to which what is killed leaves its children."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - as in the agent
             children = [int(pid) for pid in file.read().split()]
@@ -197,7 +206,7 @@ def _become_trial(order: dict[str, Any], parent: int, libc: ctypes.CDLL) -> None
         try:
             os.execvp(order["argv"][0], order["argv"])
         except OSError as reason:
-            print(f"{order['argv'][0]} cannot be started: {reason}", file=sys.stderr, flush=True)
+            os.write(2, f"{order['argv'][0]} cannot be started: {reason}\n".encode())
             os._exit(127)
     script = order["argv"][1]
     sys.argv = order["argv"][1:]
