@@ -9,8 +9,8 @@ warm
     Trials that import a module and then work for so many seconds, each started alone and forked from a warm process.
 containers
     What starting a container costs, and trials of so many seconds: each in a container of its own, beside a pool whose
-    containers run several, without and with the imports done once. Needs ``--image``, an image with Python; it is left
-    out where there is none.
+    containers run several, without and with the imports done once. Needs ``--image``, a root file system with the same
+    version of Python as here, whose packages it is given; it is left out where there is none.
 state
     A state file of 10,000 trials is written and read back, beside reading the same bytes as JSON lines.
 kills
@@ -92,12 +92,16 @@ def containers(image: str, module: str, work_s: float, trials: int) -> None:
         folder = Path(name)
         (folder / "program.py").write_text(WORKS.format(module=module, work_s=work_s))
         path = folder / "sweep.toml"
+        packages = Path(psutil.__file__).parents[1]  # for the same version of Python
         path.write_text(
-            f'command = "python3 program.py {{x}}"\ncontainer = "{image}"\n[parameters]\nx = {[*range(trials)]}\n'
+            f'command = "python3 program.py {{x}}"\ncontainer = {{ image = "{image}", binds = ["{packages}"] }}\n'
+            f'[parameters]\nx = {[*range(trials)]}\n[env]\nPYTHONPATH = "{packages}"\n'
         )
         found = find_container(read_training_sweep(path), folder / "pool", gpus=False)
         assert found is not None
-        words = found.segment(folder / "pool", read_training_sweep(path), (), pool="benchmark")["command"]
+        words = found.segment(folder / "pool", read_training_sweep(path), (), pool="benchmark", environment={})[
+            "command"
+        ]
         words = [word.replace("{segment}", f"benchmark-{os.getpid()}").replace("{limit_mib}", "0") for word in words]
         starts = [timed([*words, "true"], folder)[0] for _ in range(10)]
         pythons = [timed([*words, "python3", "-c", f"import {module}"], folder)[0] for _ in range(5)]
@@ -109,7 +113,9 @@ def containers(image: str, module: str, work_s: float, trials: int) -> None:
         segments_s, segments_cpu_s = timed([*pool, "--folder", "segments"], folder)
         warm_s, warm_cpu_s = timed([*pool, "--folder", "warm", "--warm", module], folder)
     print(f"{trials} trials of {work_s:g} s in {found.runtime}, two at a time (load {os.getloadavg()[0]:.1f})")
-    print(f"  a start: {1000 * median(starts):.0f} ms; with Python and import {module}: {1000 * median(pythons):.0f} ms")
+    print(
+        f"  a start: {1000 * median(starts):.0f} ms; with Python and import {module}: {1000 * median(pythons):.0f} ms"
+    )
     print(f"  a container for each      {each_s:7.1f} s   CPU {each_cpu_s:7.1f} s")
     print(f"  a pool, two containers    {segments_s:7.1f} s   CPU {segments_cpu_s:7.1f} s")
     print(f"  the same, imports once    {warm_s:7.1f} s   CPU {warm_cpu_s:7.1f} s")
@@ -274,7 +280,7 @@ def main() -> None:
     if "warm" in asked.part:
         warm(asked.module, asked.work, 12)
     if "containers" in asked.part and asked.image:
-        containers(asked.image, "asyncio, sqlite3, unittest, xml.dom.minidom" if asked.module == "torch" else asked.module, asked.work, 6)
+        containers(asked.image, asked.module, asked.work, 4)
     if "state" in asked.part:
         state(10_000)
     if "kills" in asked.part:

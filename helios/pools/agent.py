@@ -390,7 +390,7 @@ class Agent:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
                 process = subprocess.Popen(
                     [*fill(told["command"]), *told["serve"]],
-                    env={"USER": "helios", **os.environ, POOL: self._pool},
+                    env={**os.environ, POOL: self._pool},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

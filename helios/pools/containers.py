@@ -114,9 +114,10 @@ class _Slurm(Runtime):
         return image
 
     def command(self, image: str, inside: Inside) -> list[str]:
-        words = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem={limit_mib}M"]
+        words = ["env", *(f"{name}={value}" for name, value in inside.environment.items())]
+        words += ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem={limit_mib}M"]
         words += [f"--nodelist={node}"] if (node := os.environ.get("SLURMD_NODENAME")) else []
-        words.append("--export=" + ",".join(f"{name}={value}" for name, value in inside.environment.items()))
+        words.append("--export=" + ",".join(inside.environment))
         if (Path(image) / "config.json").is_file():  # which says itself what is mounted
             return [*words, f"--container={image}"]
         mounts = ",".join(f"{bind}:{bind}" for bind in inside.binds)
@@ -196,8 +197,16 @@ class _Charliecloud(Runtime):
         return image if Path(image).is_dir() else str(unpack(Path(image)))
 
     def command(self, image: str, inside: Inside) -> list[str]:
-        # It would have the folder of TMPDIR at /tmp.
-        words = ["env", "--unset=TMPDIR", "ch-run", "--env-no-expand", "--unset-env=*", f"--set-env=PATH={PATH}"]
+        # It would have the folder of TMPDIR at /tmp, and needs some USER.
+        words = [
+            "env",
+            "--unset=TMPDIR",
+            "USER=helios",
+            "ch-run",
+            "--env-no-expand",
+            "--unset-env=*",
+            f"--set-env=PATH={PATH}",
+        ]
         words += ["--set-env"] if (Path(image) / "ch" / "environment").is_file() else []
         words += [f"--set-env={name}={value}" for name, value in inside.environment.items()]
         for bind in inside.binds:
@@ -235,7 +244,9 @@ class Container:
     gpus: bool
     how: Runtime
 
-    def segment(self, folder: Path, sweep: TrainingSweep, imports: Sequence[str], *, pool: str) -> dict[str, Any]:
+    def segment(
+        self, folder: Path, sweep: TrainingSweep, imports: Sequence[str], *, pool: str, environment: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Return what the agent needs in order to start a segment of a pool.
 
         Parameters
@@ -244,8 +255,10 @@ class Container:
             Of the pool.
         imports : sequence of str
             Modules that are imported once in each segment.
+        environment : mapping
+            Of every trial on the device, which imports may read.
         """
-        inside = _inside(sweep, folder, pool=pool, gpus=self.gpus)
+        inside = _inside(sweep, folder, pool=pool, gpus=self.gpus, environment=environment)
         interpreter = sweep.command[0] if imports else "python3"
         text = Path(warm.__file__).read_text(encoding="utf-8")
         return {
@@ -305,15 +318,17 @@ def find_container(sweep: TrainingSweep, folder: Path, *, gpus: bool) -> Contain
     )
 
 
-def _inside(sweep: TrainingSweep, folder: Path, *, pool: str, gpus: bool) -> Inside:
+def _inside(
+    sweep: TrainingSweep, folder: Path, *, pool: str, gpus: bool, environment: Mapping[str, str] | None = None
+) -> Inside:
     asked = sweep.container.binds if sweep.container is not None else ()
     wanted = sorted({str(sweep.cwd), str(folder), *asked})
     binds = [bind for bind in wanted if not any(Path(bind).is_relative_to(o) for o in wanted if o != bind)]
     for bind in binds:
         if {*":,"} & {*bind}:
             raise UsageError(f"{bind} cannot be bound into a container.", hint="Use a folder without ':' and ','.")
-    environment = {POOL: pool}
-    return Inside(binds=tuple(binds), folder=str(sweep.cwd), notes=str(folder), environment=environment, gpus=gpus)
+    own = {**(environment or {}), **sweep.env, POOL: pool}
+    return Inside(binds=tuple(binds), folder=str(sweep.cwd), notes=str(folder), environment=own, gpus=gpus)
 
 
 def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus: bool) -> dict[str, Any]:
@@ -330,7 +345,6 @@ def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus
     words = [word.replace("{segment}", name).replace("{limit_mib}", "0") for word in how.command(image, inside)]
     done = subprocess.run(
         [*words, "python3", "-c", _PROBE, sweep.command[0]],
-        env={"USER": "helios", **os.environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -72,6 +72,8 @@ _NO_MEMORY = re.compile(
 )
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _AGENT_DEATHS = 5
+_OF_A_DEVICE = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
+"""What differs between trials of the environment that a device gives."""
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 
@@ -204,7 +206,11 @@ class Coordinator:
         self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
         self._margin_s, self._warm = margin_s, list(warm)
         self._container = container
-        self._segment = None if container is None else container.segment(folder, sweep, self._warm, pool=state.pool)
+        self._segment: dict[str, Any] | None = None
+        if container is not None:
+            common = device_environment(self.devices[0])
+            common = {name: value for name, value in common.items() if name not in _OF_A_DEVICE}
+            self._segment = container.segment(folder, sweep, self._warm, pool=state.pool, environment=common)
         self._by_name = {device.name: device for device in devices}
         self._waiting: dict[int, Trial] = {}
         self._running: dict[int, _Attempt] = {}
@@ -597,7 +603,7 @@ class Coordinator:
                 "number": trial.number,
                 "argv": self.sweep.fill(trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"),
                 "environment": {**on_device, **self.sweep.env, **own},
-                "own": [*own, "HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES", agent.TRIAL],
+                "own": [*own, *_OF_A_DEVICE, agent.TRIAL],
                 "warm": self._warm,
                 "segment": self._segment,
                 "folder": str(self.sweep.cwd),
