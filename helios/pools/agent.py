@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -809,11 +809,14 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 class AgentProcess:
-    """An agent and the pipes to it, for the coordinator."""
+    """An agent and the pipes to it, for the coordinator.
 
-    def __init__(self, pool: str) -> None:
+    ``step`` holds the words that run it on another node.
+    """
+
+    def __init__(self, pool: str, step: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, pool],
+            [*step, sys.executable, "-P", __file__, pool],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C at a terminal goes to all processes of its session

@@ -13,6 +13,7 @@ import selectors
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from helios.model.pools import (
 from helios.pools import agent
 from helios.pools.containers import Container
 from helios.pools.devices import device_environment, gpu_id
+from helios.pools.nodes import Node
 from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
 from helios.pools.space import Search, TrainingSweep
 from helios.pools.state import StateFile, TrialRecord
@@ -72,6 +74,9 @@ _NO_MEMORY = re.compile(
 )
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _AGENT_DEATHS = 5
+_NODE_DEATHS = 2
+_ADOPT_S = 2.0
+"""How often the trials of pools that are gone are looked for."""
 _OF_A_DEVICE = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
 """What differs between trials of the environment that a device gives."""
 
@@ -184,6 +189,8 @@ class Coordinator:
         Modules that a warm process imports once for all trials.
     container : Container, optional
         What trials run in.
+    nodes : sequence of Node
+        Other nodes of the allocation.
     """
 
     def __init__(
@@ -200,8 +207,11 @@ class Coordinator:
         watcher: Watcher | None = None,
         warm: Sequence[str] = (),
         container: Container | None = None,
+        nodes: Sequence[Node] = (),
     ) -> None:
-        self.sweep, self.state, self.devices = sweep, state, tuple(devices)
+        self._nodes = {node.name: node for node in nodes}
+        devices = (*devices, *(device for node in nodes for device in node.devices))
+        self.sweep, self.state, self.devices = sweep, state, devices
         self.ends_s = ends_s
         self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
         self._margin_s, self._warm = margin_s, list(warm)
@@ -220,8 +230,8 @@ class Coordinator:
         self._durations: list[float] = []
         self._usual_s: float | None = None
         self._exhausted = False
-        self._agent: agent.AgentProcess | None = None
-        self._agent_deaths = 0
+        self._agents: dict[str, agent.AgentProcess] = {}
+        self._agent_deaths: Counter[str] = Counter()
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
         self._untold: list[TrialRecord] = []
         self._notes: dict[str, str] = {}
@@ -229,7 +239,7 @@ class Coordinator:
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
-        self._read_at_s = self._decide_at_s = self._sync_at_s = self._hold_until_s = 0.0
+        self._read_at_s = self._decide_at_s = self._sync_at_s = self._hold_until_s = self._adopt_at_s = 0.0
 
     # What others may look at.
 
@@ -276,18 +286,17 @@ class Coordinator:
 
     def run(self) -> PoolEnd:
         """Run until nothing is left to do."""
-        if self.state.interrupted and (left := agent.kill_leftovers(self.state.pool)):
-            self._note(f"{left} processes of the pool's last run were ended")
-        if self.state.interrupted and self._container is not None:
-            self._container.remove_left(self.state.pool, self._folder)
+        self.state.adopt()
+        self._end_interrupted()
         for record in self.state.trials.values():
-            if not record.ended:
+            if not record.ended and self.state.is_mine(record):
                 self._waiting[record.number] = self._trial(record)
             elif record.last_seconds is not None:
                 self._take_duration(record.last_seconds)
         try:
             with self._handlers():
-                self._agent = agent.AgentProcess(self.state.pool)
+                for name in ("", *self._nodes):
+                    self._start_agent(name)
                 while True:
                     self._step()
                     settled = not self._untold and not self.state.problem
@@ -295,8 +304,8 @@ class Coordinator:
                         break
                     self._wait()
         finally:
-            if self._agent is not None:
-                self._agent.close()
+            for each in self._agents.values():
+                each.close()
             if self._container is not None:
                 self._container.remove_left(self.state.pool, self._folder)
             os.close(self._wake[0])
@@ -307,6 +316,17 @@ class Coordinator:
         if not self._waiting and self._exhausted:
             reason = ""
         return PoolEnd(reason=reason, signal=self._signal, notes=tuple(self._notes.values()))
+
+    def _end_interrupted(self) -> None:
+        """End what pools that were killed have left on this machine."""
+        left = 0
+        for pool in self.state.interrupted:
+            left += agent.kill_leftovers(pool)
+            if self._container is not None:
+                self._container.remove_left(pool, self._folder)
+        self.state.interrupted.clear()
+        if left:
+            self._note(f"{left} processes of the pool's last run were ended")
 
     def _step(self) -> None:
         now = time.time()
@@ -345,20 +365,19 @@ class Coordinator:
             due.append(self._decide_at_s)
         if self.state.unsynced:
             due.append(self._sync_at_s)
-        assert self._agent is not None
         timeout = max(0.0, min(due) - time.time()) if self._running else _READ_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake[0], selectors.EVENT_READ)
-            selector.register(self._agent.output, selectors.EVENT_READ)
+            for each in self._agents.values():
+                selector.register(each.output, selectors.EVENT_READ)
             ready = {key.fd for key, _ in selector.select(timeout)}
         if self._wake[0] in ready:
             os.read(self._wake[0], 4096)
-        if self._agent.output in ready:
-            events = self._agent.events()
+        for name, each in list(self._agents.items()):
+            events = each.events() if each.output in ready else []
             if events is None:
-                self._restart_agent()
-                return
-            for event in events:
+                self._restart_agent(name)
+            for event in events or ():
                 self._take(event)
 
     # Signals and the end of the allocation.
@@ -419,16 +438,30 @@ class Coordinator:
             write_request(attempt.folder / "requests", request)
 
     def _end(self, attempt: _Attempt, grace_s: float) -> None:
-        assert self._agent is not None
-        self._agent.send({"do": "end", "number": attempt.trial.number, "grace_s": grace_s})
+        if (there := self._agents.get(_node_of(attempt.device))) is not None:
+            there.send({"do": "end", "number": attempt.trial.number, "grace_s": grace_s})
 
     # Trials before they start.
 
     def _ask(self) -> None:
         """Ask the search for as many trials as may start."""
         room = WAITING_AT_MOST
-        if self.sweep.search is not None:  # its next choice is better the more results it knows
+        # The next choice of a search is better the more results it knows, and other pools want trials, too.
+        if self.sweep.search is not None or self.state.shared:
             room = sum(device.slots for device in self.devices) - len(self._running)
+        if len(self._waiting) >= room:
+            return
+        if not self._exhausted:
+            with self.state.turn():
+                self._ask_search(room)
+        if self.state.shared and self._exhausted and not self._waiting and time.time() >= self._adopt_at_s:
+            self._adopt_at_s = time.time() + (_ADOPT_S if self._running else 0.0)
+            for record in self.state.adopt():
+                self._waiting[record.number] = self._trial(record)
+                self._decide_at_s = 0.0
+            self._end_interrupted()
+
+    def _ask_search(self, room: int) -> None:
         while not self._exhausted and len(self._waiting) < room:
             try:
                 chosen = self._search.ask()
@@ -439,6 +472,8 @@ class Coordinator:
                 self._exhausted = True
                 return
             record = self.state.trials.get(chosen.number)
+            if record is not None and not self.state.is_mine(record) and self.state.has_owner(record):
+                continue
             if record is not None and record.ended:  # recorded, but the search was not told before the end
                 if record not in self._untold:
                     self._untold.append(record)
@@ -448,7 +483,7 @@ class Coordinator:
                 self.state.made(chosen.number, chosen.parameters)
                 record = self.state.trials[chosen.number]
                 self._decide_at_s = 0.0
-            if record.number not in self._running:
+            if record.number not in self._running and self.state.is_mine(record):
                 self._waiting[record.number] = self._trial(record)
 
     def _hold(self, problem: str) -> None:
@@ -459,7 +494,8 @@ class Coordinator:
     def _tell_search(self, record: TrialRecord) -> bool:
         """Tell the search how a trial ended, and return whether it could note it."""
         try:
-            self._search.tell(record.number, record.state, record.value)
+            with self.state.turn():
+                self._search.tell(record.number, record.state, record.value)
         except FileUnwritable as reason:
             self._hold(reason.message)
             return False
@@ -588,7 +624,6 @@ class Coordinator:
         # What earlier attempts reported stands, but what they answered was not asked of this one.
         self._read(attempt, to_end=True)
         attempt.answered = None
-        assert self._agent is not None
         own = {
             "HELIOS_TRIAL_FOLDER": str(folder),
             "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
@@ -596,8 +631,9 @@ class Coordinator:
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
         }
-        on_device = device_environment(device)
-        self._agent.send(
+        node = self._nodes.get(_node_of(device))
+        on_device = device_environment(device) if node is None else node.environment[device.name]
+        self._agents[_node_of(device)].send(
             {
                 "do": "start",
                 "number": trial.number,
@@ -609,7 +645,7 @@ class Coordinator:
                 "folder": str(self.sweep.cwd),
                 "log": str(folder / "log.txt"),
                 "limit_mib": limit,
-                "gpu": gpu_id(device),
+                "gpu": gpu_id(device) if node is None else node.gpus[device.name],
             }
         )
         self._tell(
@@ -684,7 +720,7 @@ class Coordinator:
         if value is not None and isfinite(value):
             attempt.value = value
             if report.step is not None and not attempt.pruned:
-                with suppress(FileUnwritable):  # then it is not pruned at this step
+                with suppress(FileUnwritable), self.state.turn():  # then it is not pruned at this step
                     attempt.pruned = self._search.report(attempt.trial.number, report.step, value)
                 if attempt.pruned and attempt.asked is None:
                     self._prune(attempt)
@@ -777,21 +813,32 @@ class Coordinator:
             return _NO_MEMORY.search(log.read(_LOG_END)) is not None
         return False
 
-    def _restart_agent(self) -> None:
-        """Start another agent where the last one has died, and every trial again."""
-        self._agent_deaths += 1
-        assert self._agent is not None
-        self._agent.close()
-        agent.kill_leftovers(self.state.pool)
-        for attempt in list(self._running.values()):
+    def _start_agent(self, name: str) -> None:
+        self._agents[name] = agent.AgentProcess(self.state.pool, self._nodes[name].step if name else ())
+
+    def _restart_agent(self, name: str) -> None:
+        """Start another agent where the last one has died, and every trial again.
+
+        A node whose agent dies again and again is given up.
+        """
+        self._agent_deaths[name] += 1
+        self._agents.pop(name).close()
+        if not name:
+            agent.kill_leftovers(self.state.pool)
+        for attempt in [each for each in self._running.values() if _node_of(each.device) == name]:
             event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
             self._ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
-        if self._agent_deaths >= _AGENT_DEATHS:
-            raise HeliosError(
-                "The process that starts trials was killed again and again.", hint="Start the pool again."
-            )
+        if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
+            self.devices = tuple(device for device in self.devices if _node_of(device) != name)
+            self._by_name = {device.name: device for device in self.devices}
+            if not self.devices or not name:
+                raise HeliosError(
+                    "The process that starts trials was killed again and again.", hint="Start the pool again."
+                )
+            self._note(f"Node {name} is left out: the process that starts trials there ended again and again")
+            return
         self._note("The process that starts trials was killed; its trials are started again")
-        self._agent = agent.AgentProcess(self.state.pool)
+        self._start_agent(name)
 
     def _note(self, note: str, *, key: str | None = None) -> None:
         """Take note of something for a person, once."""
@@ -803,6 +850,11 @@ class Coordinator:
     def _tell(self, event: Mapping[str, Any]) -> None:
         if self._watcher is not None:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
+
+
+def _node_of(device: Device) -> str:
+    """Return the name of a device's node, empty for this one."""
+    return device.name.rpartition("/")[0]
 
 
 def _skipped(reader: ReportReader | EventReader) -> tuple[int, int]:

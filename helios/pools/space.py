@@ -806,8 +806,8 @@ class NextTrial:
 class Search(Protocol):
     """Which trial comes next, kept in a folder.
 
-    One process at a time has the folder. After a restart, trials that were asked for and not told are asked for again
-    under the same number.
+    One process at a time has the folder, or several take turns. After a restart, trials that were asked for and not
+    told are asked for again under the same number.
     """
 
     def ask(self) -> NextTrial | None:
@@ -843,8 +843,14 @@ class Search(Protocol):
         """Let another process open the folder."""
 
 
-def open_search(sweep: TrainingSweep, folder: Path) -> Search:
+def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None) -> Search:
     """Open the search of a sweep in its own folder, or go on with it.
+
+    Parameters
+    ----------
+    others : int, optional
+        How many processes have had it open before, where several may have it at the same time; they must then take
+        turns. None: only this one may.
 
     Raises
     ------
@@ -858,13 +864,15 @@ def open_search(sweep: TrainingSweep, folder: Path) -> Search:
         lock = open_private(folder / "search.lock")
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, (fcntl.LOCK_EX if others is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             except BlockingIOError as reason:
                 raise UsageError(
                     f"Another process works in {folder}.", hint="Wait for it, or choose another folder."
                 ) from reason
             _check_same(sweep, folder / "sweep.fingerprint")
-            return OptunaSearch(sweep, folder, lock) if sweep.search else ListSearch(sweep, folder, lock)
+            if sweep.search:
+                return OptunaSearch(sweep, folder, lock, others=others or 0)
+            return ListSearch(sweep, folder, lock)
         except BaseException:
             os.close(lock)
             raise
@@ -1010,6 +1018,8 @@ def _make_pruner(method: SearchMethod) -> Any:
     return getattr(load_optuna().pruners, method.pruner)(**method.pruner_options)
 
 
+_OTHER_SEED = 7_919
+"""Moves the seed of a process that shares a search, so that it draws other trials."""
 JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
 LOCKED = "pool\n"
@@ -1060,7 +1070,7 @@ class _Journal:
 class OptunaSearch:
     """A search by a sampler of Optuna, or a grid or list with a pruner."""
 
-    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int) -> None:
+    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, *, others: int = 0) -> None:
         assert sweep.search is not None
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
         self._optuna = load_optuna()
@@ -1075,7 +1085,9 @@ class OptunaSearch:
                     load_if_exists=True,
                 )
                 before = self._study.get_trials(deepcopy=False)
-                self._study.sampler = _make_sampler(self._method, len(before)) or self._study.sampler
+                self._study.sampler = (
+                    _make_sampler(self._method, len(before) + _OTHER_SEED * others) or self._study.sampler
+                )
                 self._study.pruner = _make_pruner(self._method)
         except (ValueError, KeyError, TypeError, AssertionError) as reason:
             self._journal.close()
@@ -1096,6 +1108,7 @@ class OptunaSearch:
     def ask(self) -> NextTrial | None:
         """Return the next trial, or None when all were asked for."""
         with _disk(self._folder), _quiet():
+            self._take_up()  # what others asked for meanwhile
             try:
                 if not self._again and self._asked < self._method.trials:
                     self._begin()
