@@ -97,7 +97,7 @@ def run_pool(
 
         decide = build_for_pool(service, {}).decide
     into = (folder or path.with_suffix(".pool")).absolute()
-    asked = {
+    asked: dict[str, Any] = {
         "kind": kind,
         "slots": slots,
         "memory_mib": memory_mib,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def submit(rig: Rig, folder: Path, *words: str, space: str = GRID, held: int = 0
     done = subprocess.run(
         command,
         cwd=folder,
-        env=rig.environment,
+        env=rig.environment | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         capture_output=True,
         text=True,
         check=False,
