@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
 from helios.model.pools import TrialState
+from helios.pools.agent import MPS_CONTROL
 from helios.pools.containers import find_container
 from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.pools.devices import find_devices
@@ -48,6 +50,7 @@ def run_pool(
     service: str | None = None,
     warm: Sequence[str] = (),
     shared: bool = False,
+    mps: bool = False,
     watcher: Callable[[TrainingSweep], Watcher] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> PoolResult:
@@ -75,6 +78,8 @@ def run_pool(
         Modules that are imported once, before the trials of a Python program are forked.
     shared : bool
         Whether other pools may work on the same folder at the same time; all must say so.
+    mps : bool
+        Whether to run NVIDIA's MPS while the pool runs.
 
     Raises
     ------
@@ -104,6 +109,8 @@ def run_pool(
         "gpu_slots": 1 if service is None else SHARED_SLOTS,
     }
     devices = find_devices(**asked)
+    if mps and (devices[0].kind != "gpu" or shutil.which(MPS_CONTROL) is None):
+        raise UsageError("MPS needs an NVIDIA GPU, and nvidia-cuda-mps-control of its driver.", hint="Leave --mps out.")
     nodes = find_nodes(path, into, asked)
     ends_s = end_of_allocation(time_limit_s, environment)
     began_s = time.time()
@@ -124,6 +131,7 @@ def run_pool(
                 warm=warm,
                 container=container,
                 nodes=nodes,
+                mps=mps,
                 margin_s=margin_s,
                 watcher=None if watcher is None else watcher(sweep),
             )

@@ -57,6 +57,9 @@ def run_(
         list[str] | None,
         Option(help="Module to import once for all trials of a Python program, as torch. Repeatable."),
     ] = None,
+    mps: Annotated[
+        bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")
+    ] = False,
     shared: Annotated[
         bool, Option("--shared", help="Let other pools work on the same folder at the same time; all must say it.")
     ] = False,
@@ -91,6 +94,7 @@ def run_(
             service=service,
             warm=warm or (),
             shared=shared,
+            mps=mps,
             watcher=screen.watch,
         )
     say_notes(result.notes)

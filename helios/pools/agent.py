@@ -17,6 +17,7 @@ import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,67 @@ def _remove(group: Path) -> None:
             time.sleep(0.01)
         else:
             return
+
+
+# NVIDIA's Multi-Process Service, which lets programs of one user run on a GPU at the same time instead of in turns.
+
+MPS_CONTROL = "nvidia-cuda-mps-control"
+_MPS_START_S = 10.0
+"""How long its control process may take until it answers, and to end."""
+
+
+def mps_environment(folder: str) -> dict[str, str]:
+    """Return the environment of programs that use the service in a folder."""
+    return {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+
+
+def start_mps(folder: str, pool: str) -> subprocess.Popen[bytes]:
+    """Start the service, and return its control process.
+
+    Raises
+    ------
+    OSError
+        It does not start.
+    """
+    Path(folder).mkdir(mode=0o700)
+    control = subprocess.Popen(
+        [MPS_CONTROL, "-f"],
+        env={**os.environ, **mps_environment(folder), POOL: pool},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=partial(_prepare, os.getpid(), None),  # noqa: PLW1509 - there are no threads here
+    )
+    limit = time.monotonic() + _MPS_START_S
+    while not (Path(folder) / "control").exists():
+        if control.poll() is not None or time.monotonic() >= limit:
+            stop_mps(control, folder)
+            raise OSError(f"{MPS_CONTROL} did not start (exit status {control.returncode})")
+        time.sleep(0.02)
+    return control
+
+
+def _try_mps(folder: str, pool: str, say: Callable[[dict[str, Any]], None]) -> subprocess.Popen[bytes] | None:
+    try:
+        return start_mps(folder, pool)
+    except OSError as reason:
+        say({"event": "mps_failed", "reason": str(reason)})
+        return None
+
+
+def stop_mps(control: subprocess.Popen[bytes], folder: str) -> None:
+    """Stop the service, and remove its folder."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if control.poll() is None:
+            environment = {**os.environ, **mps_environment(folder)}
+            quits = [MPS_CONTROL]
+            subprocess.run(
+                quits, env=environment, input=b"quit\n", capture_output=True, check=False, timeout=_MPS_START_S
+            )
+            control.wait(timeout=_MPS_START_S)
+    _signal_group(control.pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # The agent itself.
@@ -704,6 +766,11 @@ class Agent:
             if not ours:
                 return
 
+    def end_trials(self) -> None:
+        """Kill every trial."""
+        for trial in list(self._running.values()):
+            self._kill_tree(trial)
+
     def end_all(self) -> None:
         """Kill everything that was started, and wait until it is gone."""
         limit = time.monotonic() + _END_S
@@ -811,12 +878,12 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 class AgentProcess:
     """An agent and the pipes to it, for the coordinator.
 
-    ``step`` holds the words that run it on another node.
+    ``step`` holds the words that run it on another node, ``mps`` the folder of MPS where that is to be started.
     """
 
-    def __init__(self, pool: str, step: Sequence[str] = ()) -> None:
+    def __init__(self, pool: str, step: Sequence[str] = (), *, mps: str = "") -> None:
         self._process = subprocess.Popen(
-            [*step, sys.executable, "-P", __file__, pool],
+            [*step, sys.executable, "-P", __file__, pool, mps],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C at a terminal goes to all processes of its session
@@ -851,8 +918,11 @@ class AgentProcess:
         self._process.wait()
 
 
-def main(pool: str) -> None:
-    """Run until standard input ends, then kill everything."""
+def main(pool: str, mps: str) -> None:
+    """Run until standard input ends, then kill everything.
+
+    ``mps`` is the folder of MPS, empty without it.
+    """
     _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # a handler, which a program that is started does not inherit
@@ -865,6 +935,7 @@ def main(pool: str) -> None:
     def say(event: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
 
+    control = _try_mps(mps, pool, say) if mps else None
     agent, buffer = Agent(pool, say), b""
     with contextlib.suppress(BrokenPipeError):
         while True:
@@ -892,10 +963,13 @@ def main(pool: str) -> None:
             agent.reap()
             agent.tick()
             sys.stdout.flush()
+    if control is not None:
+        agent.end_trials()
+        stop_mps(control, mps)
     agent.end_all()
     with contextlib.suppress(OSError):  # nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -11,6 +11,7 @@ import os
 import re
 import selectors
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -191,6 +192,8 @@ class Coordinator:
         What trials run in.
     nodes : sequence of Node
         Other nodes of the allocation.
+    mps : bool
+        Whether to run NVIDIA's MPS on each node while the pool runs.
     """
 
     def __init__(
@@ -208,6 +211,7 @@ class Coordinator:
         warm: Sequence[str] = (),
         container: Container | None = None,
         nodes: Sequence[Node] = (),
+        mps: bool = False,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         devices = (*devices, *(device for node in nodes for device in node.devices))
@@ -216,9 +220,12 @@ class Coordinator:
         self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
         self._margin_s, self._warm = margin_s, list(warm)
         self._container = container
+        # The path of its sockets must be short, and on a disk of the node.
+        self._mps = f"{tempfile.gettempdir()}/helios-mps-{state.pool[:12]}" if mps else ""
         self._segment: dict[str, Any] | None = None
         if container is not None:
-            common = device_environment(self.devices[0])
+            common = dict(agent.mps_environment(self._mps)) if mps else {}
+            common |= device_environment(self.devices[0])
             common = {name: value for name, value in common.items() if name not in _OF_A_DEVICE}
             self._segment = container.segment(folder, sweep, self._warm, pool=state.pool, environment=common)
         self._by_name = {device.name: device for device in devices}
@@ -633,6 +640,10 @@ class Coordinator:
         }
         node = self._nodes.get(_node_of(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
+        if self._mps:
+            # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
+            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(limit)}M"}
+            on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
         self._agents[_node_of(device)].send(
             {
                 "do": "start",
@@ -670,6 +681,8 @@ class Coordinator:
                     attempt.trial = replace(attempt.trial, memory_mib=mib, peak_memory_mib=peak)
         elif event["event"] == "warm_failed":
             self._note(f"Trials start without the warm process: {event['reason']}")
+        elif event["event"] == "mps_failed":
+            self._note(f"Trials share GPUs without MPS: {event['reason']}")
         elif event["event"] == "ended":
             self._ended(self._running[event["number"]], event)
         elif event["event"] == "not_started":
@@ -814,7 +827,8 @@ class Coordinator:
         return False
 
     def _start_agent(self, name: str) -> None:
-        self._agents[name] = agent.AgentProcess(self.state.pool, self._nodes[name].step if name else ())
+        step = self._nodes[name].step if name else ()
+        self._agents[name] = agent.AgentProcess(self.state.pool, step, mps=self._mps)
 
     def _restart_agent(self, name: str) -> None:
         """Start another agent where the last one has died, and every trial again.
