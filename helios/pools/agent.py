@@ -134,14 +134,16 @@ class ControlGroups:
 def control_groups(prefix: str) -> ControlGroups | None:
     """Return where control groups can be made and entered, or None.
 
-    Groups of an earlier agent, whose names begin with ``prefix``, are removed.
+    Groups of an earlier agent, whose names begin with ``prefix`` and its process id, are removed.
     """
     for candidate in _candidates():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             for old in candidate.parent.glob(f"{prefix}*"):
-                with contextlib.suppress(OSError):
-                    old.rmdir()
-            group = candidate.make(f"{prefix}probe", 64.0)
+                maker = old.name.removeprefix(prefix).partition("-")[0]
+                if not (maker.isdigit() and psutil.pid_exists(int(maker))):
+                    with contextlib.suppress(OSError):
+                        old.rmdir()
+            group = candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)
             try:
                 entered = subprocess.run(["true"], preexec_fn=partial(_enter, group), check=False, capture_output=True)
             finally:
@@ -361,7 +363,7 @@ class Agent:
             return
         if limit is not None and gpu is None and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(f"helios-{self._pool}-{number}", limit)
+                group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit)
         environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
         trial = _Running(number=number, pid=0, began_s=time.time(), limit_mib=limit, gpu=gpu, group=group)
         if order.get("warm") and self._start_warm(order, trial, environment):

@@ -95,7 +95,7 @@ class Runtime(ABC):
         """Return the words before those of the program."""
 
     def remove_left(self, pool: str) -> None:
-        """Forget the containers of a pool that was killed, where they are more than processes."""
+        """Forget the containers of a pool that was killed."""
         del pool
 
 
@@ -379,7 +379,7 @@ def _last_line(text: str) -> str:
 
 
 def _machine_of(image: Path) -> str:
-    """Return what machine the programs of an unpacked image are for, empty where it is not known."""
+    """Return the machine that an unpacked image is for, empty if unknown."""
     for name in ("usr/bin/python3", "bin/sh", "usr/bin/env"):
         place = image / name
         for _ in range(20):  # links of an image lead on inside of it

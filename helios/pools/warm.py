@@ -1,4 +1,4 @@
-"""Process that has done the imports of a Python program, or is in a container, and starts trials there.
+"""Process that starts trials in a container, or after their imports.
 
 Without a container each trial is a fork of a fork, which becomes a child of the agent, and the agent treats it as any
 other trial. In a container the agent may be unable to see or signal a trial, so there this process runs one trial at a
@@ -102,7 +102,7 @@ def run_segment(modules: list[str]) -> None:
 
 
 def _fork_trial(order: dict[str, Any], libc: ctypes.CDLL, pipe: tuple[int, int]) -> int:
-    """Return the pid of a child that runs a trial, and 0 in it, when the trial has ended."""
+    """Return the pid of a child that runs a trial, and 0 in it."""
     server = os.getpid()
     trial = os.fork()
     if trial == 0:
