@@ -100,7 +100,7 @@ class Runtime(ABC):
 
 
 class _Slurm(Runtime):
-    """Slurm's own, inside of a job: pyxis for images, OCI bundles without it."""
+    """Slurm's own containers, of pyxis or OCI bundles, inside of a job."""
 
     keeps_limit = True
 
@@ -277,9 +277,9 @@ class Container:
 
 
 def find_container(sweep: TrainingSweep, folder: Path, *, gpus: bool) -> Container | None:
-    """Return how the image of a sweep is started here, or None where it names none.
+    """Return how the image of a sweep is started here.
 
-    It is started once, to know that the program is in it.
+    It is started once, to know that the program is in it. None: the sweep names no image.
 
     Parameters
     ----------
@@ -415,7 +415,7 @@ def _make_mount_point(image: Path, inside: str) -> None:
 
 
 def unpack(archive: Path) -> Path:
-    """Return the folder in which an archive of a root file system is unpacked, once a node.
+    """Return the folder in which an archive is unpacked, once a node.
 
     Raises
     ------
