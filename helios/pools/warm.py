@@ -92,8 +92,7 @@ def run_segment(modules: list[str]) -> None:
             told = json.loads(line)
             if told["do"] == "end":
                 if trial:
-                    with contextlib.suppress(OSError):
-                        os.killpg(trial, signal.SIGTERM)
+                    _terminate(trial)
                 continue
             order = told
             trial = _fork_trial(order, libc, (woken, wake))
@@ -104,6 +103,7 @@ def run_segment(modules: list[str]) -> None:
 def _fork_trial(order: dict[str, Any], libc: ctypes.CDLL, pipe: tuple[int, int]) -> int:
     """Return the pid of a child that runs a trial, and 0 in it."""
     server = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # one that comes early waits for the trial
     trial = os.fork()
     if trial == 0:
         signal.set_wakeup_fd(-1)
@@ -113,8 +113,19 @@ def _fork_trial(order: dict[str, Any], libc: ctypes.CDLL, pipe: tuple[int, int])
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _become_trial(order, server, libc)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return trial
+
+
+def _terminate(trial: int) -> None:
+    """Ask a trial and its process group to end."""
+    try:
+        os.killpg(trial, signal.SIGTERM)
+    except OSError:  # it has none of its own yet
+        with contextlib.suppress(OSError):
+            os.kill(trial, signal.SIGTERM)
 
 
 def _wait() -> Any:
