@@ -39,7 +39,7 @@ from statistics import median
 import psutil
 
 from helios.model.pools import TrialState
-from helios.pools.agent import POOL
+from helios.pools.agent import POOL, fill
 from helios.pools.containers import find_container
 from helios.pools.space import read_training_sweep
 from helios.pools.state import FILE, StateFile
@@ -102,7 +102,7 @@ def containers(image: str, module: str, work_s: float, trials: int) -> None:
         words = found.segment(folder / "pool", read_training_sweep(path), (), pool="benchmark", environment={})[
             "command"
         ]
-        words = [word.replace("{segment}", f"benchmark-{os.getpid()}").replace("{limit_mib}", "0") for word in words]
+        words = [fill(word, segment=f"benchmark-{os.getpid()}", limit_mib=None) for word in words]
         starts = [timed([*words, "true"], folder)[0] for _ in range(10)]
         pythons = [timed([*words, "python3", "-c", f"import {module}"], folder)[0] for _ in range(5)]
         numbers = folder / "numbers"

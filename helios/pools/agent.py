@@ -49,7 +49,7 @@ _DATA_LIMIT = 2.0
 
 It stops what grows faster than is watched. Programs reserve more than they use, so it is not the limit itself.
 """
-_PLACEHOLDER = re.compile(r"\{(?:segment|limit_mib)\}")
+_PLACEHOLDER = re.compile(r"\{(?:segment|limit_mib|node)\}")
 _WATCH_COST = 100
 """One part in so many of a core goes into watching."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -279,6 +279,16 @@ def stop_mps(control: subprocess.Popen[bytes], folder: str) -> None:
 # The agent itself.
 
 
+def fill(word: str, *, segment: str, limit_mib: float | None) -> str:
+    """Return a word of a container runtime's command with its placeholders filled."""
+    filled = {
+        "{segment}": segment,
+        "{limit_mib}": str(int(limit_mib or 0)),
+        "{node}": os.environ.get("SLURMD_NODENAME", ""),
+    }
+    return _PLACEHOLDER.sub(lambda found: filled[found[0]], word)
+
+
 @dataclass
 class _Segment:
     """A container in which trials run one after another.
@@ -446,14 +456,10 @@ class Agent:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(name, limit)
 
-        def fill(words: list[str]) -> list[str]:
-            filled = {"{segment}": name, "{limit_mib}": str(int(limit or 0))}
-            return [_PLACEHOLDER.sub(lambda found: filled[found[0]], word) for word in words]
-
         try:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
                 process = subprocess.Popen(
-                    [*fill(told["command"]), *told["serve"]],
+                    [*(fill(word, segment=name, limit_mib=limit) for word in told["command"]), *told["serve"]],
                     env={**os.environ, POOL: self._pool},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -469,12 +475,12 @@ class Agent:
         process.returncode = 0  # as in start
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        root = next(iter(fill([told["root_file"]])), "")
+        root = fill(told["root_file"], segment=name, limit_mib=limit)
         segment = self._segments[process.pid] = _Segment(
             process=process,
             limit_mib=limit,
             group=group,
-            remove=fill(told["remove"]),
+            remove=[fill(word, segment=name, limit_mib=limit) for word in told["remove"]],
             root_file=Path(root) if root else None,
         )
         return segment

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from helios.errors import FileUnwritable, HeliosError, UsageError
 from helios.pools import warm
-from helios.pools.agent import POOL
+from helios.pools.agent import POOL, fill
 from helios.pools.space import ContainerChoice, TrainingSweep
 from helios.private_files import make_folder
 
@@ -70,7 +70,8 @@ class Inside:
 class Runtime(ABC):
     """A program that starts containers without privileges.
 
-    In its words, ``{segment}`` stands for a name of the container, and ``{limit_mib}`` for its memory limit.
+    In its words, ``{segment}`` stands for a name of the container, ``{limit_mib}`` for its memory limit, and ``{node}``
+    for the node that Slurm starts it on.
     """
 
     keeps_limit: ClassVar[bool] = False
@@ -116,7 +117,7 @@ class _Slurm(Runtime):
     def command(self, image: str, inside: Inside) -> list[str]:
         words = ["env", *(f"{name}={value}" for name, value in inside.environment.items())]
         words += ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem={limit_mib}M"]
-        words += [f"--nodelist={node}"] if (node := os.environ.get("SLURMD_NODENAME")) else []
+        words += ["--nodelist={node}"] if "SLURMD_NODENAME" in os.environ else []
         words.append("--export=" + ",".join(inside.environment))
         if (Path(image) / "config.json").is_file():  # which says itself what is mounted
             return [*words, f"--container={image}"]
@@ -208,7 +209,8 @@ class _Charliecloud(Runtime):
             f"--set-env=PATH={PATH}",
         ]
         words += ["--set-env"] if (Path(image) / "ch" / "environment").is_file() else []
-        words += [f"--set-env={name}={value}" for name, value in inside.environment.items()]
+        own = {"HOME": inside.notes, **inside.environment}
+        words += [f"--set-env={name}={value}" for name, value in own.items()]
         for bind in inside.binds:
             if not Path(bind).is_relative_to("/tmp"):  # which ch-run has inside as it is here
                 _make_mount_point(Path(image), bind)
@@ -342,7 +344,7 @@ def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus
     make_folder(folder)
     name = f"helios-probe-{os.getpid()}"
     inside = _inside(sweep, folder, pool=name, gpus=gpus)
-    words = [word.replace("{segment}", name).replace("{limit_mib}", "0") for word in how.command(image, inside)]
+    words = [fill(word, segment=name, limit_mib=None) for word in how.command(image, inside)]
     done = subprocess.run(
         [*words, "python3", "-c", _PROBE, sweep.command[0]],
         stdin=subprocess.DEVNULL,

@@ -38,7 +38,7 @@ from helios.model.pools import (
 )
 from helios.pools import agent
 from helios.pools.containers import Container
-from helios.pools.devices import device_environment, gpu_id
+from helios.pools.devices import THREADS, device_environment, gpu_id
 from helios.pools.nodes import Node
 from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
 from helios.pools.space import Search, TrainingSweep
@@ -227,6 +227,7 @@ class Coordinator:
             common = dict(agent.mps_environment(self._mps)) if mps else {}
             common |= device_environment(self.devices[0])
             common = {name: value for name, value in common.items() if name not in _OF_A_DEVICE}
+            common |= {name: os.environ[name] for name in THREADS if name in os.environ}  # which stay outside else
             self._segment = container.segment(folder, sweep, self._warm, pool=state.pool, environment=common)
         self._by_name = {device.name: device for device in devices}
         self._waiting: dict[int, Trial] = {}

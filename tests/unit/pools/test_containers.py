@@ -33,7 +33,7 @@ def test_each_runtime_gets_folders_environment_and_gpus(monkeypatch: pytest.Monk
     words = {name: " ".join(how.command("image", INSIDE)) for name, how in RUNTIMES if name != "charliecloud"}
     assert "HELIOS_POOL=abc SEED=1,2 srun --overlap" in words["slurm"]
     assert "--export=HELIOS_POOL,SEED" in words["slurm"]  # values with commas are in the environment
-    assert "--mem={limit_mib}M --nodelist=n1" in words["slurm"]
+    assert "--mem={limit_mib}M --nodelist={node}" in words["slurm"]
     assert "--container-mounts=/data:/data,/home/me/sweep:/home/me/sweep" in words["slurm"]
     assert "exec --cleanenv --no-home --nv --bind=/data:/data" in words["apptainer"]
     assert words["apptainer"].endswith("--env=SEED=1,2 --pwd=/home/me/sweep image")
