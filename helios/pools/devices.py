@@ -17,7 +17,7 @@ from helios.model.pools import Device
 CPU_MEMORY_SHARE = 0.9
 """Share of the memory that is free now which trials may use; the rest is for files and for Helios."""
 _MIB = 2.0**20
-THREADS = ("OMP_NUMTHREADS", "MKL_NUMTHREADS", "OPENBLAS_NUMTHREADS", "NUMEXPR_NUMTHREADS", "NUMBA_NUMTHREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numerical libraries start in one process; else each takes all cores."""
 
 
