@@ -901,7 +901,8 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            busy = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+            with contextlib.suppress(pynvml.NVMLError):  # not of a part of a GPU
+                busy = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
             energy_j = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
     return energy_j, busy
 

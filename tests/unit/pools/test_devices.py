@@ -31,6 +31,15 @@ def nvmlDeviceGetHandleByUUID(uuid): return UUIDS.index(uuid)
 def nvmlDeviceGetUUID(handle): return UUIDS[handle]
 def nvmlDeviceGetName(handle): return "Toy"
 def nvmlDeviceGetMemoryInfo(handle): return Memory((1000 + 500 * handle) * 2**20)
+class Rates:
+    gpu = 50
+def nvmlDeviceGetUtilizationRates(handle):
+    if handle == 1:
+        raise NVMLError("Not Supported")
+    return Rates()
+def nvmlDeviceGetTotalEnergyConsumption(handle):
+    import time
+    return int(time.time() * 100_000)  # mJ
 class Process:
     def __init__(self, pid, used):
         self.pid, self.usedGpuMemory = pid, used
