@@ -239,7 +239,10 @@ def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def link_tasks(jobs: NDArray[np.void], tasks: NDArray[np.int64], chain: NDArray[np.int64]) -> None:
-    """Note in ``jobs`` the next and the previous task of each array task, NOBODY where there is none."""
+    """Note the next and the previous task of each array task in ``jobs``.
+
+    NOBODY: there is none.
+    """
     first, second = tasks[:-1], tasks[1:]
     linked = chain[:-1] == chain[1:]
     jobs["next_task"] = jobs["previous_task"] = NOBODY
