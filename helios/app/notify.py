@@ -283,6 +283,7 @@ class Notices:
         self._lock = Lock()
         self._seen: dict[str, tuple[Sequence[Notice], datetime]] = {}
         self._told: dict[str, dict[str, Any]] | None = None
+        self._written = ""
 
     def observe(self, scope: str, notices: Sequence[Notice]) -> None:
         """Note the causes that there are now in a scope.
@@ -349,11 +350,12 @@ class Notices:
 
     def _write(self, told: Mapping[str, Any]) -> list[HeliosError]:
         text = json.dumps({"told": told}, indent=1)
-        if self.path.exists() and self.path.read_text(encoding="utf-8") == text:
+        if text == self._written:
             return []
         try:
             make_folder(self.path.parent)
             write_private(self.path, text.encode())
+            self._written = text
         except OSError as reason:
             problem = f"{self.path} cannot be written: {reason.strerror}; after a restart notices come again."
             return [NoticeNotSent(problem, hint="Check control.state_folder and the room on its disk.")]
