@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from helios.cli.options import AsJson, Report, configuration, low_high
 from helios.cli.output import answer, progress_bars, say, say_notes, write_page
-from helios.errors import UsageError
+from helios.errors import ConfigurationInvalid, UsageError
 from helios.units import count_in_words, length
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run_(
             shared=shared,
             mps=mps,
             watcher=screen.watch,
-            database=configuration().settings.database.url,
+            database=_database(),
         )
     say_notes(result.notes)
     if report is not None:
@@ -242,12 +242,24 @@ def whatif_(
             gains=None if gain is None else low_high("--gain", gain, example="1.0,1.87"),
             watts=None if watts is None else low_high("--watts", watts, example="60,300"),
             folders=pool or (),
-            database=configuration().settings.database.url,
+            database=_database(),
             seed=seed,
             progress=progress,
         )
     say_notes(found.notes)
     answer(found.to_json(), pool_whatif_table(found), as_json=as_json)
+
+
+def _database() -> str | None:
+    """Return the URL of the warehouse.
+
+    None where the configuration is wrong, since a pool needs none.
+    """
+    try:
+        return configuration().settings.database.url
+    except ConfigurationInvalid as reason:
+        say_notes([f"Earlier trials are not known: {reason.message}"])
+        return None
 
 
 def _mib(text: str) -> float:

@@ -36,6 +36,8 @@ FEWEST_TRIALS, HELD_BACK = 30, 1 / 3
 """Trials of a program from which LightGBM learns, and the share of the last ones that shows its errors."""
 LEAST_PROGRESS = 0.05
 """Progress from which the length of a trial is taken that has not ended."""
+SETTLED_S = 60.0
+"""Time after which the memory of a trial that goes on is taken for its peak, s, where its progress does not tell."""
 ROUNDS = 150
 PARAMETERS = {
     "objective": "l1",
@@ -116,9 +118,10 @@ def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
         killed = [
             1.5 * run.memory_limit_mib for run in attempts if run.outcome == "out_of_memory" and run.memory_limit_mib
         ]
-        memory = max(peaks, default=None) or max(killed, default=None)
-        useful = [run for run in attempts if run.outcome in {"finished", "running", "paused"}]
         done = 1.0 if last.outcome == "finished" else last.progress or 0.0
+        settled = last.outcome != "running" or done >= LEAST_PROGRESS or last.seconds >= SETTLED_S
+        memory = (max(peaks, default=None) if settled else None) or max(killed, default=None)
+        useful = [run for run in attempts if run.outcome in {"finished", "running", "paused"}]
         seconds = sum(_seconds_alone(run, alone.get(run.family)) for run in useful) if done >= LEAST_PROGRESS else None
         own = [(s.steps_per_s, s.seconds) for run in attempts for s in run.speeds if not s.beside and s.seconds > 0]
         facts.append(

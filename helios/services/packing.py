@@ -59,6 +59,12 @@ SAMPLE_S = 80.0
 MOST_SAMPLING = 0.06
 """Share of the expected time that may go into trials of families of which nothing is known."""
 
+LATE, IN_TIME = 0.5, 0.9
+"""Worth that a company loses with a trial that would need that much more than this share of the planned time in it."""
+
+SHORT = 10.0
+"""Restarts in the planned time below which no room is made for a trial that would end last."""
+
 Company = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
 
@@ -481,6 +487,19 @@ class _Pool:
             return 0.0
         return min(1.0, max(0.0, (self.left_s(trial) / self.total_s - FROM) / (1 - FROM)))
 
+    def lateness(self, trials: Sequence[Trial], place: int) -> float:
+        """Return what a company is worth less, 0 to 1.
+
+        It is 0 unless a trial in it would end last.
+        """
+        if not self.typical_s or not self.total_s:
+            return 0.0
+        counts, rates = Counter(map(self.class_of, trials)), self.known.rates[place]
+        last_s = max(
+            self.left_s(t) * counts[c] / max(1e-6, float(rates[c])) for t in trials for c in (self.class_of(t),)
+        )
+        return LATE * min(1.0, max(0.0, last_s / self.total_s - IN_TIME))
+
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB.
 
@@ -515,7 +534,10 @@ class _Pool:
         free = [device for device in self.devices if not self.on[device.name]]
         for position, device in enumerate(free):
             self.fill(device, others=len(free) - position - 1)
+        kept = self.make_room()
         for device in self.devices:
+            if device.name in kept:
+                continue
             if self.on[device.name] and self.settled(device) and not (self.sampling and self.sample(device)):
                 self.join(device)
         if not self.waiting_left():
@@ -565,6 +587,9 @@ class _Pool:
 
     def fill(self, device: Device, *, others: int) -> None:
         """Start the company that is worth most on a device without trials."""
+        for trial in self.late()[:1]:  # others may join it
+            self.start(trial, device, "it would end last", whole=self.must_be_alone(trial))
+            return
         left = self.waiting_left()
         best: tuple[tuple[float, float, int], list[Trial]] | None = None
         classes = [one for one, trials in self.queue.items() if trials]
@@ -586,7 +611,8 @@ class _Pool:
                     continue
                 chosen = self.two(one, two, device)
                 urgent = URGENT * max(map(self.urgency, chosen), default=0.0)
-                key = (round(float(self.worth[place]) + urgent, 2), float(self.time[place]), -place)
+                late = self.lateness(chosen, place) if len(chosen) > 1 else 0.0
+                key = (round(float(self.worth[place]) + urgent - late, 2), float(self.time[place]), -place)
                 if chosen and (best is None or key > best[0]):
                     best = (key, chosen)
         for one, trial in single.items():
@@ -663,15 +689,17 @@ class _Pool:
         if place is None:
             return
         best: tuple[tuple[float, float, int], Trial, int] | None = None
+        now = float(self.worth[place]) - self.lateness(trials, place)
         for one, joined in self.known.extensions(company):
             if not self.queue.get(one) or not self.may_try(joined):
-                continue
-            if self.worth[joined] < self.worth[place] + self.options.worth * JOIN:
                 continue
             trial = self.pick(one, room, alone=False)
             if trial is None:
                 continue
-            value = float(self.worth[joined]) + URGENT * self.urgency(trial)
+            worth = float(self.worth[joined]) - self.lateness([*trials, trial], joined)
+            if worth < now + self.options.worth * JOIN:
+                continue
+            value = worth + URGENT * self.urgency(trial)
             key = (round(value, 2), float(self.time[joined]), -joined)
             if best is None or key > best[0]:
                 best = (key, trial, joined)
@@ -679,6 +707,41 @@ class _Pool:
             _, trial, joined = best
             self.tried[joined] += 1
             self.start(trial, device, self.why([*trials, trial], joined))
+
+    def late(self) -> list[Trial]:
+        """Return waiting trials that would end last, the longest first."""
+        if not self.typical_s or self.total_s < SHORT * self.options.restart_s:
+            return []
+        late = [t for queue in self.queue.values() for t in queue if self.left_s(t) > IN_TIME * self.total_s]
+        return sorted(late, key=lambda t: (-self.left_s(t), t.number))
+
+    def make_room(self) -> set[str]:
+        """Pause the trials of a device for a waiting one that would end last.
+
+        It may fit beside nobody, and a device that others join is never free.
+
+        Returns
+        -------
+        set of str
+            Devices that nobody is to join.
+        """
+        kept: set[str] = set()
+        for trial in self.late():
+            free = [
+                (sum(map(self.left_s, self.on[d.name])), d.name)
+                for d in self.devices
+                if d.name not in kept
+                and self.on[d.name]
+                and max(map(self.left_s, self.on[d.name])) < 0.5 * self.left_s(trial)
+                and not any(map(self.reserved_alone, self.on[d.name]))
+            ]
+            if not free:
+                break
+            name = min(free)[1]
+            kept.add(name)
+            reason = f"trial {trial.number} would end last, and has no device"
+            self.actions += [PauseTrial(number=t.number, reason=reason) for t in self.on[name]]
+        return kept
 
     def sample(self, device: Device) -> bool:
         """Pause the only trial of a device for an unknown family.
@@ -702,7 +765,7 @@ class _Pool:
         place = self.known.place.get(self.company(trials))
         if place is None:
             return
-        now = float(self.worth[place])
+        now = float(self.worth[place]) - self.lateness(trials, place)
         best: tuple[float, int, Trial] | None = None
         for leaving in trials:
             if self.is_urgent(leaving):
@@ -714,14 +777,14 @@ class _Pool:
                 continue
             room = device.memory_mib - sum(map(self.reserved_mib, rest))
             lasts_s = min(self.total_s, max(map(self.left_s, rest))) if self.typical_s else math.inf
-            options = [alone]
+            options = [(alone, rest)]
             for one, joined in self.known.extensions(company):
-                if joined != place and self.may_try(joined) and self.pick(one, room, alone=False):
-                    options.append(joined)
-            for other in options:
+                if joined != place and self.may_try(joined) and (joining := self.pick(one, room, alone=False)):
+                    options.append((joined, [*rest, joining]))
+            for other, then in options:
                 # What was not measured often turns out worse than hoped, and costs a second restart then.
                 costs_s = self.options.restart_s * (1.5 if self.known.measured[other] else 3.0)
-                more = float(self.worth[other]) - now
+                more = float(self.worth[other]) - self.lateness(then, other) - now
                 gain_s = more * lasts_s - costs_s
                 if more > self.options.worth and gain_s > 0 and (best is None or gain_s > best[0]):
                     best = (gain_s, leaving.number, leaving)

@@ -322,3 +322,10 @@ def test_trials_that_were_kept_tell_what_another_sweep_will_need(helios: Helios,
     assert "from 6 runs" in said.err
     helios("pool", "run", other, "--json")  # there is a warehouse now
     assert helios("pool", "load", "other.pool", "--json").json["pools"][0]["new_runs"] == 0
+
+
+def test_a_wrong_configuration_stops_no_pool(helios: Helios, sweep: Path) -> None:
+    sweep.with_name("helios.toml").write_text("nonsense = 1\n")
+    said = helios("pool", "run", sweep, "--json")
+    assert "Earlier trials are not known" in said.err
+    assert len(result(said)["trials"]) == 6

@@ -101,6 +101,13 @@ def test_a_trial_that_goes_on_tells_its_length_by_its_progress() -> None:
     assert trial_facts([a_run(outcome="running", progress=0.01)])[0].seconds is None
 
 
+def test_the_memory_of_a_trial_that_just_began_is_not_its_peak() -> None:
+    young = a_run(outcome="running", seconds=2.0, progress=0.0, peak_memory_mib=10.0)
+    assert trial_facts([young])[0].memory_mib is None
+    assert trial_facts([dataclasses.replace(young, progress=0.2)])[0].memory_mib == 10.0
+    assert trial_facts([dataclasses.replace(young, seconds=90.0)])[0].memory_mib == 10.0
+
+
 def test_only_runs_on_the_same_kind_of_device_tell() -> None:
     runs = [a_run(0), a_run(1, device_model="K80", seconds=900.0)]
     found = TrialModel(runs, now_s=1e9, device_model="K80").forecasts([("train.py", "train.py", {})])

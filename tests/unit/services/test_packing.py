@@ -282,3 +282,25 @@ def test_the_percentile_of_memory_gets_no_head_room_on_top() -> None:
     (action,) = SERVICE.decide(pool)
     assert isinstance(action, StartTrial)
     assert action.memory_limit_mib == pytest.approx(4_800.0)
+
+
+def test_a_long_trial_that_fits_beside_nobody_gets_a_device() -> None:
+    """Others would join the device for ever, and it would start last and alone."""
+    large = dataclasses.replace(KNOWN, memory_p95_mib=15_000.0, seconds_p50=6_000.0)
+    there = [running(0), running(1, "b"), running(2, device="gpu:1", progress=0.9), running(3, "b", device="gpu:1")]
+    queue = [waiting(n, "ab"[n % 2]) for n in range(4, 8)]
+    rates = speeds(a=10, b=10, c=10, a_b=9, b_a=9)
+    actions = SERVICE.decide(a_pool([*there, *queue, waiting(9, "c", forecast=large)], speeds=rates))
+    assert {action.number for action in actions if isinstance(action, PauseTrial)} == {2, 3}
+    gone = [*there[:2], *queue, dataclasses.replace(there[2], state=TrialState.PAUSED, device=None)]
+    actions = SERVICE.decide(a_pool([*gone, waiting(9, "c", forecast=large)], speeds=rates))
+    assert starts(actions)[9] == "gpu:1"
+
+
+def test_a_short_trial_gets_no_device_of_others() -> None:
+    short = dataclasses.replace(KNOWN, memory_p95_mib=15_000.0, seconds_p50=500.0)
+    there = [running(n, "ab"[n % 2], device=f"gpu:{n // 2}") for n in range(4)]
+    queue = [waiting(n, "ab"[n % 2]) for n in range(4, 8)]
+    rates = speeds(a=10, b=10, c=10, a_b=9, b_a=9)
+    actions = SERVICE.decide(a_pool([*there, *queue, waiting(9, "c", forecast=short)], speeds=rates))
+    assert not [action for action in actions if isinstance(action, PauseTrial)]
