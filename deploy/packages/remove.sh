@@ -3,11 +3,11 @@
 # removes the environment and what setup has laid down.
 set -eu
 if [ -d /run/systemd/system ]; then
-  systemctl stop helios.service helios-power.service helios-nightly.timer helios-nightly.service 2>/dev/null || true
+  systemctl stop helios.service helios-power.service helios-web.service helios-nightly.timer helios-nightly.service 2>/dev/null || true
 fi
 [ "${1:-}" = remove ] || exit 0
 if [ -d /run/systemd/system ]; then
-  systemctl disable helios.service helios-power.service helios-nightly.timer 2>/dev/null || true
+  systemctl disable helios.service helios-power.service helios-web.service helios-nightly.timer 2>/dev/null || true
 fi
 [ ! -x /opt/helios/bin/helios ] || /opt/helios/bin/helios setup --remove >/dev/null || true
 rm -rf /opt/helios

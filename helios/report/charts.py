@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib
@@ -225,6 +226,8 @@ DRAIN = 0.15
 """How far past the last submission time goes on, as a share of the window: the last long jobs end much later."""
 LEAST_WAIT_S = 1.0
 LONGEST_NAME = 24
+LABEL_LETTERS, LABEL_LINE_IN = 20, 0.16
+"""Letters in a line of a narrow figure's label, which leave half of it for the axis; height of such a line, in."""
 
 
 def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
@@ -240,7 +243,8 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
         return None
     low, high = 0.75 * min(*known, 0.5), 1.35 * max(*known, 2)
     what = "Who gains and who pays: mean wait by job size, as a multiple of the first replay's"
-    with canvas(what, height=1.2 + (0.46 if narrow else 0.36) * len(ratios), narrow=narrow) as drawing:
+    labels = [_label(run, narrow) for run in reversed(ratios)]
+    with canvas(what, height=1.2 + _rows_high(labels, 0.46 if narrow else 0.36), narrow=narrow) as drawing:
         axes = drawing.panels[0]
         axes.axvspan(low, 1, color=GAINS, zorder=0)
         axes.axvspan(1, high, color=PAYS, zorder=0)
@@ -253,7 +257,7 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
             axes.scatter([], [], color=colour, marker=mark, label=f"{name} {result.unit}{'' if name == '1' else 's'}")
         axes.axvline(1, color=INK, lw=1.2)
         axes.grid(visible=False, axis="y")
-        axes.set_yticks(range(len(ratios)), [_label(run, narrow) for run in reversed(ratios)])
+        axes.set_yticks(range(len(ratios)), labels)
         axes.set_ylim(-0.6, len(ratios) - 0.4)
         same = "as today" if result.baseline.is_today else "the same"
         ratio_axis(axes, low=low, high=high, same=same, narrow=narrow)
@@ -272,7 +276,7 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     runs = [result.baseline, *result.feasible, *result.impossible, *result.oracles][::-1]
     labels = [_label(run, narrow) for run in runs]
     colours = [_bar_colour(run, result.baseline) for run in runs]
-    height = 0.6 + (0.38 if narrow else 0.27) * len(runs)
+    height = 0.6 + _rows_high(labels, 0.38 if narrow else 0.27)
     with canvas("Mean and longest wait of each replay", height=height, narrow=narrow, columns=2) as drawing:
         mean, longest = [run.summary.mean_wait_s for run in runs], [run.summary.max_wait_s for run in runs]
         for axes, title, values in zip(drawing.panels, ("Mean wait", "Longest wait"), (mean, longest), strict=True):
@@ -514,7 +518,12 @@ def _bar_colour(run: Run, baseline: Run) -> str:
 
 
 def _label(run: Run, narrow: bool) -> str:
-    return run.label.replace(" + ", "\n+ ") if narrow else run.label
+    return "\n".join(wrap(run.label, LABEL_LETTERS)) if narrow else run.label
+
+
+def _rows_high(labels: Sequence[str], each: float) -> float:
+    """Return the height of rows with labels of several lines, in."""
+    return len(labels) * max(each, 0.06 + LABEL_LINE_IN * max(label.count("\n") + 1 for label in labels))
 
 
 def shortened(name: str) -> str:

@@ -47,8 +47,9 @@ GROWTH = 1.1
 """Least gain of a company over the same without one trial, for which another trial more is tried."""
 FEW_CLASSES = 6
 """Classes up to which any may be the third of a company."""
-URGENT = 0.2
-"""Worth added to a company with a long trial, so that it does not run alone at the end."""
+URGENT, FROM = 0.4, 0.25
+"""Worth added to a company with a trial that needs the whole planned time, so that it does not run alone at the end.
+Of one that needs less it is less, and nothing below this share. Chosen on draws 200 to 203 of benchmarks/packing.py."""
 JOIN = 0.5
 """Share of the option ``worth`` that is enough to join others, since nothing is paused for it."""
 LONG = 0.5
@@ -412,8 +413,9 @@ class _Pool:
         self.waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
-        self.known = _learn(_traits(active, snapshot.speeds), snapshot.speeds, options.together, options.optimism)
-        alone = {s.family: s.steps_per_s for s in snapshot.speeds if not s.beside}
+        speeds = (*snapshot.speeds, *_expected_speeds(active, snapshot.speeds))
+        self.known = _learn(_traits(active, speeds), speeds, options.together, options.optimism)
+        alone = {s.family: s.steps_per_s for s in speeds if not s.beside}
         self.lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
         self.peaks_mib: dict[str, float] = {}
         for trial in snapshot.trials:
@@ -470,14 +472,24 @@ class _Pool:
         """Return whether a trial must run now, or it would end last."""
         return bool(self.typical_s) and self.left_s(trial) > LONG * self.total_s
 
+    def urgency(self, trial: Trial) -> float:
+        """Return how urgent a trial is, 0 to 1.
+
+        One that starts too late ends last and alone.
+        """
+        if not self.typical_s or not self.total_s:
+            return 0.0
+        return min(1.0, max(0.0, (self.left_s(trial) / self.total_s - FROM) / (1 - FROM)))
+
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB.
 
         None says that nothing is known.
         """
-        own = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        forecast = trial.forecast
+        own = max(trial.peak_memory_mib or 0.0, forecast.memory_p50_mib or forecast.memory_p95_mib or 0.0)
         expected = own or self.peaks_mib.get(trial.family, 0.0)
-        need = expected * (1 + self.options.head_room)
+        need = max(expected * (1 + self.options.head_room), forecast.memory_p95_mib or 0.0)
         if trial.out_of_memory_mib is not None:
             need = max(need, 1.5 * trial.out_of_memory_mib)
         return need or None
@@ -573,12 +585,12 @@ class _Pool:
                 if place is None or not self.may_try(place) or (one == two and len(self.queue[one]) < 2):
                     continue
                 chosen = self.two(one, two, device)
-                urgent = URGENT * any(map(self.is_urgent, chosen))
+                urgent = URGENT * max(map(self.urgency, chosen), default=0.0)
                 key = (round(float(self.worth[place]) + urgent, 2), float(self.time[place]), -place)
                 if chosen and (best is None or key > best[0]):
                     best = (key, chosen)
         for one, trial in single.items():
-            value = float(self.worth[one]) + URGENT * self.is_urgent(trial)
+            value = float(self.worth[one]) + URGENT * self.urgency(trial)
             key = (round(value, 2), float(self.time[one]), -one)
             if best is None or key > best[0]:
                 best = (key, [trial])
@@ -659,7 +671,7 @@ class _Pool:
             trial = self.pick(one, room, alone=False)
             if trial is None:
                 continue
-            value = float(self.worth[joined]) + URGENT * self.is_urgent(trial)
+            value = float(self.worth[joined]) + URGENT * self.urgency(trial)
             key = (round(value, 2), float(self.time[joined]), -joined)
             if best is None or key > best[0]:
                 best = (key, trial, joined)
@@ -765,6 +777,16 @@ def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_
             share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
             seen[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
     return {family: sum(lengths) / len(lengths) for family, lengths in (seen | told).items()}
+
+
+def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
+    """Return speeds alone that are expected of families which never ran alone here."""
+    known = {speed.family for speed in measured if not speed.beside}
+    told = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
+    return tuple(
+        SharedSpeed(family=family, beside=(), steps_per_s=float(f"{steps:.2g}"), samples=1)
+        for family, steps in sorted(told.items())
+    )
 
 
 def _names(trials: Iterable[Trial]) -> str:

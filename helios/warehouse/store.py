@@ -22,15 +22,18 @@ from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
 from helios.warehouse.engine import engine_for, reading, shown, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
 from helios.warehouse.keys import (
+    CLUSTER_SPANS,
     CLUSTERS,
     StringTable,
     cluster_id_for_loading,
+    cluster_spans,
     cluster_timezone,
     find_cluster_id,
     known_clusters,
 )
 from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.retention import Horizon, count_rows, forget, remove_cluster
+from helios.warehouse.trials import TrialStore
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
@@ -38,7 +41,7 @@ _AT_ONCE = 2_000
 """Values in the condition of one query."""
 
 
-class Warehouse(ModelStore):
+class Warehouse(ModelStore, TrialStore):
     """A SQLite or PostgreSQL database with all data of Helios.
 
     :meth:`open` makes it, and as a context manager it closes itself. Every method that writes is one transaction,
@@ -193,6 +196,14 @@ class Warehouse(ModelStore):
         """
         with reading(self._engine) as connection:
             return frame_of(self._bulk.select(connection, known_clusters()), CLUSTERS)
+
+    def cluster_spans(self) -> pd.DataFrame:
+        """Return all clusters, ordered by name, without counting their jobs.
+
+        Columns as of ``clusters``, without ``jobs`` and ``gpu_jobs``.
+        """
+        with reading(self._engine) as connection:
+            return frame_of(self._bulk.select(connection, cluster_spans()), CLUSTER_SPANS)
 
     def contents(self, cluster: str) -> dict[str, int]:
         """Return how many rows each table has of a cluster, tables without any left out.

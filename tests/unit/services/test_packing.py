@@ -247,3 +247,38 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 def test_an_empty_pool_needs_nothing() -> None:
     assert SERVICE.decide(PoolSnapshot(now_s=0.0, devices=(), trials=())) == []
+
+
+@given(lengths=st.lists(st.integers(100, 2_000), min_size=2, max_size=6, unique=True))
+@settings(max_examples=examples(30), deadline=None)
+def test_where_sharing_gains_nothing_the_longest_of_few_starts_first(lengths: list[int]) -> None:
+    names = "abcdef"[: len(lengths)]
+    trials = [
+        waiting(n, name, forecast=dataclasses.replace(KNOWN, seconds_p50=float(length)))
+        for n, (name, length) in enumerate(zip(names, lengths, strict=True))
+    ]
+    rates = dict.fromkeys(names, 10.0) | {f"{a}_{b}": 4.0 for a in names for b in names}
+    pool = a_pool(trials, devices=2, speeds=speeds(**rates))
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    total_s = sum(lengths) / 2
+    started = set(starts(SERVICE.decide(pool)))
+    if lengths[order[0]] > 0.5 * total_s:
+        assert order[0] in started
+
+
+def test_an_expected_speed_stands_for_a_measured_one() -> None:
+    """Trials of an unknown family are not run alone first where their speed is expected."""
+    told = dataclasses.replace(KNOWN, steps_per_s=10.0)
+    trials = [waiting(n, "b", forecast=told) for n in range(6)]
+    rates = speeds(a=10, b_b=8)
+    assert len(starts(SERVICE.decide(a_pool(trials, devices=1, speeds=rates)))) == 2
+    unknown = [dataclasses.replace(trial, forecast=KNOWN) for trial in trials]
+    assert len(starts(SERVICE.decide(a_pool(unknown, devices=1, speeds=rates)))) == 1
+
+
+def test_the_percentile_of_memory_gets_no_head_room_on_top() -> None:
+    told = TrialForecast(memory_p50_mib=4_000.0, memory_p95_mib=4_800.0, seconds_p50=1_000.0)
+    pool = a_pool([waiting(0, forecast=told)], devices=1, speeds=speeds(a=10))
+    (action,) = SERVICE.decide(pool)
+    assert isinstance(action, StartTrial)
+    assert action.memory_limit_mib == pytest.approx(4_800.0)
