@@ -46,8 +46,11 @@ TASK_VARIABLES = (
 SYSTEM_FOLDER = Path("/etc/helios")
 PARTS = "conf.d"
 """Folder in ``SYSTEM_FOLDER`` with more files, ``*.toml``, which are read in the order of their names."""
-OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", *TASK_VARIABLES)
-"""Other variables with this prefix, which tests, benchmarks, scripts and programs in pools read."""
+PASSWORD_VARIABLE = "HELIOS_SMTP_PASSWORD"
+OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
+"""Other variables with this prefix, which notices, tests, benchmarks, scripts and programs in pools read."""
+SECRET_KEYS = frozenset({"notify.webhook", "notify.slack"})
+"""Keys whose path is shown to nobody."""
 TEST_PREFIX = "HELIOS_TEST_"
 """Variables with this prefix belong to tests, and are not looked at."""
 ROOT = 0
@@ -83,6 +86,42 @@ def absolute_folder(name: str) -> str:
     if name and not Path(name).is_absolute():
         raise ValueError(f"{name!r} must be an absolute path, such as /opt/slurm/bin")
     return name
+
+
+def addresses(text: str) -> str:
+    """Return ``text`` if it is empty or mail addresses by commas."""
+    for address in filter(None, (part.strip() for part in text.split(","))):
+        if not re.fullmatch(r"[^@\s<>,;]+@[^@\s<>,;]+", address):
+            raise ValueError(f"{address!r} is not a mail address; write it as hpc-admins@site.example")
+    return text
+
+
+def host_port(text: str) -> str:
+    """Return ``text`` if it names a host and a port."""
+    if not re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):\d{1,5}", text) or int(text.rpartition(":")[2]) > 65_535:
+        raise ValueError(f"{text!r} is not HOST:PORT, such as smtp.site.example:587")
+    return text
+
+
+def web_address(text: str) -> str:
+    """Return ``text`` if it is empty or a safe address.
+
+    What is sent to it can be read by nobody on the way.
+    """
+    if text and not re.match(r"https://[^/\s]|http://(?:localhost|127\.0\.0\.1|\[::1\])[:/]", text):
+        raise ValueError("an address begins with https://, or with http:// on this machine")  # it is a secret
+    return text
+
+
+EVENTS = ("suspended", "protected", "drift", "nightly", "attention")
+
+
+def event_names(text: str) -> str:
+    """Return ``text`` if it is names of events by commas."""
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name not in EVENTS:
+            raise ValueError(f"{name!r} is no event; there are {', '.join(EVENTS)}")
+    return text
 
 
 class _Section(BaseModel):
@@ -221,6 +260,53 @@ class ReportSettings(_Section):
     """Nightly reports kept"""
 
 
+class Notify(_Section):
+    """Mails and webhooks about what needs a person."""
+
+    mail_to: Annotated[str, AfterValidator(addresses)] = ""
+    """Recipients of mails, by commas; empty: no mail"""
+    mail_from: Annotated[str, AfterValidator(addresses)] = ""
+    """Sender of mails; empty: helios@ and this machine's name"""
+    smtp: Annotated[str, AfterValidator(host_port)] = "localhost:25"
+    """HOST:PORT of the mail server"""
+    tls: Literal["starttls", "tls", "none"] = "starttls"
+    """starttls (port 587), tls from the first byte (port 465), or none (a relay on this machine). The server's
+    certificate is checked"""
+    ca_file: Annotated[str, AfterValidator(absolute_folder)] = ""
+    """PEM file of the authority behind the server's certificate; empty: the system's"""
+    user: str = ""
+    """Name to log in with; empty: no login. The password: HELIOS_SMTP_PASSWORD, or password_file"""
+    password_file: Annotated[str, AfterValidator(absolute_folder)] = ""
+    """File with the password, which only the user that runs Helios may read"""
+    webhook: Annotated[str, AfterValidator(web_address)] = ""
+    """Address to which notices are posted as JSON; empty: none. It is a secret: better in the environment"""
+    slack: Annotated[str, AfterValidator(web_address)] = ""
+    """Address of an incoming webhook of Slack, Mattermost or Rocket.Chat; empty: none. It is a secret as well"""
+    events: Annotated[str, AfterValidator(event_names)] = "suspended, protected, drift, nightly"
+    """What is told, by commas; attention in place of nightly: only nightly reports that need a person"""
+    settle_s: int = Field(default=300, ge=0)
+    """A suspension or protected mode is told when it has lasted so long, and has ended when gone for as long, s"""
+    timeout_s: float = Field(default=10, gt=0, le=60)
+    """Longest wait for one answer of a server, s"""
+
+
+class WebSettings(_Section):
+    """The web page, of helios web and in the daemon. Needs the extra web."""
+
+    listen: Annotated[str, AfterValidator(host_port)] = "127.0.0.1:9850"
+    """HOST:PORT of the page"""
+    in_daemon: bool = False
+    """Serve the page in the daemon that acts on jobs, in place of helios-web.service; needs token_file"""
+    token_file: Annotated[str, AfterValidator(absolute_folder)] = ""
+    """File with the token that readers need, which only the user that runs Helios may read"""
+    user_header: str = ""
+    """Header in which a proxy names the user; empty: whoever has the token sees all"""
+    admins: str = ""
+    """Users of that header who see everything, by commas"""
+    hosts: str = ""
+    """Further names under which browsers reach the page, by commas"""
+
+
 class Retention(_Section):
     """Retention of data in the database that grows every day.
 
@@ -321,6 +407,8 @@ class Settings(_Section):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
+    notify: Notify = Field(default_factory=Notify)
+    web: WebSettings = Field(default_factory=WebSettings)
     retention: Retention = Field(default_factory=Retention)
     demand: DemandSettings = Field(default_factory=DemandSettings)
     power: Power = Field(default_factory=Power)
@@ -378,7 +466,7 @@ class Configuration:
         return [
             ConfigValue(
                 key=key,
-                value=without_password(getattr(getattr(self.settings, section), name)),
+                value=_shown(key, getattr(getattr(self.settings, section), name)),
                 origin=self.origins.get(key, "default"),
                 variable=_variable(section, name),
                 doc=doc,
@@ -486,6 +574,12 @@ def without_password(value: Any) -> Any:
         return value
     masked = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", value, count=1)
     return re.sub(r"([?&][^=&]*password[^=&]*=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
+
+
+def _shown(key: str, value: Any) -> Any:
+    """Return a value without what is secret in it."""
+    masked = without_password(value)
+    return re.sub(r"(://[^/]*/).+", r"\1***", masked) if key in SECRET_KEYS else masked
 
 
 def zone(name: str) -> ZoneInfo:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
+
+from helios.errors import UsageError
 
 FOLDER = 0o750
 OWN = 0o600
@@ -40,6 +43,11 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
 
 
+def file_name(text: str) -> str:
+    """Return a text as part of a file's name."""
+    return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "cluster"
+
+
 def open_private(path: Path) -> int:
     """Open a private file for reading and writing, and return its descriptor.
 
@@ -64,6 +72,29 @@ def open_private(path: Path) -> int:
     else:
         hand_over(handle, path)
     return handle
+
+
+def read_secret(path: Path) -> str:
+    """Return the token or password in a file.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, others may read it, or it is empty.
+    """
+    make = f"Make one: (umask 077; openssl rand -hex 24 > {path})"
+    try:
+        found = path.stat()
+        secret = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as reason:
+        raise UsageError(f"{path} cannot be read: {reason}", hint=make) from reason
+    # systemd 254 gives a service its credentials as files of root and root's group, with an access list.
+    of_others = WIDE if found.st_uid == found.st_gid == 0 else WIDE | 0o040
+    if found.st_mode & of_others:
+        raise UsageError(f"Others can read {path}.", hint=f"Close it: chmod 0600 {path}")
+    if not secret:
+        raise UsageError(f"{path} is empty.", hint=make)
+    return secret
 
 
 def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bool = False) -> None:

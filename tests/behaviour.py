@@ -147,6 +147,7 @@ SET_UP = (
 COMMANDS = (
     Command(name="config-show", words="config show --json"),
     Command(name="config-check", words="config check --json"),
+    Command(name="notify-list", words="notify list --json"),
     Command(name="db-status", words="db status --json"),
     Command(name="service-list", words="service list --json"),
     Command(name="trace-list", after="set-up", words="trace list --json"),
@@ -159,6 +160,7 @@ COMMANDS = (
     Command(name="trace-describe", words="trace describe --cluster venus --json"),
     Command(name="trace-describe-file", words=f"trace describe --trace {CEDAR} --json"),
     Command(name="study", words="study --cluster venus --json"),
+    Command(name="advise", words=f"advise --trace {SACCT} --allusers --json"),
     Command(name="study-file", words=f"study --trace {KTH} --json"),
     Command(name="model-list", words="model list --cluster venus --json"),
     Command(name="model-decisions", words="model decisions --cluster venus --json"),
@@ -288,6 +290,7 @@ LEFT_OUT = {
     "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
     "web": "it serves until it is told to stop; tests/unit/web asks every page",
     "setup": "it writes files; tests/unit/app/test_setup.py reads them back",
+    "notify test": "it sends messages; tests/unit/app/test_notify.py reads them",
     "nightly": "its window ends now; its parts are model nightly and report nightly",
 }
 """Commands that are not frozen, and why."""
@@ -394,6 +397,13 @@ VARYING = (
 
 VARYING_KEYS = {
     "expires_at": "some hours from now",
+    "end_p10_at": "a forecast counts from now",
+    "end_p50_at": "a forecast counts from now",
+    "end_p90_at": "a forecast counts from now",
+    "horizon_at": "a forecast counts from now",
+    "p10_at": "a forecast counts from now",
+    "p50_at": "a forecast counts from now",
+    "p90_at": "a forecast counts from now",
     "waited_s": "a job of the recorded answers has waited until now",
 }
 """Keys of JSON answers whose values vary, and why."""

@@ -6,6 +6,7 @@ does not know that a scheduler calls it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -188,6 +189,10 @@ class DaemonOperations:
         Run one cycle on nodes. None where no service of this process acts on nodes.
     levels : callable
         Return the values of the last nightly study by name of the statement, empty where there was none.
+    observe : callable
+        Takes note of what a cycle has to tell a person. It neither waits nor fails.
+    notify : callable, optional
+        Tell what is due. None where nobody is told anything. It runs in a thread of its own.
     """
 
     ingest: Callable[[], str] | None
@@ -197,3 +202,13 @@ class DaemonOperations:
     release: Callable[[str], str]
     nodes: Callable[[], NodeCycleSummary] | None = None
     levels: Callable[[], Mapping[str, float]] = dict
+    observe: Callable[[CycleSummary | NodeCycleSummary], None] = lambda _: None
+    notify: Callable[[], str] | None = None
+
+
+def error_kind(line: str) -> str:
+    """Return a line with its numbers replaced.
+
+    So waits of 30.1 s and 30.2 s are the same problem.
+    """
+    return re.sub(r"\d[\d.,]*", "#", line)

@@ -17,6 +17,7 @@ from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, preflight
 from helios.app.modes import is_paused, modes_in_force
 from helios.app.node_controller import MEMORY as NODE_MEMORY
+from helios.app.notify import channels, check_notify, try_servers
 from helios.app.predictions import UNTRUSTED
 from helios.choices import Domain
 from helios.config import Settings
@@ -66,6 +67,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _nodes(settings, name),
         lambda: _pause(settings, name),
         lambda: _hook(settings, name, now),
+        lambda: _notices(settings),
     )
     found = [_as_grave(finding) if finding.check == HOOK and _orders(settings, name) else finding for finding in found]
     return [*found, *(finding for check in checks for finding in _tried(check))]
@@ -183,7 +185,7 @@ def check_settings(settings: Settings) -> list[HeliosError]:
             check()
         except HeliosError as reason:
             found.append(reason)
-    return found
+    return [*found, *check_notify(settings.notify)]
 
 
 def _only_name(settings: Settings) -> str:
@@ -231,6 +233,16 @@ def _closed(settings: Settings) -> Iterator[Finding]:
         yield _finding("permissions", WARN, message, f"chmod g-w,o-rwx {' '.join(wide)}")
     else:
         yield _finding("permissions", OK, "no other account can read what Helios keeps")
+
+
+def _notices(settings: Settings) -> Iterator[Finding]:
+    """Report whether the servers that are to tell people can be reached."""
+    names = ", ".join(channels(settings.notify))
+    problems = [*check_notify(settings.notify)] or [*try_servers(settings.notify)]
+    for problem in problems:
+        yield _finding("notices", FAIL, problem.message, problem.hint)
+    if not problems:
+        yield _finding("notices", OK, f"by {names}" if names else "nobody is told anything: notify.mail_to is empty")
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -302,7 +314,8 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
         told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
         state, reasons = str(told["state"]), [*told["reasons"], *((told["cycle"] or {}).get("suspended") or ())]
-        note = str(told.get("note") or "")
+        unsent = str(told.get("tasks", {}).get("notify", {}).get("problem") or "")
+        note = "; ".join(filter(None, [str(told.get("note") or ""), unsent]))
     except (OSError, *UNREADABLE):
         message = f"not running, or it never ran here: the state folder holds no readable {HEALTH_FILE}"
         yield _finding("daemon", WARN, message, "Start it: systemctl start helios")

@@ -79,6 +79,20 @@ class Drift:
         """The features that changed, and by more than in the weeks of training."""
         return tuple(one for one in self.moved if one.is_unusual)
 
+    @property
+    def has_drifted(self) -> bool:
+        """Whether inputs are unusual, or errors have grown."""
+        return bool(self.unusual) or self._grown_from() is not None
+
+    def _grown_from(self) -> float | None:
+        """Return the usual error of the weeks before.
+
+        None where the last one is not worse.
+        """
+        *before, last = [week.model.median_abs_log_error for week in self.weeks] or [0.0]
+        usual = float(np.median(before)) if before else np.inf
+        return usual if last > GROWN * usual else None
+
     def line(self) -> str:
         """Return inputs and errors in one line of text."""
         if not self.moved:
@@ -93,8 +107,8 @@ class Drift:
             f"log error {last:.2f} in the last week" if self.weeks else "no job has ended since it stopped learning"
         )
         if before:
-            usual = float(np.median(before))
-            errors += f", {'grown from' if last > GROWN * usual else 'before'} {usual:.2f}"
+            grown = "before" if self._grown_from() is None else "grown from"
+            errors += f", {grown} {float(np.median(before)):.2f}"
         return f"{inputs}; {errors}"
 
     def to_json(self) -> dict[str, Any]:
@@ -214,6 +228,8 @@ NIGHTLY = "nightly"
 """Author of a nightly decision."""
 DRIFT = "drift"
 """Name under which the warehouse stores the line about drift."""
+DRIFTED = "drifted"
+"""Name under which it stores that line where something has drifted; empty where nothing has."""
 
 
 def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
@@ -443,8 +459,10 @@ def nightly(
     with Warehouse.open(url) as warehouse:
         incumbent = _incumbent(warehouse, history.cluster, besides=None)
         outcome = judge_model(studied, record, candidate, incumbent, seed=seed, days=days, at=at, progress=progress)
+        drifted: bool | None = None
         try:
-            line = measure_drift(studied, incumbent or record, days=days, at=at).line()
+            found = measure_drift(studied, incumbent or record, days=days, at=at)
+            line, drifted = found.line(), found.has_drifted
         except HeliosError as reason:
             line = f"not measured: {reason.message}"
         if dry_run:
@@ -452,6 +470,8 @@ def nightly(
         warehouse.add_model(record)
         _write(warehouse, history.cluster, outcome, by=NIGHTLY, now=now)
         warehouse.remember(history.cluster, DRIFT, line, at=now)
+        if drifted is not None:
+            warehouse.remember(history.cluster, DRIFTED, line if drifted else "", at=now)
         warehouse.forget_models(history.cluster, keep=keep)
     return outcome, line
 

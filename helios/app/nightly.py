@@ -13,17 +13,18 @@ import pandas as pd
 
 from helios.app.cycle_summary import STUDY_LEVELS
 from helios.app.history import load_history
-from helios.app.model_registry import nightly, training_history
+from helios.app.model_registry import DRIFTED, nightly, training_history
 from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
+from helios.app.notify import Notice, Notices, channels
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
-from helios.app.study import WEEK, WEEKS_COMPARED, read_records, weekly_changes
+from helios.app.study import WEEK, WEEKS_COMPARED, keep_study, load_study, read_records, study, weekly_changes
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
 from helios.model.slurm_site import SlurmSite
 from helios.ports import Progress, no_progress
-from helios.private_files import make_folder, tighten, write_private
+from helios.private_files import file_name, make_folder, tighten, write_private
 from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, as_text, nightly_digest, render_nightly
 from helios.report.admin.nightly import Night as ReportedNight
 from helios.services.qssf import OrderRule
@@ -90,7 +91,7 @@ def nightly_pages(
         )
         changes = weekly_changes(history, end=end, records=records)
         digest = nightly_digest(_night(operations, begin, end, settings, changes.sentences))
-    stem = f"{_file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
+    stem = f"{file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
     html, text, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
     page = render_nightly(digest)
     try:
@@ -98,7 +99,7 @@ def nightly_pages(
         write_private(html, page.encode())
         write_private(text, as_text(digest).encode())
         write_private(mail, as_mail(digest, page=page, page_name=html.name, recipient=recipient))
-        removed = _thin_out(folder, _file_name(digest.cluster), keep=settings.report.keep)
+        removed = _thin_out(folder, file_name(digest.cluster), keep=settings.report.keep)
     except OSError as reason:
         raise UsageError(
             f"The nightly report cannot be written: {reason}", hint="Choose another place: report.folder"
@@ -161,10 +162,6 @@ def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
     return (*last.said, *((proposed,) if proposed else ()))
 
 
-def _file_name(cluster: str) -> str:
-    return re.sub(r"[^\w.-]", "_", cluster).lstrip(".") or "cluster"
-
-
 def _thin_out(folder: Path, name: str, *, keep: int) -> int:
     """Remove old reports and return how many were removed.
 
@@ -184,6 +181,10 @@ def _thin_out(folder: Path, name: str, *, keep: int) -> int:
 
 READ_AGAIN = timedelta(days=3)
 """The end of a job may reach Slurm's database this much later, because the database or a node was down."""
+
+
+STUDIED = timedelta(weeks=4)
+"""Window of the study that the web page shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +258,13 @@ def run_nightly(
         seen.append(look())
         return _remember_nodes(url, cluster, seen[0])
 
+    def study_of_month() -> str:
+        loaded, records = load_study(url=url, cluster=cluster, window=lambda _: (now - STUDIED, now))
+        if loaded.jobs.empty:
+            return "no study: no jobs in four weeks"
+        found = study(loaded, since=now - STUDIED, until=now, records=records)
+        return f"study {keep_study(found, Path(settings.report.folder), energy=settings.energy, now=now)}"
+
     steps: tuple[Callable[[], str], ...] = (
         lambda: read(READ_AGAIN).line(),
         nodes,
@@ -264,6 +272,8 @@ def run_nightly(
         lambda: _check_order(cluster, settings, seen, now=now, progress=progress),
         lambda: _check_starts(url, cluster, rules, now=now),
         report,
+        study_of_month,
+        lambda: _notify(settings, cluster, kept[0] if kept else None, now=now),
         lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
     did, problems = [], []
@@ -273,6 +283,31 @@ def run_nightly(
         except HeliosError as problem:
             problems.append(problem)
     return NightlyRun(did=tuple(filter(None, did)), problems=tuple(problems), report=kept[0] if kept else None)
+
+
+def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, now: datetime) -> str:
+    """Tell of drift and of the report, and return what was told."""
+    if not channels(settings.notify):
+        return ""
+    notices = Notices(settings, sender="nightly", cluster=lambda: cluster, clock=lambda: now)
+    with Warehouse.open(settings.database.url) as warehouse:
+        line = warehouse.remembered(cluster, DRIFTED)
+    drift = Notice(
+        event="drift",
+        cause=f"drift {cluster}",
+        subject="jobs have drifted from those that the model learned from",
+        lines=(f"{line}.", "See: helios model drift"),
+    )
+    notices.observe(f"drift {cluster}", [drift] if line else [])
+    if report is not None:
+        text = tuple(report.text.read_text(encoding="utf-8").splitlines())
+        told = ("nightly", "attention") if report.alarming else ("nightly",)
+        of_night = [
+            Notice(event=event, cause=report.mail.stem, subject=report.subject, lines=text, mail=report.mail)
+            for event in told
+        ]
+        notices.observe(f"nightly {cluster}", of_night)
+    return notices.send_due()
 
 
 def node_events_for(snapshot: Snapshot) -> pd.DataFrame:

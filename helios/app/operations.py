@@ -18,6 +18,7 @@ from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
 from helios.app.job_controller import JobController
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
 from helios.app.node_controller import NodeController
+from helios.app.notify import Notices, channels, notices_in
 from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
 from helios.config import Configuration, Settings
@@ -72,6 +73,7 @@ def operations_for(
         )
     operations = Operations(settings, cluster=cluster, patient=False)
     here = {domain for domain, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
+    notices = Notices(settings, sender="-".join(sorted(here)), cluster=lambda: operations.site.name)
     return DaemonOperations(
         ingest=(lambda: operations.read().line()) if ingest else None,
         cycle=operations.cycle if on_jobs else None,
@@ -80,6 +82,10 @@ def operations_for(
         nightly=lambda: operations.night().line(),
         release=lambda why: operations.release_at_the_end(why, domains=here),
         levels=operations.study_levels,
+        observe=lambda summary: notices.observe(
+            "nodes" if isinstance(summary, NodeCycleSummary) else "jobs", notices_in(summary)
+        ),
+        notify=notices.send_due if channels(settings.notify) else None,
     )
 
 

@@ -126,14 +126,20 @@ class ReportContext:
     until: datetime
     spans: tuple[pd.Timestamp, pd.Timestamp]
 
-    def jobs(self, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
+    def jobs(
+        self, since: datetime | None = None, until: datetime | None = None, *, unended_at: datetime | None = None
+    ) -> pd.DataFrame:
         """Return the jobs of the query that were submitted in [since, until).
 
-        By default that is the window.
+        By default that is the window. With ``unended_at``, only those that had not ended before that time.
         Only columns that some report reads have values.
         """
         found = self.warehouse.jobs(
-            self.cluster, since=since or self.since, until=until or self.until, columns=_COLUMNS
+            self.cluster,
+            since=since or self.since,
+            until=until or self.until,
+            columns=_COLUMNS,
+            unended_at=unended_at,
         )
         jobs = JOBS.conform(found)
         ask = self.ask
@@ -245,17 +251,31 @@ def queue_report(ask: ReportQuery) -> ReportTable:
     with open_context(ask) as context:
         until, timezone = context.until, context.timezone
         if ask.start is None:
-            jobs, predictions = (read(until - LONGEST_HELD) for read in (context.jobs, context.predictions))
+            jobs = context.jobs(until - LONGEST_HELD, unended_at=until)
+            predictions = context.warehouse.predictions_of(context.cluster, jobs["submitted_at"])
             title = f"{context.cluster}: the queue at {context.written(until)} ({timezone})"
-            return context.finished(queue_at(jobs, predictions=predictions, at=until, title=title, timezone=timezone))
+            found = queue_at(
+                jobs,
+                predictions=predictions,
+                at=until,
+                title=title,
+                timezone=timezone,
+                last_submitted_at=context.spans[1],
+            )
+            return context.finished(found)
         jobs, title = context.jobs(context.since - LONGEST_HELD), context.title("The queue")
         return context.finished(queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone))
 
 
-def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
+def prediction_report(ask: ReportQuery, *, by: str | None = None, looks_back: timedelta | None = None) -> ReportTable:
     """Report the errors of predictions for jobs submitted in the window.
 
     For comparison it has the errors of predicting the user's last ended run.
+
+    Parameters
+    ----------
+    looks_back : timedelta, optional
+        How long before the window that run may have been submitted; None: any time.
     """
     with open_context(ask) as context:
         columns = ["user", "ended_at", "run_time_s"]
@@ -263,7 +283,12 @@ def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable
             prediction_accuracy(
                 context.jobs(),
                 predictions=context.predictions(),
-                past=context.warehouse.jobs(context.cluster, until=context.until, columns=columns),
+                past=context.warehouse.jobs(
+                    context.cluster,
+                    since=None if looks_back is None else context.since - looks_back,
+                    until=context.until,
+                    columns=columns,
+                ),
                 title=context.title("Predicted and true run times"),
                 by=by,
                 timezone=context.timezone,

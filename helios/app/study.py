@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from helios.metrics.statistics import student_t
 from helios.metrics.study import demand, levels, outcomes
 from helios.metrics.study.blocks import FEWEST_BLOCKS
 from helios.metrics.study.capacity import Capacity, find_capacity
-from helios.metrics.study.figure_data import FigureSource, NamedLevel
+from helios.metrics.study.figure_data import FigureData, FigureSource, NamedLevel
 from helios.metrics.study.figures import study_figures
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
@@ -29,9 +30,14 @@ from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_b
 from helios.metrics.study.published import here_and_there
 from helios.metrics.study.recorded_levels import RecordedLevels, idle_beside_waiting_levels
 from helios.ports import Progress, no_progress
+from helios.private_files import file_name, make_folder, write_private
+from helios.report.admin.sacct_format import ReportTable
 from helios.report.study_text import Source, Statement, change_sentence, statements
 from helios.units import HOUR_S
 from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.report.html import PageSection
 
 STATEMENTS = 20
 WEEK = timedelta(weeks=1)
@@ -209,12 +215,22 @@ def write_study(
     change : datetime, optional
         When something changed; by default the middle of the window.
     """
-    from helios.report.study_files import write_files  # noqa: PLC0415 - drawing takes a second to import
-    from helios.report.study_page import render_study  # noqa: PLC0415 - as above
+    from helios.report.html import render_sections  # noqa: PLC0415 - drawing takes a second to import
+    from helios.report.study_files import write_files  # noqa: PLC0415 - as above
 
-    history = found.history
+    source, figures = _figures(found, audience=audience, energy=energy, change=change)
+    files = write_files(out, found.statements, figures) if out is not None else []
+    if report is None:
+        return "", files
+    page = render_sections(f"Study of {found.history.cluster}", _subtitle(found), _sections(found, source, figures))
+    return page, files
+
+
+def _figures(
+    found: Study, *, audience: str, energy: Energy | None, change: datetime | None = None
+) -> tuple[FigureSource, list[FigureData]]:
     source = FigureSource(
-        history,
+        found.history,
         found.capacity,
         audience=audience,
         idle_beside=idle_levels(found),
@@ -223,25 +239,104 @@ def write_study(
         energy=energy,
         change_s=None if change is None else int(change.timestamp()),
     )
-    figures = study_figures(source)
-    files = write_files(out, found.statements, figures) if out is not None else []
-    if report is None:
-        return "", files
-    subtitle = (
+    return source, list(study_figures(source))
+
+
+def _subtitle(found: Study) -> str:
+    history = found.history
+    return (
         f"{int(history.sized.sum()):,} jobs with {history.unit}s submitted from {moment(history.first_s)[:10]} to "
         f"{moment(history.end_s - 1)[:10]}. {history.unit} hours are those "
         f"{'held in the window' if history.has_starts else 'of the jobs submitted in the window, whole'}. Times are on "
         f"the cluster's own clock ({history.timezone}). Intervals are over {history.blocks.n} {history.blocks.kind}."
     )
-    page = render_study(
-        cluster=history.cluster,
-        subtitle=subtitle,
+
+
+def _sections(found: Study, source: FigureSource, figures: Sequence[FigureData]) -> list[PageSection]:
+    from helios.report.study_page import study_sections  # noqa: PLC0415 - drawing takes a second to import
+
+    return study_sections(
         found=found.statements,
         figures=figures,
         beside=here_and_there(source) if source.n else None,
         notes=found.notes,
     )
-    return page, files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStudy:
+    """The latest study of a cluster, with its figures drawn.
+
+    Attributes
+    ----------
+    made_at : datetime
+    subtitle : str
+    values : dict
+        As :meth:`Study.to_json`.
+    sections : tuple of dict
+        ``title``, ``sentences``, ``figures`` (pairs of SVG, wide and narrow), ``tables`` (``header``, ``rows``) and
+        ``notes``.
+    """
+
+    made_at: datetime
+    subtitle: str
+    values: Mapping[str, Any]
+    sections: tuple[Mapping[str, Any], ...]
+
+
+def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: datetime) -> Path:
+    """Keep a study as the latest of its cluster, for the web page.
+
+    Raises
+    ------
+    UsageError
+        The folder cannot be written.
+    """
+    source, figures = _figures(found, audience="admin", energy=energy)
+    sections = [
+        {
+            "title": section.title,
+            "sentences": list(section.sentences),
+            "figures": [drawn for draw in section.figures if all(drawn := [draw(), draw(narrow=True)])],
+            "tables": [
+                {"header": list(table.header), "rows": [list(row) for row in table.rows]}
+                for table in section.tables
+                if not isinstance(table, ReportTable)  # a study has none
+            ],
+            "notes": list(section.notes),
+        }
+        for section in _sections(found, source, figures)
+    ]
+    kept = {"made_at": now.isoformat(), "subtitle": _subtitle(found), "values": found.to_json(), "sections": sections}
+    path = kept_path(folder, found.history.cluster)
+    try:
+        make_folder(folder)
+        write_private(path, json.dumps(kept, default=str).encode())
+    except OSError as reason:
+        raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: report.folder") from reason
+    return path
+
+
+def kept_path(folder: Path, cluster: str) -> Path:
+    """Return where the latest study of a cluster is kept."""
+    return folder / f"study-{file_name(cluster)}.json"
+
+
+def kept_study(folder: Path, cluster: str) -> KeptStudy | None:
+    """Return the latest study of a cluster.
+
+    None where there is none that can be read.
+    """
+    try:
+        kept = json.loads(kept_path(folder, cluster).read_text(encoding="utf-8"))
+        return KeptStudy(
+            made_at=datetime.fromisoformat(kept["made_at"]),
+            subtitle=str(kept["subtitle"]),
+            values=kept["values"],
+            sections=tuple(kept["sections"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def moment(at_s: int) -> str:

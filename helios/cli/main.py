@@ -35,6 +35,7 @@ COMMANDS = {
     "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
     "status": ("system:status_", "Show in five lines what Helios does."),
     "why": ("system:why_", "Say why a job waits, and what Helios did to it."),
+    "advise": ("advise:advise_", "Say which requests of your jobs do not fit what they need."),
     "cycle": ("control:cycle_", "Show or apply what one control cycle on the jobs would change."),
     "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),
     "pause": ("control:pause_", "Stop Helios at once and revert everything it set."),
@@ -51,6 +52,7 @@ COMMANDS = {
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
     "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
     "web": ("web:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
+    "notify": ("notify:commands", "Show what people were told by mail and webhook, and send a test."),
     "pool": ("pool:commands", "Run many training trials in one allocation."),
     "hook": ("system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }

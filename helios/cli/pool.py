@@ -57,6 +57,12 @@ def run_(
         list[str] | None,
         Option(help="Module to import once for all trials of a Python program, as torch. Repeatable."),
     ] = None,
+    mps: Annotated[
+        bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")
+    ] = False,
+    shared: Annotated[
+        bool, Option("--shared", help="Let other pools work on the same folder at the same time; all must say it.")
+    ] = False,
     events: Annotated[
         bool, Option("--events", help="Print each event as a line of JSON, and the result last.")
     ] = False,
@@ -87,6 +93,8 @@ def run_(
             time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
             service=service,
             warm=warm or (),
+            shared=shared,
+            mps=mps,
             watcher=screen.watch,
             database=_database(),
         )
@@ -114,9 +122,16 @@ def submit_(
     slots: Annotated[int | None, Option(help="Most trials at the same time on a device.")] = None,
     partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
     account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
-    gpus: Annotated[int | None, Option(min=1, help="GPUs of the allocation, on one node.")] = None,
-    cpus: Annotated[int | None, Option(min=1, help="Cores of the allocation.")] = None,
-    memory: Annotated[str | None, Option(help="Memory of the allocation, as sbatch takes it.")] = None,
+    pools: Annotated[
+        int, Option(min=1, max=100, help="How many such jobs share the trials, each an allocation of its own.")
+    ] = 1,
+    nodes: Annotated[int, Option(min=1, help="Nodes of one allocation.")] = 1,
+    gpus: Annotated[int | None, Option(min=1, help="GPUs of each node.")] = None,
+    shards: Annotated[
+        int | None, Option(min=1, help="Shards of GPUs on each node instead of whole ones, where the site has them.")
+    ] = None,
+    cpus: Annotated[int | None, Option(min=1, help="Cores of each node.")] = None,
+    memory: Annotated[str | None, Option(help="Memory of each node, as sbatch takes it.")] = None,
     time: Annotated[str | None, Option(help="Time limit of the allocation, as sbatch takes it.")] = None,
     signal: Annotated[
         int, Option(min=10, help="Seconds before the time limit at which trials are asked for a checkpoint.")
@@ -131,9 +146,11 @@ def submit_(
 ) -> None:
     """Submit a Slurm job that runs the trials of a sweep.
 
-    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time. See
-    docs/pools.md.
+    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time, or as
+    many as --pools says. See docs/pools.md.
     """
+    if gpus is not None and shards is not None:
+        raise UsageError("--gpus and --shards exclude each other.", hint="A job has whole GPUs or shards of them.")
     from helios.app.pool import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
 
     allocation = Allocation(
@@ -145,13 +162,16 @@ def submit_(
         time_limit=time,
         signal_s=signal,
         more=tuple(sbatch or ()),
+        nodes=nodes,
+        shards=shards,
     )
-    script = job_script(sweep, allocation, folder=folder, slots=slots)
+    members = [None] if pools == 1 else [*range(1, pools + 1)]
+    scripts = [job_script(sweep, allocation, folder=folder, slots=slots, pool=member) for member in members]
     if dry_run:
-        answer({"script": script, "jobs": []}, escape(script.rstrip()), as_json=as_json)
+        answer({"script": scripts[0], "jobs": []}, escape(scripts[0].rstrip()), as_json=as_json)
         return
-    jobs = submit_pool(script, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
-    answer({"script": script, "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+    jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
+    answer({"script": scripts[0], "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
 
 
 @commands.command("load", epilog="Example: helios pool load sweep.pool")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,6 +60,7 @@ def study_(
             "pending_gpu_num) instead of jobs. Only the first statement is known then."
         ),
     ] = None,
+    keep: Annotated[bool, Option("--keep", help="Also keep it as the latest study, which helios web shows.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a history shows of its cluster, and what follows from it.
@@ -71,7 +73,14 @@ def study_(
     """
     if context.invoked_subcommand is not None:
         return
-    from helios.app.study import NodeRecords, load_study, source_of, study, write_study  # noqa: PLC0415 - see cli.replays
+    from helios.app.study import (  # noqa: PLC0415 - see cli.replays
+        NodeRecords,
+        keep_study,
+        load_study,
+        source_of,
+        study,
+        write_study,
+    )
     from helios.report.study_text import statement_tables  # noqa: PLC0415 - as above
 
     if levels is not None:
@@ -120,6 +129,8 @@ def study_(
             write_page(report, page)
         if out is not None:
             say(f"{len(files)} files: {out.resolve()}")
+    if keep:
+        say(f"Kept: {keep_study(found, Path(settings.report.folder), energy=settings.energy, now=datetime.now(UTC))}")
     answer(found.to_json(), *statement_tables(found.statements), as_json=as_json)
 
 

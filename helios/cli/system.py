@@ -20,9 +20,11 @@ from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.config import FILE_NAME, FILE_VARIABLE, SYSTEM_FOLDER, example_file, load_configuration, user_file
-from helios.errors import UsageError
+from helios.errors import HeliosError, UsageError
+from helios.private_files import read_secret
 
 if TYPE_CHECKING:
+    from helios.config import Settings
     from helios.slurm.preflight import Finding
 
 
@@ -95,14 +97,15 @@ def setup_(
 ) -> None:
     """Lay down the units, programs and settings that the services need on this machine.
 
-    Nothing is started, and Slurm is not touched. Files that somebody has changed are kept, and named. After an upgrade
-    the same command replaces the others.
+    Manual pages and shell completions are written too. Nothing is started, and Slurm is not touched. Files that
+    somebody has changed are kept, and named. After an upgrade the same command replaces the others.
 
     Example: sudo /opt/helios/bin/helios setup --hook /etc/slurm
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # noqa: PLC0415 - only here
 
     from helios.app import setup  # noqa: PLC0415 - as above
+    from helios.cli.manual import manual_pages  # noqa: PLC0415 - as above
 
     if check and remove:
         raise UsageError("--check and --remove exclude each other.")
@@ -114,7 +117,7 @@ def setup_(
         path: get_completion_script(prog_name="helios", complete_var="_HELIOS_COMPLETE", shell=shell)
         for shell, path in COMPLETIONS.items()
     }
-    files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, completions=scripts))
+    files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, texts=scripts | manual_pages()))
     if remove:
         found = setup.remove_files(root=root, is_machine=is_machine)
     elif check:
@@ -301,12 +304,34 @@ def daemon_(
     settings = configuration()
     start_logs(settings.settings.daemon.logs, stream=sys.stderr)
     work = operations_for(settings, cluster=cluster, domains=frozenset(domain or Domain), ingest=ingest)
+    if settings.settings.web.in_daemon and Domain.JOBS in (domain or Domain):
+        _serve_page(settings.settings, cluster)
     ending = run(work, settings=settings.settings, nightly=nightly, environment=os.environ)
     if ending.stuck:  # the interpreter would wait for ever for a thread that does not end
         logging.shutdown()
         sys.stderr.flush()
         os._exit(ending.code)
     raise typer.Exit(ending.code)
+
+
+def _serve_page(settings: Settings, cluster: str | None) -> None:
+    """Serve the web page beside the daemon.
+
+    Where it cannot be served, the daemon goes on without it.
+    """
+    log = logging.getLogger("helios.daemon.web")
+    try:
+        if not settings.web.token_file:
+            raise UsageError("web.token_file names no file.", hint="Make one: see docs/web.md")
+        from helios.web.server import open_server  # noqa: PLC0415 - of the extra [web]
+
+        server = open_server(settings, token=read_secret(Path(settings.web.token_file)), cluster=cluster)
+        server.start()
+        log.info("serves the web page on %s", server.address)
+    except ModuleNotFoundError as reason:
+        log.error("no web page: %s is not installed. What to do: pip install 'helios-slurm[web]'", reason.name)
+    except HeliosError as reason:
+        log.error("no web page: %s What to do: %s", reason.message, reason.hint)
 
 
 # ``helios hook``: the table of the priority hook.

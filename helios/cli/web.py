@@ -6,12 +6,13 @@ import secrets
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import ValidationError
 from typer import Option
 
 from helios.cli.options import Cluster, configuration
 from helios.cli.output import say
 from helios.errors import HeliosError, UsageError
-from helios.private_files import WIDE
+from helios.private_files import read_secret
 
 
 class WebUnavailable(HeliosError):
@@ -19,15 +20,29 @@ class WebUnavailable(HeliosError):
 
 
 def web_(
-    listen: Annotated[str, Option(help="Address to listen on, HOST:PORT. Port 0: a free one.")] = "127.0.0.1:9850",
-    token_file: Annotated[
-        Path | None, Option(help="File with the token that readers need, of this user alone. Default: a new token.")
+    listen: Annotated[
+        str | None, Option(help="Address to listen on, HOST:PORT. Port 0: a free one. Default: setting web.listen.")
     ] = None,
-    host: Annotated[list[str] | None, Option(help="Further name under which browsers reach this server.")] = None,
+    token_file: Annotated[
+        Path | None,
+        Option(
+            help="File with the token that readers need, of this user alone. Default: web.token_file, else a new one."
+        ),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        Option(help="Further name under which browsers reach this server. Default: setting web.hosts."),
+    ] = None,
     user_header: Annotated[
-        str, Option(help="Header in which a proxy names the user. Users see their own jobs, and the cluster's sums.")
-    ] = "",
-    admin: Annotated[list[str] | None, Option(help="User of --user-header who sees everything.")] = None,
+        str | None,
+        Option(
+            help="Header in which a proxy names the user. Users see their own jobs, and the cluster's sums. Default: "
+            "setting web.user_header."
+        ),
+    ] = None,
+    admin: Annotated[
+        list[str] | None, Option(help="User of --user-header who sees everything. Default: setting web.admins.")
+    ] = None,
     cluster: Cluster = None,
 ) -> None:
     """Serve a read-only web page of the queue, decisions, use and reports.
@@ -37,65 +52,30 @@ def web_(
 
     Example: helios web --listen 127.0.0.1:9850
     """
+    given = {
+        "listen": listen,
+        "token_file": token_file and str(token_file.absolute()),
+        "hosts": host and ",".join(host),
+        "user_header": user_header,
+        "admins": admin and ",".join(admin),
+    }
+    settings = configuration().settings
+    told = {name: value for name, value in given.items() if value is not None}
     try:
-        import uvicorn  # noqa: PLC0415 - of the extra [web]
-
-        from helios.web.pages import Site  # noqa: PLC0415 - as above
-        from helios.web.server import Access, web_application  # noqa: PLC0415 - as above
+        web = type(settings.web).model_validate(settings.web.model_dump() | told)
+    except ValidationError as reason:
+        first = reason.errors()[0]
+        option = "--" + str(first["loc"][0]).replace("_", "-")
+        raise UsageError(
+            f"{option}: {first['msg'].removeprefix('Value error, ')}", hint="See helios web --help"
+        ) from reason
+    token = read_secret(Path(web.token_file)) if web.token_file else secrets.token_urlsafe(24)
+    try:
+        from helios.web.server import open_server  # noqa: PLC0415 - of the extra [web]
     except ModuleNotFoundError as reason:
         raise WebUnavailable(
             f"{reason.name} is not installed.", hint="Install the extra: pip install 'helios-slurm[web]'"
         ) from reason
-    from helios.daemon.http import parse_address  # noqa: PLC0415 - only needed here
-
-    address, port = parse_address(listen)
-    if admin and not user_header:
-        raise UsageError(
-            "--admin names users of a proxy.", hint="Say in which header it names them: --user-header NAME"
-        )
-    hosts = frozenset({address, "127.0.0.1", "localhost", "::1", *(name.lower() for name in host or ())})
-    token = secrets.token_urlsafe(24) if token_file is None else read_token(token_file)
-    access = Access(token=token, hosts=hosts, user_header=user_header, admins=frozenset(admin or ()))
-    site = Site(configuration().settings, cluster=cluster)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            web_application(site, access),
-            host=address,
-            port=port,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=64,
-            timeout_keep_alive=5,
-            h11_max_incomplete_event_size=16_384,
-        )
-    )
-    socket = server.config.bind_socket()
-    shown = f"[{address}]" if ":" in address else address
-    say(
-        f"Open http://{shown}:{socket.getsockname()[1]}/?token={token}"
-        if token_file is None
-        else f"Listens on {listen}"
-    )
-    server.run(sockets=[socket])
-
-
-def read_token(path: Path) -> str:
-    """Return the token in a file.
-
-    Raises
-    ------
-    UsageError
-        It cannot be read, others may read it, or it is empty.
-    """
-    try:
-        found = path.stat()
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as reason:
-        raise UsageError(f"{path} cannot be read: {reason}", hint="Make one: openssl rand -hex 24 > FILE") from reason
-    if found.st_mode & (WIDE | 0o040):
-        raise UsageError(f"Others can read {path}.", hint=f"Close it: chmod 0600 {path}")
-    if not token:
-        raise UsageError(f"{path} is empty.", hint=f"Make one: openssl rand -hex 24 > {path}")
-    return token
+    server = open_server(settings.model_copy(update={"web": web}), token=token, cluster=cluster)
+    say(f"Listens on {server.address}" if web.token_file else f"Open {server.address}?token={token}")
+    server.run()

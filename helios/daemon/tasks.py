@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from helios.actions import Result
 from helios.app.controller_state import CycleUnderWay
-from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
+from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary, error_kind
 from helios.daemon.health import Health, TaskTimes
 from helios.daemon.metrics import Metrics
 from helios.errors import HeliosError
@@ -41,6 +40,8 @@ NIGHT_GRACE_S = 6 * 3600
 the next night."""
 NIGHT_REST_S = 12 * 3600
 """Least time between two nightly analyses, s. Where clocks are set back, 02:30 occurs twice in one night."""
+NOTIFY_S = 30.0
+"""Time between two looks at what is to be told, s."""
 NEVER_AGAIN_S = 36_500 * DAY_S
 """Interval of the hook's task, s, which means never. A job without a next run would be removed from the scheduler's
 store, and APScheduler 3.11 looks for it in the wrong place if :meth:`TaskScheduler.stop` is called at that moment."""
@@ -121,14 +122,6 @@ def task_error(error: Exception) -> TaskError:
         hint="Helios did not expect this; report it with the traceback.",
         defect=True,
     )
-
-
-def error_kind(line: str) -> str:
-    """Return a line with its numbers replaced.
-
-    So waits of 30.1 s and 30.2 s are the same problem.
-    """
-    return re.sub(r"\d[\d.,]*", "#", line)
 
 
 def backoff_s(failures: int, *, interval_s: float) -> float:
@@ -376,12 +369,16 @@ class TaskScheduler:
         }
         self.hook = task("hook", tasks.hook, interval_s=schedule.ingest_s, section=self.writing, repeats=False)
         self.ingest = tasks.ingest and task("ingest", tasks.ingest, interval_s=schedule.ingest_s, section=self._reading)
+        self._mails = ExclusiveSection()
+        self._observe = tasks.observe
+        self.notify = tasks.notify and task("notify", tasks.notify, interval_s=NOTIFY_S, section=self._mails)
         self.nightly = task("nightly", tasks.nightly, interval_s=DAY_S, section=self._nights, rest_s=NIGHT_REST_S)
         self._scheduler = BackgroundScheduler(
             executors={
                 "writes": ThreadPoolExecutor(1),
                 "reads": ThreadPoolExecutor(2),  # a long night must not hold up the readings
                 "heart": ThreadPoolExecutor(1),
+                "mails": ThreadPoolExecutor(1),  # a mail server that hangs holds up nothing else
             },
             job_defaults={"coalesce": True, "max_instances": 1},
             **({} if schedule.zone is None else {"timezone": schedule.zone}),
@@ -398,6 +395,8 @@ class TaskScheduler:
             self._add(name, cycle.tick, worker="writes", every_s=schedule.cycle_s)
         if self.ingest is not None:
             self._add("ingest", self.read, worker="reads", every_s=schedule.ingest_s)
+        if self.notify is not None:
+            self._add("notify", self.notify.tick, worker="mails", every_s=NOTIFY_S)
         self._add("heartbeat", self._beat, worker="heart", every_s=schedule.heartbeat_s)
         if schedule.nightly is not None:
             hour, minute = schedule.nightly.split(":")
@@ -449,11 +448,11 @@ class TaskScheduler:
         self._scheduler.shutdown(wait=False)
 
     def close_readers(self, *, within_s: float) -> bool:
-        """Wait for the running reading and nightly analysis.
+        """Wait for the running reading, nightly analysis and notice.
 
         Returns whether they ended in time.
         """
-        return self._reading.close(within_s=within_s) and self._nights.close(within_s=within_s)
+        return all(section.close(within_s=within_s) for section in (self._reading, self._nights, self._mails))
 
     def _add(
         self, name: str, call: Callable[[], object], *, worker: str, every_s: float, grace_s: float | None = None
@@ -493,6 +492,8 @@ class TaskScheduler:
         self._health.record_cycle(name, summary)
         self._metrics.record_cycle(summary)
         changes.record(summary)
+        if not summary.problem and summary.lease_held:
+            self._observe(summary)
         if isinstance(summary, CycleSummary):
             # The hook's table follows at once when cycles are suspended or act again, or a mode was set.
             before, self._hook_inputs = self._hook_inputs, (dict(summary.modes), bool(summary.suspended))
@@ -519,7 +520,7 @@ class TaskScheduler:
         return self._outcomes != before
 
     def _report(self, event: JobEvent) -> None:
-        tasks = (*self.cycles.values(), self.hook, self.ingest, self.nightly)
+        tasks = (*self.cycles.values(), self.hook, self.ingest, self.nightly, self.notify)
         task = {each.name: each for each in tasks if each is not None}.get(event.job_id)
         if event.code == EVENT_JOB_ERROR:
             _log.error("%s ended in a defect of Helios: %s", event.job_id, event.exception)

@@ -56,6 +56,13 @@ def poisson_interval(events: int, days: float) -> tuple[float, float]:
     return low / days, float(gammaincinv(events + 1, _UPPER)) / days
 
 
+def share_interval(count: int, of: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927)."""
+    share, z_n = count / of, student_t(1e9) ** 2 / of
+    middle, half = share + z_n / 2, sqrt(z_n * share * (1 - share) + z_n**2 / 4)
+    return max((middle - half) / (1 + z_n), 0.0), min((middle + half) / (1 + z_n), 1.0)
+
+
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     """Return Spearman's rank correlation.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib
@@ -54,7 +55,8 @@ WIDE_IN, NARROW_IN = 9.4, 3.6
 """Widths of a figure: for a computer's screen or a sheet of paper, and for a phone; inch."""
 TIME_TICKS_S = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400)
 COARSE_TIME_TICKS_S = (1, 60, 3_600, 86_400, 30 * 86_400)
-RATIOS = {0.2: "1/5", 0.5: "half", 2: "twice", 5: "5 x"}
+RATIOS = {0.2: "1/5", 5: "5 x"}
+NEAR_RATIOS = {0.5: "half", 2: "twice"}
 POWERS_OF_TEN = {0.001: "1/1000", 0.01: "1/100", 0.1: "1/10", 10: "10 x", 100: "100 x", 1000: "1000 x"}
 
 
@@ -168,7 +170,8 @@ def ratio_axis(axes: Axes, *, low: float, high: float, same: str, narrow: bool) 
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     crowded = high / low > (50 if narrow else 10_000)
-    ticks = {1: same, **POWERS_OF_TEN, **({} if crowded else RATIOS)}
+    near = NEAR_RATIOS if high / low <= (50 if narrow else 100) else {}  # else they overlap the label at 1
+    ticks = {1: same, **POWERS_OF_TEN, **({} if crowded else RATIOS), **near}
     shown = {tick: text for tick, text in sorted(ticks.items()) if low <= tick <= high}
     axes.set_xticks(list(shown), list(shown.values()))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -223,6 +226,8 @@ DRAIN = 0.15
 """How far past the last submission time goes on, as a share of the window: the last long jobs end much later."""
 LEAST_WAIT_S = 1.0
 LONGEST_NAME = 24
+LABEL_LETTERS, LABEL_LINE_IN = 20, 0.16
+"""Letters in a line of a narrow figure's label, which leave half of it for the axis; height of such a line, in."""
 
 
 def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
@@ -238,7 +243,8 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
         return None
     low, high = 0.75 * min(*known, 0.5), 1.35 * max(*known, 2)
     what = "Who gains and who pays: mean wait by job size, as a multiple of the first replay's"
-    with canvas(what, height=1.2 + (0.46 if narrow else 0.36) * len(ratios), narrow=narrow) as drawing:
+    labels = [_label(run, narrow) for run in reversed(ratios)]
+    with canvas(what, height=1.2 + _rows_high(labels, 0.46 if narrow else 0.36), narrow=narrow) as drawing:
         axes = drawing.panels[0]
         axes.axvspan(low, 1, color=GAINS, zorder=0)
         axes.axvspan(1, high, color=PAYS, zorder=0)
@@ -251,7 +257,7 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
             axes.scatter([], [], color=colour, marker=mark, label=f"{name} {result.unit}{'' if name == '1' else 's'}")
         axes.axvline(1, color=INK, lw=1.2)
         axes.grid(visible=False, axis="y")
-        axes.set_yticks(range(len(ratios)), [_label(run, narrow) for run in reversed(ratios)])
+        axes.set_yticks(range(len(ratios)), labels)
         axes.set_ylim(-0.6, len(ratios) - 0.4)
         same = "as today" if result.baseline.is_today else "the same"
         ratio_axis(axes, low=low, high=high, same=same, narrow=narrow)
@@ -270,7 +276,7 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     runs = [result.baseline, *result.feasible, *result.impossible, *result.oracles][::-1]
     labels = [_label(run, narrow) for run in runs]
     colours = [_bar_colour(run, result.baseline) for run in runs]
-    height = 0.6 + (0.38 if narrow else 0.27) * len(runs)
+    height = 0.6 + _rows_high(labels, 0.38 if narrow else 0.27)
     with canvas("Mean and longest wait of each replay", height=height, narrow=narrow, columns=2) as drawing:
         mean, longest = [run.summary.mean_wait_s for run in runs], [run.summary.max_wait_s for run in runs]
         for axes, title, values in zip(drawing.panels, ("Mean wait", "Longest wait"), (mean, longest), strict=True):
@@ -512,7 +518,12 @@ def _bar_colour(run: Run, baseline: Run) -> str:
 
 
 def _label(run: Run, narrow: bool) -> str:
-    return run.label.replace(" + ", "\n+ ") if narrow else run.label
+    return "\n".join(wrap(run.label, LABEL_LETTERS)) if narrow else run.label
+
+
+def _rows_high(labels: Sequence[str], each: float) -> float:
+    """Return the height of rows with labels of several lines, in."""
+    return len(labels) * max(each, 0.06 + LABEL_LINE_IN * max(label.count("\n") + 1 for label in labels))
 
 
 def shortened(name: str) -> str:

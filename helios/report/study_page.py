@@ -1,4 +1,4 @@
-"""The page of a study for an admin, a manager or an author."""
+"""The sections of a study's page, for an admin, a manager or an author."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from functools import partial
 
 from helios.metrics.study.figure_data import FigureData
 from helios.metrics.study.published import HereAndThere
-from helios.report.html import PageSection, TableCells, render_sections
+from helios.report.html import PageSection, TableCells
 from helios.report.study_charts import draw
 from helios.report.study_text import Statement, Verdict, first_statements
 from helios.units import percent
 
 
-def render_study(
+def study_sections(
     *,
-    cluster: str,
-    subtitle: str,
     found: Sequence[Statement],
     figures: Sequence[FigureData],
     beside: HereAndThere | None,
     notes: Sequence[str],
-) -> str:
-    """Return a study as one self-contained page.
+) -> list[PageSection]:
+    """Return the sections of a study's page.
 
     The statements with the most hours at stake come first, then the figures, then all statements.
 
     Parameters
     ----------
-    subtitle : str
-        What was studied: window, jobs, what hours are.
     beside : HereAndThere, optional
         Published clusters; None: not shown.
     """
@@ -46,7 +42,7 @@ def render_study(
         ),
     ]
     if beside is not None:
-        header = [("", True), *((name, False) for name in beside.header)]
+        header = [("Figure", True), *((name, False) for name in beside.header)]
         rows = [(label, *values) for label, values in beside.rows]
         sections.append(
             PageSection(title="Here and there", tables=[TableCells(header=header, rows=rows)], notes=beside.notes)
@@ -58,7 +54,7 @@ def render_study(
         sections.append(PageSection(title="What this history cannot say", tables=[cells]))
     if notes:
         sections.append(PageSection(title="About the data", sentences=notes))
-    return render_sections(f"Study of {cluster}", subtitle, sections)
+    return sections
 
 
 def _first(found: Sequence[Statement]) -> list[str]:

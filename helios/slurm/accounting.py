@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from helios.model import NODE_EVENTS
 from helios.slurm import parse
 from helios.slurm.shell import Shell, lines, settings
 from helios.slurm.translate import readable, times
+from helios.slurm.usage import USAGE_FIELDS, read_usage
 
 LONGEST_WINDOW = timedelta(days=31)
 """Longest window of a query. slurmdbd needs minutes for about a month of a large site."""
@@ -85,6 +87,30 @@ class Accounting:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 partial.unlink()
+
+    def used_by_jobs(self, start: datetime, end: datetime, *, users: Collection[str]) -> pd.DataFrame:
+        """Return what the jobs of a window had and used.
+
+        The columns are those of :func:`helios.slurm.usage.read_usage`.
+
+        Jobs of all users where ``users`` is empty; sites may show a user the own jobs only. A longer window than
+        ``LONGEST_WINDOW`` is read in parts.
+
+        Raises
+        ------
+        UsageError, ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+            As :meth:`sacct_window`.
+        """
+        parts = []
+        while start < end:
+            until = min(start + LONGEST_WINDOW, end)
+            window, delimiter = _window(start, until), f"|{secrets.token_hex(_WORD_BYTES)}|"
+            words = [f"--user={','.join(users)}" if users else "--allusers", "--noheader", "--noconvert", "--parsable2"]
+            words += [f"--delimiter={delimiter}", f"--starttime={window[0]}", f"--endtime={window[1]}"]
+            printed = self.shell.run("sacct", *words, f"--format={USAGE_FIELDS}").decode("utf-8", "surrogateescape")
+            parts.append(read_usage(printed, delimiter=delimiter))
+            start = until
+        return pd.concat(parts, ignore_index=True).drop_duplicates("job_id", keep="last", ignore_index=True)
 
     def node_events(self, start: datetime, end: datetime) -> pd.DataFrame:
         """Return the node events of a window as ``NODE_EVENTS``, oldest first.

@@ -87,6 +87,9 @@ CLUSTERS = {
 }
 
 
+CLUSTER_SPANS = {name: kind for name, kind in CLUSTERS.items() if kind != "int64"}
+
+
 def find_cluster_id(connection: sa.Connection, name: str) -> int:
     """Return the number of a known cluster.
 
@@ -124,6 +127,19 @@ def cluster_timezone(connection: sa.Connection, name: str) -> str | None:
     None if the cluster or its zone is not known.
     """
     return connection.execute(sa.select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
+
+
+def cluster_spans() -> sa.Select[tuple[object, ...]]:
+    """Return the query of all clusters and the span of their history.
+
+    Columns as in ``CLUSTER_SPANS``. Unlike counts, both ends are found in the key.
+    """
+    of_cluster = jobs.c.cluster_id == clusters.c.cluster_id
+    first, last = (
+        sa.select(end(jobs.c.submitted_at)).where(of_cluster).scalar_subquery() for end in (sa.func.min, sa.func.max)
+    )
+    names = (clusters.c.name, clusters.c.timezone)
+    return sa.select(*names, first.label("first_submitted_at"), last.label("last_submitted_at")).order_by(names[0])
 
 
 def known_clusters() -> sa.Select[tuple[object, ...]]:

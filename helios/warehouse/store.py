@@ -22,9 +22,11 @@ from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
 from helios.warehouse.engine import engine_for, reading, shown, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
 from helios.warehouse.keys import (
+    CLUSTER_SPANS,
     CLUSTERS,
     StringTable,
     cluster_id_for_loading,
+    cluster_spans,
     cluster_timezone,
     find_cluster_id,
     known_clusters,
@@ -194,6 +196,14 @@ class Warehouse(ModelStore, TrialStore):
         """
         with reading(self._engine) as connection:
             return frame_of(self._bulk.select(connection, known_clusters()), CLUSTERS)
+
+    def cluster_spans(self) -> pd.DataFrame:
+        """Return all clusters, ordered by name, without counting their jobs.
+
+        Columns as of ``clusters``, without ``jobs`` and ``gpu_jobs``.
+        """
+        with reading(self._engine) as connection:
+            return frame_of(self._bulk.select(connection, cluster_spans()), CLUSTER_SPANS)
 
     def contents(self, cluster: str) -> dict[str, int]:
         """Return how many rows each table has of a cluster, tables without any left out.

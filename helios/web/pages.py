@@ -5,10 +5,13 @@ Sections are for a person, plain values for JSON. Nothing here writes, and nothi
 
 from __future__ import annotations
 
+import html
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,9 +20,12 @@ import numpy as np
 import pandas as pd
 
 from helios.app import reports
+from helios.app.advise import advise
 from helios.app.explain_job import JobUnknown, explain
 from helios.app.explain_node import explain_node, node_status
+from helios.app.history import choose_cluster
 from helios.app.operations import Operations
+from helios.app.study import kept_study
 from helios.config import Settings
 from helios.errors import HeliosError, UsageError
 from helios.model import Snapshot, seconds_of
@@ -27,12 +33,17 @@ from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.energy import energy_answer, energy_sentences
 from helios.report.html import PageSection, TableCells
 from helios.report.job import JobExplanation
-from helios.units import duration
+from helios.units import count_in_words, duration, in_number
+from helios.warehouse import Warehouse
 
 LIVE_S = 15.0
 """How long a snapshot of the cluster is shown before the cluster is asked again, s."""
 QUEUE_ROWS = 200
 """Most pending jobs on a page; JSON has all."""
+LOOKS_BACK = timedelta(days=14)
+"""How long before the window the last run of a user is looked for: all runs of 10^6 jobs would take seconds."""
+ADVICE_SHOWN = 20
+"""Most advices on a page; JSON has all."""
 REPORT_KINDS = (".html", ".txt")
 """Endings of the files in the report folder that are shown."""
 
@@ -152,6 +163,11 @@ class Site:
                     found = reason.message
                 self._live = (time.monotonic(), found)
             return self._live[1]
+
+    def name(self) -> str:
+        """Return the name of the cluster, as the warehouse knows it."""
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            return str(choose_cluster(warehouse, self.cluster)["name"])
 
     def job(self, job_id: str) -> JobExplanation:
         """Return everything that is known of a job."""
@@ -342,7 +358,12 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     sections = [
         PageSection(sentences=[used.title, *([used.empty] if used.rows.empty else [])]),
         PageSection(title="Use by partition", tables=[used], notes=used.notes),
-        PageSection(title="In the queue", tables=[waiting], notes=waiting.notes),
+        PageSection(
+            title="In the queue",
+            sentences=[waiting.empty] if waiting.rows.empty else [],
+            tables=[waiting],
+            notes=waiting.notes,
+        ),
     ]
     return Page(
         title=f"User {user}", sections=sections, values={"use": as_json(used), "queue": as_json(waiting)}, asks=WINDOW
@@ -359,7 +380,9 @@ def predictions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     by = given.get("by") or "day"
     if by not in {"all", "source", "size", "day", "partition"}:
         raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
-    return _report("Accuracy of predictions", reports.prediction_report(site.ask(given), by=by), asks=(*WINDOW, "by"))
+    found = reports.prediction_report(site.ask(given), by=by, looks_back=LOOKS_BACK)
+    note = f"The user's last run is looked for in the {LOOKS_BACK.days} days before the window."
+    return _report("Accuracy of predictions", replace(found, notes=(*found.notes, note)), asks=(*WINDOW, "by"))
 
 
 def decisions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
@@ -402,22 +425,106 @@ def report_files(settings: Settings) -> Iterator[Path]:
 
 
 def reports_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
-    """Return the list of reports that were written."""
+    """Return the list of reports and what-ifs that were written."""
     found = [
-        {"file": path.name, "written_at": f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d %H:%M}"}
+        {
+            "file": path.name,
+            "title": _title(path),
+            "written_at": f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d %H:%M}",
+        }
         for path in report_files(site.settings)
     ]
-    rows = [(each["file"], each["written_at"]) for each in found]
+    rows = [(each["file"], each["title"], each["written_at"]) for each in found]
+    folder = site.settings.report.folder
     lines = [
         "Written by the nightly analysis, and by commands with --report into the same folder."
         if found
-        else "No report has been written: helios nightly writes one each night."
+        else "No report has been written: helios nightly writes one each night.",
+        f"To have a what-if, a study or another report here: --report {folder}/NAME.html",
     ]
-    table = TableCells(header=[("Report", True), ("Written (UTC)", False)], rows=rows)
+    table = TableCells(header=[("Report", True), ("What", True), ("Written (UTC)", False)], rows=rows)
     return Page(
         title="Reports",
         sections=[PageSection(sentences=lines), PageSection(title="Files", tables=[table])],
         values={"reports": found},
+    )
+
+
+def _title(path: Path) -> str:
+    """Return the title of a report, empty where it has none."""
+    if path.suffix != ".html":
+        return "the same as text" if path.with_suffix(".html").exists() else ""
+    try:
+        with path.open("rb") as file:
+            found = re.search(rb"<title>([^<]{1,200})</title>", file.read(4096))
+    except OSError:
+        return ""
+    return html.unescape(found[1].decode("utf-8", "replace")) if found else ""
+
+
+def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
+    """Return the page of the latest study."""
+    cluster = site.name()
+    kept = kept_study(Path(site.settings.report.folder), cluster)
+    if kept is None:
+        lines = [
+            "No study has been kept: helios nightly makes one of the last four weeks each night.",
+            "To make one now: helios study --keep",
+        ]
+        return Page(title=f"Study of {cluster}", sections=[PageSection(sentences=lines)], values={"made_at": None})
+    sections = [
+        PageSection(
+            title=one["title"],
+            sentences=one["sentences"],
+            figures=[partial(_stored_figure, *drawn) for drawn in one["figures"]],
+            tables=[
+                TableCells(header=[tuple(name) for name in table["header"]], rows=table["rows"])
+                for table in one["tables"]
+            ],
+            notes=one["notes"],
+        )
+        for one in kept.sections
+    ]
+    return Page(
+        title=f"Study of {cluster}",
+        subtitle=f"Made on {kept.made_at:%Y-%m-%d %H:%M} UTC. {kept.subtitle}",
+        sections=sections,
+        values={"made_at": kept.made_at.isoformat(), **kept.values},
+    )
+
+
+def _stored_figure(wide: str, narrow_one: str, *, narrow: bool = False) -> str:
+    return narrow_one if narrow else wide
+
+
+def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return what users may change, for a user the own."""
+    users = (given["user"],) if given.get("user") and reader.sees_all else ()
+    if not reader.sees_all:
+        users = (reader.user,)
+    found = advise(site.ask({**given, "account": "", "partition": ""}, users=users))
+    sections = [
+        PageSection(
+            sentences=[
+                f"{count_in_words(len(found.advice), 'piece')} of advice on {in_number(found.jobs, 'jobs')}, "
+                "that on the most hours first.",
+                "What jobs used is not looked at here: helios advise asks Slurm for it.",
+            ],
+            notes=found.notes,
+        ),
+        *(
+            PageSection(
+                title=f"{one.user}: {one.which}" if reader.sees_all else one.which,
+                sentences=[one.sentence, *one.lines()[1:]],
+            )
+            for one in found.advice[:ADVICE_SHOWN]
+        ),
+    ]
+    return Page(
+        title="Advice",
+        sections=sections,
+        values=found.to_json(),
+        asks=(*WINDOW, *(["user"] if reader.sees_all else [])),
     )
 
 
@@ -479,5 +586,14 @@ ROUTES = (
         in_menu="Energy",
         for_users=True,
     ),
-    Route(path="/reports", summary="Reports that were written", make=reports_page, in_menu="Reports"),
+    Route(path="/study", summary="The latest study: statements and figures", make=study_page, in_menu="Study"),
+    Route(
+        path="/advice",
+        summary="Requests that do not fit what jobs need",
+        make=advice_page,
+        query=(*WINDOW, "user"),
+        in_menu="Advice",
+        for_users=True,
+    ),
+    Route(path="/reports", summary="Reports and what-ifs that were written", make=reports_page, in_menu="Reports"),
 )

@@ -11,15 +11,17 @@ import html
 import json
 import logging
 import os
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import uvicorn
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -29,7 +31,8 @@ from starlette.routing import Route as StarletteRoute
 from helios import __version__
 from helios.app.explain_job import JobUnknown
 from helios.app.explain_node import NodeUnknown
-from helios.errors import HeliosError, NoSuchCluster, UsageError
+from helios.config import Settings
+from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, UsageError
 from helios.report.html import filled_sections
 from helios.web.pages import ROUTES, Page, PageMissing, Reader, Route, Site, report_files
 
@@ -56,6 +59,8 @@ LABELS = {
     "result": "Result",
 }
 LONGEST_VALUE = 200
+HERE = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Names that every machine has for itself."""
 
 _log = logging.getLogger("helios.web")
 _PAGES = Environment(
@@ -84,7 +89,7 @@ class Access:
     """
 
     token: str
-    hosts: frozenset[str] = frozenset({"127.0.0.1", "localhost", "::1"})
+    hosts: frozenset[str] = HERE
     user_header: str = ""
     admins: frozenset[str] = frozenset()
 
@@ -288,6 +293,77 @@ def openapi() -> dict[str, Any]:
         }
         paths[route.path] = {"get": {"summary": route.summary, "parameters": parameters, "responses": answers}}
     return {"openapi": "3.1.0", "info": {"title": "Helios", "version": __version__}, "paths": paths}
+
+
+class WebServer:
+    """The site, served in a thread of its own or in this one.
+
+    Parameters
+    ----------
+    application : Starlette
+    listen : str
+        ``HOST:PORT``, with port 0 for a free one.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        The address cannot be bound.
+    """
+
+    def __init__(self, application: Starlette, *, listen: str) -> None:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        config = uvicorn.Config(
+            application,
+            host=host,
+            port=int(port),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=64,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=16_384,
+        )
+        self._server = uvicorn.Server(config)
+        try:
+            self._socket = socket.create_server(
+                (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
+        except OSError as reason:
+            raise ConfigurationInvalid(
+                f"The web page cannot listen on {listen}: {reason.strerror or reason}.",
+                hint="Choose another HOST:PORT: web.listen. Who has it: ss -ltnp",
+            ) from reason
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self._socket.getsockname()[1]}/"
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        self._server.run(sockets=[self._socket])
+
+    def start(self) -> None:
+        """Serve in a thread, which leaves signals to others."""
+        Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._server.should_exit = True
+
+
+def open_server(settings: Settings, *, token: str, cluster: str | None = None) -> WebServer:
+    """Return the server of the site that the settings describe, which listens already."""
+    web = settings.web
+    if web.admins and not web.user_header:
+        raise UsageError("Admins are users of a proxy.", hint="Say in which header it names them: web.user_header")
+    hosts = frozenset({web.listen.rpartition(":")[0].strip("[]"), *HERE, *_names(web.hosts.lower())})
+    access = Access(token=token, hosts=hosts, user_header=web.user_header, admins=frozenset(_names(web.admins)))
+    return WebServer(web_application(Site(settings, cluster=cluster), access), listen=web.listen)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in (part.strip() for part in text.split(",")) if name]
 
 
 def _finite(value: Any) -> Any:

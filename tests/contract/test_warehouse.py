@@ -178,6 +178,12 @@ def test_a_cluster_says_its_zone_and_span(warehouse: Warehouse) -> None:
     assert (venus["first_submitted_at"], venus["last_submitted_at"]) == (NOON, NOON + timedelta(days=1))
 
 
+def test_spans_are_those_of_the_clusters_without_counts(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(submitted_at=NOON), a_job(submitted_at=NOON + timedelta(days=1))))
+    load(warehouse, a_batch(), cluster="empty")
+    assert_frame_equal(warehouse.cluster_spans(), warehouse.clusters().drop(columns=["jobs", "gpu_jobs"]))
+
+
 # Loading again.
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
@@ -190,7 +191,7 @@ def test_a_stopped_controller_is_unavailable_and_comes_back(rig: Rig, cluster_of
 
 def test_a_window_of_the_accounting_lists_every_job_that_was_alive_in_it(rig: Rig, tmp_path: Path) -> None:
     started = datetime.now(UTC)
-    job = rig.submit(seconds=0, user="bob", name="two\nlines|bar")
+    job = rig.submit(seconds=2, user="bob", name="two\nlines|bar")
     rig.until(lambda: rig.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "State") == "COMPLETED\n")
     accounting = Accounting(shell=Shell(environment=rig.environment))
 
@@ -205,6 +206,10 @@ def test_a_window_of_the_accounting_lists_every_job_that_was_alive_in_it(rig: Ri
     rig.until(lambda: job in ids(started - timedelta(seconds=5), datetime.now(UTC) + timedelta(seconds=2)))
     assert job not in ids(started - timedelta(hours=2), started - timedelta(hours=1))
     assert accounting.cluster_name() == rig.name
+    used = accounting.used_by_jobs(started - timedelta(seconds=5), datetime.now(UTC), users=("bob",))
+    (mine,) = used[used["job_id"] == job].to_dict("records")
+    assert (mine["user"], mine["run_time_s"] > 0, mine["cpus"] > 0) == ("bob", True, True)
+    assert np.isnan(mine["used_memory_mib"])  # this cluster gathers nothing
 
 
 def test_a_drain_is_an_event_of_its_node(rig: Rig) -> None:

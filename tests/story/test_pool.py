@@ -248,6 +248,14 @@ def test_the_batch_script_of_a_sweep_runs_it(helios: Helios, sweep: Path) -> Non
     assert {trial["state"] for trial in json.loads(done.stdout)["trials"]} == {"finished"}
 
 
+def test_shards_nodes_and_pools_are_asked_of_slurm(helios: Helios, sweep: Path) -> None:
+    script = helios("pool", "submit", sweep, "--shards", 4, "--nodes", 2, "--pools", 3, "--dry-run").out
+    for option in ("--gres=shard:4", "--nodes=2", "--ntasks-per-node=1"):
+        assert f"#SBATCH {option}\n" in script
+    assert script.rstrip().endswith("--shared")
+    assert "exclude" in helios("pool", "submit", sweep, "--shards", 4, "--gpus", 1, "--dry-run", code=2).err
+
+
 def test_the_signal_before_the_end_of_an_allocation_ends_the_pool_in_time(helios: Helios, sweep: Path) -> None:
     (sweep.parent / "train.py").write_text(TRAIN + SLOW)
     script = helios("pool", "submit", sweep, "--slots", 2, "--dry-run").out

@@ -59,7 +59,13 @@ OVER_TIME = declare_fields(
 
 
 def queue_at(
-    jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime, title: str, timezone: str = "UTC"
+    jobs: pd.DataFrame,
+    *,
+    predictions: pd.DataFrame,
+    at: datetime,
+    title: str,
+    timezone: str = "UTC",
+    last_submitted_at: pd.Timestamp | None = None,
 ) -> ReportTable:
     """Report who waits at a moment, by partition and user.
 
@@ -69,6 +75,8 @@ def queue_at(
     ----------
     jobs : DataFrame
         Columns of ``JOBS``: all submitted by ``at`` that may still have waited or run then.
+    last_submitted_at : Timestamp, optional
+        Last submission of the history, which a note names if it is long ago; by default the last of ``jobs``.
     """
     jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
     held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
@@ -84,7 +92,7 @@ def queue_at(
         rows=rows,
         total=_totals(rows) if len(rows) > 1 else None,
         empty="Nothing waits and nothing runs.",
-        notes=tuple(_age_notes(jobs, at)),
+        notes=tuple(_age_notes(jobs["submitted_at"].max() if last_submitted_at is None else last_submitted_at, at)),
         timezone=timezone,
     )
 
@@ -111,7 +119,7 @@ def queue_over_time(
         shown=shown,
         rows=rows if rows[["submitted", "started", "waiting", "running"]].to_numpy().any() else rows.iloc[:0],
         empty="No job waited or ran in this window.",
-        notes=tuple(_age_notes(jobs, until)),
+        notes=tuple(_age_notes(jobs["submitted_at"].max(), until)),
         timezone=timezone,
     )
 
@@ -234,9 +242,8 @@ def _step_of(moments_s: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArra
     return np.where(step < len(edges_s) - 1, step, -1)
 
 
-def _age_notes(jobs: pd.DataFrame, at: datetime) -> list[str]:
-    last = jobs["submitted_at"].max()
-    if jobs.empty or pd.Timestamp(at) - last < STALE:
+def _age_notes(last: pd.Timestamp, at: datetime) -> list[str]:
+    if pd.isna(last) or pd.Timestamp(at) - last < STALE:
         return []
     known = f"The last submission that the warehouse knows is of {last:%Y-%m-%d %H:%M} UTC"
     return [f"{known}: what came since is missing."]

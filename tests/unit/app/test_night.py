@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.cycle_summary import STUDY_LEVELS
-from helios.app.nightly import NightlyRun, forget_what_is_old, nightly_pages, run_nightly
+from helios.app.model_registry import DRIFTED
+from helios.app.nightly import NightlyRun, _notify, forget_what_is_old, nightly_pages, run_nightly
 from helios.app.sync import AccountingSource, SyncResult, sync_history
 from helios.config import Settings
 from helios.control import ServiceMode
@@ -15,6 +16,7 @@ from helios.errors import HeliosError
 from helios.model import NODE_EVENTS, Mode, Snapshot
 from helios.testing import a_node, a_snapshot
 from helios.warehouse import Warehouse
+from tests.servers import ChatServer
 from tests.unit.app.sites import Town
 
 
@@ -123,3 +125,25 @@ def test_the_night_keeps_the_levels_of_its_study_for_the_metrics(tmp_path: Path)
     with Warehouse.open(town.settings.database.url) as warehouse:
         kept = json.loads(warehouse.remembered("dev", STUDY_LEVELS) or "")
     assert kept == dict(done.report.levels)
+
+
+def test_the_night_tells_of_its_report_once_and_of_drift_as_often_as_it_comes(tmp_path: Path) -> None:
+    with ChatServer() as server:
+        town = Town(tmp_path, notify={"webhook": server.url})
+        town.learn(jobs=150)
+        report = a_night(town).report
+        server.bodies.clear()
+        for line in ("3 of 20 inputs changed", "4 of 20 inputs changed", "", "3 of 20 inputs changed"):
+            with Warehouse.open(town.settings.database.url) as warehouse:
+                warehouse.remember("dev", DRIFTED, line, at=town.cluster.now)
+            _notify(town.settings, "dev", report, now=town.cluster.now)
+    assert [body["event"] for body in server.bodies] == ["drift", "drift"]
+    assert "3 of 20 inputs changed" in server.bodies[0]["text"]
+
+
+def test_a_night_whose_webhook_is_away_says_so_and_writes_its_report(tmp_path: Path) -> None:
+    town = Town(tmp_path, notify={"webhook": "http://127.0.0.1:1/"})
+    town.learn(jobs=150)
+    done = a_night(town)
+    assert done.report is not None
+    assert any("No notice by webhook" in problem.message for problem in done.problems)

@@ -120,3 +120,30 @@ def test_no_events_are_a_frame_of_none(program: Program) -> None:
 def test_the_purge_window_is_read(program: Program, said: str, kept: timedelta | None) -> None:
     folder = program("sacctmgr", f"echo 'PurgeJobAfter          = {said}'")
     assert Accounting(shell=Shell(folder=str(folder))).keeps_jobs() == kept
+
+
+USED = """
+echo "$@" >> {asked}
+d=$(printf '%s\\n' "$@" | sed -n 's/^--delimiter=//p')
+had=billing=4,cpu=4,gres/gpu=1,mem=4096M,node=1
+record() {{ for word in "$@"; do printf '%s%s' "$first" "$word"; first=$d; done; echo; first=; }}
+record 1 alice gpu COMPLETED 9 $had 00:04.038 "" "" "" "$(cat {name})"
+record 1.batch "" "" COMPLETED 9 $had 00:04.038 1 324276224 cpu=00:00:03,mem=324276224 batch
+"""
+
+
+def test_what_jobs_used_is_asked_for_in_bounded_windows_and_each_job_counts_once(
+    program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "name").write_text("x\n2|bob|gpu|COMPLETED|9|cpu=4|00:04|1|9|mem=9|y")
+    folder = program("sacct", USED.format(asked=tmp_path / "asked", name=tmp_path / "name"))
+    accounting = Accounting(shell=Shell(folder=str(folder)))
+    found = accounting.used_by_jobs(START, START + 2 * LONGEST_WINDOW, users=("alice", "bob"))
+    assert found[["job_id", "user", "cpus", "cpu_s", "used_memory_mib"]].values.tolist() == [
+        ["1", "alice", 4.0, 4.0, pytest.approx(324276224 / 1024**2)]
+    ]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 2
+    assert all("--user=alice,bob" in line and "--allocations" not in line for line in asked)
+    accounting.used_by_jobs(START, END, users=())
+    assert "--allusers" in (tmp_path / "asked").read_text().splitlines()[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,16 @@ from starlette.testclient import TestClient
 
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
-from helios.cli.web import read_token
+from helios.app.study import keep_study, load_study, study
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, UsageError
 from helios.model import Mode
+from helios.private_files import read_secret
+from helios.warehouse import Warehouse
 from helios.web.pages import ROUTES, Site
 from helios.web.server import Access, openapi, web_application
+from tests.builders import a_batch, a_job
 from tests.unit.app.node_sites import NodeTown
 from tests.unit.app.sites import Town
 
@@ -178,9 +182,9 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> Non
     kept.write_text(TOKEN + "\n")
     kept.chmod(0o644)
     with pytest.raises(UsageError, match="Others can read"):
-        read_token(kept)
+        read_secret(kept)
     kept.chmod(0o600)
-    assert read_token(kept) == TOKEN
+    assert read_secret(kept) == TOKEN
     with pytest.raises(UsageError, match="guessed"):
         Access(token="short")
 
@@ -196,3 +200,64 @@ def test_nodes_have_a_page_each(tmp_path: Path) -> None:
         name = town.nodes.snapshot().nodes["name"].iloc[0]
         assert name in web.get(f"/nodes/{name}", headers=HTML).text
         assert web.get("/nodes/nowhere", headers=JSON).status_code == 404
+
+
+def test_the_latest_study_is_shown_with_its_figures(town: Town, web: TestClient) -> None:
+    assert web.get("/study", headers=JSON).json()["made_at"] is None
+    assert "helios study --keep" in web.get("/study", headers=HTML).text
+    now, folder = town.cluster.now, Path(town.settings.report.folder)
+    loaded, records = load_study(url=town.settings.database.url, cluster="dev", window=lambda _: (None, None))
+    found = study(loaded, records=records)
+    path = keep_study(found, folder, energy=None, now=now)
+    assert path.stat().st_mode & 0o007 == 0
+    with client(town) as anew:
+        values = anew.get("/study", headers=JSON).json()
+        assert values["made_at"] == now.isoformat()
+        assert len(values["statements"]) == len(found.statements)
+        page = anew.get("/study", headers=HTML).text
+    assert page.count("<svg") >= 4
+    assert found.statements[0].title in page
+    assert "<script" not in page
+
+
+def test_a_study_that_cannot_be_read_is_none(town: Town, web: TestClient) -> None:
+    (Path(town.settings.report.folder) / "study-dev.json").write_text("{")
+    assert web.get("/study", headers=JSON).json() == {"made_at": None}
+
+
+def test_advice_is_shown_to_an_admin_of_all_and_to_a_user_of_the_own_jobs(town: Town) -> None:
+    with Warehouse.open(town.settings.database.url) as warehouse:
+        jobs = [
+            a_job(
+                job_id=str(90_000 + number),
+                user=("alice", "bob")[number % 2],
+                name="sweep",
+                gpus=8,
+                submitted_at=town.cluster.now - timedelta(days=2, minutes=number),
+                run_time_s=3_600.0,
+                time_limit_s=86_400.0,
+            )
+            for number in range(60)
+        ]
+        warehouse.load([a_batch(*jobs)], cluster="dev", path="more", sha256="another", format="sacct", timezone="UTC")
+    with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+        of = {name: {**JSON, "X-Remote-User": name} for name in ("root", "alice")}
+        assert {one["user"] for one in web.get("/advice", headers=of["root"]).json()["advice"]} == {"alice", "bob"}
+        for path in ("/advice", "/advice?user=bob"):
+            own = web.get(path, headers=of["alice"])
+            assert {one["user"] for one in own.json()["advice"]} == {"alice"}
+            assert "bob" not in own.text
+        only = web.get("/advice?user=bob", headers=of["root"]).json()
+        assert {one["user"] for one in only["advice"]} == {"bob"}
+        page = web.get("/advice", headers={**HTML, "X-Remote-User": "alice"}).text
+        assert "--time=01:15:00" in page and "Evidence: 30 jobs" in page
+        assert web.get("/study", headers=of["alice"]).status_code == 404
+
+
+def test_reports_are_named_by_their_titles(town: Town, web: TestClient) -> None:
+    folder = Path(town.settings.report.folder)
+    (folder / "w.html").write_text("<!DOCTYPE html><title>What if? dev &amp; more</title>")
+    (folder / "w.txt").write_text("text")
+    titles = {each["file"]: each["title"] for each in web.get("/reports", headers=JSON).json()["reports"]}
+    assert titles == {"w.html": "What if? dev & more", "w.txt": "the same as text"}
+    assert "What if? dev &amp; more" in web.get("/reports", headers=HTML).text

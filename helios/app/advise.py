@@ -1,0 +1,193 @@
+"""Advice for users from the history, and from what their jobs used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from helios.app.history import LoadedHistory
+from helios.app.reports import ReportQuery, open_context
+from helios.app.trials import READ, Packing, find_repeated
+from helios.config import SlurmSettings
+from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, UsageError
+from helios.model import JOBS
+from helios.report.admin.usage import select_jobs
+from helios.report.advice import Advice, limit_advice, most_hours_first, packing_advice, usage_advice
+from helios.slurm.accounting import Accounting
+from helios.slurm.shell import Shell
+from helios.slurm.usage import read_usage
+
+WINDOW = timedelta(weeks=4)
+USAGE_S = 120.0
+"""Longest wait for the accounting, s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceReport:
+    """Advice on the jobs of a window.
+
+    Attributes
+    ----------
+    cluster : str
+    users : tuple of str
+        Whose jobs; empty: everybody's.
+    since, until : datetime
+    jobs, measured : int
+        Jobs submitted in the window, and those whose use is known.
+    advice : tuple of Advice
+        That on the most hours first.
+    notes : tuple of str
+        What could not be looked at, and why.
+    """
+
+    cluster: str
+    users: tuple[str, ...]
+    since: datetime
+    until: datetime
+    jobs: int
+    measured: int
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...]
+
+    def lines(self, *, most: int | None = None) -> list[str]:
+        """Return it as text, at most so many advices."""
+        whose = ", ".join(self.users) or "everybody"
+        days = (self.until - self.since).total_seconds() / 86_400
+        said = [f"{self.jobs:,} jobs of {whose} on {self.cluster} in {days:.0f} days, use known of {self.measured:,}."]
+        shown = self.advice if most is None else self.advice[:most]
+        for number, one in enumerate(shown, start=1):
+            first, *rest = one.lines()
+            owner = "" if len(self.users) == 1 else f"{one.user}: "
+            said += ["", f"{number}. {owner}{first}", *(f"   {line}" for line in rest)]
+        if not self.advice:
+            said += ["", "No advice: nothing stands out that enough alike jobs show."]
+        elif len(shown) < len(self.advice):
+            said += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --most N, or --json."]
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "cluster": self.cluster,
+            "users": list(self.users),
+            "from": self.since.isoformat(),
+            "to": self.until.isoformat(),
+            "jobs": self.jobs,
+            "jobs_measured": self.measured,
+            "advice": [one.to_json() for one in self.advice],
+            "notes": list(self.notes),
+        }
+
+
+Usage = tuple[pd.DataFrame | None, tuple[str, ...]]
+"""What jobs used, as :func:`helios.slurm.usage.read_usage` returns it, and messages; None: not known."""
+
+
+def advise(ask: ReportQuery, *, usage: Callable[[str, datetime, datetime], Usage] | None = None) -> AdviceReport:
+    """Advise the users of a query, by the jobs of the warehouse.
+
+    Parameters
+    ----------
+    usage : callable, optional
+        Returns what the jobs of a cluster, from a begin to an end, used.
+    """
+    with open_context(ask) as context:
+        jobs = context.warehouse.jobs(context.cluster, since=context.since, until=context.until, columns=READ)
+        loaded = LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone)
+        since, until = context.since, context.until
+    used, notes = (None, ()) if usage is None else usage(loaded.cluster, since, until)
+    return advise_on(loaded, since=since, until=until, users=tuple(ask.users), used=used, notes=notes)
+
+
+def advise_on(
+    loaded: LoadedHistory,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    users: tuple[str, ...] = (),
+    used: pd.DataFrame | None = None,
+    notes: tuple[str, ...] = (),
+) -> AdviceReport:
+    """Advise users by the jobs of a history that were submitted in [since, until).
+
+    Without a begin it is ``WINDOW`` before the end, without an end the last submission.
+    """
+    jobs, notes = loaded.jobs, (*loaded.notes, *notes)
+    last = jobs["submitted_at"].max() if len(jobs) else None
+    until = until or (None if last is None else last.to_pydatetime() + timedelta(seconds=1))
+    if until is None:
+        raise UsageError("There are no jobs in this history.", hint="Load some: helios trace load FILE")
+    since = since or until - WINDOW
+    within = jobs[(jobs["submitted_at"] >= since) & (jobs["submitted_at"] < until)].reset_index(drop=True)
+    own = select_jobs(within, users=users)
+    found = limit_advice(own)
+    if not own["time_limit_s"].notna().any() and len(own):
+        notes = (*notes, "Time limits are not recorded here, so nothing is said of them.")
+    if (own["gpus"] > 0).any():
+        packing = Packing()
+        repeated = find_repeated(
+            LoadedHistory(cluster=loaded.cluster, jobs=own.reset_index(drop=True), timezone=loaded.timezone),
+            since=since,
+            until=until,
+            packing=packing,
+            replayed=False,
+        )
+        found += packing_advice(repeated.table.rows, packing.gains)
+    measured = 0
+    if used is not None:
+        used = used[used["user"].isin(users)] if users else used
+        measured = int(used["used_memory_mib"].notna().sum())
+        found += usage_advice(used)
+        if len(used) and not measured:
+            notes = (*notes, "The accounting has jobs but not what they used: Slurm's JobAcctGatherType gathers it.")
+    return AdviceReport(
+        cluster=loaded.cluster,
+        users=users,
+        since=since,
+        until=until,
+        jobs=len(own),
+        measured=measured,
+        advice=tuple(most_hours_first(found)),
+        notes=notes,
+    )
+
+
+def usage_of_file(path: Path) -> pd.DataFrame:
+    """Return what jobs used from a file that sacct printed.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, or is something else.
+    """
+    try:
+        return read_usage(path.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError as reason:
+        raise UsageError(
+            f"{path} cannot be read: {reason}", hint="Name a file that sacct wrote: --usage FILE"
+        ) from reason
+    except AnswerNotUnderstood as reason:
+        raise UsageError(f"{path}: {reason.message}", hint=reason.hint) from reason
+
+
+def usage_of_cluster(
+    settings: SlurmSettings, cluster: str, since: datetime, until: datetime, *, users: Collection[str]
+) -> Usage:
+    """Return what jobs used from the accounting of the cluster that this machine reaches.
+
+    None, and why, where it does not answer or is of another cluster.
+    """
+    accounting = Accounting(shell=Shell(folder=settings.commands, timeout_s=USAGE_S))
+    try:
+        here = accounting.cluster_name()
+        if here != cluster:
+            raise ClusterUnavailable(f"this machine reaches cluster {here}, not {cluster}")
+        return accounting.used_by_jobs(since, until, users=users), ()
+    except HeliosError as reason:
+        told = reason.message.rstrip(".")
+        return None, (f"What jobs used is not known here ({told}). Name what sacct wrote: --usage FILE",)

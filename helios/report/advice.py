@@ -1,0 +1,362 @@
+"""Advice for users, about requests that do not fit what their jobs need.
+
+Jobs are alike if user, partition, words of the name, GPUs, CPUs and the request itself are equal. Nothing is said of
+fewer than ``FEWEST_JOBS`` alike jobs, unless the counts alone leave no doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.metrics.statistics import share_interval
+from helios.model import JobState
+from helios.model.job_names import split_words
+from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words, percent
+
+FITS = 0.95
+"""Share of alike jobs that a proposed request is to fit."""
+FEWEST_JOBS = 20
+"""With fewer than 19 jobs none of them bounds 95 % of further ones."""
+FEWEST_IDLE = 5
+"""Fewest jobs that used no GPU at all: by chance alone that is no habit of one job in two."""
+TOO_MUCH = 2.0
+"""A request is far too large if it is this many times what is proposed instead."""
+TIME_MARGIN = 1.25
+"""Later jobs differ from earlier ones. With it 95 % of later jobs fit on Graham and 80 % on Cedar, where no names are
+recorded, without it 93 % and 79 % (benchmarks/advise.py)."""
+LEAST_HOURS = 1.0
+"""Nothing is said of jobs that held less."""
+LEAST_SPARE_S = 30 * MINUTE_S
+FEWEST_LOST = 3
+OFTEN = 0.05
+"""Share of alike jobs that end at a limit from which that is no accident."""
+MEMORY_MARGIN = 1.2
+"""Accounting looks every 30 s by default, and misses what is in between."""
+SHORTEST_MEASURED_S = 300
+"""Jobs shorter than this are left out where use counts, for the same reason."""
+KEYS = ["user", "partition", "words", "gpus", "cpus"]
+ENDS = {
+    JobState.TIMEOUT: ("limit_too_short", "reached their time limit", "Ask for more time, or save and resume."),
+    JobState.OUT_OF_MEMORY: ("memory_too_small", "ran out of memory", "Ask for more memory."),
+}
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An interval that belongs to an advice.
+
+    Attributes
+    ----------
+    meaning : str
+        What lies in it, and how sure that is.
+    low, high : float
+    unit : str
+        ``s``, ``MiB``, ``CPUs``, ``GPU hours``, or ``share`` of 1.
+    """
+
+    meaning: str
+    low: float
+    high: float
+    unit: str
+
+    def __str__(self) -> str:
+        low, high = (_with_unit(value, self.unit) for value in (self.low, self.high))
+        return f"{self.meaning}: {low} to {high}"
+
+
+def _with_unit(value: float, unit: str) -> str:
+    if unit == "s":
+        return duration_in_words(value)
+    if unit == "MiB":
+        return f"{value / 1024:.1f} GiB"
+    return percent(value) if unit == "share" else f"{value:,.3g} {unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What a user may change, and what it rests on.
+
+    Attributes
+    ----------
+    kind : str
+        ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``,
+        ``gpus_unused`` or ``packing``.
+    user, which : str
+        Whose jobs, and which of them.
+    sentence : str
+    option : str
+        What to give ``sbatch`` instead; empty: nothing fixed.
+    jobs : int
+        Jobs that it rests on.
+    hours : float
+        What they held.
+    resource : str
+        ``GPU`` or ``CPU``, of the hours.
+    interval : Interval
+    """
+
+    kind: str
+    user: str
+    which: str
+    sentence: str
+    option: str = ""
+    jobs: int
+    hours: float
+    resource: str
+    interval: Interval
+
+    def lines(self) -> list[str]:
+        """Return it as text, the evidence last."""
+        evidence = f"Evidence: {self.jobs:,} jobs, {self.hours:,.0f} {self.resource} hours; {self.interval}."
+        return [f"{self.which}: {self.sentence}", *([f"Try: {self.option}"] if self.option else []), evidence]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
+    """Return what time limits and ends say.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s`` and
+        ``memory_mib`` of ``JOBS``.
+    """
+    ran = jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()]
+    counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
+    found = [one for alike in alike_jobs(counted, "time_limit_s") for one in _limit_too_long(alike)]
+    for state, request in ((JobState.TIMEOUT, "time_limit_s"), (JobState.OUT_OF_MEMORY, "memory_mib")):
+        ended = (ran["state"] == state).to_numpy()
+        for alike in alike_jobs(ran, request, fewest=FEWEST_LOST, counted=ended):
+            found += _ends(alike, state, request)
+    return found
+
+
+def usage_advice(used: pd.DataFrame) -> list[Advice]:
+    """Return what measured use says of memory, CPUs and GPUs.
+
+    Parameters
+    ----------
+    used : DataFrame
+        As :func:`helios.slurm.usage.read_usage` returns it.
+    """
+    measured = used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()]
+    found: list[Advice] = []
+    for alike in alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE):
+        for unused in (_memory, _cpus, _gpus):
+            found += unused(alike)
+    return found
+
+
+def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[Advice]:
+    """Yield what the report of repeated trials says, a row of it for each user."""
+    for row in rows.to_dict("records"):
+        low, high = float(row["saved_hours_low"]), float(row["saved_hours_high"])
+        if high < 1 or row["fusible_hours_high"] <= 0:
+            continue
+        yield Advice(
+            kind="packing",
+            user=str(row["user"]),
+            which=f"{int(row['groups']):,} groups of repeated jobs of few GPUs",
+            sentence="jobs of one GPU may share one, two on each; a training pool measures whether that gains.",
+            option="helios pool run sweep.toml",
+            jobs=int(row["jobs"]),
+            hours=float(row["fusible_hours_high"]),
+            resource="GPU",
+            interval=Interval(
+                meaning=f"saved, if sharing gains {gains[0]:g} to {gains[1]:g}", low=low, high=high, unit="GPU hours"
+            ),
+        )
+
+
+def alike_jobs(
+    jobs: pd.DataFrame, request: str, *, fewest: int = FEWEST_JOBS, counted: Flags | None = None
+) -> Iterator[pd.DataFrame]:
+    """Yield groups of alike jobs with equal values of ``request``.
+
+    Parameters
+    ----------
+    fewest : int
+        Groups with fewer jobs are left out.
+    counted : bool array of shape (n_jobs,), optional
+        Only these count for that; None: all.
+    """
+    texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
+    jobs = jobs.assign(**texts, words=texts["name"].map(split_words))
+    group = jobs.groupby([*KEYS, request], observed=True, dropna=False, sort=True).ngroup().to_numpy()
+    enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
+    kept = enough[group]
+    for _, alike in jobs[kept].groupby(group[kept]):
+        yield alike
+
+
+def _bound(values: Floats) -> float:
+    """Return the value that a further alike job stays below with probability ``FITS``.
+
+    It is an order statistic of at least 19 values; exact if their order is chance. Else infinite.
+    """
+    place = math.ceil(FITS * (len(values) + 1))
+    return float(np.sort(values)[place - 1]) if place <= len(values) else math.inf
+
+
+def _which(alike: pd.DataFrame, request: str = "") -> str:
+    first = {name: alike[name].iloc[0] for name in KEYS}  # a whole row takes a millisecond
+    name = f" {first['words']!r}" if first["words"] else ""
+    size = [count_in_words(int(first["gpus"]), "GPU")] if first["gpus"] > 0 else []
+    size += [count_in_words(int(first["cpus"]), "CPU")] if first["cpus"] > 0 else []
+    place = f" in {first['partition']}" if first["partition"] not in {"", "nan"} else ""
+    return f"Jobs{name}{place}" + (f" of {' and '.join(size)}" if size else "") + request
+
+
+def _held(alike: pd.DataFrame) -> dict[str, Any]:
+    resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
+    units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
+    hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
+    return {"user": str(alike["user"].iloc[0]), "jobs": len(alike), "hours": hours, "resource": resource}
+
+
+def _middle(values: Floats, meaning: str, unit: str) -> Interval:
+    low, high = np.quantile(values, (0.1, 0.9))
+    return Interval(meaning=meaning, low=float(low), high=float(high), unit=unit)
+
+
+def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
+    limit_s = float(alike["time_limit_s"].iloc[0])
+    run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
+    # What reached its limit would have run longer, nobody knows how long.
+    needed_s = _bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
+    if not math.isfinite(needed_s) or math.isnan(limit_s):
+        return []
+    step_s = 15 * MINUTE_S if needed_s < 4 * HOUR_S else HOUR_S
+    proposed_s = math.ceil(TIME_MARGIN * needed_s / step_s) * step_s
+    if limit_s < TOO_MUCH * proposed_s or limit_s - proposed_s < LEAST_SPARE_S:
+        return []
+    asked = "no time limit" if math.isinf(limit_s) else f"a limit of {duration_in_words(limit_s)}"
+    return [
+        Advice(
+            kind="limit_too_long",
+            which=_which(alike, f" with {asked}"),
+            sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
+            "gaps of the queue, and start earlier.",
+            option=f"--time={_slurm_length(proposed_s)}",
+            interval=_middle(run_s, "the middle 8 of 10 ran", "s"),
+            **_held(alike),
+        )
+    ]
+
+
+def _ends(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
+    ended = alike["state"] == state
+    count = int(ended.sum())
+    if count < FEWEST_LOST:
+        return []
+    low, high = share_interval(count, len(alike))
+    if low < OFTEN:
+        return []
+    kind, what, then = ENDS[state]
+    asked = float(alike[request].iloc[0])
+    size = "" if math.isnan(asked) else f" with {_asked(request, asked)}"
+    lost = _held(alike[ended])
+    return [
+        Advice(
+            kind=kind,
+            which=_which(alike, size),
+            sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
+            interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
+            **_held(alike),
+        )
+    ]
+
+
+def _asked(request: str, amount: float) -> str:
+    if request == "memory_mib":
+        return f"{amount / 1024:.3g} GiB"
+    return "no time limit" if math.isinf(amount) else f"a limit of {duration_in_words(amount)}"
+
+
+def _memory(alike: pd.DataFrame) -> list[Advice]:
+    had_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
+    needed_mib = _bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
+    if len(alike) < FEWEST_JOBS or math.isnan(had_mib) or not math.isfinite(needed_mib):
+        return []
+    proposed_gib = math.ceil(MEMORY_MARGIN * needed_mib / 1024)
+    if had_mib < TOO_MUCH * 1024 * proposed_gib or (alike["nodes"] > 1).any():  # --mem is for each node
+        return []
+    return [
+        Advice(
+            kind="memory_too_large",
+            which=_which(alike, f" with {had_mib / 1024:.3g} GiB"),
+            sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
+            option=f"--mem={proposed_gib}G",
+            interval=_middle(used_mib, "the middle 8 of 10 used", "MiB"),
+            **_held(alike),
+        )
+    ]
+
+
+def _cpus(alike: pd.DataFrame) -> list[Advice]:
+    had, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
+    needed = _bound(busy)
+    if len(alike) < FEWEST_JOBS or math.isnan(had) or not math.isfinite(needed):
+        return []
+    proposed = max(math.ceil(needed), 1)
+    if had < TOO_MUCH * proposed:
+        return []
+    return [
+        Advice(
+            kind="cpus_unused",
+            which=_which(alike),
+            sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
+            option=f"{proposed} instead of {had:.0f} CPUs (--cpus-per-task)",
+            interval=_middle(busy, "the middle 8 of 10 kept busy", "CPUs"),
+            **_held(alike),
+        )
+    ]
+
+
+def _gpus(alike: pd.DataFrame) -> list[Advice]:
+    known = alike[alike["gpu_percent"].notna() & (alike["gpus"] > 0)]
+    if len(known) < FEWEST_IDLE:
+        return []
+    had = int(known["gpus"].iloc[0])
+    most_busy = np.ceil(known["gpu_percent"].to_numpy(dtype=np.float64) / 100)
+    needed = _bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
+    if needed > 0 and (len(known) < FEWEST_JOBS or had < TOO_MUCH * needed):
+        return []
+    some = int((most_busy < had).sum())
+    low, high = share_interval(some, len(known))
+    used = "none" if needed == 0 else f"at most {needed:.0f}"
+    return [
+        Advice(
+            kind="gpus_unused",
+            which=_which(known),
+            sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
+            option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
+            interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
+            **_held(known),
+        )
+    ]
+
+
+def _slurm_length(seconds: float) -> str:
+    minutes = round(seconds / MINUTE_S)
+    days, hours = divmod(minutes // 60, 24)
+    return f"{days}-{hours:02d}:{minutes % 60:02d}:00" if days else f"{hours:02d}:{minutes % 60:02d}:00"
+
+
+def most_hours_first(found: list[Advice]) -> list[Advice]:
+    """Return advice with that on the most hours first."""
+    return sorted(
+        (one for one in found if one.hours >= LEAST_HOURS), key=lambda one: (-one.hours, one.user, one.kind, one.which)
+    )
