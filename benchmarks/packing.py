@@ -7,7 +7,7 @@ several) and from ``several``, at once and over time. Speeds are Gavel's (OSDI'2
 Beyond pairs nothing was measured, so a device runs its pairs in turn there (fixed 4 and 8), and ours stays with pairs.
 Memory was not published either: it is chosen so that the pairs that were measured fit and the others do not. Lengths
 follow from the family (lognormal, median 20 min, sigma .5) and vary by 10 % within it, since trials of a sweep train
-for the same number of epochs. Constants were chosen on draws 100 to 103; 0 to 19 are judged.
+for the same number of epochs. Constants were chosen on draws 100 to 103 and 200 to 205; 0 to 19 are judged.
 """
 
 from __future__ import annotations
@@ -181,6 +181,10 @@ def show(gpu: str, mix: str, over_time: bool, results: list[dict[str, Any]]) -> 
     said = "" if share >= 0.85 else " BELOW .85" if share < 0.85 else " (no gain to be had)"
     print(f"\n{title}: worst draw {worst:.3f} x exclusive{' ABOVE 1.02' if worst > 1.02 else ''}, ", end="")
     print(f"share of the oracle's gain {share:.2f}{said}{note}")
+    late = 100 * float(np.mean([one.outcomes["ours"].out_of_memory_late for one in found])) / TRIALS
+    unused = float(np.mean([one.outcomes["ours"].unused_reserved for one in found]))
+    print(f"  ours: {late:.1f} % killed for memory after the first ten{' ABOVE 1' if late > 1 else ''}, ", end="")
+    print(f"{unused:.0%} of the reserved memory unused{' ABOVE 35 %' if unused > 0.35 else ''}")
     head = f"  {'rule':<10}{'makespan':>9}{'worst':>7}{'result':>8}{'busy':>6}{'held':>6}"
     print(head + f"{'OOM':>6}{'late':>6}{'unused':>8}{'pauses':>8}")
     for rule, ratio in sorted(rows.items(), key=lambda row: -row[1].mean()):

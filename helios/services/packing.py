@@ -732,6 +732,7 @@ class _Pool:
                 for d in self.devices
                 if d.name not in kept
                 and self.on[d.name]
+                and self.settled(d)
                 and max(map(self.left_s, self.on[d.name])) < 0.5 * self.left_s(trial)
                 and not any(map(self.reserved_alone, self.on[d.name]))
             ]

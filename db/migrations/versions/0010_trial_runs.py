@@ -18,8 +18,12 @@ TEXTS = ("user", "program", "family", "device_kind", "device_model", "outcome", 
 KNOWN_OR_NOT = (*("start_up_s", "progress", "peak_memory_mib", "memory_limit_mib", "utilization", "energy_j"),)
 
 
+READERS = """SELECT DISTINCT grantee FROM information_schema.role_table_grants
+WHERE table_name = 'clusters' AND privilege_type = 'SELECT' AND grantee != current_user ORDER BY grantee"""
+
+
 def upgrade() -> None:
-    """Make the table."""
+    """Make the table, which whoever reads the others may read."""
     op.create_table(
         "trial_runs",
         sa.Column("pool", sa.Text(), nullable=False),
@@ -32,6 +36,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("pool", "number", "attempt", name="pk_trial_runs"),
     )
     op.create_index("ix_trial_runs_user_program_started_at", "trial_runs", ["user", "program", "started_at"])
+    if op.get_context().dialect.name == "postgresql":
+        quote = op.get_context().dialect.identifier_preparer.quote
+        for reader in list(op.get_bind().execute(sa.text(READERS)).scalars()):
+            op.execute(f"GRANT SELECT ON trial_runs TO {quote(reader)}")
 
 
 def downgrade() -> None:

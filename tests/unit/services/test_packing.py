@@ -304,3 +304,12 @@ def test_a_short_trial_gets_no_device_of_others() -> None:
     rates = speeds(a=10, b=10, c=10, a_b=9, b_a=9)
     actions = SERVICE.decide(a_pool([*there, *queue, waiting(9, "c", forecast=short)], speeds=rates))
     assert not [action for action in actions if isinstance(action, PauseTrial)]
+
+
+def test_no_room_is_made_where_no_steps_are_reported() -> None:
+    """A program that reports nothing may have no checkpoint, and its speed and progress are not known."""
+    large = dataclasses.replace(KNOWN, seconds_p50=6_000.0)
+    silent = {"steps_per_s": None, "progress": None}
+    there = [running(n, device=f"gpu:{n}", **silent) for n in range(2)]
+    actions = SERVICE.decide(a_pool([*there, waiting(9, "c", forecast=large)]))
+    assert not [action for action in actions if isinstance(action, PauseTrial)]
