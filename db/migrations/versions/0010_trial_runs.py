@@ -19,7 +19,8 @@ KNOWN_OR_NOT = (*("start_up_s", "progress", "peak_memory_mib", "memory_limit_mib
 
 
 READERS = """SELECT DISTINCT grantee FROM information_schema.role_table_grants
-WHERE table_name = 'clusters' AND privilege_type = 'SELECT' AND grantee != current_user ORDER BY grantee"""
+WHERE table_schema = current_schema() AND table_name = 'clusters' AND privilege_type = 'SELECT'
+AND grantee NOT IN (current_user, 'PUBLIC') ORDER BY grantee"""
 
 
 def upgrade() -> None:
