@@ -62,7 +62,7 @@ class AdviceReport:
         shown = self.advice if most is None else self.advice[:most]
         for number, one in enumerate(shown, start=1):
             first, *rest = one.lines()
-            owner = "" if len(self.users) == 1 else f"{one.user}: "
+            owner = "" if len(self.users) == 1 else f"user {one.user}, "
             said += ["", f"{number}. {owner}{first}", *(f"   {line}" for line in rest)]
         if not self.advice:
             said += ["", "No advice: nothing stands out that enough alike jobs show."]
