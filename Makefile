@@ -59,10 +59,9 @@ pytest: $(VENV)/.tools slurm
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
 	$(BIN)/pytest --numprocesses $(WORKERS) -m 'nightly or hypothesis' --hypothesis-profile nightly
 
-dist: $(VENV)/.tools ## Build wheel and sdist into dist/, and on Debian a package that installs without a network
+dist: $(VENV)/.tools ## Build wheel and sdist into dist/, and packages for Debian and rpm that install without a network
 	$(BIN)/python -m build --outdir dist .
-	@if command -v dpkg-deb >/dev/null; then PYTHON=$(BIN)/python deploy/debian/build.sh dist/*.whl dist; \
-	else echo "dpkg-deb is not here: no Debian package"; fi
+	PYTHON=$(BIN)/python deploy/packages/build.sh dist/*.whl dist
 
 size: $(VENV)/.tools ## Print code lines by package beside the budget
 	$(BIN)/python -m tests.size
@@ -71,10 +70,11 @@ behaviour: $(VENV)/.tools ## Compare what Helios does with golden files, after a
 	$(BIN)/python -m tests.behaviour compare
 
 slurm: ## Install Slurm for the live tests, where that is possible (root, Debian or Ubuntu)
-	@command -v slurmctld >/dev/null && command -v mariadbd >/dev/null && command -v debootstrap >/dev/null && exit 0; \
+	@command -v slurmctld >/dev/null && command -v mariadbd >/dev/null && command -v debootstrap >/dev/null && command -v ch-run >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing Slurm and MariaDB for the live tests ..."; deploy/devcluster/devcluster install >/dev/null; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap >/dev/null; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends charliecloud-runtime >/dev/null || true; \
 	else echo "Slurm is not installed: the live tests will be skipped (deploy/devcluster/devcluster install, as root)"; fi
 
 bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its control

@@ -1,12 +1,16 @@
 """What a training pool costs and survives, each beside its control in one run.
 
-python -m benchmarks.pool [--part overhead|warm|state|kills ...] [--trials N] [--kills N] [--seed N]
+python -m benchmarks.pool [--part overhead|warm|containers|state|kills ...] [--trials N] [--kills N] [--seed N]
 
 overhead
     Trials of half a second, two at a time, beside ``xargs -P2`` of the same command: wall time and CPU time of
     everything that is not the trials themselves.
 warm
     Trials that import a module and then work for so many seconds, each started alone and forked from a warm process.
+containers
+    What starting a container costs, and trials of so many seconds: each in a container of its own, beside a pool whose
+    containers run several, without and with the imports done once. Needs ``--image``, a root file system with the same
+    version of Python as here, whose packages it is given; it is left out where there is none.
 state
     A state file of 10,000 trials is written and read back, beside reading the same bytes as JSON lines.
 kills
@@ -30,11 +34,14 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 import psutil
 
 from helios.model.pools import TrialState
-from helios.pools.agent import POOL
+from helios.pools.agent import POOL, fill
+from helios.pools.containers import find_container
+from helios.pools.space import read_training_sweep
 from helios.pools.state import FILE, StateFile
 
 HALF_SECOND = "import time; time.sleep(0.5)"
@@ -77,6 +84,41 @@ def overhead(trials: int) -> None:
     print(f"  of which its own start and end, with nothing to run: {again_s:.1f} s")
     extra_ms = 1000 * (pool_cpu_s - control_cpu_s) / trials
     print(f"  CPU time above the control: {extra_ms:.1f} ms a trial")
+
+
+def containers(image: str, module: str, work_s: float, trials: int) -> None:
+    """Compare a container for each trial with containers that run several."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "program.py").write_text(WORKS.format(module=module, work_s=work_s))
+        path = folder / "sweep.toml"
+        packages = Path(psutil.__file__).parents[1]  # for the same version of Python
+        path.write_text(
+            f'command = "python3 program.py {{x}}"\ncontainer = {{ image = "{image}", binds = ["{packages}"] }}\n'
+            f'[parameters]\nx = {[*range(trials)]}\n[env]\nPYTHONPATH = "{packages}"\n'
+        )
+        found = find_container(read_training_sweep(path), folder / "pool", gpus=False)
+        assert found is not None
+        words = found.segment(folder / "pool", read_training_sweep(path), (), pool="benchmark", environment={})[
+            "command"
+        ]
+        words = [fill(word, segment=f"benchmark-{os.getpid()}", limit_mib=None) for word in words]
+        starts = [timed([*words, "true"], folder)[0] for _ in range(10)]
+        pythons = [timed([*words, "python3", "-c", f"import {module}"], folder)[0] for _ in range(5)]
+        numbers = folder / "numbers"
+        numbers.write_text("\n".join(map(str, range(trials))))
+        each = ["xargs", "-a", str(numbers), "-P2", "-n1", *words, "python3", "program.py"]
+        pool = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", "2", "--json"]
+        each_s, each_cpu_s = timed(each, folder)
+        segments_s, segments_cpu_s = timed([*pool, "--folder", "segments"], folder)
+        warm_s, warm_cpu_s = timed([*pool, "--folder", "warm", "--warm", module], folder)
+    print(f"{trials} trials of {work_s:g} s in {found.runtime}, two at a time (load {os.getloadavg()[0]:.1f})")
+    print(
+        f"  a start: {1000 * median(starts):.0f} ms; with Python and import {module}: {1000 * median(pythons):.0f} ms"
+    )
+    print(f"  a container for each      {each_s:7.1f} s   CPU {each_cpu_s:7.1f} s")
+    print(f"  a pool, two containers    {segments_s:7.1f} s   CPU {segments_cpu_s:7.1f} s")
+    print(f"  the same, imports once    {warm_s:7.1f} s   CPU {warm_cpu_s:7.1f} s")
 
 
 WORKS = """
@@ -225,17 +267,20 @@ def kills(trials: int, count: int, seed: int) -> None:
 def main() -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", default=["overhead", "warm", "state", "kills"])
+    parser.add_argument("--part", nargs="+", default=["overhead", "warm", "containers", "state", "kills"])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--module", default="torch")
-    parser.add_argument("--work", type=float, default=10.0, help="s of each trial of the part warm")
+    parser.add_argument("--image", default="", help="of the part containers: a root file system or an archive of one")
+    parser.add_argument("--work", type=float, default=10.0, help="s of each trial of the parts warm and containers")
     asked = parser.parse_args()
     if "overhead" in asked.part:
         overhead(asked.trials)
     if "warm" in asked.part:
         warm(asked.module, asked.work, 12)
+    if "containers" in asked.part and asked.image:
+        containers(asked.image, asked.module, asked.work, 4)
     if "state" in asked.part:
         state(10_000)
     if "kills" in asked.part:

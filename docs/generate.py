@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from helios.cli.main import COMMANDS, application, imported
-from helios.config import load_configuration
+from helios.cli.main import COMMANDS, imported
+from helios.cli.manual import command_tree, default_settings, describe_options, root_command
 from helios.model import JOBS
 
 REFERENCE = Path(__file__).parent / "reference"
-OF_THE_USER = {
-    "database.url": "helios.db in the user's data folder",
-    "control.state_folder": "the user's state folder",
-    "report.folder": "reports in the user's data folder",
-}
-"""Defaults that differ from user to user, by key."""
 
 
 def pages() -> dict[str, str]:
@@ -28,36 +19,23 @@ def pages() -> dict[str, str]:
 
 
 def _commands() -> str:
-    trees = [_tree(imported(name), f"helios {name}") for name in sorted(COMMANDS)]
-    found = [("helios", typer.main.get_command(application)), *chain.from_iterable(trees)]
+    trees = [command_tree(imported(name), f"helios {name}") for name in sorted(COMMANDS)]
+    found = [("helios", root_command()), *chain.from_iterable(trees)]
     parts = [f"## `{name}`\n\n{_help(command)}" for name, command in found]
     return "# Commands\n\nWritten by `make reference`.\n\n" + "\n".join(parts)
 
 
-def _tree(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    yield name, command
-    for word, below in sorted(getattr(command, "commands", {}).items()):
-        yield from _tree(below, f"{name} {word}")
-
-
 def _help(command: Any) -> str:
     lines = [f"{command.help or ''}".strip(), ""]
-    rows = [row for row in (_option(parameter) for parameter in command.params) if row]
+    rows = [
+        f"| `{spelled}` | {meaning.replace('|', chr(92) + '|')} | {default} |"
+        for spelled, meaning, default in describe_options(command)
+    ]
     if rows:
         lines += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
     if command.epilog:
         lines += [command.epilog, ""]
     return "\n".join(lines)
-
-
-def _option(parameter: Any) -> str | None:
-    if parameter.name in {"help", "install_completion", "show_completion"}:
-        return None
-    argument = getattr(parameter, "param_type_name", "") == "argument"
-    spelled = str(parameter.name).upper() if argument else ", ".join(parameter.opts)
-    default = parameter.default if parameter.default not in (None, False) and not callable(parameter.default) else ""
-    meaning = (getattr(parameter, "help", None) or "").replace("|", "\\|")
-    return f"| `{spelled}` | {meaning} | {getattr(default, 'value', default)} |"
 
 
 def _settings() -> str:
@@ -70,8 +48,7 @@ def _settings() -> str:
         "| key | variable | default | meaning |",
         "|---|---|---|---|",
     ]
-    for setting in load_configuration(environment={}, folder=Path("/nonexistent")).listing():
-        default = OF_THE_USER.get(setting.key, setting.value)
+    for setting, default in default_settings():
         lines.append(f"| `{setting.key}` | `{setting.variable}` | {default} | {setting.doc} |")
     return "\n".join(lines) + "\n"
 

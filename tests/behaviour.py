@@ -282,8 +282,10 @@ LEFT_OUT = {
     "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
+    "pool load": "it reads what a pool wrote; tests/story/test_pool.py reads it back",
     "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
     "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",
+    "pool whatif": "it needs a sweep file; tests/unit/app/test_pool_whatif.py holds its answer",
     "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
     "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
     "web": "it serves until it is told to stop; tests/unit/web asks every page",
@@ -395,6 +397,13 @@ VARYING = (
 
 VARYING_KEYS = {
     "expires_at": "some hours from now",
+    "end_p10_at": "a forecast counts from now",
+    "end_p50_at": "a forecast counts from now",
+    "end_p90_at": "a forecast counts from now",
+    "horizon_at": "a forecast counts from now",
+    "p10_at": "a forecast counts from now",
+    "p50_at": "a forecast counts from now",
+    "p90_at": "a forecast counts from now",
     "waited_s": "a job of the recorded answers has waited until now",
 }
 """Keys of JSON answers whose values vary, and why."""

@@ -8,21 +8,31 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from helios.app.pool_history import keep_if_possible, known_runs
 from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
-from helios.model.pools import TrialState
-from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots
+from helios.model.pools import Device, TrialState
+from helios.pools.agent import MPS_CONTROL
+from helios.pools.containers import find_container
+from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots, program
 from helios.pools.devices import find_devices
+from helios.pools.nodes import find_nodes
 from helios.pools.space import TrainingSweep, open_search, read_training_sweep
-from helios.pools.state import StateFile
+from helios.pools.state import FILE, StateFile, read_runs
 from helios.private_files import make_folder
 from helios.report.pool import PoolResult
+
+if TYPE_CHECKING:
+    from helios.predict.trials import TrialModel
 
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in a job: when it ends, s since the epoch."""
@@ -44,7 +54,10 @@ def run_pool(
     time_limit_s: float | None = None,
     service: str | None = None,
     warm: Sequence[str] = (),
+    shared: bool = False,
+    mps: bool = False,
     watcher: Callable[[TrainingSweep], Watcher] | None = None,
+    database: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> PoolResult:
     """Run the trials of a sweep file on this machine, or go on with them.
@@ -66,9 +79,15 @@ def run_pool(
         After how long to end. None for the end of the Slurm job that this is in, if it is in one.
     service : str, optional
         Which decides what is started where. None for a fixed number of slots.
-
     warm : sequence of str
         Modules that are imported once, before the trials of a Python program are forked.
+    shared : bool
+        Whether other pools may work on the same folder at the same time; all must say so.
+    mps : bool
+        Whether to run NVIDIA's MPS while the pool runs.
+    database : str, optional
+        URL of the warehouse, which tells the service of earlier trials and keeps what these used. None, or one that
+        does not exist: neither.
 
     Raises
     ------
@@ -90,15 +109,25 @@ def run_pool(
         from helios.services.registry import build_for_pool  # noqa: PLC0415 - takes time to import, and most need none
 
         decide = build_for_pool(service, {}).decide
-    devices = find_devices(
-        kind=kind, slots=slots, memory_mib=memory_mib, gpu_slots=1 if service is None else SHARED_SLOTS
-    )
     into = (folder or path.with_suffix(".pool")).absolute()
+    asked: dict[str, Any] = {
+        "kind": kind,
+        "slots": slots,
+        "memory_mib": memory_mib,
+        "gpu_slots": 1 if service is None else SHARED_SLOTS,
+    }
+    devices = find_devices(**asked)
+    if mps and (devices[0].kind != "gpu" or shutil.which(MPS_CONTROL) is None):
+        raise UsageError("MPS needs an NVIDIA GPU, and nvidia-cuda-mps-control of its driver.", hint="Leave --mps out.")
+    nodes = find_nodes(path, into, asked)
+    model, problem = (None, "") if service is None else _learn(into, program(sweep), devices[0], database)
     ends_s = end_of_allocation(time_limit_s, environment)
     began_s = time.time()
+    container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
-    with StateFile(into, sweep.fingerprint()) as state:
-        search = open_search(sweep, into / "search")
+    with StateFile(into, sweep.fingerprint(), shared=shared) as state:
+        with state.turn():
+            search = open_search(sweep, into / "search", others=state.joined if shared else None)
         try:
             coordinator = Coordinator(
                 sweep=sweep,
@@ -109,19 +138,28 @@ def run_pool(
                 folder=into,
                 ends_s=ends_s,
                 warm=warm,
+                container=container,
+                nodes=nodes,
+                mps=mps,
                 margin_s=margin_s,
                 watcher=None if watcher is None else watcher(sweep),
+                forecast=None if model is None else partial(model.expect, program(sweep)),
+                known_speeds=() if model is None else model.speeds,
             )
             end = coordinator.run()
         finally:
             search.close()
+        with state.turn():  # reads what others wrote
+            others = sum(not trial.ended and not state.is_mine(trial) for trial in state.trials.values())
+        elsewhere = (f"{others:,} trials are with other pools of this folder",) if others else ()
         trials = [state.trials[number] for number in sorted(state.trials)]
+        notes = [*end.notes, *elsewhere, problem, keep_if_possible(database, into)]
         return PoolResult(
             name=path.name,
             folder=str(into),
             metric=sweep.metric,
             maximize=sweep.maximize,
-            devices=devices,
+            devices=coordinator.devices,
             trials=[trial.to_json() for trial in trials],
             values={
                 trial.number: trial.value
@@ -132,8 +170,22 @@ def run_pool(
             seconds=time.time() - began_s,
             reason=end.reason,
             signal=end.signal,
-            notes=end.notes,
+            notes=[note for note in notes if note],
         )
+
+
+def _learn(folder: Path, name: str, device: Device, database: str | None) -> tuple[TrialModel, str]:
+    """Return what is known of a program's trials on a device.
+
+    With it comes a note on what could not be read.
+    """
+    from helios.predict.trials import TrialModel  # noqa: PLC0415 - LightGBM takes a second, and most pools need none
+
+    known, problem = known_runs(database, name)
+    own = read_runs(folder) if (folder / FILE).exists() else []
+    runs = {(run.pool, run.number, run.attempt): run for run in [*known, *own]}
+    on = device.model if device.kind == "gpu" else device.kind
+    return TrialModel(runs.values(), now_s=time.time(), device_model=on), problem
 
 
 def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]) -> float | None:
@@ -160,6 +212,10 @@ class Allocation:
         As ``sbatch`` takes them.
     signal_s : int
         How long before the end of the allocation trials are asked for a checkpoint, s.
+    nodes : int
+        Of one allocation; the rest is asked for on each.
+    shards : int, optional
+        Shards of GPUs (``gres/shard``) instead of whole ones.
     more : sequence of str
         Other options of ``sbatch``.
     """
@@ -172,10 +228,24 @@ class Allocation:
     time_limit: str | None = None
     signal_s: int = 120
     more: Sequence[str] = ()
+    nodes: int = 1
+    shards: int | None = None
 
 
-def job_script(path: Path, allocation: Allocation, *, folder: Path | None = None, slots: int | None = None) -> str:
+def job_script(
+    path: Path,
+    allocation: Allocation,
+    *,
+    folder: Path | None = None,
+    slots: int | None = None,
+    pool: int | None = None,
+) -> str:
     """Return a batch script that runs the trials of a sweep in one allocation.
+
+    Parameters
+    ----------
+    pool : int, optional
+        Which of several pools that share the folder, from 1.
 
     Raises
     ------
@@ -186,15 +256,16 @@ def job_script(path: Path, allocation: Allocation, *, folder: Path | None = None
     into = (folder or path.with_suffix(".pool")).absolute()
     place = hashlib.sha256(os.fsencode(into)).hexdigest()[:8]  # one allocation at a time for each folder
     asked = {
-        "job-name": f"{path.stem}-{place}",
-        "nodes": "1",
-        "ntasks": "1",
+        "job-name": f"{path.stem}-{place}" + ("" if pool is None else f"-{pool}"),
+        "nodes": allocation.nodes,
+        "ntasks-per-node": 1,
         "dependency": "singleton",
         "signal": f"B:USR1@{allocation.signal_s}",
         "output": str(into / "slurm-%j.log"),
         "partition": allocation.partition,
         "account": allocation.account,
         "gpus-per-node": allocation.gpus,
+        "gres": None if allocation.shards is None else f"shard:{allocation.shards}",
         "cpus-per-task": allocation.cpus,
         "mem": allocation.memory,
         "time": allocation.time_limit,
@@ -204,16 +275,19 @@ def job_script(path: Path, allocation: Allocation, *, folder: Path | None = None
         raise UsageError("An option for sbatch has more than one line.", hint="Write each on one line.")
     words = [sys.executable, "-m", "helios", "pool", "run", str(path.absolute()), "--folder", str(into), "--json"]
     words += [] if slots is None else ["--slots", str(slots)]
+    words += [] if pool is None else ["--shared"]
     # exec, so that the signal before the end of the allocation reaches Helios itself.
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", f"exec {shlex.join(words)}"]
     return "\n".join(lines) + "\n"
 
 
-def submit_pool(script: str, *, folder: Path, chain: int = 1) -> list[str]:
-    """Submit a batch script, and return the ids of its jobs.
+def submit_pool(scripts: Sequence[str], *, folder: Path, chain: int = 1) -> list[str]:
+    """Submit batch scripts, and return the ids of the jobs.
 
     Parameters
     ----------
+    scripts : sequence of str
+        One for each pool of the folder.
     chain : int
         How many allocations at most, each of which goes on where the last one ended.
 
@@ -231,7 +305,7 @@ def submit_pool(script: str, *, folder: Path, chain: int = 1) -> list[str]:
     except OSError as reason:
         raise FileUnwritable(f"{folder} cannot be made: {reason}", hint="Choose another place: --folder") from reason
     jobs = []
-    for _ in range(chain):
+    for script in [script for _ in range(chain) for script in scripts]:
         try:
             told = subprocess.run(
                 ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False, timeout=SUBMIT_S

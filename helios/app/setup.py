@@ -111,7 +111,7 @@ def deploy_folder() -> Path:
 
 
 def setup_files(
-    *, prefix: Path, hook: Path | None = None, power: Path | None = None, completions: Mapping[str, str] | None = None
+    *, prefix: Path, hook: Path | None = None, power: Path | None = None, texts: Mapping[str, str] | None = None
 ) -> Iterator[SetupFile]:
     """Yield the files of a machine.
 
@@ -123,8 +123,8 @@ def setup_files(
         Folder of ``slurm.conf``, for the priority hook; None: no hook.
     power : Path, optional
         Folder for the programs that switch nodes; None: none.
-    completions : mapping of str to str, optional
-        Completion scripts by path below the root.
+    texts : mapping of str to str, optional
+        Completion scripts and manual pages by path below the root.
     """
     deploy = deploy_folder()
 
@@ -140,8 +140,8 @@ def setup_files(
     yield packaged("slurm/helios-release.sh", prefix / "libexec/helios-release.sh", PROGRAM)
     yield packaged("slurm/helios-release.sh", "usr/local/sbin/helios-release.sh", PROGRAM)
     yield packaged("systemd/helios-after-crash.sh", prefix / "libexec/helios-after-crash.sh", PROGRAM)
-    for path, script in (completions or {}).items():
-        yield SetupFile(_below_root(path), script.encode())
+    for path, text in (texts or {}).items():
+        yield SetupFile(_below_root(path), text.encode())
     if hook is not None:
         yield packaged("slurm/job_submit.lua", hook / "helios_hook.lua")
     if power is not None:

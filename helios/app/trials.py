@@ -15,9 +15,9 @@ from helios.app.replay_cluster import ReplayCluster
 from helios.app.reports import WARM_UP, ReportQuery, known_nodes, open_context
 from helios.app.resampling import redraw, resampler_for
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
-from helios.errors import JobLargerThanPartition, NotEnoughHistory, PartitionUnknown, UsageError
+from helios.errors import JobLargerThanPartition, NotEnoughHistory, PartitionUnknown
 from helios.metrics.study.history import COLUMNS, read_history
-from helios.metrics.study.trials import GAINS, find_trials, pair_trials, shared_run_times
+from helios.metrics.study.trials import GAINS, check_gains, find_trials, pair_trials, shared_run_times
 from helios.model import JOBS, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.report.admin.sacct_format import ReportTable
@@ -60,12 +60,7 @@ class Packing:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        low, high = self.gains
-        if not 0.5 <= low <= high <= 2.0:
-            raise UsageError(
-                f"A gain from sharing of {low:g} to {high:g} is not possible.",
-                hint="Two trials on one GPU do .5 to 2 times the work of one: --gain 1.0,1.87",
-            )
+        check_gains(self.gains)
 
 
 def trials_report(

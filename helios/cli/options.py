@@ -372,3 +372,24 @@ def duration(text: str | None) -> timedelta:
         It is not a length of time.
     """
     return timedelta(0) if text is None else length(text, or_none=True)
+
+
+def low_high(option: str, text: str, *, example: str) -> tuple[float, float]:
+    """Parse two numbers, the lower one first.
+
+    Raises
+    ------
+    UsageError
+        They are not.
+    """
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError as reason:
+        raise UsageError(
+            f"{option} {text!r} is not understood.", hint=f"Write {option} LOW,HIGH, such as {example}"
+        ) from reason
+    if not 0 <= low <= high < float("inf"):
+        raise UsageError(
+            f"{option} {text!r} is not two numbers, the lower one first.", hint=f"Write {option} {example}"
+        )
+    return low, high

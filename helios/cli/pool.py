@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.cli.options import AsJson, Report
-from helios.cli.output import answer, say, say_notes, write_page
-from helios.errors import UsageError
-from helios.units import length
+from helios.cli.options import AsJson, Report, configuration, low_high
+from helios.cli.output import answer, progress_bars, say, say_notes, write_page
+from helios.errors import ConfigurationInvalid, UsageError
+from helios.units import count_in_words, length
 
 if TYPE_CHECKING:
     from helios.pools.coordinator import Coordinator
@@ -57,6 +57,12 @@ def run_(
         list[str] | None,
         Option(help="Module to import once for all trials of a Python program, as torch. Repeatable."),
     ] = None,
+    mps: Annotated[
+        bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")
+    ] = False,
+    shared: Annotated[
+        bool, Option("--shared", help="Let other pools work on the same folder at the same time; all must say it.")
+    ] = False,
     events: Annotated[
         bool, Option("--events", help="Print each event as a line of JSON, and the result last.")
     ] = False,
@@ -87,7 +93,10 @@ def run_(
             time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
             service=service,
             warm=warm or (),
+            shared=shared,
+            mps=mps,
             watcher=screen.watch,
+            database=_database(),
         )
     say_notes(result.notes)
     if report is not None:
@@ -113,9 +122,16 @@ def submit_(
     slots: Annotated[int | None, Option(help="Most trials at the same time on a device.")] = None,
     partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
     account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
-    gpus: Annotated[int | None, Option(min=1, help="GPUs of the allocation, on one node.")] = None,
-    cpus: Annotated[int | None, Option(min=1, help="Cores of the allocation.")] = None,
-    memory: Annotated[str | None, Option(help="Memory of the allocation, as sbatch takes it.")] = None,
+    pools: Annotated[
+        int, Option(min=1, max=100, help="How many such jobs share the trials, each an allocation of its own.")
+    ] = 1,
+    nodes: Annotated[int, Option(min=1, help="Nodes of one allocation.")] = 1,
+    gpus: Annotated[int | None, Option(min=1, help="GPUs of each node.")] = None,
+    shards: Annotated[
+        int | None, Option(min=1, help="Shards of GPUs on each node instead of whole ones, where the site has them.")
+    ] = None,
+    cpus: Annotated[int | None, Option(min=1, help="Cores of each node.")] = None,
+    memory: Annotated[str | None, Option(help="Memory of each node, as sbatch takes it.")] = None,
     time: Annotated[str | None, Option(help="Time limit of the allocation, as sbatch takes it.")] = None,
     signal: Annotated[
         int, Option(min=10, help="Seconds before the time limit at which trials are asked for a checkpoint.")
@@ -130,9 +146,11 @@ def submit_(
 ) -> None:
     """Submit a Slurm job that runs the trials of a sweep.
 
-    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time. See
-    docs/pools.md.
+    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time, or as
+    many as --pools says. See docs/pools.md.
     """
+    if gpus is not None and shards is not None:
+        raise UsageError("--gpus and --shards exclude each other.", hint="A job has whole GPUs or shards of them.")
     from helios.app.pool import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
 
     allocation = Allocation(
@@ -144,13 +162,104 @@ def submit_(
         time_limit=time,
         signal_s=signal,
         more=tuple(sbatch or ()),
+        nodes=nodes,
+        shards=shards,
     )
-    script = job_script(sweep, allocation, folder=folder, slots=slots)
+    members = [None] if pools == 1 else [*range(1, pools + 1)]
+    scripts = [job_script(sweep, allocation, folder=folder, slots=slots, pool=member) for member in members]
     if dry_run:
-        answer({"script": script, "jobs": []}, escape(script.rstrip()), as_json=as_json)
+        answer({"script": scripts[0], "jobs": []}, escape(scripts[0].rstrip()), as_json=as_json)
         return
-    jobs = submit_pool(script, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
-    answer({"script": script, "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+    jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
+    answer({"script": scripts[0], "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+
+
+@commands.command("load", epilog="Example: helios pool load sweep.pool")
+def load_(
+    folders: Annotated[list[Path], Argument(metavar="FOLDER...", help="Folders of pools, as sweep.pool.")],
+    as_json: AsJson = False,
+) -> None:
+    """Keep in the warehouse what the trials of pools used.
+
+    The next pools that run the same program learn from them what to expect. Where there is a warehouse (setting
+    database.url), helios pool run keeps its trials by itself; this makes one, and is for pools that ran elsewhere. What
+    is stored already stays as it is.
+    """
+    from helios.app.pool_history import keep_runs  # noqa: PLC0415 - no help needs it
+
+    new = keep_runs(configuration().settings.database.url, folders)
+    lines = [
+        f"{folder}: {count_in_words(count, 'new run')} of trials" for folder, count in zip(folders, new, strict=True)
+    ]
+    pools = [{"folder": str(folder), "new_runs": count} for folder, count in zip(folders, new, strict=True)]
+    answer({"pools": pools}, *map(escape, lines), as_json=as_json)
+
+
+@commands.command(
+    "whatif", epilog="Example: helios pool whatif sweep.toml --gpus 4 --memory 16G --run-time 20min --watts 60,300"
+)
+def whatif_(
+    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    gpus: Annotated[int | None, Option(min=1, max=256, help="GPUs of the pool. Default: those visible here.")] = None,
+    memory: Annotated[
+        str | None, Option(help="Memory of each GPU, as 24G. Default: what is free on those visible here.")
+    ] = None,
+    run_time: Annotated[
+        str | None, Option(help="Time of a trial alone on a GPU, as 20min, where no earlier run tells it.")
+    ] = None,
+    gain: Annotated[
+        str | None,
+        Option(
+            help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH, where no run tells it. "
+            "Default: 1.0,1.87."
+        ),
+    ] = None,
+    watts: Annotated[
+        str | None, Option(help="Power of an idle and of a busy GPU, as 60,300. Default: as earlier runs measured it.")
+    ] = None,
+    pool: Annotated[
+        list[Path] | None,
+        Option(help="Folder of an earlier pool that ran the same program. Repeatable. Default: sweep.pool, if there."),
+    ] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of what is drawn.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a sweep under several rules of sharing GPUs.
+
+    The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the packing of trials, and an oracle that knows all
+    speeds. It runs nothing. What trials need is known from earlier pools, else from the sweep file and the options. See
+    docs/packing.md.
+    """
+    from helios.app.pool_whatif import pool_whatif  # noqa: PLC0415 - no help needs it
+    from helios.report.pool_whatif import pool_whatif_table  # noqa: PLC0415 - as above
+
+    with progress_bars() as progress:
+        found = pool_whatif(
+            sweep,
+            gpus=gpus,
+            memory_mib=None if memory is None else _mib(memory),
+            run_time_s=None if run_time is None else length(run_time).total_seconds(),
+            gains=None if gain is None else low_high("--gain", gain, example="1.0,1.87"),
+            watts=None if watts is None else low_high("--watts", watts, example="60,300"),
+            folders=pool or (),
+            database=_database(),
+            seed=seed,
+            progress=progress,
+        )
+    say_notes(found.notes)
+    answer(found.to_json(), pool_whatif_table(found), as_json=as_json)
+
+
+def _database() -> str | None:
+    """Return the URL of the warehouse.
+
+    None where the configuration is wrong, since a pool needs none.
+    """
+    try:
+        return configuration().settings.database.url
+    except ConfigurationInvalid as reason:
+        say_notes([f"Earlier trials are not known: {reason.message}"])
+        return None
 
 
 def _mib(text: str) -> float:

@@ -25,6 +25,7 @@ from helios.cli.options import (
     configuration,
     expand,
     loaded_cluster,
+    low_high,
     rename_services,
     writable,
 )
@@ -334,7 +335,9 @@ def trials(
     from helios.app.trials import Packing, trials_report  # noqa: PLC0415 - it compiles
 
     machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).of(configuration().settings)
-    packing = Packing(**machine, draws=draws, gains=GAINS if gain is None else _gains(gain))
+    packing = Packing(
+        **machine, draws=draws, gains=GAINS if gain is None else low_high("--gain", gain, example="1.0,1.87")
+    )
     whole = form.json or form.parsable or form.parsable2
     with progress_bars() as progress:
         found = trials_report(
@@ -357,16 +360,6 @@ def trials(
         _show(found.replay_table(), Form())
     else:
         say_notes(found.replay_notes)
-
-
-def _gains(text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError as reason:
-        raise UsageError(
-            f"--gain {text!r} is not understood.", hint="Write --gain LOW,HIGH, such as 1.0,1.87"
-        ) from reason
-    return low, high
 
 
 def _draw(found: EnergyLedger, path: Path) -> None:

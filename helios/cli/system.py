@@ -97,14 +97,15 @@ def setup_(
 ) -> None:
     """Lay down the units, programs and settings that the services need on this machine.
 
-    Nothing is started, and Slurm is not touched. Files that somebody has changed are kept, and named. After an upgrade
-    the same command replaces the others.
+    Manual pages and shell completions are written too. Nothing is started, and Slurm is not touched. Files that
+    somebody has changed are kept, and named. After an upgrade the same command replaces the others.
 
     Example: sudo /opt/helios/bin/helios setup --hook /etc/slurm
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # noqa: PLC0415 - only here
 
     from helios.app import setup  # noqa: PLC0415 - as above
+    from helios.cli.manual import manual_pages  # noqa: PLC0415 - as above
 
     if check and remove:
         raise UsageError("--check and --remove exclude each other.")
@@ -116,7 +117,7 @@ def setup_(
         path: get_completion_script(prog_name="helios", complete_var="_HELIOS_COMPLETE", shell=shell)
         for shell, path in COMPLETIONS.items()
     }
-    files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, completions=scripts))
+    files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, texts=scripts | manual_pages()))
     if remove:
         found = setup.remove_files(root=root, is_machine=is_machine)
     elif check:

@@ -22,15 +22,15 @@ SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
 LEVELS = {
     "utilization": ("helios_gpus_in_use_ratio", "Share of the GPUs in service that were in use"),
     "idle_while_jobs_wait_elsewhere": (
-        "helios_gpu_hours_idle_elsewhere",
-        "GPU hours that idled in one partition while jobs that fit waited in another",
+        "helios_gpu_idle_elsewhere_seconds",
+        "GPU seconds that idled in one partition while jobs that fit waited in another",
     ),
-    "idle_nodes": ("helios_node_hours_idle_ratio", "Share of node hours in idle spells longer than an hour"),
+    "idle_nodes": ("helios_node_time_idle_ratio", "Share of node time in idle spells longer than an hour"),
     "long_failures": (
-        "helios_gpu_hours_failed_ratio",
-        "Share of GPU hours in jobs that failed after more than an hour",
+        "helios_gpu_time_failed_ratio",
+        "Share of GPU time in jobs that failed after more than an hour",
     ),
-    "hours_at_time_limit": ("helios_gpu_hours_at_time_limit_ratio", "Share of GPU hours in jobs cut at their limit"),
+    "hours_at_time_limit": ("helios_gpu_time_cut_at_limit_ratio", "Share of GPU time in jobs cut at their limit"),
 }
 """Gauges of the study's statements that are levels, by the statement's name."""
 
@@ -112,7 +112,8 @@ class Metrics:
     def record_levels(self, levels: Mapping[str, float]) -> None:
         """Set the gauges of the last nightly study."""
         for statement, level in self._levels.items():
-            level.set(levels.get(statement, float("nan")))
+            factor = 3600 if statement == "idle_while_jobs_wait_elsewhere" else 1  # the study has GPU hours
+            level.set(levels.get(statement, float("nan")) * factor)
 
     def succeeded(self, task: str, *, at: datetime) -> None:
         """Record when a task last succeeded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -60,6 +60,8 @@ class TrialForecast:
         Time from start to end alone on a device, s.
     share : float, optional
         Share of the device's time that it needs when alone, 0 to 1.
+    steps_per_s : float, optional
+        Speed alone on a device.
     """
 
     memory_p50_mib: float | None = None
@@ -67,6 +69,7 @@ class TrialForecast:
     seconds_p50: float | None = None
     seconds_p90: float | None = None
     share: float | None = None
+    steps_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,90 @@ class PoolSnapshot:
     devices: tuple[Device, ...]
     trials: tuple[Trial, ...]
     speeds: tuple[SharedSpeed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSpeed:
+    """Speed of an attempt in one company.
+
+    Attributes
+    ----------
+    beside : tuple of str
+        Families of the others on the device, sorted; empty: alone.
+    steps_per_s : float
+    seconds : float
+        How long it was measured, s.
+    """
+
+    beside: tuple[str, ...]
+    steps_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRun:
+    """An attempt of a trial that has ended, and what it used.
+
+    Attributes
+    ----------
+    pool : str
+        Identity of the pool.
+    number, attempt : int
+        Of the trial in its pool; attempts count from 1.
+    program, family : str
+        What runs, and which trials are expected to behave alike.
+    parameters : mapping
+    device_kind, device_model : str
+        As of :class:`Device`.
+    outcome : str
+        ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
+    started_s, seconds : float
+        When it began, s since the epoch, and how long it took, s.
+    start_up_s : float, optional
+        Until its first report, s.
+    progress : float, optional
+        Share of the trial that was done at its end.
+    peak_memory_mib, memory_limit_mib : float, optional
+    utilization : float, optional
+        Mean share of the device's time that it used; of a shared GPU that of all on it.
+    energy_j : float, optional
+        Energy of the device, in equal parts for those on it, J.
+    speeds : tuple of MeasuredSpeed
+    metrics : mapping
+        Last values that it reported.
+    """
+
+    pool: str
+    number: int
+    attempt: int
+    program: str
+    family: str
+    parameters: Mapping[str, Any]
+    device_kind: str
+    device_model: str = ""
+    outcome: str
+    started_s: float
+    seconds: float
+    start_up_s: float | None = None
+    progress: float | None = None
+    peak_memory_mib: float | None = None
+    memory_limit_mib: float | None = None
+    utilization: float | None = None
+    energy_j: float | None = None
+    speeds: tuple[MeasuredSpeed, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ended_s(self) -> float:
+        """When it ended, s since the epoch."""
+        return self.started_s + self.seconds
+
+
+Forecast = Callable[[Sequence[Trial], Sequence[TrialRun]], Sequence[TrialForecast]]
+"""Tells what is expected of trials from what ran in the pool so far.
+
+Runs that go on have the outcome ``running``.
+"""
 
 
 # What a service may ask of a pool. Each action has a reason for a person.

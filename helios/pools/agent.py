@@ -17,11 +17,12 @@ import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,16 @@ _OOM_SCORE = "500"
 """Trials are killed before the coordinator when the machine's memory is short (``proc_pid_oom_score_adj``)."""
 _MIB = 2.0**20
 _SHORTEST_WATCH_S, _LONGEST_WATCH_S = 0.1, 2.0
+_REMOVE_S = 30.0
+"""How long a container runtime may take to forget a container."""
+_END_S = 5.0
+"""How long containers may take to end by themselves."""
+_DATA_LIMIT = 2.0
+"""Of a trial in a container without a control group: its writable memory, beside its memory limit.
+
+It stops what grows faster than is watched. Programs reserve more than they use, so it is not the limit itself.
+"""
+_PLACEHOLDER = re.compile(r"\{(?:segment|limit_mib|node)\}")
 _WATCH_COST = 100
 """One part in so many of a core goes into watching."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -99,7 +110,7 @@ class ControlGroups:
         group = self.parent / name
         group.mkdir(exist_ok=True)
         try:
-            (group / self.limit).write_text(str(int(limit_mib * _MIB)))
+            self.set_limit(group, limit_mib)
         except OSError:
             group.rmdir()
             raise
@@ -107,6 +118,10 @@ class ControlGroups:
             with contextlib.suppress(OSError):  # depends on version and configuration of the kernel
                 (group / file).write_text(value)
         return group
+
+    def set_limit(self, group: Path, limit_mib: float) -> None:
+        """Change the limit of a group."""
+        (group / self.limit).write_text(str(int(limit_mib * _MIB)))
 
     def kills(self, group: Path) -> int:
         """Return how many processes were killed at the limit."""
@@ -119,14 +134,16 @@ class ControlGroups:
 def control_groups(prefix: str) -> ControlGroups | None:
     """Return where control groups can be made and entered, or None.
 
-    Groups of an earlier agent, whose names begin with ``prefix``, are removed.
+    Groups of an earlier agent, whose names begin with ``prefix`` and its process id, are removed.
     """
     for candidate in _candidates():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             for old in candidate.parent.glob(f"{prefix}*"):
-                with contextlib.suppress(OSError):
-                    old.rmdir()
-            group = candidate.make(f"{prefix}probe", 64.0)
+                maker = old.name.removeprefix(prefix).partition("-")[0]
+                if not (maker.isdigit() and psutil.pid_exists(int(maker))):
+                    with contextlib.suppress(OSError):
+                        old.rmdir()
+            group = candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)
             try:
                 entered = subprocess.run(["true"], preexec_fn=partial(_enter, group), check=False, capture_output=True)
             finally:
@@ -166,6 +183,21 @@ def _candidates() -> Iterator[ControlGroups]:
                         yield ControlGroups(parent=above, limit="memory.max", events="memory.events")
 
 
+def _prepare(parent: int | None, group: Path | None) -> None:
+    """Make a process that was forked one of this pool, before its program starts.
+
+    It ends with ``parent``, where there is one.
+    """
+    if parent is not None:
+        _LIBC.prctl(_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - in a fork
+        file.write(_OOM_SCORE)
+    if group is not None:
+        _enter(group)
+
+
 def _enter(group: Path) -> None:
     with (group / "cgroup.procs").open("w") as file:
         file.write("0")
@@ -183,7 +215,107 @@ def _remove(group: Path) -> None:
             return
 
 
+# NVIDIA's Multi-Process Service, which lets programs of one user run on a GPU at the same time instead of in turns.
+
+MPS_CONTROL = "nvidia-cuda-mps-control"
+_MPS_START_S = 10.0
+"""How long its control process may take until it answers, and to end."""
+
+
+def mps_environment(folder: str) -> dict[str, str]:
+    """Return the environment of programs that use the service in a folder."""
+    return {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+
+
+def start_mps(folder: str, pool: str) -> subprocess.Popen[bytes]:
+    """Start the service, and return its control process.
+
+    Raises
+    ------
+    OSError
+        It does not start.
+    """
+    Path(folder).mkdir(mode=0o700)
+    control = subprocess.Popen(
+        [MPS_CONTROL, "-f"],
+        env={**os.environ, **mps_environment(folder), POOL: pool},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=partial(_prepare, os.getpid(), None),  # noqa: PLW1509 - there are no threads here
+    )
+    limit = time.monotonic() + _MPS_START_S
+    while not (Path(folder) / "control").exists():
+        if control.poll() is not None or time.monotonic() >= limit:
+            stop_mps(control, folder)
+            raise OSError(f"{MPS_CONTROL} did not start (exit status {control.returncode})")
+        time.sleep(0.02)
+    return control
+
+
+def _try_mps(folder: str, pool: str, say: Callable[[dict[str, Any]], None]) -> subprocess.Popen[bytes] | None:
+    try:
+        return start_mps(folder, pool)
+    except OSError as reason:
+        say({"event": "mps_failed", "reason": str(reason)})
+        return None
+
+
+def stop_mps(control: subprocess.Popen[bytes], folder: str) -> None:
+    """Stop the service, and remove its folder."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if control.poll() is None:
+            environment = {**os.environ, **mps_environment(folder)}
+            quits = [MPS_CONTROL]
+            subprocess.run(
+                quits, env=environment, input=b"quit\n", capture_output=True, check=False, timeout=_MPS_START_S
+            )
+            control.wait(timeout=_MPS_START_S)
+    _signal_group(control.pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 # The agent itself.
+
+
+def fill(word: str, *, segment: str, limit_mib: float | None) -> str:
+    """Return a word of a container runtime's command with its placeholders filled."""
+    filled = {
+        "{segment}": segment,
+        "{limit_mib}": str(int(limit_mib or 0)),
+        "{node}": os.environ.get("SLURMD_NODENAME", ""),
+    }
+    return _PLACEHOLDER.sub(lambda found: filled[found[0]], word)
+
+
+@dataclass
+class _Segment:
+    """A container in which trials run one after another.
+
+    ``root_file`` may hold the process id of what runs it, where that is no child of this process.
+    """
+
+    process: subprocess.Popen[bytes]
+    limit_mib: float | None
+    group: Path | None
+    remove: list[str]
+    root_file: Path | None
+    trial: _Running | None = None
+    rest: bytes = b""
+    killed: bool = False
+
+    def roots(self) -> list[psutil.Process]:
+        """Return the processes below which everything in it runs."""
+        pids = [self.process.pid]
+        if self.root_file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                pids.append(int(self.root_file.read_text()))
+        found = []
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                found.append(psutil.Process(pid))
+        return found
 
 
 @dataclass
@@ -197,10 +329,14 @@ class _Running:
     kernel_kills: int = 0
     memory_mib: float = 0.0
     peak_mib: float = 0.0
+    energy_j: float = 0.0
+    busy: list[float] = field(default_factory=list)
     over_limit: bool = False
     ended_by_us: bool = False
     kill_at_s: float | None = None
     orphans: set[int] = field(default_factory=set)
+    segment: _Segment | None = None
+    group_kills: int = 0
 
 
 class Agent:
@@ -220,9 +356,12 @@ class Agent:
         self._groups = control_groups(f"helios-{pool}-")
         self._pending: dict[int, tuple[dict[str, Any], _Running]] = {}
         self._ended_early: dict[int, tuple[int, float, float]] = {}
+        self._segments: dict[int, _Segment] = {}
+        self._segments_made = 0
         self._warm: subprocess.Popen[bytes] | None = None
         self._warm_failed, self._warm_rest = False, b""
         self._own_peak_mib = 0.0
+        self._energy_j: dict[str, float | None] = {}
         self._watch_at_s = 0.0
         self._watch_every_s = _SHORTEST_WATCH_S
 
@@ -232,24 +371,16 @@ class Agent:
         Its output is appended to the log.
         """
         number, limit, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
+        if order.get("segment"):
+            self._start_in_segment(order, number, limit)
+            return
         if limit is not None and gpu is None and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(f"helios-{self._pool}-{number}", limit)
+                group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit)
         environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
         trial = _Running(number=number, pid=0, began_s=time.time(), limit_mib=limit, gpu=gpu, group=group)
         if order.get("warm") and self._start_warm(order, trial, environment):
             return
-        parent = os.getpid()
-
-        def prepare() -> None:
-            _LIBC.prctl(_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - in a fork
-                file.write(_OOM_SCORE)
-            if group is not None:
-                _enter(group)
-
         try:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - one call less in what is done for each trial
                 process = subprocess.Popen(
@@ -260,15 +391,18 @@ class Agent:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=prepare,  # noqa: PLW1509 - there are no threads here
+                    preexec_fn=partial(_prepare, os.getpid(), group),  # noqa: PLW1509 - there are no threads here
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as reason:
-            if group is not None:
-                _remove(group)
-            self._say({"event": "not_started", "number": number, "reason": str(reason)})
+            self._not_started(number, group, reason)
             return
         process.returncode = 0  # it is waited for with all others, not by this object
         self._started(trial, process.pid)
+
+    def _not_started(self, number: int, group: Path | None, reason: Exception) -> None:
+        if group is not None:
+            _remove(group)
+        self._say({"event": "not_started", "number": number, "reason": str(reason)})
 
     def _started(self, trial: _Running, pid: int) -> None:
         trial.pid, trial.kernel_kills = pid, _kernel_kills()
@@ -276,6 +410,147 @@ class Agent:
         self._say(
             {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
         )
+
+    # Trials in containers, each of which runs one at a time.
+
+    def _start_in_segment(self, order: dict[str, Any], number: int, limit: float | None) -> None:
+        """Start a trial in a container that is free, or in a new one."""
+        told, groups = order["segment"], self._groups if order.get("gpu") is None else None
+        free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
+        segment = next((each for each in free if each.limit_mib == limit), None)
+        if segment is None and free and groups is not None and free[0].group is not None and limit is not None:
+            with contextlib.suppress(OSError):  # less than it holds already
+                groups.set_limit(free[0].group, limit)
+                segment = free[0]
+        elif segment is None and free and not told["keeps_limit"]:
+            segment = free[0]
+        if segment is None:
+            for each in free:  # of another limit
+                self._kill_segment(each)
+            try:
+                segment = self._new_segment(order, limit)
+            except (OSError, ValueError, subprocess.SubprocessError) as reason:
+                self._not_started(number, None, reason)
+                return
+        segment.limit_mib = limit
+        pid, group = segment.process.pid, segment.group
+        segment.trial = _Running(
+            number=number,
+            pid=pid,
+            began_s=time.time(),
+            limit_mib=limit,
+            gpu=order.get("gpu"),
+            group=group,
+            segment=segment,
+            group_kills=groups.kills(group) if groups is not None and group is not None else 0,
+        )
+        run = {name: order[name] for name in ("number", "argv", "folder", "log", "warm")}
+        run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
+        if limit is not None and group is None and order.get("gpu") is None:
+            run["data_limit"] = int(_DATA_LIMIT * limit * _MIB)
+        self._tell_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
+        self._started(segment.trial, pid)
+
+    def _new_segment(self, order: dict[str, Any], limit: float | None) -> _Segment:
+        told, group = order["segment"], None
+        self._segments_made += 1
+        name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
+        if limit is not None and order.get("gpu") is None and self._groups is not None and not told["keeps_limit"]:
+            with contextlib.suppress(OSError):  # then the limit is kept by watching
+                group = self._groups.make(name, limit)
+
+        try:
+            with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
+                process = subprocess.Popen(
+                    [*(fill(word, segment=name, limit_mib=limit) for word in told["command"]), *told["serve"]],
+                    env={**os.environ, POOL: self._pool},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                    # The end of its standard input ends it, and it ends what it started, which a signal would prevent.
+                    preexec_fn=partial(_prepare, None, group),  # noqa: PLW1509 - as in start
+                )
+        except BaseException:
+            if group is not None:
+                _remove(group)
+            raise
+        process.returncode = 0  # as in start
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        root = fill(told["root_file"], segment=name, limit_mib=limit)
+        segment = self._segments[process.pid] = _Segment(
+            process=process,
+            limit_mib=limit,
+            group=group,
+            remove=[fill(word, segment=name, limit_mib=limit) for word in told["remove"]],
+            root_file=Path(root) if root else None,
+        )
+        return segment
+
+    def _tell_segment(self, segment: _Segment, what: dict[str, Any]) -> None:
+        assert segment.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen when it is waited for
+            segment.process.stdin.write(json.dumps(what).encode() + b"\n")
+            segment.process.stdin.flush()
+
+    def _read_segment(self, segment: _Segment) -> None:
+        assert segment.process.stdout is not None
+        read = b""
+        with contextlib.suppress(BlockingIOError):  # something holds it open although the container has ended
+            read = os.read(segment.process.stdout.fileno(), 65_536)
+        *lines, segment.rest = (segment.rest + read).split(b"\n")
+        for told in map(json.loads, lines):
+            for module, reason in told.get("failed", {}).items():
+                self._say({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
+            trial = segment.trial
+            if "ended" in told and trial is not None and trial.number == told["ended"]:
+                segment.trial = None
+                self._ended(trial, told["status"], told["peak_mib"], told["cpu_s"])
+        if not read:
+            segment.process.stdout.close()
+
+    def _kill_segment(self, segment: _Segment) -> None:
+        """Kill all that runs in a container, the first process last.
+
+        Its end is seen when it is waited for.
+        """
+        again, segment.killed = segment.killed, True
+        roots = segment.roots()
+        for _ in range(100):  # what is killed may have forked meanwhile
+            below: list[psutil.Process] = []
+            for root in roots:
+                with contextlib.suppress(psutil.Error):
+                    below += root.children(recursive=True)
+            below = [process for process in below if process not in roots and not _is_zombie(process)]
+            if not below:
+                break
+            for process in below:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        if segment.root_file is not None and not again:
+            return  # what runs the container takes note of its end, and ends itself
+        for root in roots:
+            with contextlib.suppress(psutil.Error):
+                root.kill()
+
+    def _segment_ended(self, segment: _Segment, status: int, peak_mib: float, cpu_s: float) -> None:
+        while segment.process.stdout is not None and not segment.process.stdout.closed:
+            self._read_segment(segment)  # what it said before
+        self._kill_segment(segment)
+        if segment.process.stdin is not None:
+            segment.process.stdin.close()
+        if segment.root_file is not None:
+            segment.root_file.unlink(missing_ok=True)
+        if segment.remove:
+            # Nothing of the container is left for it but what its runtime has written down.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(segment.remove, capture_output=True, check=False, timeout=_REMOVE_S)
+        if (trial := segment.trial) is not None:
+            self._kill_orphans(trial)
+            self._ended(trial, status, peak_mib, cpu_s)
+        if segment.group is not None:
+            _remove(segment.group)
 
     # Trials of Python programs whose imports are done in a warm process.
 
@@ -308,12 +583,17 @@ class Agent:
             return False
         return True
 
-    @property
-    def warm_output(self) -> int | None:
-        """Descriptor to read the warm process from, and None without one."""
-        return None if self._warm is None or self._warm.stdout is None else self._warm.stdout.fileno()
+    def readers(self) -> dict[int, Callable[[], None]]:
+        """Return the descriptors to read from, and what reads each."""
+        found: dict[int, Callable[[], None]] = {}
+        if self._warm is not None and self._warm.stdout is not None:
+            found[self._warm.stdout.fileno()] = self._read_warm
+        for segment in self._segments.values():
+            if segment.process.stdout is not None and not segment.process.stdout.closed:
+                found[segment.process.stdout.fileno()] = partial(self._read_segment, segment)
+        return found
 
-    def read_warm(self) -> None:
+    def _read_warm(self) -> None:
         """Take what the warm process says.
 
         Where it has ended, its trials are started without it.
@@ -350,7 +630,9 @@ class Agent:
         if trial is None:
             return
         trial.ended_by_us = True
-        if grace_s > 0:
+        if grace_s > 0 and trial.segment is not None:
+            self._tell_segment(trial.segment, {"do": "end"})
+        elif grace_s > 0:
             _signal_group(trial.pid, signal.SIGTERM)
         limit = time.monotonic() + grace_s
         trial.kill_at_s = limit if trial.kill_at_s is None else min(limit, trial.kill_at_s)
@@ -366,7 +648,9 @@ class Agent:
             if pid == 0:
                 return
             ended = status, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime
-            if (trial := by_pid.get(pid)) is not None:
+            if (segment := self._segments.pop(pid, None)) is not None:
+                self._segment_ended(segment, *ended)
+            elif (trial := by_pid.get(pid)) is not None:
                 self._ended(trial, *ended)
             elif self._warm is not None and pid == self._warm.pid:
                 self._warm.returncode = status
@@ -376,7 +660,8 @@ class Agent:
     def _ended(self, trial: _Running, status: int, peak_mib: float, cpu_s: float) -> None:
         seconds = time.time() - trial.began_s
         returncode = os.waitstatus_to_exitcode(status)
-        self._kill_tree(trial)
+        if trial.segment is None:
+            self._kill_tree(trial)
         del self._running[trial.number]
         # What the kernel reports as the peak begins with that of the process that forked, which is this one.
         if trial.gpu is None and (peak_mib > self._own_peak_mib or not trial.peak_mib):
@@ -384,15 +669,19 @@ class Agent:
         killed = returncode == -signal.SIGKILL and not trial.ended_by_us
         out_of_memory = trial.over_limit or (killed and _kernel_kills() > trial.kernel_kills)
         if trial.group is not None and self._groups is not None:
-            out_of_memory |= self._groups.kills(trial.group) > 0 and returncode != 0
-            _remove(trial.group)
+            out_of_memory |= self._groups.kills(trial.group) > trial.group_kills and returncode != 0
+            if trial.segment is None:
+                _remove(trial.group)
         self._say(
             {
                 "event": "ended",
                 "number": trial.number,
                 "status": returncode,
                 "seconds": seconds,
-                "cpu_s": cpu_s,
+                "utilization": _mean(trial.busy)
+                if trial.gpu
+                else cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0)),
+                "energy_j": trial.energy_j or None,
                 "peak_memory_mib": trial.peak_mib or None,
                 "out_of_memory": out_of_memory,
                 "asked": trial.ended_by_us,
@@ -423,6 +712,7 @@ class Agent:
         """Measure memory, and kill what is above its limit."""
         self._own_peak_mib = max(self._own_peak_mib, psutil.Process().memory_info().rss / _MIB)
         trees = self._trees()
+        self._measure_gpus()
         for number, processes in trees.items():
             trial = self._running[number]
             if trial.gpu is not None:
@@ -439,15 +729,36 @@ class Agent:
                 self._kill_tree(trial)
         self._say({"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}})
 
+    def _measure_gpus(self) -> None:
+        """Share what each GPU used since the last look among the trials on it."""
+        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
+            there = [trial for trial in self._running.values() if trial.gpu == gpu]
+            energy_j, busy = _gpu_use(gpu)
+            before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
+            for trial in there:
+                if busy is not None:
+                    trial.busy.append(busy)
+                if energy_j is not None and before_j is not None:
+                    trial.energy_j += (energy_j - before_j) / len(there)
+
     def _trees(self) -> dict[int, list[psutil.Process]]:
         """Return all processes of each running trial."""
         children: dict[int, list[psutil.Process]] = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 children.setdefault(process.ppid(), []).append(process)
-        leaders = {trial.pid: trial.number for trial in self._running.values()}
+        leaders = {trial.pid: trial.number for trial in self._running.values() if trial.segment is None}
         trees: dict[int, list[psutil.Process]] = {number: [] for number in self._running}
+        segments: set[int] = set()
+        for segment in self._segments.values():
+            roots = segment.roots()
+            segments.update(root.pid for root in roots)
+            if segment.trial is not None:
+                tree = {process.pid: process for root in roots for process in (root, *_below(root, children))}
+                trees[segment.trial.number] = list(tree.values())
         for process in children.get(os.getpid(), ()):
+            if process.pid in segments:
+                continue
             number = leaders.get(process.pid)
             if number is None:
                 number = self._owner(process)
@@ -463,9 +774,15 @@ class Agent:
         return None
 
     def _kill_tree(self, trial: _Running) -> None:
-        """Kill all processes of a trial, also those that left its session."""
+        """Kill all processes of a trial, also those that left its session, or its container."""
+        if trial.segment is not None:
+            self._kill_segment(trial.segment)
+            return
         _signal_group(trial.pid, signal.SIGKILL)
-        leaders = {other.pid for other in self._running.values()}
+        self._kill_orphans(trial)
+
+    def _kill_orphans(self, trial: _Running) -> None:
+        leaders = {*self._segments, *(other.pid for other in self._running.values())}
         for _ in range(100):  # whoever is killed leaves its children to this process
             left = [pid for pid in _own_children() if pid not in leaders]
             ours = [pid for pid in left if _belongs(pid, trial)]
@@ -476,8 +793,25 @@ class Agent:
             if not ours:
                 return
 
+    def end_trials(self) -> None:
+        """Kill every trial."""
+        for trial in list(self._running.values()):
+            self._kill_tree(trial)
+
     def end_all(self) -> None:
         """Kill everything that was started, and wait until it is gone."""
+        limit = time.monotonic() + _END_S
+        for segment in self._segments.values():
+            assert segment.process.stdin is not None
+            segment.process.stdin.close()  # it ends its trial, then itself
+        for pid, segment in list(self._segments.items()):
+            while _is_running(pid):
+                if time.monotonic() >= limit:
+                    self._kill_segment(segment)
+                time.sleep(0.005)
+            segment.trial = None
+            self._segment_ended(segment, 0, 0.0, 0.0)
+        self._running = {number: trial for number, trial in self._running.items() if trial.segment is None}
         while children := _own_children():
             for pid in children:
                 with contextlib.suppress(OSError):
@@ -512,6 +846,19 @@ def _below(process: psutil.Process, children: dict[int, list[psutil.Process]]) -
         yield from _below(child, children)
 
 
+def _is_running(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
 def _resident(process: psutil.Process) -> float:
     with contextlib.suppress(psutil.Error):
         return float(process.memory_info().rss)
@@ -542,6 +889,28 @@ def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
     return float(sum(process.usedGpuMemory or 0 for process in found if process.pid in pids)) / _MIB
 
 
+def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
+    """Return the energy and the utilization of a GPU.
+
+    The energy is that since the driver was loaded, J. Both are None where the driver does not tell.
+    """
+    energy_j = busy = None
+    with contextlib.suppress(ImportError):
+        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            with contextlib.suppress(pynvml.NVMLError):  # not of a part of a GPU
+                busy = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+            energy_j = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+    return energy_j, busy
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
 def _kernel_kills() -> int:
     """Return how many processes the kernel has killed for memory on this machine."""
     with contextlib.suppress(OSError):
@@ -556,11 +925,14 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 class AgentProcess:
-    """An agent and the pipes to it, for the coordinator."""
+    """An agent and the pipes to it, for the coordinator.
 
-    def __init__(self, pool: str) -> None:
+    ``step`` holds the words that run it on another node, ``mps`` the folder of MPS where that is to be started.
+    """
+
+    def __init__(self, pool: str, step: Sequence[str] = (), *, mps: str = "") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, pool],
+            [*step, sys.executable, "-P", __file__, pool, mps],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C at a terminal goes to all processes of its session
@@ -595,8 +967,11 @@ class AgentProcess:
         self._process.wait()
 
 
-def main(pool: str) -> None:
-    """Run until standard input ends, then kill everything."""
+def main(pool: str, mps: str) -> None:
+    """Run until standard input ends, then kill everything.
+
+    ``mps`` is the folder of MPS, empty without it.
+    """
     _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # a handler, which a program that is started does not inherit
@@ -609,24 +984,24 @@ def main(pool: str) -> None:
     def say(event: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
 
-    agent = Agent(pool, say)
-    selector, buffer = selectors.DefaultSelector(), b""
-    selector.register(0, selectors.EVENT_READ)
-    selector.register(wake_in, selectors.EVENT_READ)
-    warm: int | None = None
+    control = _try_mps(mps, pool, say) if mps else None
+    agent, buffer = Agent(pool, say), b""
     with contextlib.suppress(BrokenPipeError):
         while True:
-            for key, _ in selector.select(agent.next_wake_s()):
-                if key.fd == wake_in:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wake_in, 4096)
-                    continue
-                if key.fd == warm:
-                    agent.read_warm()
-                    continue
+            readers = agent.readers()
+            with selectors.PollSelector() as selector:
+                for descriptor in (0, wake_in, *readers):
+                    selector.register(descriptor, selectors.EVENT_READ)
+                ready = {key.fd for key, _ in selector.select(agent.next_wake_s())}
+            if wake_in in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_in, 4096)
+            for descriptor in ready & readers.keys():
+                readers[descriptor]()
+            if 0 in ready:
                 read = os.read(0, 65536)
                 if not read:
-                    raise BrokenPipeError  # the coordinator has ended
+                    break  # the coordinator has ended
                 *lines, buffer = (buffer + read).split(b"\n")
                 for line in lines:
                     order = json.loads(line)
@@ -636,17 +1011,14 @@ def main(pool: str) -> None:
                         agent.end(int(order["number"]), float(order["grace_s"]))
             agent.reap()
             agent.tick()
-            if agent.warm_output != warm:
-                if warm is not None:
-                    selector.unregister(warm)
-                warm = agent.warm_output
-                if warm is not None:
-                    selector.register(warm, selectors.EVENT_READ)
             sys.stdout.flush()
+    if control is not None:
+        agent.end_trials()
+        stop_mps(control, mps)
     agent.end_all()
     with contextlib.suppress(OSError):  # nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

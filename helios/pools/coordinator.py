@@ -11,8 +11,10 @@ import os
 import re
 import selectors
 import signal
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +27,8 @@ from typing import Any, Protocol
 from helios.errors import FileUnwritable, HeliosError
 from helios.model.pools import (
     Device,
+    Forecast,
+    MeasuredSpeed,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
@@ -32,13 +36,16 @@ from helios.model.pools import (
     StartTrial,
     Trial,
     TrialForecast,
+    TrialRun,
     TrialState,
 )
 from helios.pools import agent
-from helios.pools.devices import device_environment, gpu_id
+from helios.pools.containers import Container
+from helios.pools.devices import THREADS, device_environment, gpu_id
+from helios.pools.nodes import Node
 from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
 from helios.pools.space import Search, TrainingSweep
-from helios.pools.state import StateFile, TrialRecord
+from helios.pools.state import StateFile, TrialRecord, run_entry
 
 MOST_MEMORY_KILLS = 3
 """A trial that is killed for memory is started twice with more room; from then on it runs alone."""
@@ -67,10 +74,18 @@ _MOST_READS = 100
 _LOG_END = 16_384
 """Bytes at the end of a log in which an error is looked for."""
 _NO_MEMORY = re.compile(
-    rb"out of memory|OutOfMemoryError|MemoryError|std::bad_alloc|RESOURCE_EXHAUSTED|Cannot allocate memory"
+    rb"out of memory|OutOfMemoryError|MemoryError|std::bad_alloc|RESOURCE_EXHAUSTED|Cannot allocate memory|oom[-_]kill"
 )
 _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _AGENT_DEATHS = 5
+_NODE_DEATHS = 2
+_ADOPT_S = 2.0
+"""How often the trials of pools that are gone are looked for."""
+_OF_A_DEVICE = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
+"""What differs between trials of the environment that a device gives."""
+
+_EARLIER = -1
+"""Stands for the trials of earlier pools among those of which a speed is known."""
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 
@@ -144,6 +159,9 @@ class _Attempt:
     pruned: bool = False
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int] | None = None
+    first_report_s: float | None = None
+    speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
+    """Steps a second in each company, and how long that was measured, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +197,16 @@ class Coordinator:
     watcher : Watcher, optional
     warm : sequence of str
         Modules that a warm process imports once for all trials.
+    forecast : Forecast, optional
+        Tells the service what to expect of trials. None: only what the sweep file says.
+    known_speeds : sequence of SharedSpeed
+        Measured in earlier pools on such devices.
+    container : Container, optional
+        What trials run in.
+    nodes : sequence of Node
+        Other nodes of the allocation.
+    mps : bool
+        Whether to run NVIDIA's MPS on each node while the pool runs.
     """
 
     def __init__(
@@ -194,22 +222,43 @@ class Coordinator:
         margin_s: float = 60.0,
         watcher: Watcher | None = None,
         warm: Sequence[str] = (),
+        container: Container | None = None,
+        nodes: Sequence[Node] = (),
+        mps: bool = False,
+        forecast: Forecast | None = None,
+        known_speeds: Sequence[SharedSpeed] = (),
     ) -> None:
-        self.sweep, self.state, self.devices = sweep, state, tuple(devices)
+        self._nodes = {node.name: node for node in nodes}
+        devices = (*devices, *(device for node in nodes for device in node.devices))
+        self.sweep, self.state, self.devices = sweep, state, devices
+        self._forecast, self._forecast_at_s = forecast, 0.0
+        self._runs: list[TrialRun] = []
         self.ends_s = ends_s
         self._search, self._decide, self._folder, self._watcher = search, decide, folder, watcher
         self._margin_s, self._warm = margin_s, list(warm)
+        self._container = container
+        # The path of its sockets must be short, and on a disk of the node.
+        self._mps = f"{tempfile.gettempdir()}/helios-mps-{state.pool[:12]}" if mps else ""
+        self._segment: dict[str, Any] | None = None
+        if container is not None:
+            common = dict(agent.mps_environment(self._mps)) if mps else {}
+            common |= device_environment(self.devices[0])
+            common = {name: value for name, value in common.items() if name not in _OF_A_DEVICE}
+            common |= {name: os.environ[name] for name in THREADS if name in os.environ}  # which stay outside else
+            self._segment = container.segment(folder, sweep, self._warm, pool=state.pool, environment=common)
         self._by_name = {device.name: device for device in devices}
         self._waiting: dict[int, Trial] = {}
         self._running: dict[int, _Attempt] = {}
         self._just_ended: list[Trial] = []
         self._outside_kills: dict[int, int] = {}
-        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
+        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
+            (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+        }
         self._durations: list[float] = []
         self._usual_s: float | None = None
         self._exhausted = False
-        self._agent: agent.AgentProcess | None = None
-        self._agent_deaths = 0
+        self._agents: dict[str, agent.AgentProcess] = {}
+        self._agent_deaths: Counter[str] = Counter()
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
         self._untold: list[TrialRecord] = []
         self._notes: dict[str, str] = {}
@@ -217,7 +266,7 @@ class Coordinator:
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
-        self._read_at_s = self._decide_at_s = self._sync_at_s = self._hold_until_s = 0.0
+        self._read_at_s = self._decide_at_s = self._sync_at_s = self._hold_until_s = self._adopt_at_s = 0.0
 
     # What others may look at.
 
@@ -264,16 +313,17 @@ class Coordinator:
 
     def run(self) -> PoolEnd:
         """Run until nothing is left to do."""
-        if self.state.interrupted and (left := agent.kill_leftovers(self.state.pool)):
-            self._note(f"{left} processes of the pool's last run were ended")
+        self.state.adopt()
+        self._end_interrupted()
         for record in self.state.trials.values():
-            if not record.ended:
+            if not record.ended and self.state.is_mine(record):
                 self._waiting[record.number] = self._trial(record)
             elif record.last_seconds is not None:
                 self._take_duration(record.last_seconds)
         try:
             with self._handlers():
-                self._agent = agent.AgentProcess(self.state.pool)
+                for name in ("", *self._nodes):
+                    self._start_agent(name)
                 while True:
                     self._step()
                     settled = not self._untold and not self.state.problem
@@ -281,8 +331,10 @@ class Coordinator:
                         break
                     self._wait()
         finally:
-            if self._agent is not None:
-                self._agent.close()
+            for each in self._agents.values():
+                each.close()
+            if self._container is not None:
+                self._container.remove_left(self.state.pool, self._folder)
             os.close(self._wake[0])
             os.close(self._wake[1])
         reason = self._stop_reason
@@ -291,6 +343,17 @@ class Coordinator:
         if not self._waiting and self._exhausted:
             reason = ""
         return PoolEnd(reason=reason, signal=self._signal, notes=tuple(self._notes.values()))
+
+    def _end_interrupted(self) -> None:
+        """End what pools that were killed have left on this machine."""
+        left = 0
+        for pool in self.state.interrupted:
+            left += agent.kill_leftovers(pool)
+            if self._container is not None:
+                self._container.remove_left(pool, self._folder)
+        self.state.interrupted.clear()
+        if left:
+            self._note(f"{left} processes of the pool's last run were ended")
 
     def _step(self) -> None:
         now = time.time()
@@ -329,20 +392,19 @@ class Coordinator:
             due.append(self._decide_at_s)
         if self.state.unsynced:
             due.append(self._sync_at_s)
-        assert self._agent is not None
         timeout = max(0.0, min(due) - time.time()) if self._running else _READ_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake[0], selectors.EVENT_READ)
-            selector.register(self._agent.output, selectors.EVENT_READ)
+            for each in self._agents.values():
+                selector.register(each.output, selectors.EVENT_READ)
             ready = {key.fd for key, _ in selector.select(timeout)}
         if self._wake[0] in ready:
             os.read(self._wake[0], 4096)
-        if self._agent.output in ready:
-            events = self._agent.events()
+        for name, each in list(self._agents.items()):
+            events = each.events() if each.output in ready else []
             if events is None:
-                self._restart_agent()
-                return
-            for event in events:
+                self._restart_agent(name)
+            for event in events or ():
                 self._take(event)
 
     # Signals and the end of the allocation.
@@ -403,16 +465,30 @@ class Coordinator:
             write_request(attempt.folder / "requests", request)
 
     def _end(self, attempt: _Attempt, grace_s: float) -> None:
-        assert self._agent is not None
-        self._agent.send({"do": "end", "number": attempt.trial.number, "grace_s": grace_s})
+        if (there := self._agents.get(_node_of(attempt.device))) is not None:
+            there.send({"do": "end", "number": attempt.trial.number, "grace_s": grace_s})
 
     # Trials before they start.
 
     def _ask(self) -> None:
         """Ask the search for as many trials as may start."""
         room = WAITING_AT_MOST
-        if self.sweep.search is not None:  # its next choice is better the more results it knows
+        # The next choice of a search is better the more results it knows, and other pools want trials, too.
+        if self.sweep.search is not None or self.state.shared:
             room = sum(device.slots for device in self.devices) - len(self._running)
+        if len(self._waiting) >= room:
+            return
+        if not self._exhausted:
+            with self.state.turn():
+                self._ask_search(room)
+        if self.state.shared and self._exhausted and not self._waiting and time.time() >= self._adopt_at_s:
+            self._adopt_at_s = time.time() + (_ADOPT_S if self._running else 0.0)
+            for record in self.state.adopt():
+                self._waiting[record.number] = self._trial(record)
+                self._decide_at_s = 0.0
+            self._end_interrupted()
+
+    def _ask_search(self, room: int) -> None:
         while not self._exhausted and len(self._waiting) < room:
             try:
                 chosen = self._search.ask()
@@ -423,6 +499,8 @@ class Coordinator:
                 self._exhausted = True
                 return
             record = self.state.trials.get(chosen.number)
+            if record is not None and not self.state.is_mine(record) and self.state.has_owner(record):
+                continue
             if record is not None and record.ended:  # recorded, but the search was not told before the end
                 if record not in self._untold:
                     self._untold.append(record)
@@ -432,7 +510,7 @@ class Coordinator:
                 self.state.made(chosen.number, chosen.parameters)
                 record = self.state.trials[chosen.number]
                 self._decide_at_s = 0.0
-            if record.number not in self._running:
+            if record.number not in self._running and self.state.is_mine(record):
                 self._waiting[record.number] = self._trial(record)
 
     def _hold(self, problem: str) -> None:
@@ -443,7 +521,8 @@ class Coordinator:
     def _tell_search(self, record: TrialRecord) -> bool:
         """Tell the search how a trial ended, and return whether it could note it."""
         try:
-            self._search.tell(record.number, record.state, record.value)
+            with self.state.turn():
+                self._search.tell(record.number, record.state, record.value)
         except FileUnwritable as reason:
             self._hold(reason.message)
             return False
@@ -468,6 +547,53 @@ class Coordinator:
             peak_memory_mib=record.peak_memory_mib,
             out_of_memory_mib=record.out_of_memory_mib,
             forecast=forecast,
+        )
+
+    def _expect(self) -> None:
+        """Have the forecasts follow what the pool's own trials show."""
+        now = time.time()
+        if self._forecast is None or (now < self._forecast_at_s and not self._just_ended):
+            return
+        trials = [*self._waiting.values(), *(attempt.trial for attempt in self._running.values())]
+        runs = [
+            *self._runs,
+            *(self._run(attempt, "running", now - attempt.began_s) for attempt in self._running.values()),
+        ]
+        told = self._forecast(trials, runs)
+        for trial, forecast in zip(trials, told, strict=True):
+            limit = forecast.memory_p95_mib or self.sweep.memory_mib
+            expected = replace(trial, forecast=replace(forecast, memory_p95_mib=limit))
+            if trial.number in self._waiting:
+                self._waiting[trial.number] = expected
+            else:
+                self._running[trial.number].trial = expected
+        self._forecast_at_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
+
+    def _run(self, attempt: _Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
+        """Return what an attempt used, as those that learn from it see it."""
+        trial = attempt.trial
+        return TrialRun(
+            pool=self.state.pool,
+            number=trial.number,
+            attempt=trial.attempts,
+            program=program(self.sweep),
+            family=trial.family,
+            parameters=trial.parameters,
+            device_kind=attempt.device.kind,
+            device_model=attempt.device.model,
+            outcome=what,
+            started_s=attempt.began_s,
+            seconds=seconds,
+            start_up_s=attempt.first_report_s,
+            progress=1.0 if what == "finished" else trial.progress,
+            peak_memory_mib=trial.peak_memory_mib,
+            memory_limit_mib=attempt.limit_mib,
+            speeds=tuple(
+                MeasuredSpeed(beside=beside, steps_per_s=rate, seconds=measured_s)
+                for beside, (rate, measured_s) in attempt.speeds.items()
+            ),
+            metrics=dict(attempt.metrics),
+            **used,
         )
 
     def _fits(self, trial: Trial) -> bool:
@@ -495,6 +621,7 @@ class Coordinator:
 
     def _act(self) -> None:
         """Ask the service, and do what it says."""
+        self._expect()
         snapshot = self.snapshot()
         self._just_ended.clear()
         try:
@@ -571,8 +698,7 @@ class Coordinator:
         self._change_neighbours(device)
         # What earlier attempts reported stands, but what they answered was not asked of this one.
         self._read(attempt, to_end=True)
-        attempt.answered = None
-        assert self._agent is not None
+        attempt.answered = attempt.first_report_s = attempt.beside_since = None
         own = {
             "HELIOS_TRIAL_FOLDER": str(folder),
             "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
@@ -580,19 +706,25 @@ class Coordinator:
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
         }
-        on_device = device_environment(device)
-        self._agent.send(
+        node = self._nodes.get(_node_of(device))
+        on_device = device_environment(device) if node is None else node.environment[device.name]
+        if self._mps:
+            # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
+            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(limit)}M"}
+            on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
+        self._agents[_node_of(device)].send(
             {
                 "do": "start",
                 "number": trial.number,
                 "argv": self.sweep.fill(trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"),
                 "environment": {**on_device, **self.sweep.env, **own},
-                "own": [*own, "HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES", agent.TRIAL],
+                "own": [*own, *_OF_A_DEVICE, agent.TRIAL],
                 "warm": self._warm,
+                "segment": self._segment,
                 "folder": str(self.sweep.cwd),
                 "log": str(folder / "log.txt"),
                 "limit_mib": limit,
-                "gpu": gpu_id(device),
+                "gpu": gpu_id(device) if node is None else node.gpus[device.name],
             }
         )
         self._tell(
@@ -617,6 +749,8 @@ class Coordinator:
                     attempt.trial = replace(attempt.trial, memory_mib=mib, peak_memory_mib=peak)
         elif event["event"] == "warm_failed":
             self._note(f"Trials start without the warm process: {event['reason']}")
+        elif event["event"] == "mps_failed":
+            self._note(f"Trials share GPUs without MPS: {event['reason']}")
         elif event["event"] == "ended":
             self._ended(self._running[event["number"]], event)
         elif event["event"] == "not_started":
@@ -652,6 +786,8 @@ class Coordinator:
         if report.progress is not None:
             attempt.trial = replace(attempt.trial, progress=report.progress)
         now = time.time()
+        if attempt.first_report_s is None and attempt.trial.started_s is not None:
+            attempt.first_report_s = now - attempt.trial.started_s
         if report.step is not None:
             attempt.step = report.step
             if attempt.beside_since is None:
@@ -662,12 +798,13 @@ class Coordinator:
                 attempt.trial = replace(attempt.trial, steps_per_s=rate)
                 of = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
                 of[attempt.trial.number] = rate
+                attempt.speeds[attempt.beside] = (rate, now - since)
         metric = self.sweep.metric
         value = report.metrics.get(metric) if metric else None
         if value is not None and isfinite(value):
             attempt.value = value
             if report.step is not None and not attempt.pruned:
-                with suppress(FileUnwritable):  # then it is not pruned at this step
+                with suppress(FileUnwritable), self.state.turn():  # then it is not pruned at this step
                     attempt.pruned = self._search.report(attempt.trial.number, report.step, value)
                 if attempt.pruned and attempt.asked is None:
                     self._prune(attempt)
@@ -694,17 +831,27 @@ class Coordinator:
         self._change_neighbours(attempt.device)
         what, state, reason = self._outcome(attempt, status, event)
         peaks = [peak for peak in (event["peak_memory_mib"], attempt.trial.peak_memory_mib) if peak is not None]
+        ended = self._run(
+            replace(attempt, trial=replace(attempt.trial, peak_memory_mib=max(peaks, default=None))),
+            what,
+            float(event["seconds"]),
+            utilization=event.get("utilization"),
+            energy_j=event.get("energy_j"),
+        )
         self.state.ended(
             number,
             what=what,
             state=state,
-            seconds=float(event["seconds"]),
-            peak_memory_mib=max(peaks, default=None),
+            seconds=ended.seconds,
+            peak_memory_mib=ended.peak_memory_mib,
             memory_limit_mib=attempt.limit_mib,
             metrics=attempt.metrics,
             value=attempt.value,
             reason=reason,
+            run=run_entry(ended),
         )
+        if self._forecast is not None:
+            self._runs.append(ended)
         record = self.state.trials[number]
         self._decide_at_s = 0.0
         if record.ended:
@@ -760,21 +907,33 @@ class Coordinator:
             return _NO_MEMORY.search(log.read(_LOG_END)) is not None
         return False
 
-    def _restart_agent(self) -> None:
-        """Start another agent where the last one has died, and every trial again."""
-        self._agent_deaths += 1
-        assert self._agent is not None
-        self._agent.close()
-        agent.kill_leftovers(self.state.pool)
-        for attempt in list(self._running.values()):
+    def _start_agent(self, name: str) -> None:
+        step = self._nodes[name].step if name else ()
+        self._agents[name] = agent.AgentProcess(self.state.pool, step, mps=self._mps)
+
+    def _restart_agent(self, name: str) -> None:
+        """Start another agent where the last one has died, and every trial again.
+
+        A node whose agent dies again and again is given up.
+        """
+        self._agent_deaths[name] += 1
+        self._agents.pop(name).close()
+        if not name:
+            agent.kill_leftovers(self.state.pool)
+        for attempt in [each for each in self._running.values() if _node_of(each.device) == name]:
             event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
             self._ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
-        if self._agent_deaths >= _AGENT_DEATHS:
-            raise HeliosError(
-                "The process that starts trials was killed again and again.", hint="Start the pool again."
-            )
+        if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
+            self.devices = tuple(device for device in self.devices if _node_of(device) != name)
+            self._by_name = {device.name: device for device in self.devices}
+            if not self.devices or not name:
+                raise HeliosError(
+                    "The process that starts trials was killed again and again.", hint="Start the pool again."
+                )
+            self._note(f"Node {name} is left out: the process that starts trials there ended again and again")
+            return
         self._note("The process that starts trials was killed; its trials are started again")
-        self._agent = agent.AgentProcess(self.state.pool)
+        self._start_agent(name)
 
     def _note(self, note: str, *, key: str | None = None) -> None:
         """Take note of something for a person, once."""
@@ -788,6 +947,11 @@ class Coordinator:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
 
 
+def _node_of(device: Device) -> str:
+    """Return the name of a device's node, empty for this one."""
+    return device.name.rpartition("/")[0]
+
+
 def _skipped(reader: ReportReader | EventReader) -> tuple[int, int]:
     """Return how many lines or events, and how many bytes a reader has passed over."""
     return reader.skipped_lines, reader.skipped_bytes if isinstance(reader, ReportReader) else 0
@@ -799,8 +963,12 @@ def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
     Numbers with a fraction, such as a learning rate, change what is learned and not the shapes; all others may.
     """
     shapes = [f"{name}={value}" for name, value in sorted(parameters.items()) if not isinstance(value, float)]
-    program = next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
-    return " ".join([program, *shapes])
+    return " ".join([program(sweep), *shapes])
+
+
+def program(sweep: TrainingSweep) -> str:
+    """Return the name of the program that a sweep runs."""
+    return next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
 
 
 def _status_in_words(status: int) -> str:

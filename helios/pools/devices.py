@@ -17,7 +17,7 @@ from helios.model.pools import Device
 CPU_MEMORY_SHARE = 0.9
 """Share of the memory that is free now which trials may use; the rest is for files and for Helios."""
 _MIB = 2.0**20
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numerical libraries start in one process; else each takes all cores."""
 
 
@@ -149,4 +149,4 @@ def device_environment(device: Device) -> Mapping[str, str]:
     if gpu is not None:
         return {"HELIOS_DEVICE": device.name, "CUDA_VISIBLE_DEVICES": gpu}
     threads = str(max(1, cores() // device.slots))
-    return {"HELIOS_DEVICE": device.name} | {name: threads for name in _THREADS if name not in os.environ}
+    return {"HELIOS_DEVICE": device.name} | {name: threads for name in THREADS if name not in os.environ}

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from inspect import isabstract, isclass
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -106,6 +107,25 @@ class SearchMethod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerChoice:
+    """Container image in which trials run.
+
+    Attributes
+    ----------
+    image : str
+        Absolute path of a folder or file, or a name that the runtime knows.
+    runtime : str
+        What starts it; empty: the first that can.
+    binds : tuple of str
+        Absolute folders of the machine that are at the same place in the container.
+    """
+
+    image: str
+    runtime: str = ""
+    binds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSweep:
     """A sweep file, checked.
 
@@ -135,6 +155,8 @@ class TrainingSweep:
         Absolute folder in which trials run.
     events : str
         Folder of a trial's TensorBoard event files, with placeholders; empty: none are read.
+    container : ContainerChoice, optional
+        None: trials run on the machine itself.
     """
 
     path: Path
@@ -149,6 +171,7 @@ class TrainingSweep:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path
     events: str = ""
+    container: ContainerChoice | None = None
 
     @property
     def combinations(self) -> int | None:
@@ -176,6 +199,19 @@ class TrainingSweep:
             chosen[name] = values[place]
         return dict(reversed(chosen.items()))
 
+    def draws(self, count: int, *, seed: int) -> list[dict[str, Value]]:
+        """Return trials before a search chooses them.
+
+        They are the first of a grid or list. Where a sampler would choose, they are drawn evenly.
+        """
+        if self.combinations is not None and self.combinations <= self.trials:
+            return [self.combination(number) for number in range(min(count, self.trials))]
+        random = Random(seed)
+        return [
+            {name: _draw(space, random) for name, space in self.parameters.items()}
+            for _ in range(min(count, self.trials))
+        ]
+
     def fill(self, parameters: Mapping[str, Value], *, trial: int, checkpoints: Path) -> list[str]:
         """Return the command of a trial, to be run without a shell.
 
@@ -202,6 +238,7 @@ class TrainingSweep:
             name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
         }
         told = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
+        told += [] if self.container is None else [self.container.image]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
@@ -240,6 +277,15 @@ def _values(space: tuple[Value, ...] | ValueRange) -> Sequence[Value] | None:
     return space.values() if isinstance(space, ValueRange) else space
 
 
+def _draw(space: tuple[Value, ...] | ValueRange, random: Random) -> Value:
+    if isinstance(space, ValueRange) and (space.log or space.values() is None):
+        low, high = (math.log(space.low), math.log(space.high)) if space.log else (space.low, space.high)
+        drawn = random.uniform(low, high)
+        drawn = math.exp(drawn) if space.log else drawn
+        return min(int(space.high), max(int(space.low), round(drawn))) if space.whole else drawn
+    return random.choice(_values(space) or ())
+
+
 def _combinations(parameters: Mapping[str, tuple[Value, ...] | ValueRange]) -> int | None:
     counts = [values and len(values) for space in parameters.values() for values in [_values(space)]]
     return None if None in counts else math.prod(count or 0 for count in counts)
@@ -264,6 +310,12 @@ class _SearchTable(_Table):
     seed: int | None = Field(default=None, ge=0, lt=2**32, description="Of the sampler")
 
 
+class _ContainerTable(_Table):
+    image: str = Field(min_length=1, description="A folder, a file, or a name that the runtime knows")
+    runtime: str | None = Field(default=None, description="What starts it; else the first that can")
+    binds: list[str] = Field(default=[], description="Other folders that trials need, such as data sets")
+
+
 class _SweepTable(_Table):
     command: str | list[str] = Field(description="The program and its arguments")
     parameters: dict[str, Any] = Field(default={}, max_length=MOST_PARAMETERS, description="Lists and ranges")
@@ -275,6 +327,7 @@ class _SweepTable(_Table):
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
+    container: str | dict[str, Any] | None = Field(default=None, description="Image in which trials run")
 
 
 class _RangeTable(_Table):
@@ -424,6 +477,7 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
         env=dict(told.env),
         cwd=cwd.resolve(),
         events=_events(told.events),
+        container=_container(told.container, folder),
     )
 
 
@@ -440,6 +494,35 @@ def _events(template: str | None) -> str:
         hint = 'Write events = "runs/{trial}", and the same folder in the command.'
         raise _Refused("the folder of event files must differ by {trial} or {checkpoints} alone", "events", hint=hint)
     return template or ""
+
+
+RUNTIMES = ("slurm", "apptainer", "podman", "charliecloud")
+_IMAGE_FILE = re.compile(r"^[./~]|\.(sif|tar|tgz|tar\.\w+|sqfs|sqsh|squashfs)$")
+
+
+def _container(given: str | dict[str, Any] | None, folder: Path) -> ContainerChoice | None:
+    """Return an image that is there, where it is a file."""
+    if given is None:
+        return None
+    told = _checked(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
+    if told.runtime is not None and told.runtime not in RUNTIMES:
+        hint = f"Known: {', '.join(RUNTIMES)}; or leave it out."
+        raise _Refused(f"the container runtime {told.runtime!r} is unknown", "container", hint=hint)
+    image = told.image
+    path = folder / Path(image).expanduser()
+    if _IMAGE_FILE.search(image) or path.exists():
+        if not path.exists():
+            hint = "Paths are relative to the sweep file; a name without / is one that the runtime knows."
+            raise _Refused(f"the container image {path} does not exist", "container", hint=hint)
+        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+            hint = "Have its owner let you read it."
+            raise _Refused(f"the container image {path} cannot be read", "container", hint=hint)
+        image = str(path.resolve())
+    binds = [folder / Path(bind).expanduser() for bind in told.binds]
+    for bind in binds:
+        if not bind.exists() or {*":,\n"} & {*str(bind)}:
+            raise _Refused(f"{bind} cannot be bound into the container", "container", hint="Name a folder that exists.")
+    return ContainerChoice(image=image, runtime=told.runtime or "", binds=tuple(str(bind.absolute()) for bind in binds))
 
 
 def _memory_mib(text: str | None) -> float | None:
@@ -477,7 +560,7 @@ def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
     if not program:
         raise _Refused("the program itself cannot be a parameter", "command", hint="Write one sweep file for each.")
     where = str(cwd / program) if "/" in program else program
-    if shutil.which(where, path=told.env.get("PATH")) is None:
+    if told.container is None and shutil.which(where, path=told.env.get("PATH")) is None:
         hint = "Check its name, its mode and PATH; paths are relative to the folder in which trials run."
         raise _Refused(f"the command {program!r} is not found", "command", hint=hint)
     base = Path(program).name
@@ -486,7 +569,8 @@ def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
         hint = 'Values could become commands there. Use a script, or "$1": ["sh", "-c", "... $1", "sh", "{lr}"].'
         raise _Refused("the text of a shell holds a placeholder", "command", hint=hint)
     script = next(iter(words[1:2]), "") if re.fullmatch(r"python[0-9.]*", base) else ""
-    if script.endswith(".py") and not names[1] and not (cwd / _fill_word(script, {})).is_file():
+    inside = told.container is not None and Path(script).is_absolute()
+    if script.endswith(".py") and not inside and not names[1] and not (cwd / _fill_word(script, {})).is_file():
         raise _Refused(f"{script} is not in {cwd}", "command", hint="Paths are relative to the file, or to cwd.")
     return tuple(words)
 
@@ -745,8 +829,8 @@ class NextTrial:
 class Search(Protocol):
     """Which trial comes next, kept in a folder.
 
-    One process at a time has the folder. After a restart, trials that were asked for and not told are asked for again
-    under the same number.
+    One process at a time has the folder, or several take turns. After a restart, trials that were asked for and not
+    told are asked for again under the same number.
     """
 
     def ask(self) -> NextTrial | None:
@@ -782,8 +866,14 @@ class Search(Protocol):
         """Let another process open the folder."""
 
 
-def open_search(sweep: TrainingSweep, folder: Path) -> Search:
+def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None) -> Search:
     """Open the search of a sweep in its own folder, or go on with it.
+
+    Parameters
+    ----------
+    others : int, optional
+        How many processes have had it open before, where several may have it at the same time; they must then take
+        turns. None: only this one may.
 
     Raises
     ------
@@ -797,13 +887,15 @@ def open_search(sweep: TrainingSweep, folder: Path) -> Search:
         lock = open_private(folder / "search.lock")
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, (fcntl.LOCK_EX if others is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             except BlockingIOError as reason:
                 raise UsageError(
                     f"Another process works in {folder}.", hint="Wait for it, or choose another folder."
                 ) from reason
             _check_same(sweep, folder / "sweep.fingerprint")
-            return OptunaSearch(sweep, folder, lock) if sweep.search else ListSearch(sweep, folder, lock)
+            if sweep.search:
+                return OptunaSearch(sweep, folder, lock, others=others or 0)
+            return ListSearch(sweep, folder, lock)
         except BaseException:
             os.close(lock)
             raise
@@ -949,6 +1041,8 @@ def _make_pruner(method: SearchMethod) -> Any:
     return getattr(load_optuna().pruners, method.pruner)(**method.pruner_options)
 
 
+_OTHER_SEED = 7_919
+"""Moves the seed of a process that shares a search, so that it draws other trials."""
 JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
 LOCKED = "pool\n"
@@ -999,7 +1093,7 @@ class _Journal:
 class OptunaSearch:
     """A search by a sampler of Optuna, or a grid or list with a pruner."""
 
-    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int) -> None:
+    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, *, others: int = 0) -> None:
         assert sweep.search is not None
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
         self._optuna = load_optuna()
@@ -1014,7 +1108,9 @@ class OptunaSearch:
                     load_if_exists=True,
                 )
                 before = self._study.get_trials(deepcopy=False)
-                self._study.sampler = _make_sampler(self._method, len(before)) or self._study.sampler
+                self._study.sampler = (
+                    _make_sampler(self._method, len(before) + _OTHER_SEED * others) or self._study.sampler
+                )
                 self._study.pruner = _make_pruner(self._method)
         except (ValueError, KeyError, TypeError, AssertionError) as reason:
             self._journal.close()
@@ -1035,6 +1131,7 @@ class OptunaSearch:
     def ask(self) -> NextTrial | None:
         """Return the next trial, or None when all were asked for."""
         with _disk(self._folder), _quiet():
+            self._take_up()  # what others asked for meanwhile
             try:
                 if not self._again and self._asked < self._method.trials:
                     self._begin()

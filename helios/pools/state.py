@@ -2,6 +2,9 @@
 
 Its lines are JSON, appended and never changed. A line that was cut off is the last one, and the next run removes it.
 A result is in it before the search or anybody else hears of it, so that a finished trial is never run again.
+
+Several pools may share it. Then each holds a lock of its own for as long as it lives, takes turns in writing, and reads
+what the others wrote before it writes. A trial belongs to the pool that chose it, until that one is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +24,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
-from helios.model.pools import TrialState
+from helios.model.pools import MeasuredSpeed, TrialRun, TrialState
 from helios.private_files import fsync_directory, make_folder, open_private
 
 VERSION = 1
@@ -49,6 +54,8 @@ class TrialRecord:
         The metric that the search compares.
     reason : str
         Why it failed or is to be started again.
+    owner : str
+        The pool that runs it, or is to; empty: the only one of the folder.
     """
 
     number: int
@@ -65,6 +72,7 @@ class TrialRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     value: float | None = None
     reason: str = ""
+    owner: str = ""
 
     @property
     def ended(self) -> bool:
@@ -86,6 +94,83 @@ class TrialRecord:
         }
 
 
+def read_runs(folder: Path) -> list[TrialRun]:
+    """Return the attempts that have ended in a pool, which may be running.
+
+    Of pools of an older Helios, which did not keep what attempts used, there are none.
+
+    Raises
+    ------
+    FileUnreadable
+        The folder is not of a pool.
+    """
+    path, runs = folder / FILE, []
+    attempts: Counter[int] = Counter()
+    parameters: dict[int, Mapping[str, Any]] = {}
+    try:
+        with path.open("rb") as lines:
+            pool = str(json.loads(next(lines, b""))["pool"])
+            for line in lines:
+                if not line.endswith(b"\n"):  # it is being written
+                    break
+                entry = json.loads(line)
+                number = int(entry["trial"])
+                if entry["what"] == "made":
+                    parameters[number] = entry["parameters"]
+                elif entry["what"] == "started":
+                    attempts[number] += 1
+                elif "run" in entry:
+                    runs.append(_run(entry, pool=pool, attempt=attempts[number], parameters=parameters[number]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
+        raise FileUnreadable(
+            f"{path} is not of a pool: {reason}", hint="Name the folder of a pool, as sweep.pool beside sweep.toml."
+        ) from reason
+    return runs
+
+
+def run_entry(run: TrialRun) -> dict[str, Any]:
+    """Return what is kept of an attempt beside its end."""
+    rounded = {
+        name: None if value is None else round(value, 3)
+        for name, value in (
+            ("start_up_s", run.start_up_s),
+            ("progress", run.progress),
+            ("utilization", run.utilization),
+            ("energy_j", run.energy_j),
+        )
+    }
+    return {
+        "program": run.program,
+        "family": run.family,
+        "device_kind": run.device_kind,
+        "device_model": run.device_model,
+        **rounded,
+        "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
+    }
+
+
+def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
+    told = dict(entry["run"])
+    speeds = tuple(
+        MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
+        for beside, steps, seconds in told.pop("speeds", ())
+    )
+    return TrialRun(
+        pool=pool,
+        number=int(entry["trial"]),
+        attempt=attempt,
+        parameters=parameters,
+        outcome=str(entry["what"]),
+        started_s=float(entry["at_s"]) - float(entry["seconds"]),
+        seconds=float(entry["seconds"]),
+        peak_memory_mib=entry["peak_memory_mib"],
+        memory_limit_mib=entry["memory_limit_mib"],
+        metrics=entry["metrics"],
+        speeds=speeds,
+        **told,
+    )
+
+
 class StateFile:
     """Open and locked file of a pool's trials.
 
@@ -95,6 +180,8 @@ class StateFile:
         Of the pool; made if missing.
     sweep : str
         What is the same of all sweeps that may go on in this folder.
+    shared : bool
+        Whether other pools may have it open, too; all must say so.
 
     Attributes
     ----------
@@ -102,8 +189,10 @@ class StateFile:
         Identity of the pool, by which its processes are known.
     trials : dict
         A :class:`TrialRecord` for each number.
-    interrupted : bool
-        Whether trials ran when the file was written last.
+    interrupted : set of str
+        Pools that ended while trials of them ran.
+    joined : int
+        How many pools have shared the folder before this one.
     problem : str
         Why nothing can be written now; empty: it can.
     unsynced : bool
@@ -119,8 +208,13 @@ class StateFile:
         It cannot be made.
     """
 
-    def __init__(self, folder: Path, sweep: str) -> None:
-        self.path = folder / FILE
+    def __init__(self, folder: Path, sweep: str, *, shared: bool = False) -> None:
+        self.path, self.shared = folder / FILE, shared
+        self.interrupted: set[str] = set()
+        self.joined = 0
+        self._first = ""
+        self._length = self._turns = 0
+        self._members, self._own_lock = folder / "members", -1
         self.trials: dict[int, TrialRecord] = {}
         self.pool, self.problem = "", ""
         self._unwritten: list[bytes] = []
@@ -135,18 +229,23 @@ class StateFile:
             ) from reason
         try:
             self._lock(folder)
-            self._read(folder, sweep)
+            if shared:
+                make_folder(self._members)
+            self._turn_lock = open_private(folder / "turn.lock") if shared else -1
+            with self.turn(catch_up=False):
+                self._read(folder, sweep)
         except BaseException:
             os.close(self._handle)
             raise
 
     def _lock(self, folder: Path) -> None:
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as reason:
             raise UsageError(
                 f"Another pool is running in {folder}.",
-                hint="Wait for it or end it, or choose another place: --folder FOLDER",
+                hint="Wait for it or end it, or choose another place: --folder FOLDER. Pools that share a folder all "
+                "need --shared.",
             ) from reason
 
     def _read(self, folder: Path, sweep: str) -> None:
@@ -159,6 +258,7 @@ class StateFile:
                 entry = json.loads(line)
                 if header is None:
                     header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
+                    self._first = header["pool"]
                 else:
                     self._take(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
@@ -169,33 +269,109 @@ class StateFile:
             os.ftruncate(self._handle, whole)
         self._length = whole
         os.lseek(self._handle, whole, os.SEEK_SET)
-        self.interrupted = any(trial.state is TrialState.RUNNING for trial in self.trials.values())
-        for trial in self.trials.values():
-            if trial.state is TrialState.RUNNING:
-                trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
         if header is None:
-            self.pool = uuid4().hex
-            self.append({"version": VERSION, "pool": self.pool, "sweep": sweep})
+            header = {"version": VERSION, "pool": uuid4().hex, "sweep": sweep}
+            self.append(header)
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
-            return
         if header["version"] != VERSION or header["sweep"] != sweep:
             raise UsageError(
                 f"{folder} holds the trials of another command, other parameters, or another version of Helios.",
                 hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
             )
-        self.pool = header["pool"]
+        self._first = self.pool = str(header["pool"])
+        if self.shared:
+            self.pool = uuid4().hex
+            self._own_lock = open_private(self._members / self.pool)
+            fcntl.flock(self._own_lock, fcntl.LOCK_EX)
+            self.append({"joined": self.pool})
+            return
+        for trial in self.trials.values():
+            if trial.state is TrialState.RUNNING:
+                self._interrupt(trial)
+
+    def _interrupt(self, trial: TrialRecord) -> None:
+        """Take note that the pool of a trial has ended while it ran."""
+        if trial.state is TrialState.RUNNING:
+            self.interrupted.add(trial.owner or self._first)
+            trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
+
+    @contextmanager
+    def turn(self, *, catch_up: bool = True) -> Iterator[None]:
+        """Keep the other pools of the folder from writing, having read what they wrote."""
+        if not self.shared or self._turns:
+            yield
+            return
+        fcntl.flock(self._turn_lock, fcntl.LOCK_EX)
+        self._turns = 1
+        try:
+            if catch_up:
+                self._catch_up()
+            yield
+        finally:
+            self._turns = 0
+            fcntl.flock(self._turn_lock, fcntl.LOCK_UN)
+
+    def _catch_up(self) -> None:
+        size = os.fstat(self._handle).st_size
+        if size > self._length:
+            content = os.pread(self._handle, size - self._length, self._length)
+            whole = content.rfind(b"\n") + 1
+            for line in content[:whole].splitlines():
+                self._take(json.loads(line))
+            self._length += whole
+            if whole < len(content):  # of a pool that was killed
+                os.ftruncate(self._handle, self._length)
+
+    def is_mine(self, trial: TrialRecord) -> bool:
+        """Return whether this pool is to run a trial."""
+        return not self.shared or trial.owner == self.pool
+
+    def has_owner(self, trial: TrialRecord) -> bool:
+        """Return whether the pool that a trial belongs to is there."""
+        if self.is_mine(trial):
+            return True
+        with suppress(OSError):
+            handle = os.open(self._members / (trial.owner or "none"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(handle)
+        return False
+
+    def adopt(self) -> list[TrialRecord]:
+        """Take over the unfinished trials of pools that are gone, and return them."""
+        adopted = []
+        with self.turn():
+            gone = {
+                trial.owner: trial for trial in self.trials.values() if not trial.ended and trial.owner != self.pool
+            }
+            owners = {owner for owner, trial in gone.items() if not self.has_owner(trial)}
+            for trial in self.trials.values():
+                if not trial.ended and trial.owner in owners:
+                    self.append({"what": "taken", "trial": trial.number, "by": self.pool}, lasting=False)
+                    adopted.append(trial)
+        return adopted
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         """Apply a line to what is known."""
+        if "joined" in entry:
+            self.joined += 1
+            return
         number = int(entry["trial"])
-        what = entry["what"]
+        what, owner = entry["what"], str(entry.get("by", ""))
         if what == "made":
-            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"]))
+            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
             return
         trial = self.trials[number]
         if trial.ended:
+            return
+        if what == "taken":
+            self._interrupt(trial)
+            trial.owner = owner
             return
         if what == "started":
             trial.attempts += 1
@@ -214,7 +390,8 @@ class StateFile:
 
     def made(self, number: int, parameters: Mapping[str, Any]) -> None:
         """Record that the search chose a trial."""
-        self.append({"what": "made", "trial": number, "parameters": dict(parameters)}, lasting=False)
+        owner = {"by": self.pool} if self.shared else {}
+        self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
     def started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
         """Record that a trial is about to be started."""
@@ -241,6 +418,7 @@ class StateFile:
         metrics: Mapping[str, float],
         value: float | None,
         reason: str = "",
+        run: Mapping[str, Any] | None = None,
     ) -> None:
         """Record how an attempt ended.
 
@@ -252,6 +430,8 @@ class StateFile:
             ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
+        run : mapping, optional
+            What else :func:`read_runs` returns of the attempt.
         """
         self.append(
             {
@@ -265,6 +445,7 @@ class StateFile:
                 "metrics": dict(metrics),
                 "value": value,
                 "reason": reason,
+                **({} if run is None else {"run": dict(run)}),
             },
             lasting=False,
         )
@@ -272,11 +453,12 @@ class StateFile:
     def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
         """Append a line, or keep it in memory while the disk is full."""
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
-        if "what" in entry:
-            self._take(json.loads(line))
-        self._unwritten.append(line)
-        if not self.problem:
-            self._write(lasting=lasting)
+        with self.turn():
+            if "what" in entry:
+                self._take(json.loads(line))
+            self._unwritten.append(line)
+            if not self.problem:
+                self._write(lasting=lasting)
 
     def sync(self) -> bool:
         """Have everything on the disk, and return whether it is."""
@@ -291,6 +473,10 @@ class StateFile:
         return not self.problem
 
     def _write(self, *, lasting: bool) -> None:
+        with self.turn():
+            self._write_now(lasting=lasting)
+
+    def _write_now(self, *, lasting: bool) -> None:
         lines = b"".join(self._unwritten)
         try:
             written = 0
@@ -314,6 +500,10 @@ class StateFile:
         self.retry()
         self.sync()
         os.close(self._handle)
+        if self.shared:
+            (self._members / self.pool).unlink(missing_ok=True)
+            os.close(self._own_lock)
+            os.close(self._turn_lock)
 
     def __enter__(self) -> Self:
         return self

@@ -1,9 +1,11 @@
-"""Warm process that has done the imports of a Python program.
+"""Process that starts trials in a container, or after their imports.
 
-Each trial is a fork of it. The program is run as ``python SCRIPT.py`` would run it. The fork of a fork becomes a child
-of the agent, which then treats it as any other trial.
+Without a container each trial is a fork of a fork, which becomes a child of the agent, and the agent treats it as any
+other trial. In a container the agent may be unable to see or signal a trial, so there this process runs one trial at a
+time, says how it ended, and kills what it left. It kills the trial, too, when its standard input ends.
 
-It runs in the interpreter of the trials, for Python 3.9 and newer, and imports nothing of Helios.
+With imports, the program is run as ``python SCRIPT.py`` would run it. It runs in the interpreter of the trials, for
+Python 3.9 and newer, and imports nothing of Helios: the agent gives its text to an interpreter inside of an image.
 """
 
 from __future__ import annotations
@@ -14,27 +16,145 @@ import importlib
 import json
 import os
 import random
+import resource
 import runpy
+import select
 import signal
 import sys
 import time
 from typing import Any
 
-_SET_PDEATHSIG = 1
+_SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
 """Of ``prctl``, from ``linux/prctl.h``."""
+SEGMENT = "--segment"
+"""First argument where trials run one after another."""
 
 
-def main(modules: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Import modules, then start a trial for each order on standard input."""
-    libc = ctypes.CDLL(None)
-    agent = os.getppid()
+    if arguments[:1] == [SEGMENT]:
+        run_segment(arguments[1:])
+    else:
+        run_forks(arguments)
+
+
+def _import(modules: list[str]) -> None:
+    """Import modules, and tell which could not be imported."""
     failed = {}
     for module in modules:
         try:
             importlib.import_module(module)
         except BaseException as reason:
             failed[module] = f"{type(reason).__name__}: {reason}"
-    os.write(1, json.dumps({"failed": failed}).encode() + b"\n")
+    _tell({"failed": failed})
+
+
+def _tell(what: dict[str, Any]) -> None:
+    os.write(1, json.dumps(what).encode() + b"\n")
+
+
+def run_segment(modules: list[str]) -> None:
+    """Run one trial at a time, and kill it when standard input ends."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    _import(modules)
+    order: dict[str, Any] = {}
+    buffer, trial = b"", 0
+    while True:
+        ready = select.select([0, woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 4096)
+            for pid, status, usage in iter(_wait, None):
+                if pid == trial:
+                    trial = 0
+                    _kill_children()
+                    _tell(
+                        {
+                            "ended": order["number"],
+                            "status": status,
+                            "peak_mib": usage.ru_maxrss / 1024,
+                            "cpu_s": usage.ru_utime + usage.ru_stime,
+                        }
+                    )
+        if 0 not in ready:
+            continue
+        read = os.read(0, 65_536)
+        if not read:
+            _kill_children()
+            return
+        *lines, buffer = (buffer + read).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if told["do"] == "end":
+                if trial:
+                    _terminate(trial)
+                continue
+            order = told
+            trial = _fork_trial(order, libc, (woken, wake))
+            if trial == 0:
+                return
+
+
+def _fork_trial(order: dict[str, Any], libc: ctypes.CDLL, pipe: tuple[int, int]) -> int:
+    """Return the pid of a child that runs a trial, and 0 in it."""
+    server = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # one that comes early waits for the trial
+    trial = os.fork()
+    if trial == 0:
+        signal.set_wakeup_fd(-1)
+        for descriptor in pipe:
+            os.close(descriptor)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _become_trial(order, server, libc)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return trial
+
+
+def _terminate(trial: int) -> None:
+    """Ask a trial and its process group to end."""
+    try:
+        os.killpg(trial, signal.SIGTERM)
+    except OSError:  # it has none of its own yet
+        with contextlib.suppress(OSError):
+            os.kill(trial, signal.SIGTERM)
+
+
+def _wait() -> Any:
+    """Return which child has ended, and None for none."""
+    with contextlib.suppress(ChildProcessError):
+        found = os.wait4(-1, os.WNOHANG)
+        if found[0]:
+            return found
+    return None
+
+
+def _kill_children() -> None:
+    """Kill everything below this process, to which what is killed leaves its children."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - as in the agent
+            children = [int(pid) for pid in file.read().split()]
+        if not children:
+            return
+        for pid in children:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def run_forks(modules: list[str]) -> None:
+    """Have each trial become a child of the agent."""
+    libc = ctypes.CDLL(None)
+    agent = os.getppid()
+    _import(modules)
     buffer = b""
     while read := os.read(0, 65_536):
         *lines, buffer = (buffer + read).split(b"\n")
@@ -42,9 +162,14 @@ def main(modules: list[str]) -> None:
             order = json.loads(line)
             pid = _fork_twice()
             if pid == 0:
+                os.setsid()
+                while os.getppid() != agent:  # the process between has not ended yet
+                    if os.getppid() == 1:
+                        os._exit(1)
+                    time.sleep(0.0005)
                 _become_trial(order, agent, libc)
                 return
-            os.write(1, json.dumps({"number": order["number"], "pid": pid}).encode() + b"\n")
+            _tell({"number": order["number"], "pid": pid})
 
 
 def _fork_twice() -> int:
@@ -66,30 +191,34 @@ def _fork_twice() -> int:
     return pid
 
 
-def _become_trial(order: dict[str, Any], agent: int, libc: ctypes.CDLL) -> None:
-    """Run the program in this process, as a session of its own."""
-    os.setsid()
-    while os.getppid() != agent:  # the process between has not ended yet
-        if os.getppid() == 1:
-            os._exit(1)
-        time.sleep(0.0005)
+def _become_trial(order: dict[str, Any], parent: int, libc: ctypes.CDLL) -> None:
+    """Run the program in this process, which a kill of its parent ends."""
     libc.prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != agent:
+    if os.getppid() != parent:
         os._exit(1)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - as in the agent
         file.write(order["oom_score"])
     if order["group"]:
         with open(os.path.join(order["group"], "cgroup.procs"), "w") as file:  # noqa: PTH118, PTH123 - as above
             file.write("0")
+    if order.get("data_limit"):
+        resource.setrlimit(resource.RLIMIT_DATA, (order["data_limit"], order["data_limit"]))
     log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(log)
     os.close(null)
-    os.environ.clear()
+    if order.get("clear", True):
+        os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
+    if not order["warm"]:
+        try:
+            os.execvp(order["argv"][0], order["argv"])
+        except OSError as reason:
+            os.write(2, f"{order['argv'][0]} cannot be started: {reason}\n".encode())
+            os._exit(127)
     script = order["argv"][1]
     sys.argv = order["argv"][1:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120 - as the interpreter does

@@ -55,7 +55,8 @@ WIDE_IN, NARROW_IN = 9.4, 3.6
 """Widths of a figure: for a computer's screen or a sheet of paper, and for a phone; inch."""
 TIME_TICKS_S = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400)
 COARSE_TIME_TICKS_S = (1, 60, 3_600, 86_400, 30 * 86_400)
-RATIOS = {0.2: "1/5", 0.5: "half", 2: "twice", 5: "5 x"}
+RATIOS = {0.2: "1/5", 5: "5 x"}
+NEAR_RATIOS = {0.5: "half", 2: "twice"}
 POWERS_OF_TEN = {0.001: "1/1000", 0.01: "1/100", 0.1: "1/10", 10: "10 x", 100: "100 x", 1000: "1000 x"}
 
 
@@ -169,7 +170,8 @@ def ratio_axis(axes: Axes, *, low: float, high: float, same: str, narrow: bool) 
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     crowded = high / low > (50 if narrow else 10_000)
-    ticks = {1: same, **POWERS_OF_TEN, **({} if crowded else RATIOS)}
+    near = NEAR_RATIOS if high / low <= (50 if narrow else 100) else {}  # else they overlap the label at 1
+    ticks = {1: same, **POWERS_OF_TEN, **({} if crowded else RATIOS), **near}
     shown = {tick: text for tick, text in sorted(ticks.items()) if low <= tick <= high}
     axes.set_xticks(list(shown), list(shown.values()))
     axes.xaxis.set_minor_locator(NullLocator())

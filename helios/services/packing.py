@@ -47,8 +47,9 @@ GROWTH = 1.1
 """Least gain of a company over the same without one trial, for which another trial more is tried."""
 FEW_CLASSES = 6
 """Classes up to which any may be the third of a company."""
-URGENT = 0.2
-"""Worth added to a company with a long trial, so that it does not run alone at the end."""
+URGENT, FROM = 0.4, 0.25
+"""Worth added to a company with a trial that needs the whole planned time, so that it does not run alone at the end.
+Of one that needs less it is less, and nothing below this share. Chosen on draws 200 to 203 of benchmarks/packing.py."""
 JOIN = 0.5
 """Share of the option ``worth`` that is enough to join others, since nothing is paused for it."""
 LONG = 0.5
@@ -57,6 +58,12 @@ SAMPLE_S = 80.0
 """About what it takes until a trial's speed is known, s."""
 MOST_SAMPLING = 0.06
 """Share of the expected time that may go into trials of families of which nothing is known."""
+
+LATE, IN_TIME = 0.5, 0.9
+"""Worth that a company loses with a trial that would need that much more than this share of the planned time in it."""
+
+SHORT = 10.0
+"""Restarts in the planned time below which no room is made for a trial that would end last."""
 
 Company = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
@@ -412,8 +419,9 @@ class _Pool:
         self.waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
-        self.known = _learn(_traits(active, snapshot.speeds), snapshot.speeds, options.together, options.optimism)
-        alone = {s.family: s.steps_per_s for s in snapshot.speeds if not s.beside}
+        speeds = (*snapshot.speeds, *_expected_speeds(active, snapshot.speeds))
+        self.known = _learn(_traits(active, speeds), speeds, options.together, options.optimism)
+        alone = {s.family: s.steps_per_s for s in speeds if not s.beside}
         self.lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
         self.peaks_mib: dict[str, float] = {}
         for trial in snapshot.trials:
@@ -470,14 +478,37 @@ class _Pool:
         """Return whether a trial must run now, or it would end last."""
         return bool(self.typical_s) and self.left_s(trial) > LONG * self.total_s
 
+    def urgency(self, trial: Trial) -> float:
+        """Return how urgent a trial is, 0 to 1.
+
+        One that starts too late ends last and alone.
+        """
+        if not self.typical_s or not self.total_s:
+            return 0.0
+        return min(1.0, max(0.0, (self.left_s(trial) / self.total_s - FROM) / (1 - FROM)))
+
+    def lateness(self, trials: Sequence[Trial], place: int) -> float:
+        """Return what a company is worth less, 0 to 1.
+
+        It is 0 unless a trial in it would end last.
+        """
+        if not self.typical_s or not self.total_s:
+            return 0.0
+        counts, rates = Counter(map(self.class_of, trials)), self.known.rates[place]
+        last_s = max(
+            self.left_s(t) * counts[c] / max(1e-6, float(rates[c])) for t in trials for c in (self.class_of(t),)
+        )
+        return LATE * min(1.0, max(0.0, last_s / self.total_s - IN_TIME))
+
     def need_mib(self, trial: Trial) -> float | None:
         """Return the memory to keep for a trial, MiB.
 
         None says that nothing is known.
         """
-        own = max(trial.peak_memory_mib or 0.0, trial.forecast.memory_p95_mib or 0.0)
+        forecast = trial.forecast
+        own = max(trial.peak_memory_mib or 0.0, forecast.memory_p50_mib or forecast.memory_p95_mib or 0.0)
         expected = own or self.peaks_mib.get(trial.family, 0.0)
-        need = expected * (1 + self.options.head_room)
+        need = max(expected * (1 + self.options.head_room), forecast.memory_p95_mib or 0.0)
         if trial.out_of_memory_mib is not None:
             need = max(need, 1.5 * trial.out_of_memory_mib)
         return need or None
@@ -503,7 +534,10 @@ class _Pool:
         free = [device for device in self.devices if not self.on[device.name]]
         for position, device in enumerate(free):
             self.fill(device, others=len(free) - position - 1)
+        kept = self.make_room()
         for device in self.devices:
+            if device.name in kept:
+                continue
             if self.on[device.name] and self.settled(device) and not (self.sampling and self.sample(device)):
                 self.join(device)
         if not self.waiting_left():
@@ -553,6 +587,9 @@ class _Pool:
 
     def fill(self, device: Device, *, others: int) -> None:
         """Start the company that is worth most on a device without trials."""
+        for trial in self.late()[:1]:  # others may join it
+            self.start(trial, device, "it would end last", whole=self.must_be_alone(trial))
+            return
         left = self.waiting_left()
         best: tuple[tuple[float, float, int], list[Trial]] | None = None
         classes = [one for one, trials in self.queue.items() if trials]
@@ -573,12 +610,13 @@ class _Pool:
                 if place is None or not self.may_try(place) or (one == two and len(self.queue[one]) < 2):
                     continue
                 chosen = self.two(one, two, device)
-                urgent = URGENT * any(map(self.is_urgent, chosen))
-                key = (round(float(self.worth[place]) + urgent, 2), float(self.time[place]), -place)
+                urgent = URGENT * max(map(self.urgency, chosen), default=0.0)
+                late = self.lateness(chosen, place) if len(chosen) > 1 else 0.0
+                key = (round(float(self.worth[place]) + urgent - late, 2), float(self.time[place]), -place)
                 if chosen and (best is None or key > best[0]):
                     best = (key, chosen)
         for one, trial in single.items():
-            value = float(self.worth[one]) + URGENT * self.is_urgent(trial)
+            value = float(self.worth[one]) + URGENT * self.urgency(trial)
             key = (round(value, 2), float(self.time[one]), -one)
             if best is None or key > best[0]:
                 best = (key, [trial])
@@ -651,15 +689,17 @@ class _Pool:
         if place is None:
             return
         best: tuple[tuple[float, float, int], Trial, int] | None = None
+        now = float(self.worth[place]) - self.lateness(trials, place)
         for one, joined in self.known.extensions(company):
             if not self.queue.get(one) or not self.may_try(joined):
-                continue
-            if self.worth[joined] < self.worth[place] + self.options.worth * JOIN:
                 continue
             trial = self.pick(one, room, alone=False)
             if trial is None:
                 continue
-            value = float(self.worth[joined]) + URGENT * self.is_urgent(trial)
+            worth = float(self.worth[joined]) - self.lateness([*trials, trial], joined)
+            if worth < now + self.options.worth * JOIN:
+                continue
+            value = worth + URGENT * self.urgency(trial)
             key = (round(value, 2), float(self.time[joined]), -joined)
             if best is None or key > best[0]:
                 best = (key, trial, joined)
@@ -667,6 +707,41 @@ class _Pool:
             _, trial, joined = best
             self.tried[joined] += 1
             self.start(trial, device, self.why([*trials, trial], joined))
+
+    def late(self) -> list[Trial]:
+        """Return waiting trials that would end last, the longest first."""
+        if not self.typical_s or self.total_s < SHORT * self.options.restart_s:
+            return []
+        late = [t for queue in self.queue.values() for t in queue if self.left_s(t) > IN_TIME * self.total_s]
+        return sorted(late, key=lambda t: (-self.left_s(t), t.number))
+
+    def make_room(self) -> set[str]:
+        """Pause the trials of a device for a waiting one that would end last.
+
+        It may fit beside nobody, and a device that others join is never free.
+
+        Returns
+        -------
+        set of str
+            Devices that nobody is to join.
+        """
+        kept: set[str] = set()
+        for trial in self.late():
+            free = [
+                (sum(map(self.left_s, self.on[d.name])), d.name)
+                for d in self.devices
+                if d.name not in kept
+                and self.on[d.name]
+                and max(map(self.left_s, self.on[d.name])) < 0.5 * self.left_s(trial)
+                and not any(map(self.reserved_alone, self.on[d.name]))
+            ]
+            if not free:
+                break
+            name = min(free)[1]
+            kept.add(name)
+            reason = f"trial {trial.number} would end last, and has no device"
+            self.actions += [PauseTrial(number=t.number, reason=reason) for t in self.on[name]]
+        return kept
 
     def sample(self, device: Device) -> bool:
         """Pause the only trial of a device for an unknown family.
@@ -690,7 +765,7 @@ class _Pool:
         place = self.known.place.get(self.company(trials))
         if place is None:
             return
-        now = float(self.worth[place])
+        now = float(self.worth[place]) - self.lateness(trials, place)
         best: tuple[float, int, Trial] | None = None
         for leaving in trials:
             if self.is_urgent(leaving):
@@ -702,14 +777,14 @@ class _Pool:
                 continue
             room = device.memory_mib - sum(map(self.reserved_mib, rest))
             lasts_s = min(self.total_s, max(map(self.left_s, rest))) if self.typical_s else math.inf
-            options = [alone]
+            options = [(alone, rest)]
             for one, joined in self.known.extensions(company):
-                if joined != place and self.may_try(joined) and self.pick(one, room, alone=False):
-                    options.append(joined)
-            for other in options:
+                if joined != place and self.may_try(joined) and (joining := self.pick(one, room, alone=False)):
+                    options.append((joined, [*rest, joining]))
+            for other, then in options:
                 # What was not measured often turns out worse than hoped, and costs a second restart then.
                 costs_s = self.options.restart_s * (1.5 if self.known.measured[other] else 3.0)
-                more = float(self.worth[other]) - now
+                more = float(self.worth[other]) - self.lateness(then, other) - now
                 gain_s = more * lasts_s - costs_s
                 if more > self.options.worth and gain_s > 0 and (best is None or gain_s > best[0]):
                     best = (gain_s, leaving.number, leaving)
@@ -765,6 +840,16 @@ def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_
             share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
             seen[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
     return {family: sum(lengths) / len(lengths) for family, lengths in (seen | told).items()}
+
+
+def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
+    """Return speeds alone that are expected of families which never ran alone here."""
+    known = {speed.family for speed in measured if not speed.beside}
+    told = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
+    return tuple(
+        SharedSpeed(family=family, beside=(), steps_per_s=float(f"{steps:.2g}"), samples=1)
+        for family, steps in sorted(told.items())
+    )
 
 
 def _names(trials: Iterable[Trial]) -> str:

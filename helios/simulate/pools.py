@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from helios.errors import HeliosError
 from helios.model.pools import (
     Device,
+    Forecast,
+    MeasuredSpeed,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
@@ -32,6 +34,7 @@ from helios.model.pools import (
     StopTrial,
     Trial,
     TrialForecast,
+    TrialRun,
     TrialState,
 )
 
@@ -78,6 +81,8 @@ class SimulatedTrial:
         When it is there to be started, s since the start of the pool.
     parameters : mapping
         What the rule sees.
+    reports : bool
+        Whether its program reports steps, so that its speed can be measured.
     """
 
     family: int
@@ -85,6 +90,7 @@ class SimulatedTrial:
     memory_mib: float = 0.0
     arrives_s: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    reports: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +229,10 @@ class SimulatedPool:
     costs : PoolCosts
     seed : int
         Of the measurements' noise.
+    forecast : Forecast, optional
+        What a rule is told of trials. None: of a family what its trials have shown.
+    known_speeds : sequence of SharedSpeed
+        Told from the start.
     """
 
     def __init__(
@@ -233,7 +243,10 @@ class SimulatedPool:
         *,
         costs: PoolCosts | None = None,
         seed: int = 0,
+        forecast: Forecast | None = None,
+        known_speeds: Sequence[SharedSpeed] = (),
     ) -> None:
+        self._forecast, self._forecasts, self._outdated = forecast, dict[int, TrialForecast](), True
         self.trials, self.devices, self.profiles = list(trials), tuple(devices), profiles
         self.costs = costs or PoolCosts()
         self._random = np.random.default_rng(seed)
@@ -251,8 +264,8 @@ class SimulatedPool:
         """Whether its speed was measured, so that its length is known from its progress."""
         self._on: list[list[_Attempt]] = [[] for _ in self.devices]
         self._running: dict[int, _Attempt] = {}
-        self._sums: dict[tuple[str, tuple[str, ...]], tuple[float, int]] = {}
-        self._speeds: tuple[SharedSpeed, ...] | None = ()
+        self._sums = {(s.family, s.beside): (s.steps_per_s * s.samples, s.samples) for s in known_speeds}
+        self._speeds: tuple[SharedSpeed, ...] | None = None
         self._family_peak: dict[int, float] = {}
         self._lengths: dict[int, list[float]] = defaultdict(list)
         self._arrivals = [(trial.arrives_s, number) for number, trial in enumerate(self.trials)]
@@ -302,6 +315,8 @@ class SimulatedPool:
 
     def snapshot(self) -> PoolSnapshot:
         """Return what a rule may see now."""
+        if self._forecast is not None and self._outdated:
+            self._expect()
         shown = [
             self._shown(number)
             for number, state in enumerate(self._state)
@@ -313,6 +328,39 @@ class SimulatedPool:
                 for (family, beside), (total, samples) in sorted(self._sums.items())
             )
         return PoolSnapshot(now_s=self.now_s, devices=self.devices, trials=tuple(shown), speeds=self._speeds)
+
+    def _expect(self) -> None:
+        """Have the forecasts follow what the trials have shown."""
+        assert self._forecast is not None
+        self._forecasts.clear()
+        runs = []
+        for number, truth in enumerate(self.trials):
+            if self._peak[number] is None:
+                continue
+            name, seen = self._names[truth.family], self._seen[number]
+            total, samples = self._sums.get((name, ()), (0.0, 0))
+            alone = (MeasuredSpeed(beside=(), steps_per_s=total / samples, seconds=1.0),) if samples else ()
+            runs.append(
+                TrialRun(
+                    pool="",
+                    number=number,
+                    attempt=1,
+                    program="",
+                    family=name,
+                    parameters=truth.parameters,
+                    device_kind="gpu",
+                    outcome="finished" if seen else "running",
+                    started_s=0.0,
+                    seconds=truth.seconds,
+                    progress=1.0 if seen else None,
+                    peak_memory_mib=self._peak[number],
+                    speeds=alone,
+                )
+            )
+        active = [number for number, state in enumerate(self._state) if state is not TrialState.FINISHED]
+        told = self._forecast([self._shown(number) for number in active], runs)
+        self._forecasts.update(zip(active, told, strict=True))
+        self._outdated = False
 
     def _shown(self, number: int) -> Trial:
         truth, attempt = self.trials[number], self._running.get(number)
@@ -336,7 +384,9 @@ class SimulatedPool:
             steps_per_s=None
             if attempt is None or not attempt.measured
             else attempt.rate * float(self.profiles.alone[truth.family]),
-            forecast=TrialForecast(memory_p50_mib=peak, memory_p95_mib=peak, seconds_p50=seconds),
+            forecast=self._forecasts.get(number, TrialForecast())
+            if self._forecast is not None
+            else TrialForecast(memory_p50_mib=peak, memory_p95_mib=peak, seconds_p50=seconds),
         )
 
     def _arrive(self) -> None:
@@ -392,7 +442,7 @@ class SimulatedPool:
             due = min(attempt.leaves_s, math.inf if attempt.computes else attempt.ready_s)
             if attempt.rate > 0 and attempt.leaves_s == math.inf:
                 due = min(due, self.now_s + self._left[attempt.number] / attempt.rate)
-            if not attempt.measured:
+            if not attempt.measured and self.trials[attempt.number].reports:
                 due = min(due, attempt.company_s + self.costs.measure_s)
             next_s = min(next_s, due)
         if next_s == math.inf:
@@ -423,7 +473,7 @@ class SimulatedPool:
                 self._leave(attempt)
             elif not attempt.computes and attempt.ready_s <= now:
                 if self._fits(attempt):
-                    attempt.computes = True
+                    attempt.computes = self._outdated = True
                     self._peak[number] = self.trials[number].memory_mib
                     known = self._family_peak.get(self.trials[number].family, 0.0)
                     self._family_peak[self.trials[number].family] = max(known, self.trials[number].memory_mib)
@@ -431,7 +481,8 @@ class SimulatedPool:
                 else:
                     self._kill(attempt)
         for attempt in self._running.values():
-            if not attempt.measured and now >= attempt.company_s + self.costs.measure_s - 1e-9:
+            reports = self.trials[attempt.number].reports
+            if reports and not attempt.measured and now >= attempt.company_s + self.costs.measure_s - 1e-9:
                 self._measure(attempt)
 
     def _present(self, place: int) -> list[_Attempt]:
@@ -506,11 +557,11 @@ class SimulatedPool:
     def _note(self, family: str, beside: tuple[str, ...], steps_per_s: float) -> None:
         total, samples = self._sums.get((family, beside), (0.0, 0))
         self._sums[family, beside] = (total + steps_per_s, samples + 1)
-        self._speeds = None
+        self._speeds, self._outdated = None, True
 
     def _learn_length(self, number: int) -> None:
         if not self._seen[number]:
-            self._seen[number] = True
+            self._seen[number] = self._outdated = True
             self._lengths[self.trials[number].family].append(self.trials[number].seconds)
 
 
@@ -634,13 +685,15 @@ def compare_pool_rules(
     fixed: Sequence[int] = (2, 4, 8),
     costs: PoolCosts | None = None,
     seed: int = 0,
+    forecast: Forecast | None = None,
+    known_speeds: Sequence[SharedSpeed] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> PoolComparison:
     """Simulate a sweep under several rules of sharing devices.
 
     Parameters
     ----------
-    trials, devices, profiles, costs, seed
+    trials, devices, profiles, costs, seed, forecast, known_speeds
         As of :class:`SimulatedPool`.
     rules : mapping of str to Decide
         Rules to judge, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
@@ -659,7 +712,9 @@ def compare_pool_rules(
 
     def outcome(name: str, decide: Decide) -> PoolOutcome:
         progress(name)
-        return SimulatedPool(trials, devices, profiles, costs=costs, seed=seed).run(decide)
+        return SimulatedPool(
+            trials, devices, profiles, costs=costs, seed=seed, forecast=forecast, known_speeds=known_speeds
+        ).run(decide)
 
     outcomes = {"exclusive": outcome("exclusive", share_fixed(1))}
     outcomes |= {f"fixed {count}": outcome(f"fixed {count}", share_fixed(count)) for count in fixed}

@@ -211,3 +211,21 @@ cycles = _numbered(
 )
 
 coverage = _of_cluster("coverage", *_columns(model.COVERAGE), key=("source", "started_at"))
+
+# Of a user, not of a cluster: a pool may run anywhere. Parameters, speeds and metrics are JSON.
+trial_runs = sa.Table(
+    "trial_runs",
+    metadata,
+    *_filled(sa.Text, "pool"),
+    *_filled(sa.Integer, "number", "attempt"),
+    *_filled(sa.Text, "user", "program", "family", "device_kind", "device_model", "outcome"),
+    *_filled(sa.Text, "parameters", "speeds", "metrics"),
+    *_filled(sa.BigInteger, "started_at"),
+    *_filled(sa.Double, "seconds"),
+    *(
+        sa.Column(name, sa.Double)
+        for name in ("start_up_s", "progress", "peak_memory_mib", "memory_limit_mib", "utilization", "energy_j")
+    ),
+    sa.PrimaryKeyConstraint("pool", "number", "attempt"),
+    sa.Index(None, "user", "program", "started_at"),
+)

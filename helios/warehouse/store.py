@@ -33,6 +33,7 @@ from helios.warehouse.keys import (
 )
 from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.retention import Horizon, count_rows, forget, remove_cluster
+from helios.warehouse.trials import TrialStore
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
@@ -40,7 +41,7 @@ _AT_ONCE = 2_000
 """Values in the condition of one query."""
 
 
-class Warehouse(ModelStore):
+class Warehouse(ModelStore, TrialStore):
     """A SQLite or PostgreSQL database with all data of Helios.
 
     :meth:`open` makes it, and as a context manager it closes itself. Every method that writes is one transaction,

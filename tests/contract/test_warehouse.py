@@ -42,6 +42,7 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
+from helios.model.pools import MeasuredSpeed, TrialRun
 from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import LoadReport, Warehouse, control_state, engine
 from helios.warehouse.columns import stored_time
@@ -721,7 +722,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
+        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 
@@ -1152,3 +1153,42 @@ def test_a_cluster_with_a_lease_is_kept_until_it_runs_out(warehouse: Warehouse) 
     for forbidden in (lambda: warehouse.remove_cluster("venus"), lambda: warehouse.rename_cluster("venus", "mars")):
         with pytest.raises(UsageError, match="A Helios acts on venus"):
             forbidden()
+
+
+def a_trial_run(number: int = 0, **values: Any) -> TrialRun:
+    usual: dict[str, Any] = {
+        "pool": "p",
+        "attempt": 1,
+        "program": "train.py",
+        "family": "train.py width=32",
+        "parameters": {"width": 32, "lr": 0.1, "kind": "\u00e9"},
+        "device_kind": "gpu",
+        "device_model": "V100",
+        "outcome": "finished",
+        "started_s": 1_600_000_000.25 + number,
+        "seconds": 100.5,
+        "energy_j": 2_000.0,
+        "speeds": (MeasuredSpeed(beside=("train.py width=64",), steps_per_s=4.5, seconds=60.0),),
+        "metrics": {"loss": 0.5},
+    }
+    return TrialRun(number=number, **(usual | values))
+
+
+def test_runs_of_trials_are_read_back_as_they_were(warehouse: Warehouse) -> None:
+    runs = [a_trial_run(0), a_trial_run(0, attempt=2), a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9)]
+    assert warehouse.add_trial_runs(runs, user="ann") == 3
+    assert warehouse.trial_runs(user="ann") == sorted(runs, key=lambda run: run.started_s)
+    assert warehouse.clusters().empty
+
+
+def test_a_run_of_a_trial_is_stored_once(warehouse: Warehouse) -> None:
+    warehouse.add_trial_runs([a_trial_run()], user="ann")
+    assert warehouse.add_trial_runs([a_trial_run(seconds=1.0), a_trial_run(1)], user="ann") == 1
+    assert [run.seconds for run in warehouse.trial_runs(user="ann")] == [100.5, 100.5]
+
+
+def test_runs_of_trials_are_those_of_a_user_and_a_program(warehouse: Warehouse) -> None:
+    warehouse.add_trial_runs([a_trial_run()], user="ann")
+    warehouse.add_trial_runs([a_trial_run(1), a_trial_run(2, program="other.py")], user="bob")
+    assert [run.number for run in warehouse.trial_runs(user="bob", program="train.py")] == [1]
+    assert warehouse.trial_runs(user="eve") == []

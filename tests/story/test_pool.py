@@ -248,6 +248,14 @@ def test_the_batch_script_of_a_sweep_runs_it(helios: Helios, sweep: Path) -> Non
     assert {trial["state"] for trial in json.loads(done.stdout)["trials"]} == {"finished"}
 
 
+def test_shards_nodes_and_pools_are_asked_of_slurm(helios: Helios, sweep: Path) -> None:
+    script = helios("pool", "submit", sweep, "--shards", 4, "--nodes", 2, "--pools", 3, "--dry-run").out
+    for option in ("--gres=shard:4", "--nodes=2", "--ntasks-per-node=1"):
+        assert f"#SBATCH {option}\n" in script
+    assert script.rstrip().endswith("--shared")
+    assert "exclude" in helios("pool", "submit", sweep, "--shards", 4, "--gpus", 1, "--dry-run", code=2).err
+
+
 def test_the_signal_before_the_end_of_an_allocation_ends_the_pool_in_time(helios: Helios, sweep: Path) -> None:
     (sweep.parent / "train.py").write_text(TRAIN + SLOW)
     script = helios("pool", "submit", sweep, "--slots", 2, "--dry-run").out
@@ -288,3 +296,36 @@ def test_what_slurm_refuses_is_said(sweep: Path) -> None:
 def test_a_wrong_sweep_is_refused_before_anything_is_submitted(helios: Helios, sweep: Path) -> None:
     sweep.write_text(sweep.read_text().replace("{lr}", "{rate}"))
     assert "line" in helios("pool", "submit", sweep, "--dry-run", code=2).err
+
+
+def test_a_sweep_that_ran_is_simulated_from_what_it_needed(helios: Helios, sweep: Path) -> None:
+    assert "--run-time" in helios("pool", "whatif", sweep, "--gpus", 2, "--memory", "8G", code=2).err
+    helios("pool", "run", sweep, "--slots", 2, "--json")
+    said = helios("pool", "whatif", sweep, "--gpus", 2, "--memory", "8G", "--watts", "60,300", "--json")
+    low, high = said.json["comparisons"]
+    for rules in (low["rules"], high["rules"]):
+        assert {"exclusive", "fixed 2", "fixed 4", "fixed 8", "packing", "oracle"} == set(rules)
+        assert rules["oracle"]["makespan_s"] <= rules["exclusive"]["makespan_s"]
+        assert all(rule["energy_kwh"] > 0 for rule in rules.values())
+    assert "not on GPUs" in said.err
+    assert "Makespan" in helios("pool", "whatif", sweep, "--gpus", 1, "--memory", "8G").out
+
+
+def test_trials_that_were_kept_tell_what_another_sweep_will_need(helios: Helios, sweep: Path) -> None:
+    helios("pool", "run", sweep, "--json")
+    kept = helios("pool", "load", "sweep.pool", "--json").json
+    assert kept["pools"] == [{"folder": "sweep.pool", "new_runs": 6}]
+    assert helios("pool", "load", "sweep.pool", "--json").json["pools"][0]["new_runs"] == 0
+    other = sweep.with_name("other.toml")
+    other.write_text(sweep.read_text().replace("0.1, 0.2, 0.5", "0.3, 0.4"))
+    said = helios("pool", "whatif", other, "--gpus", 1, "--memory", "8G", "--json")
+    assert "from 6 runs" in said.err
+    helios("pool", "run", other, "--json")  # there is a warehouse now
+    assert helios("pool", "load", "other.pool", "--json").json["pools"][0]["new_runs"] == 0
+
+
+def test_a_wrong_configuration_stops_no_pool(helios: Helios, sweep: Path) -> None:
+    sweep.with_name("helios.toml").write_text("nonsense = 1\n")
+    said = helios("pool", "run", sweep, "--json")
+    assert "Earlier trials are not known" in said.err
+    assert len(result(said)["trials"]) == 6

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.errors import UsageError
 from helios.metrics.study.alike import alike_keys
 from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory
 
@@ -29,6 +30,22 @@ GAINS = (1.0, 1.87)
 """Least and most that sharing a GPU gains. Measured means over pairs of programs: 1.87 on a card of 24 GB of the 2020s,
 1.31 on a V100 (22 % of pairs lose), 1.20 on a P100, 1.07 on a K80 (the last three: Gavel, OSDI'20). Two of the same
 program: 1.26, 1.09, and .98. A pool takes back what loses, so the least is 1."""
+
+
+def check_gains(gains: tuple[float, float]) -> None:
+    """Refuse gains from sharing that cannot be.
+
+    Raises
+    ------
+    UsageError
+        They do not lie between .5 and 2, the least first.
+    """
+    low, high = gains
+    if not 0.5 <= low <= high <= 2.0:
+        raise UsageError(
+            f"A gain from sharing of {low:g} to {high:g} is not possible.",
+            hint="Two trials on one GPU do .5 to 2 times the work of one: --gain 1.0,1.87",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

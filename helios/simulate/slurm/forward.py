@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from helios.model.slurm_site import SlurmSite
 from helios.simulate.slurm.events import begin, carry_on, keep_choices, make_first_priorities, put_running
 from helios.simulate.slurm.state import MS, NEVER, RUNNING, SlurmState
-from helios.simulate.slurm.tables import SlurmLatency, build, node_names
+from helios.simulate.slurm.tables import SlurmLatency, array_chains, build, link_tasks, node_names
 from helios.simulate.slurm.workload import SlurmWorkload
 
 Floats = NDArray[np.float64]
@@ -97,14 +97,17 @@ class ForwardSimulation:
             if name in number:
                 state.free["jobs"][:, number[name]] = CLOSED
         places = [[number[name] for name in names if name in number] for names in moment.nodes]
-        seated = np.array([bool(place) for place in places], dtype=np.bool_)
+        # A job that could never start by the simulated rules runs all the same in a real cluster: it is left out.
+        seated = np.array([bool(place) for place in places], dtype=np.bool_) & self.fits[moment.running]
         self._running, self._started_ms = (
             moment.running[seated],
             np.rint(moment.started_s[seated] * MS).astype(np.int64),
         )
-        chosen = [place for place in places if place]
+        chosen = [place for place, seat in zip(places, seated, strict=True) if seat]
+        self._state = _with_room(state, jobs=len(chosen), parts=sum(map(len, chosen)))
         self._first = np.concatenate([[0], np.cumsum([len(place) for place in chosen])]).astype(np.int64)
         self._nodes = np.array([node for place in chosen for node in place], dtype=np.int64)
+        self._tasks, self._chain = array_chains(workload)
         self._order = np.lexsort((np.arange(len(workload)), state.jobs["enters_ms"])).astype(np.int64)
 
     def _keep_priorities(self, priority: Floats) -> None:
@@ -140,9 +143,33 @@ class ForwardSimulation:
         enters = present & self.fits
         enters[self._moment.running] = False
         tables["entering"] = self._order[enters[self._order]]
+        # A task that runs or is not there must neither hold up the tasks behind it nor start with them.
+        queued = enters[self._tasks]
+        link_tasks(tables["jobs"], self._tasks[queued], self._chain[queued])
         state = SlurmState(**tables)
         put_running(state, self._running, self._started_ms, self._first, self._nodes)
         carry_on(state, until_s * MS, False, False, awaited)
         started = state.jobs["status"][awaited] >= RUNNING
         moments = np.where(started, state.jobs["started_ms"][awaited], NEVER)
         return np.where(started, moments / MS, np.inf)
+
+
+def _with_room(state: SlurmState, *, jobs: int, parts: int) -> SlurmState:
+    """Return the tables with room for running jobs that share what a node has.
+
+    Parameters
+    ----------
+    parts : int
+        Nodes of all running jobs together.
+    """
+    types = int(state.clock["types"][0])
+    held = len(state.holdings) + parts * (1 + types)
+    holdings = np.zeros(held, dtype=state.holdings.dtype)
+    holdings["next"] = np.arange(1, held + 1)
+    tables = {field.name: getattr(state, field.name) for field in fields(state)}
+    tables |= {
+        "holdings": holdings,
+        "ends": np.zeros(held + jobs, dtype=np.int64),
+        "expected": np.zeros(held + jobs + 1, dtype=np.int64),
+    }
+    return SlurmState(**tables)

@@ -215,7 +215,10 @@ def _pick_least_loaded(state: SlurmState, whose: int, choice: int, base: int) ->
 
 @kernel
 def hold(state: SlurmState, choice: int) -> None:
-    """Give the job in ``choice`` what it asks for, on the nodes picked."""
+    """Give the job in ``choice`` what it asks for, on the nodes picked.
+
+    Where a node has less, as with real running jobs that share what it has, it gives what it has.
+    """
     job = state.choices[choice].job
     its, left = state.jobs[job], units_wanted(state, job)
     whole = its.exclusive or state.partitions[state.choices[choice].partition].exclusive
@@ -225,12 +228,13 @@ def hold(state: SlurmState, choice: int) -> None:
         units = min(left, units_on(state, plain(NOW), choice, node))
         left -= units
         free = state.free[NOW, node]
-        cpus = free.cpus if whole else cpus_for(state, job, units)
+        cpus = free.cpus if whole else min(cpus_for(state, job, units), free.cpus)
         memory = state.choices[choice].memory
         if memory < 0 or whole:
             memory = free.memory
         elif its.nodes == 0:
             memory *= units
+        memory = min(memory, free.memory)
         if state.clock[0].holds_memory == 0:
             memory = 0
         gpus = its.gpus if its.nodes > 0 else (units if its.gpus > 0 else 0)
@@ -257,7 +261,7 @@ def _hold_gpus(state: SlurmState, job: int, node: int, gpus: int, whole: bool) -
         if whole:
             taken = state.free_gpus[NOW, place]
         elif wanted >= 0:
-            taken = gpus if kind == wanted else 0
+            taken = min(gpus, state.free_gpus[NOW, place]) if kind == wanted else 0
         else:
             taken = min(gpus, state.free_gpus[NOW, place])
         if taken > 0:

@@ -200,7 +200,7 @@ def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> N
     known = {rules.name: qos for qos, rules in enumerate(site.qos)}
     jobs["qos"] = np.array([known.get(name, NOBODY) for name in workload.qos_names] + [NOBODY])[column("qos")]
     jobs["first_share"] = NOBODY
-    jobs["next_task"], jobs["previous_task"] = _array_links(workload)
+    link_tasks(jobs, *array_chains(workload))
     return jobs
 
 
@@ -212,10 +212,10 @@ def _in_minutes(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.ceil(seconds / 60 - 1e-9).astype(np.int64)
 
 
-def _array_links(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the next and the previous task of each array task.
+def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the array tasks in order, and the number of the chain of each.
 
-    Only tasks that ask for the same are linked. NOBODY: there is none.
+    Only tasks of one array that ask for the same are in one chain.
     """
     asked = [
         workload.column(name)
@@ -224,8 +224,6 @@ def _array_links(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
             *("gpu_type", "memory_mib", "exclusive", "user", "account", "qos", "nice", "site_factor"),
         )
     ]
-    following = np.full(len(workload), NOBODY, dtype=np.int64)
-    earlier = np.full(len(workload), NOBODY, dtype=np.int64)
     array = workload.column("array")
     tasks = np.flatnonzero(array >= 0)
     tasks = tasks[np.lexsort((tasks, array[tasks]))]
@@ -237,8 +235,18 @@ def _array_links(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
         more = workload.more_partitions
         alike = [more.get(int(one)) == more.get(int(two)) for one, two in zip(first, second, strict=True)]
         linked &= np.array(alike, dtype=np.bool_)
-    following[first[linked]], earlier[second[linked]] = second[linked], first[linked]
-    return following, earlier
+    return tasks, np.cumsum(np.concatenate([[False], ~linked]))[: len(tasks)].astype(np.int64)
+
+
+def link_tasks(jobs: NDArray[np.void], tasks: NDArray[np.int64], chain: NDArray[np.int64]) -> None:
+    """Note the next and the previous task of each array task in ``jobs``.
+
+    NOBODY: there is none.
+    """
+    first, second = tasks[:-1], tasks[1:]
+    linked = chain[:-1] == chain[1:]
+    jobs["next_task"] = jobs["previous_task"] = NOBODY
+    jobs["next_task"][first[linked]], jobs["previous_task"][second[linked]] = second[linked], first[linked]
 
 
 def _choices(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.app.setup import FileState, deploy_folder, refuse_prefix_of_others
-from helios.cli.main import application
+from helios.cli.main import COMMANDS, application, imported
+from helios.cli.manual import command_tree, describe_options, manual_pages
 from helios.errors import UsageError
 
 PREFIX = "/srv/helios"
@@ -62,6 +64,33 @@ def test_a_shell_completes_with_what_is_laid_down(tmp_path: Path) -> None:
     assert said.stdout.split()[-1] == "helios"
 
 
+def test_every_command_has_a_manual_page_and_units_name_them(tmp_path: Path) -> None:
+    written = set_up(tmp_path)
+    pages = {Path(path).stem for path in written if path.startswith("/usr/share/man/")}
+    assert pages == {"helios", "helios.toml", *(f"helios-{name}" for name in COMMANDS)}
+    for unit in (path for path in written if path.startswith("/etc/systemd/")):
+        (page,) = re.findall(r"^Documentation=man:(.*)\(1\)$", at(tmp_path, unit).read_text(), flags=re.MULTILINE)
+        assert page in pages
+
+
+def test_a_manual_page_names_the_options_of_its_commands() -> None:
+    text = manual_pages()["usr/share/man/man1/helios-pool.1"]
+    for words, command in command_tree(imported("pool"), "helios pool"):
+        assert words in text
+        for spelled, _, _ in describe_options(command):
+            assert f".B {spelled}\n".replace("-", "\\-") in text
+
+
+@pytest.mark.parametrize("lint", ["mandoc -T lint -W error", "groff -man -z -ww"])
+def test_manual_pages_have_no_faults(tmp_path: Path, lint: str) -> None:
+    if shutil.which(lint.split(maxsplit=1)[0]) is None:
+        pytest.skip(f"{lint.split(maxsplit=1)[0]} is not here")
+    set_up(tmp_path)
+    pages = sorted(tmp_path.glob("usr/share/man/*/*"))
+    done = subprocess.run([*lint.split(), *pages], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_new_release_replaces_what_nobody_changed_and_keeps_the_rest(tmp_path: Path) -> None:
     set_up(tmp_path)
     at(tmp_path, SETTINGS).write_text("# ours\n")
@@ -107,10 +136,8 @@ def test_paths_must_be_absolute(tmp_path: Path) -> None:
     assert "not an absolute path" in done.exception.message
 
 
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not here")
-def test_the_steps_of_the_debian_package_are_scripts_for_a_shell() -> None:
-    steps = sorted((deploy_folder() / "debian").iterdir())
-    assert {step.name for step in steps} == {"build.sh", "postinst", "postrm", "prerm"}
-    for step in steps:
+@pytest.mark.parametrize("folder", ["debian", "packages"])
+def test_the_steps_of_packages_are_scripts_for_a_shell(folder: str) -> None:
+    for step in (deploy_folder() / folder).iterdir():
         subprocess.run(["sh", "-n", step], check=True)
         assert os.access(step, os.X_OK)

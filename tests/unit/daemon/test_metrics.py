@@ -84,6 +84,7 @@ def test_levels_are_those_of_the_last_study_and_unknown_ones_are_not_a_number() 
     assert math.isnan(shown("helios_gpus_in_use_ratio") or 0)
     shown.metrics.record_levels({"utilization": 0.5, "long_failures": 0.1})
     assert shown("helios_gpus_in_use_ratio") == 0.5
-    shown.metrics.record_levels({"long_failures": 0.2})
+    shown.metrics.record_levels({"long_failures": 0.2, "idle_while_jobs_wait_elsewhere": 2.0})
+    assert shown("helios_gpu_idle_elsewhere_seconds") == 7200
     assert math.isnan(shown("helios_gpus_in_use_ratio") or 0)
-    assert shown("helios_gpu_hours_failed_ratio") == 0.2
+    assert shown("helios_gpu_time_failed_ratio") == 0.2

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from helios.actions import Result
 from helios.app.cycle_summary import CycleTally
@@ -25,14 +28,20 @@ RULES = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"
 
 
 @pytest.fixture(scope="module")
-def exported() -> dict[str, set[str]]:
-    """Names of all samples that the daemon can export, each with its labels."""
+def metrics() -> Metrics:
+    """Metrics of a daemon in which everything has happened once."""
     metrics = Metrics(times=HandSet().times)
     tally = CycleTally(service="qssf", mode=Mode.SHADOW, result=Result.WOULD, jobs=1)
     metrics.record_cycle(a_cycle(tallies=(tally,), modes={"qssf": Mode.SHADOW}))
     metrics.succeeded("cycle", at=NOON)
     metrics.failed("cycle")
     metrics.left_out("cycle")
+    return metrics
+
+
+@pytest.fixture(scope="module")
+def exported(metrics: Metrics) -> dict[str, set[str]]:
+    """Names of all samples that the daemon can export, each with its labels."""
     samples: dict[str, set[str]] = {"up": {"job"}}
     for family in metrics.registry.collect():
         suffix = "_total" if family.type == "counter" else ""
@@ -64,9 +73,75 @@ def test_what_is_asked_for_is_exported(expression: str, legend: str, exported: d
     assert used | grouped | set(re.findall(r"\{\{(\w+)\}\}", legend)) <= labels
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
-def test_prometheus_takes_the_rules() -> None:
-    subprocess.run(["promtool", "check", "rules", FOLDER / "alerts.yml"], check=True, capture_output=True)
+FIRES_AT = {
+    "HeliosIsDown": ('up{job="helios"}', "0x5500"),
+    "HeliosCyclesFail": ('helios_task_last_success_timestamp_seconds{task="cycle"}', "0x5500"),
+    "HeliosNightFails": ('helios_task_last_success_timestamp_seconds{task="nightly"}', "0x5500"),
+    "HeliosIsSuspended": ("helios_suspended", "1x5500"),
+    "HeliosHistoryIsOld": ("helios_history_age_seconds", "3601x5500"),
+    "HeliosModelIsOld": ("helios_model_age_seconds", "259201x5500"),
+    "HeliosBreakerIsOpen": ('helios_breaker_state{state="open"}', "1x5500"),
+    "HeliosWritesDoNotHold": ('helios_decisions_total{result="mismatch"}', "0+1x5500"),
+    "HeliosNodesFailToWake": ("helios_nodes_quarantined", "1x5500"),
+}
+"""A series at which each alert fires, a value each minute."""
+WELL = {
+    'up{job="helios"}': "1x5500",
+    'helios_task_last_success_timestamp_seconds{task="cycle"}': "0+60x5500",
+    'helios_task_last_success_timestamp_seconds{task="nightly"}': "0+60x5500",
+    "helios_suspended": "0x5500",
+    "helios_history_age_seconds": "300x5500",
+    "helios_model_age_seconds": "86400x5500",
+    'helios_breaker_state{state="open"}': "0x5500",
+    'helios_decisions_total{result="mismatch"}': "3x5500",
+    "helios_nodes_quarantined": "0x5500",
+    "helios_protected": "0x5500",
+}
+
+
+def promtool(*words: str | Path, text: bytes = b"") -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool (Debian: prometheus) is not installed")
+    done = subprocess.run(["promtool", *words], check=False, capture_output=True, input=text)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_names_are_those_of_openmetrics(metrics: Metrics) -> None:
+    promtool("check", "metrics", text=generate_latest(metrics.registry))
+    families = {family.name for family in text_string_to_metric_families(generate_open(metrics.registry).decode())}
+    assert families == {family.name for family in metrics.registry.collect()}
+
+
+def test_the_documents_name_every_metric(exported: dict[str, set[str]]) -> None:
+    text = (FOLDER.parents[1] / "docs" / "operate.md").read_text()
+    families = {re.sub(r"_(bucket|count|sum|created|info)$", "", name) for name in exported} - {"up"}
+    counters = {name.removesuffix("_total") for name in families if name.endswith("_total")}
+    assert [name for name in sorted(families - counters) if name not in text] == []
+
+
+def test_prometheus_takes_the_rules_and_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    promtool("check", "rules", FOLDER / "alerts.yml")
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(queries)]
+    written = tmp_path / "queries.yml"
+    written.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", "--lint=none", written)
+
+
+@pytest.mark.parametrize("alert", [None, *(rule["alert"] for rule in RULES)])
+def test_an_alert_fires_at_its_fault_and_no_other_does(alert: str | None, tmp_path: Path) -> None:
+    series = WELL | dict([FIRES_AT[alert]] if alert else [])
+    expected = []
+    for rule in RULES:
+        name, fires = rule["alert"], rule["alert"] == alert
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', FIRES_AT[name][0])) | rule["labels"]
+        of_it = [{"exp_labels": labels, "exp_annotations": rule["annotations"]}] if fires else []
+        expected.append({"eval_time": "90h", "alertname": name, "exp_alerts": of_it})
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": "1m", "input_series": inputs, "alert_rule_test": expected}
+    written, rules = tmp_path / "test.yml", [str(FOLDER / "alerts.yml")]
+    written.write_text(yaml.safe_dump({"rule_files": rules, "evaluation_interval": "5m", "tests": [test]}))
+    promtool("test", "rules", written)
 
 
 def test_each_alert_says_what_to_do() -> None:

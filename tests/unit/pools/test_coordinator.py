@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from helios.model.pools import (
     PauseTrial,
     PoolAction,
     PoolSnapshot,
+    SharedSpeed,
     StartTrial,
     StopTrial,
     Trial,
@@ -29,7 +31,8 @@ from helios.model.pools import (
 from helios.pools.agent import POOL
 from helios.pools.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.pools.space import SearchMethod, TrainingSweep, open_search
-from helios.pools.state import FILE, StateFile, TrialRecord
+from helios.pools.state import FILE, StateFile, TrialRecord, read_runs
+from helios.predict.trials import TrialModel
 from helios.services.packing import Packing
 from tests.waiting import until
 
@@ -550,3 +553,56 @@ def test_the_packing_service_runs_a_pool(tmp_path: Path) -> None:
     end, trials = run(a_sweep(tmp_path, COUNTED, [1, 2, 3, 4]), decide=packing.decide, watched=watched)
     assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 4
     assert end.notes == ()
+
+
+STEPS = """
+import json, os, time
+for step in range(30):
+    time.sleep(0.1)
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps({"step": step, "progress": (step + 1) / 30}) + "\\n")
+"""
+
+
+def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
+    run(a_sweep(tmp_path, STEPS, (1, 2)))
+    runs = read_runs(tmp_path / "pool")
+    assert [(one.number, one.attempt, one.outcome, one.family) for one in sorted(runs, key=lambda one: one.number)] == [
+        (0, 1, "finished", "program.py x=1"),
+        (1, 1, "finished", "program.py x=2"),
+    ]
+    for one in runs:
+        assert one.program == "program.py"
+        assert one.progress == 1.0
+        assert one.peak_memory_mib
+        assert 0 < (one.start_up_s or 0.0) < one.seconds
+        assert 0 <= (one.utilization or 0.0) <= 1
+        (speed,) = one.speeds
+        assert speed.beside == (f"program.py x={2 - one.number}",)
+        assert 3.0 < speed.steps_per_s < 11.0
+
+
+def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) -> None:
+    earlier = SharedSpeed(family="program.py x=9", beside=(), steps_per_s=2.0, samples=1)
+    seen: list[PoolSnapshot] = []
+
+    def one_at_a_time(snapshot: PoolSnapshot) -> list[PoolAction]:
+        seen.append(snapshot)
+        if any(trial.state is TrialState.RUNNING for trial in snapshot.trials):
+            return []
+        return fixed_slots(snapshot)[:1]
+
+    model = TrialModel([], now_s=0.0)
+    run(
+        a_sweep(tmp_path, STEPS, (1, 1)),
+        decide=one_at_a_time,
+        forecast=partial(model.expect, "program.py"),
+        known_speeds=[earlier],
+    )
+    assert all(earlier in snapshot.speeds for snapshot in seen)
+    first = next(trial for trial in seen[0].trials if trial.number == 1)
+    assert first.forecast == TrialForecast()
+    later = next(t for s in seen for t in s.trials if t.number == 1 and t.state is TrialState.RUNNING)
+    assert 2.5 < (later.forecast.seconds_p50 or 0.0) < 12.0
+    assert 3.0 < (later.forecast.steps_per_s or 0.0) < 11.0
+    assert (later.forecast.memory_p95_mib or 0.0) > (later.forecast.memory_p50_mib or 0.0) > 1.0

@@ -31,6 +31,15 @@ def nvmlDeviceGetHandleByUUID(uuid): return UUIDS.index(uuid)
 def nvmlDeviceGetUUID(handle): return UUIDS[handle]
 def nvmlDeviceGetName(handle): return "Toy"
 def nvmlDeviceGetMemoryInfo(handle): return Memory((1000 + 500 * handle) * 2**20)
+class Rates:
+    gpu = 50
+def nvmlDeviceGetUtilizationRates(handle):
+    if handle == 1:
+        raise NVMLError("Not Supported")
+    return Rates()
+def nvmlDeviceGetTotalEnergyConsumption(handle):
+    import time
+    return int(time.time() * 100_000)  # mJ
 class Process:
     def __init__(self, pid, used):
         self.pid, self.usedGpuMemory = pid, used
@@ -119,3 +128,46 @@ def test_threads_are_shared_by_the_slots(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (cpu,) = find_devices(kind="cpu", slots=1)
     assert device_environment(cpu)["OMP_NUM_THREADS"] == str(cores())
+
+
+MPS = """#!/usr/bin/env python3
+# A stand-in for NVIDIA's program: makes its pipe, starts a server, and ends at "quit".
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+if "-f" not in sys.argv:
+    assert sys.stdin.readline() == "quit\\n"
+    (folder / "quit").touch()
+    sys.exit()
+server = subprocess.Popen(["sleep", "600"])
+(folder / "control").touch()
+while not (folder / "quit").exists():
+    time.sleep(0.01)
+server.kill()
+(folder.parent / "ended").touch()
+"""
+
+
+def test_mps_is_started_for_the_pool_and_stopped_after_it(gpus: dict[str, str], tmp_path: Path) -> None:
+    """With a stand-in for the program, since no GPU is here: when it starts and stops, and what trials are told."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(MPS)
+    control.chmod(0o755)
+    (tmp_path / "train.py").write_text("import os, pathlib\npathlib.Path('env').write_text(repr(dict(os.environ)))\n")
+    (tmp_path / "sweep.toml").write_text('command = "python3 train.py {x}"\n[parameters]\nx = [1]\n')
+    environment = {**gpus, "PATH": f"{tmp_path}:{gpus['PATH']}", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", "--mps", "--memory", "800M"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = (tmp_path / "env").read_text()
+    assert "'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT': '0=800M'" in told
+    assert f"'CUDA_MPS_PIPE_DIRECTORY': '{tmp_path}/helios-mps-" in told
+    assert (tmp_path / "ended").exists()
+    assert not list(tmp_path.glob("helios-mps-*"))
+
+
+def test_mps_without_its_program_is_refused(gpus: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text('command = "echo {x}"\n[parameters]\nx = [1]\n')
+    command = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", "--mps"]
+    done = subprocess.run(command, cwd=tmp_path, env=gpus, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "MPS needs" in done.stderr

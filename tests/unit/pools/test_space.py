@@ -698,3 +698,29 @@ def test_range_ends_are_values() -> None:
     assert ValueRange(low=0.1, high=0.3, step=0.1).values() == (0.1, 0.2, 0.3)
     assert ValueRange(low=2.0, high=2.0).values() == (2.0,)
     assert ValueRange(low=0.0, high=1.0).values() is None
+
+
+@given(seed=st.integers(0, 1_000), count=st.integers(1, 20))
+@settings(max_examples=examples(20), deadline=None)
+def test_what_a_search_may_choose_is_drawn_from_its_space(seed: int, count: int) -> None:
+    parameters = {
+        "lr": ValueRange(low=1e-4, high=1e-1, log=True),
+        "layers": ValueRange(low=2, high=8, whole=True, log=True),
+        "dropout": ValueRange(low=0.0, high=0.5, step=0.1),
+        "width": (32, 64),
+    }
+    method = space.SearchMethod(trials=10)
+    drawn = TrainingSweep(
+        path=Path("sweep.toml"), command=("true",), parameters=parameters, search=method, cwd=Path()
+    ).draws(count, seed=seed)
+    assert len(drawn) == min(10, count)
+    for trial in drawn:
+        assert 1e-4 <= trial["lr"] <= 1e-1
+        assert trial["layers"] in range(2, 9)
+        assert trial["dropout"] in {0.0, 0.1, 0.2, 0.3, 0.4, 0.5}
+        assert trial["width"] in {32, 64}
+
+
+def test_the_grid_is_drawn_in_order(sweep: Callable[[str], TrainingSweep]) -> None:
+    read = sweep(GRID)
+    assert read.draws(4, seed=0) == [read.combination(number) for number in range(4)]

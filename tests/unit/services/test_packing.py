@@ -247,3 +247,60 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 def test_an_empty_pool_needs_nothing() -> None:
     assert SERVICE.decide(PoolSnapshot(now_s=0.0, devices=(), trials=())) == []
+
+
+@given(lengths=st.lists(st.integers(100, 2_000), min_size=2, max_size=6, unique=True))
+@settings(max_examples=examples(30), deadline=None)
+def test_where_sharing_gains_nothing_the_longest_of_few_starts_first(lengths: list[int]) -> None:
+    names = "abcdef"[: len(lengths)]
+    trials = [
+        waiting(n, name, forecast=dataclasses.replace(KNOWN, seconds_p50=float(length)))
+        for n, (name, length) in enumerate(zip(names, lengths, strict=True))
+    ]
+    rates = dict.fromkeys(names, 10.0) | {f"{a}_{b}": 4.0 for a in names for b in names}
+    pool = a_pool(trials, devices=2, speeds=speeds(**rates))
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    total_s = sum(lengths) / 2
+    started = set(starts(SERVICE.decide(pool)))
+    if lengths[order[0]] > 0.5 * total_s:
+        assert order[0] in started
+
+
+def test_an_expected_speed_stands_for_a_measured_one() -> None:
+    """Trials of an unknown family are not run alone first where their speed is expected."""
+    told = dataclasses.replace(KNOWN, steps_per_s=10.0)
+    trials = [waiting(n, "b", forecast=told) for n in range(6)]
+    rates = speeds(a=10, b_b=8)
+    assert len(starts(SERVICE.decide(a_pool(trials, devices=1, speeds=rates)))) == 2
+    unknown = [dataclasses.replace(trial, forecast=KNOWN) for trial in trials]
+    assert len(starts(SERVICE.decide(a_pool(unknown, devices=1, speeds=rates)))) == 1
+
+
+def test_the_percentile_of_memory_gets_no_head_room_on_top() -> None:
+    told = TrialForecast(memory_p50_mib=4_000.0, memory_p95_mib=4_800.0, seconds_p50=1_000.0)
+    pool = a_pool([waiting(0, forecast=told)], devices=1, speeds=speeds(a=10))
+    (action,) = SERVICE.decide(pool)
+    assert isinstance(action, StartTrial)
+    assert action.memory_limit_mib == pytest.approx(4_800.0)
+
+
+def test_a_long_trial_that_fits_beside_nobody_gets_a_device() -> None:
+    """Others would join the device for ever, and it would start last and alone."""
+    large = dataclasses.replace(KNOWN, memory_p95_mib=15_000.0, seconds_p50=6_000.0)
+    there = [running(0), running(1, "b"), running(2, device="gpu:1", progress=0.9), running(3, "b", device="gpu:1")]
+    queue = [waiting(n, "ab"[n % 2]) for n in range(4, 8)]
+    rates = speeds(a=10, b=10, c=10, a_b=9, b_a=9)
+    actions = SERVICE.decide(a_pool([*there, *queue, waiting(9, "c", forecast=large)], speeds=rates))
+    assert {action.number for action in actions if isinstance(action, PauseTrial)} == {2, 3}
+    gone = [*there[:2], *queue, dataclasses.replace(there[2], state=TrialState.PAUSED, device=None)]
+    actions = SERVICE.decide(a_pool([*gone, waiting(9, "c", forecast=large)], speeds=rates))
+    assert starts(actions)[9] == "gpu:1"
+
+
+def test_a_short_trial_gets_no_device_of_others() -> None:
+    short = dataclasses.replace(KNOWN, memory_p95_mib=15_000.0, seconds_p50=500.0)
+    there = [running(n, "ab"[n % 2], device=f"gpu:{n // 2}") for n in range(4)]
+    queue = [waiting(n, "ab"[n % 2]) for n in range(4, 8)]
+    rates = speeds(a=10, b=10, c=10, a_b=9, b_a=9)
+    actions = SERVICE.decide(a_pool([*there, *queue, waiting(9, "c", forecast=short)], speeds=rates))
+    assert not [action for action in actions if isinstance(action, PauseTrial)]

@@ -1,0 +1,86 @@
+"""Storage of what trials of training pools used and did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+
+import sqlalchemy as sa
+
+from helios.model.pools import MeasuredSpeed, TrialRun
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.engine import reading, writing
+
+MOST_READ = 20_000
+"""Runs of a program that are read, the last ones; a model needs no more, and it takes a second."""
+_US = 1_000_000
+_PLAIN = tuple(
+    field.name for field in fields(TrialRun) if field.name not in {"started_s", "parameters", "speeds", "metrics"}
+)
+
+
+class TrialStore:
+    """Methods of ``Warehouse`` that concern trials.
+
+    A pool may run anywhere, so its trials belong to a user and not to a cluster.
+    """
+
+    _engine: sa.Engine
+    _bulk: Bulk
+
+    def add_trial_runs(self, runs: Iterable[TrialRun], *, user: str) -> int:
+        """Store runs of trials, and return how many were new.
+
+        One that is stored already stays as it is.
+        """
+        rows = {(run.pool, run.number, run.attempt): _row(run, user) for run in runs}
+        table = schema.trial_runs
+        with writing(self._engine) as connection:
+            known = sa.select(table.c.pool, table.c.number, table.c.attempt)
+            for pool in {pool for pool, _, _ in rows}:
+                for row in connection.execute(known.where(table.c.pool == pool)).all():
+                    rows.pop((row.pool, row.number, row.attempt), None)
+            if rows:
+                connection.execute(sa.insert(table), list(rows.values()))
+        return len(rows)
+
+    def trial_runs(self, *, user: str, program: str | None = None) -> list[TrialRun]:
+        """Return a user's runs of trials, of one program or all, oldest first.
+
+        Of more than 20,000 only the last are returned.
+        """
+        table = schema.trial_runs
+        query = sa.select(table).where(table.c.user == user)
+        if program is not None:
+            query = query.where(table.c.program == program)
+        order = (table.c.started_at, table.c.pool, table.c.number, table.c.attempt)
+        newest = query.order_by(*(column.desc() for column in order))
+        with reading(self._engine) as connection:
+            return [_run(row) for row in connection.execute(newest.limit(MOST_READ))][::-1]
+
+
+def _row(run: TrialRun, user: str) -> dict[str, object]:
+    speeds = [[list(speed.beside), speed.steps_per_s, speed.seconds] for speed in run.speeds]
+    return {name: getattr(run, name) for name in _PLAIN} | {
+        "user": user,
+        "started_at": round(run.started_s * _US),
+        "parameters": json.dumps(dict(run.parameters), default=str),
+        "speeds": json.dumps(speeds),
+        "metrics": json.dumps(dict(run.metrics)),
+    }
+
+
+def _run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
+    told = row._mapping
+    return TrialRun(
+        **{name: told[name] for name in _PLAIN},
+        started_s=told["started_at"] / _US,
+        parameters=json.loads(told["parameters"]),
+        speeds=tuple(
+            MeasuredSpeed(beside=tuple(beside), steps_per_s=steps, seconds=seconds)
+            for beside, steps, seconds in json.loads(told["speeds"])
+        ),
+        metrics=json.loads(told["metrics"]),
+    )

@@ -1,0 +1,156 @@
+"""The packages and the Ansible role, tried in a clean root of Debian that has no network."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SUITE = {(3, 11): "bookworm", (3, 13): "trixie"}.get(sys.version_info[:2])
+NEEDED = (
+    "python3 python3-apt python3-venv libgomp1 systemd ansible-core munge mariadb-server slurmctld slurmd slurmdbd "
+    "slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin"
+)
+PATHS = "PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Slurm looks for an address that is not of loopback, and for control groups.
+ALONE = "ip link set lo up; ip address add 10.99.0.1/24 dev lo"
+ENTER = """
+mount -t proc proc "$0/proc"; mount --rbind /sys "$0/sys"
+exec chroot "$0" env -i HOME=/root LANG=C.UTF-8 "$1" sh -euc "$2"
+"""
+VARIABLES = """
+helios_package: /srv/helios.deb
+helios_settings: |
+  [daemon]
+  cycle_s = 30
+helios_environment: {SLURM_CONF: /srv/cluster/conf/slurm.conf}
+"""
+ROLE = """
+echo "127.0.0.1 localhost $(hostname)" >/etc/hosts
+export DEVCLUSTER_FOLDER=/srv/cluster
+/srv/deploy/devcluster/devcluster up >&2
+eval "$(/srv/deploy/devcluster/devcluster env)"
+for run in 1 2; do ansible-playbook -i localhost, -c local -e @/srv/variables.yml /srv/deploy/ansible/helios.yml; done
+sacctmgr --noheader --parsable2 show user format=User,AdminLevel
+helios config show
+helios doctor || true
+"""
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(os.geteuid() != 0, reason="a chroot needs root"),
+    pytest.mark.skipif(shutil.which("debootstrap") is None, reason="debootstrap is not here"),
+    pytest.mark.skipif(SUITE is None, reason="no release of Debian has this Python"),
+]
+
+
+def run(*words: str | Path, code: int = 0) -> str:
+    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == code, done.stdout[-4_000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, REPOSITORY)
+    (wheel,) = folder.glob("*.whl")
+    os.environ.setdefault("PYTHON", sys.executable)
+    run(REPOSITORY / "deploy/packages/build.sh", wheel, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A root that has all but Helios; a test leaves it like that."""
+    asked = ["--format", "$(SITE)", "Created-By: Packages", "Origin: Debian"]
+    mirrors = [line for line in run("apt-get", "indextargets", *asked).splitlines() if "security" not in line]
+    folder = tmp_path_factory.mktemp("machine") / "root"
+    folder.parent.chmod(0o755)
+    run("unshare", "--mount", "debootstrap", "--variant=minbase", SUITE, folder, mirrors[0])
+    # debootstrap itself does not know of virtual packages, which Ansible's need.
+    added = f"apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends {NEEDED}"
+    run("unshare", "--mount", "sh", "-euc", ENTER, folder, PATHS, added)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def root(machine: Path) -> Iterator[Path]:
+    """The machine with what an earlier test has compiled, as that takes minutes."""
+    compiled, kept = machine / "var/cache/helios", machine / "srv/compiled"
+    if kept.exists():
+        kept.rename(compiled)
+    (machine / "etc/slurm").mkdir(exist_ok=True)
+    yield machine
+    for name in ("etc/helios", "var/lib/helios", "var/lib/helios-setup"):
+        shutil.rmtree(machine / name, ignore_errors=True)
+
+
+def inside(root: Path, command: str, code: int = 0) -> str:
+    namespaces = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child")
+    return run(*namespaces, "sh", "-euc", ALONE + ENTER, root, PATHS, command, code=code)
+
+
+def check_and_remove(root: Path, *remove: str | Path) -> None:
+    """Check what a package has installed, and that nothing but the site's own is left without it."""
+    assert "helios 0." in inside(root, "helios --version")
+    assert "scontrol" in inside(root, "helios doctor", code=1)
+    inside(root, "/opt/helios/bin/helios setup --check --hook /etc/slurm --power /etc/slurm/power")
+    inside(root, "/opt/helios/bin/python -c 'import psycopg, starlette, uvicorn'")
+    assert (root / "usr/share/man/man1/helios-pool.1").exists()
+    (root / "etc/helios/helios.toml").write_text("# ours\n")
+    run("cp", "-a", root / "var/cache/helios", root / "srv/compiled")
+    run(*remove)
+    assert (root / "etc/helios/helios.toml").read_text() == "# ours\n"
+    assert not (root / "opt/helios").exists()
+    assert not (root / "var/cache/helios").exists()
+    assert not list((root / "etc/systemd/system").glob("helios*"))
+    assert not list((root / "usr/local/sbin").iterdir())
+    assert not list((root / "usr/share/man").glob("man*/helios*"))
+
+
+def test_the_debian_package_installs_without_a_network_and_leaves_what_is_the_sites(root: Path, packages: Path) -> None:
+    (package,) = packages.glob("*.deb")
+    shutil.copy(package, root / "srv/helios.deb")
+    inside(root, "dpkg -i /srv/helios.deb")
+    check_and_remove(root, "chroot", root, "dpkg", "--purge", "helios-slurm")
+
+
+@pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild (Debian: rpm) is not here")
+def test_the_rpm_installs_without_a_network_and_leaves_what_is_the_sites(root: Path, packages: Path) -> None:
+    (package,) = packages.glob("*.rpm")
+    files = run("rpm", "--query", "--package", "--list", package)
+    assert "/usr/libexec/helios-slurm/helios_slurm-" in files
+    # What it requires are names of packages of other distributions.
+    rpm = ["unshare", "--net", "rpm", "--root", root, "--nodeps"]
+    run(*rpm, "--install", package)
+    run(*rpm, "--upgrade", "--force", package)
+    check_and_remove(root, *rpm, "--erase", "helios-slurm")
+
+
+def test_the_ansible_role_installs_beside_a_slurm_and_changes_nothing_the_second_time(
+    root: Path, packages: Path
+) -> None:
+    (package,) = packages.glob("*.deb")
+    shutil.copy(package, root / "srv/helios.deb")
+    shutil.copytree(REPOSITORY / "deploy", root / "srv/deploy")
+    (root / "srv/variables.yml").write_text(VARIABLES)
+    said = inside(root, ROLE)
+    first, second = (line for line in said.splitlines() if "failed=0" in line)
+    assert "changed=8" in first
+    assert "changed=0" in second
+    assert "helios|Operator" in said
+    assert "/etc/helios/conf.d/50-ansible.toml" in said
+    assert "user helios has AdminLevel Operator" in said
+    inside(root, "dpkg --purge helios-slurm")
+
+
+@pytest.mark.skipif(shutil.which("ansible-lint") is None, reason="ansible-lint is not here")
+def test_the_ansible_role_is_as_ansible_lint_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY / "deploy/ansible")
+    run("ansible-lint", "--offline", "--profile", "production")
