@@ -783,6 +783,7 @@ class Agent:
 
     def _kill_orphans(self, trial: _Running) -> None:
         leaders = {*self._segments, *(other.pid for other in self._running.values())}
+        waited: set[int] = set()
         for _ in range(100):  # whoever is killed leaves its children to this process
             left = [pid for pid in _own_children() if pid not in leaders]
             ours = [pid for pid in left if _belongs(pid, trial)]
@@ -790,7 +791,13 @@ class Agent:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-            if not ours:
+            # One that is ending tells no longer whose it is, and has yet to leave its children.
+            ending = {pid for pid in left if pid not in ours and pid not in waited and _is_ending(pid)}
+            for pid in ending:
+                with contextlib.suppress(OSError):
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            waited |= ending
+            if not ours and not ending:
                 return
 
     def end_trials(self) -> None:
@@ -830,6 +837,13 @@ def _belongs(pid: int, trial: _Running) -> bool:
         # A fork of a warm process has the environment of that one for whoever looks from outside.
         return os.getsid(pid) == trial.pid or _variable(psutil.Process(pid), TRIAL) == str(trial.number)
     return False
+
+
+def _is_ending(pid: int) -> bool:
+    """Return whether a process has given up its memory, which is the first of its end."""
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).memory_info().vms == 0)
+    return True
 
 
 def _own_children() -> list[int]:
