@@ -840,7 +840,7 @@ def _belongs(pid: int, trial: _Running) -> bool:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a process has given up its memory, which is the first of its end."""
+    """Return whether a process is ending, and so has no memory any more."""
     with contextlib.suppress(psutil.Error):
         return bool(psutil.Process(pid).memory_info().vms == 0)
     return True
