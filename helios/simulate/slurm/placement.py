@@ -260,8 +260,8 @@ def _hold_gpus(state: SlurmState, job: int, node: int, gpus: int, whole: bool) -
         place = node * types + kind
         if whole:
             taken = state.free_gpus[NOW, place]
-        elif wanted >= 0:
-            taken = min(gpus, state.free_gpus[NOW, place]) if kind == wanted else 0
+        elif wanted >= 0 and kind != wanted:
+            taken = 0
         else:
             taken = min(gpus, state.free_gpus[NOW, place])
         if taken > 0:
