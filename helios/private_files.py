@@ -74,15 +74,20 @@ def open_private(path: Path) -> int:
     return handle
 
 
-def read_secret(path: Path) -> str:
+def read_secret(path: Path, *, made_by: str = "openssl rand -hex 24") -> str:
     """Return the token or password in a file.
+
+    Parameters
+    ----------
+    made_by : str
+        Command whose output a missing file is to hold.
 
     Raises
     ------
     UsageError
         It cannot be read, others may read it, or it is empty.
     """
-    make = f"Make one: (umask 077; openssl rand -hex 24 > {path})"
+    make = f"Make one: (umask 077; {made_by} > {path})"
     try:
         found = path.stat()
         secret = path.read_text(encoding="ascii").strip()

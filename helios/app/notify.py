@@ -213,7 +213,7 @@ def password(settings: Notify) -> str:
             f"notify.user is {settings.user}, and no password is known.",
             hint=f"Name a file: notify.password_file; or set {PASSWORD_VARIABLE} in /etc/helios/environment",
         )
-    return read_secret(Path(settings.password_file))
+    return read_secret(Path(settings.password_file), made_by="cat")  # a person types the password
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
