@@ -3,7 +3,8 @@
     python -m benchmarks.fused [speed] [memory] [sweep] [--picture FILE.svg]
 
 On the CPU with one thread, in float32. Times are processor times, so that other load stretches them less; the best of
-several rounds in turn. Every training fetches its own shuffled batches and sums its loss. No GPU was at hand.
+several rounds in turn. Every training fetches its own shuffled batches and sums its loss. For GPUs see
+benchmarks/fused_gpu.py.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Alone:
             self.model.parameters(), lr=configuration["lr"], momentum=configuration["momentum"]
         )
         self.data, self.batch_size, self.seed = data, batch_size, configuration["seed"]
-        self.steps, self.total = 0, torch.zeros(())
+        self.steps, self.total = 0, torch.zeros((), device=data[1].device)
 
     def train(self, steps: int) -> None:
         """Take so many steps more."""
@@ -116,7 +117,7 @@ class Alone:
         for _ in range(steps):
             epoch, at = divmod(self.steps, len(target) // self.batch_size)
             if at == 0:
-                self.order = epoch_order(len(target), self.seed, epoch)
+                self.order = epoch_order(len(target), self.seed, epoch).to(target.device)
             samples = self.order[at * self.batch_size : (at + 1) * self.batch_size]
             self.optimizer.zero_grad()
             loss = functional.cross_entropy(self.model(inputs[samples]), target[samples])

@@ -14,8 +14,9 @@ import torch
 
 from helios.fused.configurations import Member
 
-BLOCK = 2**20
-"""Elements that are updated at once: temporary arrays stay small, and in a processor's cache."""
+BLOCK = {"cpu": 2**20}
+BLOCK_ELSEWHERE = 2**26
+"""Elements that are updated at once, by device: temporary arrays stay small, and on the CPU in its cache."""
 
 Values = dict[str, torch.Tensor]
 """Hyperparameters, one column of a value per model; what is zero for all of them is left out."""
@@ -106,7 +107,7 @@ class StackedOptimizer:
         # A span ends where some model's group does, and at a parameter that is left alone.
         ends = {at for member in members for at in range(1, count) if member.groups[at] != member.groups[at - 1]}
         ends |= {edge for at in self.unused for edge in (at, at + 1)} | {0, count}
-        width = max(1, BLOCK // max(1, len(members)))
+        width = max(1, BLOCK.get(like.device.type, BLOCK_ELSEWHERE) // max(1, len(members)))
         self._blocks = []
         for first, last in pairwise(sorted(ends)):
             if first in self.unused:

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,18 @@ from torch import nn
 from helios.errors import HeliosError
 from helios.fused.configurations import Member, mix_seeds
 from helios.fused.optimizers import StackedOptimizer
-from helios.fused.ways import Functional, Loss, Step, autocast, mean_loss, trace
+from helios.fused.ways import Functional, Loss, Recording, Step, autocast, mean_loss, own_copy, trace
 
 GROW_AFTER = 2_000
 """Steps without overflow after which a gradient scale doubles, as in ``torch.amp.GradScaler``."""
 EVALUATED_AT_ONCE = 1_024
 """Samples of validation data in one batch."""
+
+RECORDED = ("graph", "streams")
+"""Ways that are CUDA graphs."""
+
+Chunk = tuple[slice, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
+"""Rows that are computed together, and their parameters, buffers and gradients."""
 
 Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
 """The inputs of a model's ``forward``, and the target; of a stack, with the models as first dimension."""
@@ -232,7 +239,8 @@ class Stack:
         self._keys = _state_keys(template)
         self._traced: dict[Any, Step] = {}
         self._parked: set[int] = set()
-        self._chunks: list[tuple[slice, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]] = []
+        self._chunks: dict[int, list[Chunk]] = {}
+        self._recordings: dict[Any, Recording] = {}
         self._clip: torch.Tensor | None = None
 
     def parameters_of(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -311,7 +319,7 @@ class Stack:
         self.parameters = resized(self.parameters)
         self.gradients = torch.zeros_like(self.parameters)
         self.buffers = {name: resized(buffer) for name, buffer in self.buffers.items()}
-        self._chunks = []
+        self.forget()
         self._parked = set()
 
     def refresh(self) -> None:
@@ -324,6 +332,11 @@ class Stack:
             self._clip = None
 
     # Steps
+
+    @property
+    def _side_by_side(self) -> bool:
+        """Whether each model has operators of its own, on a GPU at the same time."""
+        return self.way == "streams" or (self.way == "compiled" and self.device.type == "cuda")
 
     def step(
         self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int
@@ -371,8 +384,6 @@ class Stack:
             One model alone is too large.
         """
         while True:
-            if not self._chunks:
-                self._chunks = self._make_chunks()
             try:
                 with self._statistics_put_back():
                     return self._compute(inputs, target, seed)
@@ -381,43 +392,80 @@ class Stack:
                 if "out of memory" not in text and "can't allocate memory" not in text:
                     raise
                 together = self.at_once or len(self.members)
-                if together == 1:
+                if self._side_by_side:  # which holds what each model computes at the same time
+                    self.way = "graph"
+                elif together == 1:
                     raise OutOfMemory(
                         "One model does not fit in the memory of the device.", hint="Make the batch smaller."
                     ) from error
-            self.at_once = math.ceil(together / 2)
-            self._chunks = []
+                else:
+                    self.at_once = math.ceil(together / 2)
+            self.forget()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def forget(self) -> None:
+        """Drop what was made for the arrays as they were, or for other ways."""
+        self._chunks = {}
+        self._recordings = {}
 
     def _compute(self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int) -> torch.Tensor:
         if self.is_random:
             seed_device(self.device, seed)
         scales = [self._scales()] if self.precision is torch.float16 else []
-        losses = []
-        for rows, parameters, buffers, gradients in self._chunks:
+        if self.way in RECORDED or self._side_by_side:
+            return self._recording_for(inputs, target, scales).replay([*inputs, target, *scales])
+        losses = [call() for call in self._calls(inputs, target, scales)]
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
+
+    def _calls(
+        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, scales: Sequence[torch.Tensor]
+    ) -> list[Callable[[], torch.Tensor]]:
+        """Return what computes the gradients of each chunk, and returns its losses."""
+        calls: list[Callable[[], torch.Tensor]] = []
+        for rows, parameters, buffers, gradients in self._chunks_now():
             arguments = (
                 parameters, buffers, gradients, [scale[rows] for scale in scales],
                 [tensor[rows] for tensor in inputs], target[rows],
             )  # fmt: skip
-            losses.append(self._step_for(arguments)(*arguments))
-        return losses[0] if len(losses) == 1 else torch.cat(losses)
+            calls.append(partial(self._step_for(arguments), *arguments))
+        return calls
+
+    def _recording_for(
+        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, scales: Sequence[torch.Tensor]
+    ) -> Recording:
+        key = (self.way, *((tensor.shape, tensor.stride()[0]) for tensor in (*inputs, target)))
+        if key not in self._recordings:
+            batch = [own_copy(tensor) for tensor in (*inputs, target, *scales)]
+            count = len(inputs)
+            with self._unchanged():
+                calls = self._calls(batch[:count], batch[count], batch[count + 1 :])
+                self._recordings[key] = Recording(calls, batch, self.device, side_by_side=self._side_by_side)
+        return self._recordings[key]
 
     def _step_for(self, arguments: tuple[Any, ...]) -> Step:
-        if self.way != "traced":
+        if self.way == "vmap":
             return self.functional.step
         parameters, _, _, _, inputs, target = arguments
+        compiled = self.way == "compiled"
         # Strides too: a batch that all models share has other operators.
-        key = (parameters[0].shape[0], target.stride()[0], *((tensor.shape, tensor.stride()[0]) for tensor in inputs))
+        strides = (target.stride()[0], *((tensor.shape, tensor.stride()[0]) for tensor in inputs))
+        key = (compiled, parameters[0].shape[0], *strides)
         if key not in self._traced:
             with self._unchanged():
-                self._traced[key] = trace(self.functional.step, arguments, twice=not self._traced)
+                self._traced[key] = trace(self.functional.step, arguments, twice=not self._traced, compiled=compiled)
         return self._traced[key]
 
-    def _make_chunks(self) -> list[Any]:
+    def _chunks_now(self) -> list[Chunk]:
         rows = len(self.members)
-        together = min(self.at_once or rows, rows)
-        offsets, buffers = self.optimizer.offsets, list(self.buffers.values())
+        together = 1 if self._side_by_side else min(self.at_once or rows, rows)
+        if together not in self._chunks:
+            self._chunks[together] = self._make_chunks(together)
+        return self._chunks[together]
+
+    def _make_chunks(self, together: int) -> list[Chunk]:
+        rows, offsets = len(self.members), self.optimizer.offsets
+        buffers = list(self.buffers.values())
 
         def views(array: torch.Tensor, part: slice) -> list[torch.Tensor]:
             return [array[part, offsets[at] : offsets[at + 1]].view(-1, *shape) for at, shape in enumerate(self.shapes)]
@@ -431,7 +479,8 @@ class Stack:
     @contextmanager
     def _statistics_put_back(self) -> Iterator[None]:
         """Restore buffers if a step fails midway."""
-        kept = [(buffer, buffer.clone()) for buffer in self.buffers.values()]
+        # What is recorded has its memory already.
+        kept = [] if self._recordings else [(buffer, buffer.clone()) for buffer in self.buffers.values()]
         try:
             yield
         except BaseException:
@@ -472,11 +521,10 @@ class Stack:
 
     def evaluate(self, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
         """Return each model's mean loss over all samples given."""
-        self._chunks = self._chunks or self._make_chunks()
         self.template.eval()
         losses = []
         try:
-            for rows, parameters, buffers, _ in self._chunks:
+            for rows, parameters, buffers, _ in self._chunks_now():
                 count = rows.stop - rows.start
 
                 def of_part(
@@ -527,7 +575,7 @@ class Stack:
         self.optimizer.state = {name: array.to(self.device) for name, array in state["optimizer"].items()}
         self.optimizer.updates.copy_(state["updates"])
         self.at_once = state["at_once"]
-        self._chunks = []
+        self.forget()
         self.refresh()
 
 

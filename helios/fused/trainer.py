@@ -20,13 +20,14 @@ from torch import nn
 
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.fused.configurations import OPTIMIZERS, Member, check_configuration, epoch_order, make_member, mix_seeds
-from helios.fused.stack import Separate, Stack, difference, named_trained, named_untrained, seed_device
+from helios.fused.stack import RECORDED, Separate, Stack, difference, named_trained, named_untrained, seed_device
 from helios.fused.ways import (
     CannotFuse,
     Loss,
     Obstacle,
     autocast,
     check_loss,
+    exact_convolutions,
     fastest,
     find_failure,
     find_sparse,
@@ -34,7 +35,7 @@ from helios.fused.ways import (
     quiet,
 )
 
-WAYS = ("auto", "traced", "vmap", "serial")
+WAYS = ("auto", "traced", "vmap", "serial", "compiled", "graph", "streams")
 PRECISIONS = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SAMPLES_TO_CHECK = 16
 """Most samples of the batch with which it is checked whether a model can be fused."""
@@ -89,7 +90,8 @@ class FusedTrainer:
     on_nan : str
         What becomes of a model whose loss or gradient is not finite: ``stop``, or ``skip`` the step.
     way : str
-        ``auto`` measures ``traced``, ``vmap`` and ``serial``, and takes the fastest.
+        ``auto`` measures ``traced``, ``vmap`` and ``serial``, on a GPU ``graph`` and ``streams`` too, and takes the
+        fastest; ``compiled`` is not measured, because compiling takes long. See ``helios/fused/ways.py``.
 
     Attributes
     ----------
@@ -138,6 +140,8 @@ class FusedTrainer:
         if not given:
             raise ConfigurationInvalid("There are no configurations.", hint="Give at least one: [{'lr': 0.1}].")
         self.device = torch.device(device)
+        if way in RECORDED and self.device.type != "cuda":
+            raise UsageError(f"way is {way!r}, which is for NVIDIA GPUs.", hint="Leave it out, or give device='cuda'.")
         self._build = build
         self._loss = loss
         self._options: dict[str, Any] = {
@@ -244,7 +248,7 @@ class FusedTrainer:
         if self.obstacles:
             return separate
         stack = self._make_stack()
-        stack.way = "vmap" if way == "vmap" else "traced"
+        stack.way = "traced" if way == "auto" else way
         return stack
 
     def _make_stack(self) -> Stack:
@@ -277,7 +281,7 @@ class FusedTrainer:
         size = min(self._batch_size, SAMPLES_TO_CHECK)
         inputs = [torch.stack([tensor[:size], tensor[-size:]]) for tensor in self._inputs]
         target = torch.stack([self._target[:size], self._target[-size:]])
-        with self._own_randomness(), quiet():
+        with self._own_randomness(), quiet(), exact_convolutions(self.device):
             obstacle = find_failure(self._template, lambda: stack.compute_gradients(inputs, target, 0))
             if obstacle:
                 return [obstacle]
@@ -325,24 +329,44 @@ class FusedTrainer:
         def one_alone() -> None:
             for _ in range(in_a_row):
                 separate.take_step(member, model, [tensor[0] for tensor in inputs], target[0])
+            self._wait()
 
         def all_by(way: str) -> None:
             stack.way = way
             stack.step(inputs, target, 0)
+            self._wait()
 
         ways: dict[str, Callable[[], None]] = {"serial": one_alone, "vmap": partial(all_by, "vmap")}
         with stack.steps_without_effect(), quiet():
-            try:
-                all_by("traced")
-                ways["traced"] = partial(all_by, "traced")
-            except (CannotFuse, RuntimeError, NotImplementedError):
-                pass  # what make_fx cannot record runs by vmap
-            times = fastest(ways)
+            for way in ("traced", *(RECORDED if self.device.type == "cuda" else ())):
+                try:
+                    all_by(way)
+                except (CannotFuse, RuntimeError, NotImplementedError):
+                    continue  # what make_fx cannot record runs by vmap
+                if stack.way == way:  # and not another one, for want of memory
+                    ways[way] = partial(all_by, way)
+                stack.forget()
+            times = fastest(ways) if self.device.type == "cpu" else self._one_by_one(ways, stack)
         times["serial"] *= len(stack.members) / in_a_row
         self.measured_s = times
         stack.way = min(times, key=lambda way: times[way])
         if stack.way == "serial":
             self._separate()
+
+    def _one_by_one(self, ways: Mapping[str, Callable[[], None]], stack: Stack) -> dict[str, float]:
+        """Return the shortest time of each way, s, with the memory of one way at a time."""
+        times: dict[str, float] = {}
+        for way, run in ways.items():
+            times |= fastest({way: run})
+            stack.forget()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return times
+
+    def _wait(self) -> None:
+        """Wait for the GPU, so that times are those of what was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _separate(self) -> None:
         """Go on with models that are trained one after another."""

@@ -2,7 +2,9 @@
 
 ``vmap`` runs a model's own ``forward`` for all models at once. ``traced`` records the operators that this makes, once,
 and then runs them without Python's and ``torch.func``'s cost for each: linear layers have become batched matrix
-products, and convolutions grouped ones. Which is faster is measured, beside training one model after another.
+products, and convolutions grouped ones. On a GPU ``graph`` starts all of them at once, as a CUDA graph, and ``streams``
+does so with each model's own operators side by side. ``compiled`` has ``torch.compile`` make fewer and larger operators
+of them, on a GPU of those of ``streams``. Which is fastest is measured, beside training one model after another.
 """
 
 from __future__ import annotations
@@ -142,8 +144,10 @@ class Functional:
 
     def _for_all(self, one: Callable[..., Any], parameters: Sequence[Any], *others: Any) -> Any:
         device = parameters[0].device
-        # The fast attention of CPUs has no rule for many models either.
-        plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+        # The fast attention of CPUs has no rule for many models either, nor have recurrent layers of cuDNN.
+        plain: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+        if device.type == "cuda" and self.take_apart:
+            plain = torch.backends.cudnn.flags(enabled=False)
         with autocast(device, self.precision), plain:
             # "different": each model draws its own dropout.
             return vmap(one, randomness="different")(parameters, *others)
@@ -237,8 +241,8 @@ def _embed_with_padding(module: nn.Embedding, indices: Any) -> Any:
     )
 
 
-def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False) -> Step:
-    """Return ``function`` for arguments of these shapes, without its Python.
+def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False, compiled: bool = False) -> Step:
+    """Return ``function`` for arguments of these shapes, without its Python, or compiled.
 
     Raises
     ------
@@ -255,7 +259,7 @@ def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False) -> S
     graph = record(*flat)
     if twice and record(*flat).code != graph.code:
         raise CannotFuse("The operators of a step differ from one call to the next.")
-    run = _simplify(graph).forward
+    run = torch.compile(graph, fullgraph=True, dynamic=False) if compiled else _simplify(graph).forward
 
     def step(  # noqa: PLR0917  # because it stands for Functional.step
         parameters: Any, buffers: Any, gradients: Any, scale: Any, inputs: Any, target: Any
@@ -264,6 +268,82 @@ def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False) -> S
             return run(*parameters, *buffers, *gradients, *scale, *inputs, target)
 
     return step
+
+
+class Recording:
+    """Calls recorded as one CUDA graph, which starts all their operators at once.
+
+    Parameters
+    ----------
+    calls : sequence of callable
+        Each returns a tensor, and reads the batch from the tensors in ``batch``.
+    batch : sequence of Tensor
+        Where the calls read; ``replay`` copies each batch there.
+    side_by_side : bool
+        Whether the calls run at the same time, on streams of their own.
+    """
+
+    def __init__(
+        self, calls: Sequence[Callable[[], Any]], batch: Sequence[Any], device: torch.device, *, side_by_side: bool
+    ) -> None:
+        self._batch = batch
+        self._graph = torch.cuda.CUDAGraph()
+        streams = [torch.cuda.Stream(device) for _ in range(min(len(calls), STREAMS) if side_by_side else 1)]
+        with torch.cuda.device(device):
+            for _ in range(3):  # libraries choose and load their kernels, which cannot be recorded
+                self._run(calls, streams)
+            with torch.cuda.graph(self._graph):
+                losses = self._run(calls, streams)
+                self._losses = losses[0] if len(losses) == 1 else torch.cat(losses)
+
+    @staticmethod
+    def _run(calls: Sequence[Callable[[], Any]], streams: Sequence[Any]) -> list[Any]:
+        current = torch.cuda.current_stream()
+        for stream in streams:
+            stream.wait_stream(current)
+        losses = []
+        for at, call in enumerate(calls):
+            with torch.cuda.stream(streams[at % len(streams)]):
+                losses.append(call())
+        for stream in streams:
+            current.wait_stream(stream)
+        return losses
+
+    def replay(self, batch: Sequence[Any]) -> Any:
+        """Run the calls on another batch, and return all that they returned."""
+        for own, given in zip(self._batch, batch, strict=True):
+            if _is_shared(own):
+                own[0].copy_(given[0])
+            else:
+                own.copy_(given)
+        self._graph.replay()
+        return self._losses.clone()
+
+
+STREAMS = 32
+"""Most streams on which models run side by side."""
+
+
+def own_copy(tensor: Any) -> Any:
+    """Return a copy; of a batch that all models share it is one, too."""
+    return tensor[:1].clone().expand(tensor.shape) if _is_shared(tensor) else tensor.clone()
+
+
+def _is_shared(tensor: Any) -> bool:
+    return bool(tensor.shape[0] > 1 and tensor.stride()[0] == 0)
+
+
+@contextmanager
+def exact_convolutions(device: torch.device) -> Iterator[None]:
+    """Have convolutions on a GPU keep all digits of float32, for comparisons."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    ):
+        yield
 
 
 COPIES_NOTHING = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default}

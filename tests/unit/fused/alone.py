@@ -1,7 +1,11 @@
-"""The oracle: a model trained alone, by PyTorch's own optimisers and schedules in an ordinary loop."""
+"""The oracle: a model trained alone, by PyTorch's own optimisers and schedules in an ordinary loop.
+
+``HELIOS_TEST_DEVICE=cuda`` runs the tests of fused training on a GPU.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +16,11 @@ from torch.nn import functional
 from helios.fused import FusedTrainer, epoch_order
 
 torch.set_num_threads(1)
+torch.backends.cudnn.allow_tf32 = False  # else convolutions on a GPU keep three digits
+
+DEVICE = os.environ.get("HELIOS_TEST_DEVICE", "cpu")
+FUSED = ("traced", "vmap", "graph", "streams") if DEVICE == "cuda" else ("traced", "vmap")
+WAYS = (*FUSED, "serial")
 
 BATCH = 16
 STEPS = 50
@@ -38,11 +47,11 @@ def train_alone(
 ) -> dict[str, Any]:
     """Return the model's ``state_dict``; ``make`` gives the optimiser, ``per_step`` and ``per_epoch`` a schedule."""
     torch.manual_seed(configuration.get("seed", 0))
-    model = build(configuration)
+    model = build(configuration).to(DEVICE)
     optimizer = make(model)
     step_schedule = per_step(optimizer) if per_step else None
     epoch_schedule = per_epoch(optimizer) if per_epoch else None
-    inputs, target = data
+    inputs, target = (tensor.to(DEVICE) for tensor in data)
     per_epoch_steps, total = len(target) // BATCH, 0.0
     for step in range(steps):
         epoch, at = divmod(step, per_epoch_steps)
@@ -72,7 +81,7 @@ def sgd(configuration: Mapping[str, Any]) -> Callable[[nn.Module], Any]:
 
 
 def a_trainer(configurations: list[dict[str, Any]], **options: Any) -> FusedTrainer:
-    given = {"batch_size": BATCH, "way": "vmap", "build": small_mlp, "data": DATA, **options}
+    given = {"batch_size": BATCH, "way": "vmap", "build": small_mlp, "data": DATA, "device": DEVICE, **options}
     build, data = given.pop("build"), given.pop("data")
     return FusedTrainer(build, functional.cross_entropy, data, configurations, **given)
 
@@ -81,5 +90,8 @@ def largest_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> fl
     """Return the largest difference of two ``state_dict``s, relative to the largest value of each tensor."""
     assert list(ours) == list(theirs)
     return max(
-        ((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1e-3)).item() for name in theirs
+        (
+            (ours[name].to(theirs[name].device) - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1e-3)
+        ).item()
+        for name in theirs
     )

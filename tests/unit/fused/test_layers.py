@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.fused.alone import CLASSES, DTYPE, a_trainer, largest_difference, sgd, train_alone
+from tests.unit.fused.alone import CLASSES, DTYPE, FUSED, a_trainer, largest_difference, sgd, train_alone
 
 IMAGES = torch.randn(64, 2, 6, 6, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
 SERIES = torch.randn(64, 4, 6, dtype=DTYPE, generator=torch.Generator().manual_seed(2))
@@ -117,7 +117,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", ["traced", "vmap"])
+@pytest.mark.parametrize("way", FUSED)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_fused_models_end_where_each_ends_alone(layer: str, way: str) -> None:
     make, inputs = LAYERS[layer]

@@ -23,8 +23,11 @@ from tests.unit.fused.alone import (
     BATCH,
     CLASSES,
     DATA,
+    DEVICE,
     DTYPE,
+    FUSED,
     VECTORS,
+    WAYS,
     a_trainer,
     largest_difference,
     sgd,
@@ -32,7 +35,6 @@ from tests.unit.fused.alone import (
     train_alone,
 )
 
-WAYS = ("traced", "vmap", "serial")
 THREE = [{"lr": 0.1 * (1 + k), "momentum": 0.4 * k, "seed": k} for k in range(3)]
 
 
@@ -126,7 +128,9 @@ class TestCheckpoints:
         through.remove(0)
         through.save(tmp_path / "run")
         through.train(steps=13)
-        resumed = FusedTrainer.load(tmp_path / "run", noisy, functional.cross_entropy, DATA, validation=DATA)
+        resumed = FusedTrainer.load(
+            tmp_path / "run", noisy, functional.cross_entropy, DATA, validation=DATA, device=DEVICE
+        )
         resumed.train(steps=13)
         assert resumed.numbers == through.numbers == [1, 2]
         assert resumed.way == way
@@ -370,7 +374,7 @@ class TestWays:
     def test_validation_is_the_loss_of_the_model_in_evaluation(self) -> None:
         trainer = a_trainer(THREE, build=noisy, validation=DATA)
         trainer.train(epochs=1)
-        model = trainer.model(2).eval()
+        model = trainer.model(2).eval().cpu()
         expected = functional.cross_entropy(model(VECTORS), CLASSES).item()
         assert trainer.checkpoint(2)["progress"]["history"][0]["validation_loss"] == pytest.approx(expected)
 
@@ -496,7 +500,7 @@ class TestMemory:
     rates=st.lists(st.tuples(st.floats(1e-4, 0.3), st.floats(0, 0.95), st.floats(0, 0.1)), min_size=1, max_size=4),
     leaves_at=st.integers(1, 20),
     width=st.integers(1, 5),
-    way=st.sampled_from(["traced", "vmap"]),
+    way=st.sampled_from(FUSED),
 )
 @settings(max_examples=examples(6))
 def test_any_configurations_train_as_alone(
