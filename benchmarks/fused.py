@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -102,13 +103,17 @@ def sweep_of(count: int) -> list[dict[str, Any]]:
 class Alone:
     """One model in an ordinary PyTorch loop."""
 
-    def __init__(self, build: Any, data: Any, configuration: Mapping[str, Any], batch_size: int) -> None:
+    def __init__(
+        self, build: Any, data: Any, configuration: Mapping[str, Any], batch_size: int, precision: str | None = None
+    ) -> None:
         torch.manual_seed(configuration["seed"])
         self.model = build(configuration)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=configuration["lr"], momentum=configuration["momentum"]
         )
         self.data, self.batch_size, self.seed = data, batch_size, configuration["seed"]
+        self.mixed = torch.autocast("cuda", getattr(torch, precision)) if precision else nullcontext()
+        self.scaler = torch.amp.GradScaler("cuda", enabled=precision == "float16")
         self.steps, self.total = 0, torch.zeros((), device=data[1].device)
 
     def train(self, steps: int) -> None:
@@ -120,9 +125,11 @@ class Alone:
                 self.order = epoch_order(len(target), self.seed, epoch).to(target.device)
             samples = self.order[at * self.batch_size : (at + 1) * self.batch_size]
             self.optimizer.zero_grad()
-            loss = functional.cross_entropy(self.model(inputs[samples]), target[samples])
-            loss.backward()
-            self.optimizer.step()
+            with self.mixed:
+                loss = functional.cross_entropy(self.model(inputs[samples]), target[samples])
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.total += loss.detach()
             self.steps += 1
 

@@ -1,6 +1,6 @@
 """Many models in one program on an NVIDIA GPU, beside PyTorch training them one after another, and a process each.
 
-    python -m benchmarks.fused_gpu [ways] [processes] [memory] [compiled] [--most 64] [--seconds 1.0]
+    python -m benchmarks.fused_gpu [ways] [processes] [memory] [compiled] [--models 1,8,64] [--seconds 1.0]
 
 Throughput in steps of one model a second, for an MLP, a small CNN, ResNet-18 on 32 x 32 and a PointNet-like model.
 ``processes`` trains each model in a process of its own, with the GPU's time sharing and under NVIDIA's MPS. Data are
@@ -126,25 +126,24 @@ def by_steps(trainer: FusedTrainer, steps: int) -> None:
     trainer.train(steps=steps)
 
 
-def alone_on_gpu(case: str, seed: int = 0) -> Alone:
+def alone_on_gpu(case: str, seed: int = 0, precision: str | None = None) -> Alone:
     """Return one model in an ordinary PyTorch loop on the GPU."""
     build, _, _, batch = CASES[case]
-    return Alone(lambda given: build(given).to(DEVICE), data_of(case), sweep_of(seed + 1)[seed], batch)
+    return Alone(lambda given: build(given).to(DEVICE), data_of(case), sweep_of(seed + 1)[seed], batch, precision)
 
 
-def trainer_of(case: str, count: int, way: str) -> FusedTrainer:
+def trainer_of(case: str, count: int, way: str, precision: str | None = None) -> FusedTrainer:
     """Return a fused trainer of so many models."""
     build, _, _, batch = CASES[case]
-    return FusedTrainer(
-        build, functional.cross_entropy, data_of(case), sweep_of(count), batch_size=batch, device=DEVICE, way=way
-    )
+    given: dict[str, Any] = {"batch_size": batch, "device": DEVICE, "way": way, "precision": precision}
+    return FusedTrainer(build, functional.cross_entropy, data_of(case), sweep_of(count), **given)
 
 
-def ways(counts: Sequence[int], seconds: float) -> dict[str, float]:
+def ways(counts: Sequence[int], seconds: float, precision: str | None) -> dict[str, float]:
     """Print the throughput of each way over the number of models, and return the highest of each case."""
     best = {}
     for case in CASES:
-        serial = steps_a_second(alone_on_gpu(case).train, seconds)
+        serial = steps_a_second(alone_on_gpu(case, precision=precision).train, seconds)
         best[case] = 0.0
         print(f"\n{case}: serial {serial:,.0f} steps of one model a second", flush=True)
         head = "".join(f"{way:>9}" for way in ("serial", "vmap", "traced", "graph", "streams"))
@@ -154,7 +153,7 @@ def ways(counts: Sequence[int], seconds: float) -> dict[str, float]:
             torch.cuda.reset_peak_memory_stats()
             start = time.perf_counter()
             try:
-                trainer = trainer_of(case, count, "auto")
+                trainer = trainer_of(case, count, "auto", precision)
             except Exception as error:  # because the other rows are to be printed too
                 print(f"{count:7}  {type(error).__name__}: {str(error)[:120]}", flush=True)
                 continue
@@ -295,7 +294,8 @@ def main() -> None:
     """Print what was asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help="ways, processes, memory, compiled; all without")
-    parser.add_argument("--most", type=int, default=64, help="most models in one program")
+    parser.add_argument("--models", default="1,2,4,8,16,32,64", help="how many in one program")
+    parser.add_argument("--precision", choices=("float16", "bfloat16"), help="mixed precision, of fused and alone")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each figure is measured")
     parser.add_argument("--cases", help="only cases that start so, as 'MLP,CNN'")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
@@ -316,7 +316,7 @@ def main() -> None:
     parts = arguments.parts or ["ways", "processes", "memory", "compiled"]
     best = {}
     if "ways" in parts:
-        best = ways([count for count in (1, 2, 4, 8, 16, 32, 64) if count <= arguments.most], arguments.seconds)
+        best = ways([int(count) for count in arguments.models.split(",")], arguments.seconds, arguments.precision)
     if "memory" in parts:
         memory()
     if "compiled" in parts:
