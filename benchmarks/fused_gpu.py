@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.fused import Alone, made_up, sweep_of, wide_mlp
+from benchmarks.fused import Alone, made_up, wide_mlp
 from helios.fused import FusedTrainer
 
 DEVICE = "cuda"
@@ -100,6 +100,11 @@ CASES: dict[str, tuple[Callable[[Mapping[str, Any]], nn.Module], tuple[int, ...]
 }
 
 
+def configurations(count: int) -> list[dict[str, Any]]:
+    """Return configurations of which none diverges: that would leave."""
+    return [{"lr": 1e-4 * (1 + k % 8), "momentum": 0.9, "seed": k} for k in range(count)]
+
+
 def data_of(case: str) -> Any:
     """Return a case's data on the GPU."""
     _, shape, classes, _ = CASES[case]
@@ -129,14 +134,14 @@ def by_steps(trainer: FusedTrainer, steps: int) -> None:
 def alone_on_gpu(case: str, seed: int = 0, precision: str | None = None) -> Alone:
     """Return one model in an ordinary PyTorch loop on the GPU."""
     build, _, _, batch = CASES[case]
-    return Alone(lambda given: build(given).to(DEVICE), data_of(case), sweep_of(seed + 1)[seed], batch, precision)
+    return Alone(lambda given: build(given).to(DEVICE), data_of(case), configurations(seed + 1)[seed], batch, precision)
 
 
 def trainer_of(case: str, count: int, way: str, precision: str | None = None) -> FusedTrainer:
     """Return a fused trainer of so many models."""
     build, _, _, batch = CASES[case]
     given: dict[str, Any] = {"batch_size": batch, "device": DEVICE, "way": way, "precision": precision}
-    return FusedTrainer(build, functional.cross_entropy, data_of(case), sweep_of(count), **given)
+    return FusedTrainer(build, functional.cross_entropy, data_of(case), configurations(count), **given)
 
 
 def ways(counts: Sequence[int], seconds: float, precision: str | None) -> dict[str, float]:
@@ -237,18 +242,18 @@ def one_process(folder: Path, seed: int, count: int, seconds: float) -> None:
 
 def memory() -> None:
     """Print the memory of each further model beside one alone."""
-    print("\nmemory that is allocated at most, MiB")
+    print("\nmemory that is reserved at most, MiB")
     print(f"{'':32}{'alone':>8}" + "".join(f"{way:>9}{'ratio':>7}" for way in ("traced", "graph", "streams")))
 
     def peak(train: Callable[[], Any]) -> float:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
+        before = torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
         kept = train()
         torch.cuda.synchronize()
         del kept
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
+        return (torch.cuda.max_memory_reserved() - before) / 2**20
 
     for case in CASES:
 
@@ -259,7 +264,8 @@ def memory() -> None:
 
         def fused(count: int, way: str, case: str = case) -> Any:
             trainer = trainer_of(case, count, way)
-            torch.cuda.reset_peak_memory_stats()  # what the checks before training took is free again
+            torch.cuda.empty_cache()  # what the checks before training took is free again
+            torch.cuda.reset_peak_memory_stats()
             trainer.train(steps=3)
             return trainer
 
@@ -277,6 +283,7 @@ def compiled(seconds: float) -> None:
     for case in CASES:
         rates = {}
         for way in ("graph", "streams", "compiled"):
+            torch.cuda.empty_cache()
             start = time.perf_counter()
             try:
                 trainer = trainer_of(case, 8, way)

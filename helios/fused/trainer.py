@@ -91,7 +91,9 @@ class FusedTrainer:
         What becomes of a model whose loss or gradient is not finite: ``stop``, or ``skip`` the step.
     way : str
         ``auto`` measures ``traced``, ``vmap`` and ``serial``, on a GPU ``graph`` and ``streams`` too, and takes the
-        fastest; ``compiled`` is not measured, because compiling takes long. See ``helios/fused/ways.py``.
+        fastest. They are described in ``helios/fused/ways.py``.
+    compiles : bool
+        Whether ``auto`` measures ``compiled`` too. PyTorch compiles for 5 to 30 s.
 
     Attributes
     ----------
@@ -126,6 +128,7 @@ class FusedTrainer:
         precision: str | None = None,
         on_nan: str = "stop",
         way: str = "auto",
+        compiles: bool = False,
     ) -> None:
         for name, value, known in (
             ("optimizer", optimizer, OPTIMIZERS),
@@ -167,6 +170,7 @@ class FusedTrainer:
         self.steps_taken = 0
         self._next_number = 0
         self._loss_sums = torch.zeros(0, dtype=torch.float64, device=self.device)
+        self._orders: torch.Tensor | None = None
         checked = [check_configuration(number, each, optimizer) for number, each in enumerate(given)]
         self._first = checked[0].given
         self.measured_s: dict[str, float] = {}
@@ -180,7 +184,7 @@ class FusedTrainer:
         for each in given:
             self.add(each)
         if isinstance(self._engine, Stack) and way == "auto":
-            self._choose_way()
+            self._choose_way(compiles)
 
     @property
     def way(self) -> str:
@@ -313,7 +317,7 @@ class FusedTrainer:
                 return name
         return None
 
-    def _choose_way(self) -> None:
+    def _choose_way(self, compiles: bool) -> None:
         """Take the fastest of all ways, measured on the models as they are."""
         stack = self._engine
         assert isinstance(stack, Stack)
@@ -337,8 +341,9 @@ class FusedTrainer:
             self._wait()
 
         ways: dict[str, Callable[[], None]] = {"serial": one_alone, "vmap": partial(all_by, "vmap")}
+        others = ["traced", *(RECORDED if self.device.type == "cuda" else ()), *(["compiled"] if compiles else [])]
         with stack.steps_without_effect(), quiet():
-            for way in ("traced", *(RECORDED if self.device.type == "cuda" else ())):
+            for way in others:
                 try:
                     all_by(way)
                 except (CannotFuse, RuntimeError, NotImplementedError):
@@ -405,6 +410,7 @@ class FusedTrainer:
         if checkpoint is not None:
             member.load_state_dict(checkpoint)
             self._engine.refresh()
+        self._orders = None
         if row == len(self._loss_sums):
             self._loss_sums = torch.cat([self._loss_sums, self._loss_sums.new_zeros(1)])
         self._loss_sums[row] = 0.0
@@ -437,6 +443,7 @@ class FusedTrainer:
             return
         alive = [row for row, member in enumerate(members) if member.alive]
         self._engine.compact()
+        self._orders = None
         if len(self._engine.members) == len(alive):
             self._loss_sums = self._loss_sums[torch.tensor(alive, dtype=torch.int64, device=self.device)]
 
@@ -525,14 +532,23 @@ class FusedTrainer:
     def _next_batch(self) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Return the samples that each model takes next, in its own order."""
         members = self._engine.members
-        parts = [self._next_samples(member) for member in members]
+        places = {member.step % self.steps_per_epoch for member in members if member.alive}
         if len({(member.configuration.data_seed, member.step) for member in members}) == 1:
             # All take the same: it is fetched and stored once.
-            shared = [tensor[parts[0]] for tensor in (*self._inputs, self._target)]
+            samples = self._next_samples(members[0])
+            shared = [tensor[samples] for tensor in (*self._inputs, self._target)]
             batch = [tensor.expand(len(members), *tensor.shape) for tensor in shared]
+            return batch[:-1], batch[-1]
+        if len(places) == 1:
+            at = places.pop()
+            if at == 0 or self._orders is None or len(self._orders) != len(members):
+                for member in members:
+                    self._next_samples(member)
+                self._orders = torch.stack([member.order for member in members if member.order is not None])
+            samples = self._orders[:, at * self._batch_size : (at + 1) * self._batch_size]
         else:
-            samples = torch.stack(parts)
-            batch = [tensor[samples] for tensor in (*self._inputs, self._target)]
+            samples = torch.stack([self._next_samples(member) for member in members])
+        batch = [tensor[samples] for tensor in (*self._inputs, self._target)]
         return batch[:-1], batch[-1]
 
     def _after_step(self, on_epoch: Callable[[FusedTrainer, Sequence[Epoch]], None] | None) -> None:

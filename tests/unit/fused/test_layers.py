@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.unit.fused.alone import CLASSES, DTYPE, FUSED, a_trainer, largest_difference, sgd, train_alone
+from tests.unit.fused.alone import CLASSES, DEVICE, DTYPE, FUSED, a_trainer, largest_difference, sgd, train_alone
 
 IMAGES = torch.randn(64, 2, 6, 6, dtype=DTYPE, generator=torch.Generator().manual_seed(1))
 SERIES = torch.randn(64, 4, 6, dtype=DTYPE, generator=torch.Generator().manual_seed(2))
@@ -130,6 +131,22 @@ def test_fused_models_end_where_each_ends_alone(layer: str, way: str) -> None:
     trainer.train(steps=50)
     for number, configuration in enumerate(CONFIGURATIONS):
         alone = train_alone(configuration, sgd(configuration), build=build, data=(inputs, CLASSES))
+        assert largest_difference(trainer.model(number).state_dict(), alone) < 1e-5
+
+
+def test_compiled_models_end_where_each_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":  # without its compiler for C++, which takes 20 s
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    make, inputs = LAYERS["convolutions, normalisation, pooling"]
+
+    def build(configuration: Mapping[str, Any]) -> nn.Module:
+        return make().to(DTYPE)
+
+    trainer = a_trainer(CONFIGURATIONS, build=build, data=(inputs, CLASSES), way="compiled")
+    trainer.train(steps=10)
+    assert trainer.way == "compiled"
+    for number, configuration in enumerate(CONFIGURATIONS):
+        alone = train_alone(configuration, sgd(configuration), build=build, data=(inputs, CLASSES), steps=10)
         assert largest_difference(trainer.model(number).state_dict(), alone) < 1e-5
 
 

@@ -335,6 +335,19 @@ class TestWays:
         trainer.train(steps=10)
         assert_as_alone(trainer, 2, THREE[2], steps=10)
 
+    def test_compiling_is_measured_only_if_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        compiled: list[str] = []
+        monkeypatch.setattr(torch, "compile", lambda graph, **_: compiled.append("once") or graph)
+        assert a_trainer(THREE, way="auto").measured_s.keys().isdisjoint({"compiled"})
+        assert compiled == []
+        assert "compiled" in a_trainer(THREE, way="auto", compiles=True).measured_s
+        assert compiled == ["once"]
+
+    @pytest.mark.parametrize("way", ["graph", "streams"])
+    def test_what_needs_a_gpu_is_refused_without_one(self, way: str) -> None:
+        with pytest.raises(UsageError, match="NVIDIA"):
+            a_trainer(THREE, way=way, device="cpu")
+
     @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
     def test_measuring_leaves_no_trace(self, optimizer: str) -> None:
         momentum = {"momentum": 0.9} if optimizer == "sgd" else {"weight_decay": 0.1}
