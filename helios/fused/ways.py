@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -144,13 +145,19 @@ class Functional:
 
     def _for_all(self, one: Callable[..., Any], parameters: Sequence[Any], *others: Any) -> Any:
         device = parameters[0].device
-        # The fast attention of CPUs has no rule for many models either, nor have recurrent layers of cuDNN.
-        plain: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
-        if device.type == "cuda" and self.take_apart:
-            plain = torch.backends.cudnn.flags(enabled=False)
-        with autocast(device, self.precision), plain:
+        with autocast(device, self.precision), self._layers_for_all(device):
             # "different": each model draws its own dropout.
             return vmap(one, randomness="different")(parameters, *others)
+
+    def _layers_for_all(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context in which all layers have a rule for many models."""
+        if not self.take_apart:
+            return _as_one_batch()
+        # The fast attention of CPUs has none, nor have recurrent layers of cuDNN.
+        if device.type == "cpu":
+            context: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+            return context
+        return torch.backends.cudnn.flags(enabled=False) if device.type == "cuda" else nullcontext()
 
     def step(  # noqa: PLR0917  # because torch.func and make_fx give arguments by position
         self,
@@ -214,6 +221,71 @@ class _PerChannel(torch.autograd.Function):  # type: ignore[misc]  # because tor
         side_by_side = images.reshape(images.shape[0], count * images.shape[2], *images.shape[3:])
         output = function(side_by_side, *(values.reshape(-1) for values in of_channels))
         return output.reshape(output.shape[0], count, -1, *output.shape[2:]), 1
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]  # because torch is not followed: it is optional
+    """Attention of many models, as one batch: it has no parameters."""
+
+    @staticmethod
+    def forward(function: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any) -> Any:
+        return function(query, key, value, mask)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError("Only many models at once are differentiated.")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], function: Callable[..., Any], *tensors: Any) -> Any:
+        count = info.batch_size
+
+        def with_models(tensor: Any, dimension: int | None) -> Any:
+            if dimension is None:
+                return tensor.unsqueeze(0).expand(count, *tensor.shape)
+            return tensor.movedim(dimension, 0)
+
+        query, key, value = (
+            with_models(tensor, place).flatten(0, 1) for tensor, place in zip(tensors[:3], in_dims[1:4], strict=True)
+        )
+        mask = tensors[3]
+        if mask is not None and (in_dims[4] is not None or mask.dim() > 2):
+            mask = with_models(mask, in_dims[4])
+            mask = mask.reshape(count, *[1] * (query.dim() + 1 - mask.dim()), *mask.shape[1:])
+            mask = mask.expand(count, query.shape[0] // count, *mask.shape[2:]).flatten(0, 1)
+        return function(query, key, value, mask).unflatten(0, (count, -1)), 0
+
+
+@contextmanager
+def _as_one_batch() -> Iterator[None]:
+    """Have attention and linear layers put the models into one batch within a ``with`` block.
+
+    PyTorch's own rules take attention apart, and copy the weights of a linear layer for each position of a series.
+    """
+    functions = nn.functional
+    attention, linear = functions.scaled_dot_product_attention, functions.linear
+
+    def attend(  # noqa: PLR0917  # because it stands for PyTorch's
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,
+    ) -> Any:
+        function = partial(attention, dropout_p=dropout_p, is_causal=is_causal, **more)
+        apply = _Attention.apply if is_batchedtensor(query) else lambda call, *tensors: call(*tensors)
+        return apply(function, query, key, value, attn_mask)
+
+    def multiply(inputs: Any, weight: Any, bias: Any = None) -> Any:
+        if inputs.dim() < 3 or not is_batchedtensor(weight):
+            return linear(inputs, weight, bias)
+        return linear(inputs.flatten(0, -2), weight, bias).unflatten(0, inputs.shape[:-1])
+
+    functions.scaled_dot_product_attention, functions.linear = attend, multiply
+    try:
+        yield
+    finally:
+        functions.scaled_dot_product_attention, functions.linear = attention, linear
 
 
 def _normalise_batch(module: Any, images: Any) -> Any:

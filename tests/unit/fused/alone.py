@@ -89,9 +89,5 @@ def a_trainer(configurations: list[dict[str, Any]], **options: Any) -> FusedTrai
 def largest_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
     """Return the largest difference of two ``state_dict``s, relative to the largest value of each tensor."""
     assert list(ours) == list(theirs)
-    return max(
-        (
-            (ours[name].to(theirs[name].device) - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1e-3)
-        ).item()
-        for name in theirs
-    )
+    pairs = [(ours[name].cpu().double(), theirs[name].cpu().double()) for name in theirs]
+    return max(((own - other).abs().max() / other.abs().max().clamp(min=1e-3)).item() for own, other in pairs)

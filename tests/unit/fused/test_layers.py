@@ -41,6 +41,23 @@ class Attention(nn.Module):
         return self.out(self.layer(series, series, series)[0].mean(1))
 
 
+class Masked(nn.Module):
+    """A transformer that sees earlier positions only, of which one is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("later", torch.ones(4, 4, dtype=torch.bool).triu(1))
+
+    def forward(self, series: Any) -> Any:
+        padding = torch.zeros_like(series[:, :, 0], dtype=torch.bool)
+        padding[:, 1] = series[:, 1, 0] > 0
+        hidden = self.layer(series, src_mask=self.later, src_key_padding_mask=padding)
+        attended = nn.functional.scaled_dot_product_attention(hidden, series, hidden, is_causal=True)
+        return self.out(attended.mean(1))
+
+
 class Mean(nn.Module):
     def forward(self, series: Any) -> Any:
         return series.mean(1)
@@ -108,6 +125,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         ),
         SERIES,
     ),
+    "attention with masks": (Masked, SERIES),
     "embedding with padding": (
         lambda: nn.Sequential(nn.Embedding(9, 6, padding_idx=0), Mean(), nn.Linear(6, 3)),
         WORDS,
