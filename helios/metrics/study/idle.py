@@ -392,10 +392,9 @@ def _machines(
     steps: tuple[Seconds, Seconds, Floats],
 ) -> Machines:
     begins_s, ends_s, machine, amount = holds
-    at_s = np.concatenate([begins_s, ends_s, steps[0], [NEVER_S]])
-    order = np.argsort(at_s)
-    at_s = at_s[order]
-    order = order[:-1].astype(np.int32)
+    at_s = np.concatenate([begins_s, ends_s, steps[0]])
+    order = np.argsort(at_s).astype(np.int32)
+    at_s = np.append(at_s[order], NEVER_S)
     return Machines(
         free=np.array(free, dtype=np.float64, order="C"),
         pool=pool.astype(np.int64),

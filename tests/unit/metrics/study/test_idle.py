@@ -379,6 +379,13 @@ def test_many_events_are_looked_at_less_often_with_nearly_the_same_outcome(monke
     assert rough[:, 0, : OWN + 1] == pytest.approx(exact[:, 0, : OWN + 1], rel=0.03)
 
 
+def test_jobs_that_still_run_hold_what_they_have_to_the_end() -> None:
+    waits = [job(0, 3600, 7200, 4), job(0, 0, 3600, 6)]
+    others = [job(0, 0, 3600 if number % 4 else None) for number in range(1_000)]
+    assert hours(a_history(*waits, end=7200), given={"gpu": 8}) == pytest.approx([2, 0])
+    assert hours(a_history(*waits, *others, end=7200), given={"gpu": 1_008}) == pytest.approx([2, 0])
+
+
 def test_without_starts_nothing_is_known() -> None:
     history = a_history(job(0, None, None, state="COMPLETED", run_time_s=5.0), end=1000)
     found = idle_beside_waiting(history, find_capacity(history, given={"gpu": 1}))
