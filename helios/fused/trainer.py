@@ -359,7 +359,7 @@ class FusedTrainer:
             self._separate()
 
     def _one_by_one(self, ways: Mapping[str, Callable[[], None]], stack: Stack) -> dict[str, float]:
-        """Return the shortest time of each way, s, with the memory of one way at a time."""
+        """Return the shortest time of each way, s, one after another."""
         times: dict[str, float] = {}
         for way, run in ways.items():
             times |= fastest({way: run})

@@ -224,7 +224,7 @@ class _PerChannel(torch.autograd.Function):  # type: ignore[misc]  # because tor
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]  # because torch is not followed: it is optional
-    """Attention of many models, as one batch: it has no parameters."""
+    """Attention of many models as one batch, since it has no parameters."""
 
     @staticmethod
     def forward(function: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any) -> Any:
@@ -397,7 +397,7 @@ STREAMS = 32
 
 
 def own_copy(tensor: Any) -> Any:
-    """Return a copy; of a batch that all models share it is one, too."""
+    """Return a copy that is shared by all models if the tensor is."""
     return tensor[:1].clone().expand(tensor.shape) if _is_shared(tensor) else tensor.clone()
 
 
