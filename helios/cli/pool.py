@@ -141,9 +141,7 @@ def submit_(
         int,
         Option(min=1, max=100, help="Allocations at most, one after the other, each going on where the last ended."),
     ] = 1,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print the batch scripts and submit nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the batch scripts and submit nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a Slurm job that runs the trials of a sweep.
