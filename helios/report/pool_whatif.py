@@ -74,7 +74,10 @@ class PoolWhatIf:
 
 
 def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
-    """Show each rule in at most 80 columns, as a range where pairs were never measured."""
+    """Show each rule, as a range where pairs were never measured.
+
+    In at most 80 columns, which is what a terminal has.
+    """
     table = plain_table(
         "Rule", "Makespan", "Mean time\nto result", "GPU\nhours", "Energy", "Memory\nkills", "Of the\noracle's gain"
     )
