@@ -13,8 +13,9 @@ try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (
 	@$(BIN)/helios compile
 	@$(BIN)/helios try
 
-test: $(VENV)/.tools ## Run everything that CI runs
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target compile types slurm format lint imports
+test: ## Run everything that CI runs
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line $(VENV)/.tools slurm
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target compile types format lint imports
 	@$(MAKE) --no-print-directory pytest
 
 $(VENV)/bin/python:
@@ -51,8 +52,8 @@ imports: $(VENV)/.tools
 compile: $(VENV)/.tools
 	$(BIN)/helios compile
 
-# Two for each of two processors: the live tests mostly wait.
-WORKERS ?= 4
+# Of five, three begin with live tests, which mostly wait, and two compute, one for each of two processors.
+WORKERS ?= 5
 pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses $(WORKERS)
 

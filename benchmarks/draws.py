@@ -18,7 +18,7 @@ from helios.app.history import LoadedHistory
 from helios.app.order_check import DrawnWindow, check_draws
 from helios.app.replay_cluster import parse_nodes
 from helios.app.whatif import WhatIfRequest
-from helios.report.order_check import Orders, geometric_mean
+from helios.report.order_check import CheckedOrder, geometric_mean
 
 BUSY = 0.85
 """Share of a machine of unknown size that the jobs of a window would keep busy."""
@@ -97,7 +97,7 @@ def rows(
         }
         ours, size = (
             {key: geometric_mean([getattr(one, key) for one in ratios]) for key in ("mean", "longest", "large")}
-            for ratios in (check.ratios[Orders.PREDICTIONS], check.ratios[Orders.SIZE])
+            for ratios in (check.ratios[CheckedOrder.PREDICTIONS], check.ratios[CheckedOrder.SIZE])
         )
         for question, key in (("mean wait", "mean"), ("longest wait", "longest"), ("large jobs", "large")):
             if np.isfinite(ours[key]):

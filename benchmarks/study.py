@@ -63,7 +63,7 @@ from helios.app.replay_cluster import POOL, parse_nodes
 from helios.app.scenarios import Scenario
 from helios.app.study import NodeRecords, study, study_levels
 from helios.app.training import judge
-from helios.app.trials import Packing, find_repeated
+from helios.app.trials import PackingCase, find_repeated
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
 from helios.choices import Policy
 from helios.config import Energy, Settings
@@ -266,7 +266,7 @@ def packing(folder: Path) -> Iterator[dict[str, Any]]:
         since = datetime.fromisoformat(week).replace(tzinfo=ZoneInfo("Asia/Shanghai"))
         until = since + timedelta(days=7)
         told = study(history, since=since, until=until, resource="gpus").statements[15]
-        found = find_repeated(history, since=since, until=until, packing=Packing(nodes={POOL: nodes}))
+        found = find_repeated(history, since=since, until=until, packing=PackingCase(nodes={POOL: nodes}))
         unpacked, most = found.replays[0], found.replays[-1]
         yield {
             "window": f"{week} on {nodes}",

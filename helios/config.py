@@ -145,7 +145,7 @@ class Ingest(_Section):
     """Time zone assumed for times that carry none"""
 
 
-class Model(_Section):
+class ModelSection(_Section):
     """Training and evaluation of the duration predictor."""
 
     seed: int = Field(default=0, ge=0)
@@ -399,7 +399,7 @@ class Settings(_Section):
 
     database: Database = Field(default_factory=Database)
     ingest: Ingest = Field(default_factory=Ingest)
-    model: Model = Field(default_factory=Model)
+    model: ModelSection = Field(default_factory=ModelSection)
     whatif: WhatIfSettings = Field(default_factory=WhatIfSettings)
     slurm: SlurmSettings = Field(default_factory=SlurmSettings)
     control: Control = Field(default_factory=Control)
@@ -445,7 +445,7 @@ class ConfigValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class LoadedSettings:
     """The current settings and the origin of each.
 
     Attributes
@@ -475,7 +475,7 @@ class Configuration:
         ]
 
 
-def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Configuration:
+def load_configuration(*, environment: Mapping[str, str], folder: Path) -> LoadedSettings:
     """Read the current settings.
 
     Parameters
@@ -514,7 +514,7 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
         settings = Settings.model_validate(values)
     except ValidationError as reason:
         raise _invalid(reason, origins) from reason
-    return Configuration(settings=settings, origins=origins, files=tuple(files), notes=tuple(notes))
+    return LoadedSettings(settings=settings, origins=origins, files=tuple(files), notes=tuple(notes))
 
 
 def _set(

@@ -1,7 +1,11 @@
 """Which tests one worker of pytest-xdist runs, and in which order the groups start.
 
-A group shares a cluster, a server or what a module set up. Live tests mostly wait and stories mostly compute, so they
-start in turn, the longest first. The many short tests come last and fill what is left.
+A group shares a cluster, a server or what a module set up: a module is a group where nothing else is said, because a
+second worker would draw its page, read its trace and load its compiled code again. The longest start first, the many
+short modules come last.
+
+Live tests mostly wait, all others compute. Every second worker runs live tests as long as there are any, the others run
+the rest, so that the processors are busy from the beginning to the end.
 
 This stands for ``--dist loadgroup`` and its marker: pytest-xdist 3.8 tells its controller of groups by changing node
 ids, which pytest 9.2 no longer lets it. Here the controller knows a test's group from the test's own id.
@@ -10,29 +14,30 @@ ids, which pytest 9.2 no longer lets it. Here the controller knows a test's grou
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
 
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
 GROUPS = {
     "tests/live/test_power.py": "power",
-    "tests/story/test_real_traces.py": "real traces",
-    "tests/live/test_pyslurm.py": "pyslurm",
-    "tests/live/test_unprivileged.py": "unprivileged",
-    "tests/live/test_hook.py": "hook",
-    "tests/contract/test_cluster.py": "clusters",
-    "tests/live/test_proof.py": "proof",
-    "tests/story/test_models.py": "models",
-    "tests/live/test_cli.py": "live commands",
     "tests/story/test_postgres.py": "postgres",
+    "tests/live/test_proof.py": "proof",
+    "tests/story/test_real_traces.py": "real traces",
     "tests/live/test_acting.py": "acting",
+    "tests/story/test_dask": "dask",
+    "tests/live/test_pyslurm.py": "pyslurm",
+    "tests/story/test_wheel.py": "wheel",
+    "tests/live/test_unprivileged.py": "unprivileged",
+    "tests/story/test_models.py": "models",
+    "tests/live/test_hook.py": "hook",
     "tests/story/test_rehearse.py": "replays",
     "tests/live/test_fidelity.py": "fidelity",
-    "tests/story/test_dask": "dask",
+    "tests/live/test_cli.py": "live commands",
     "tests/live/test_daemon.py": "daemon",
-    "tests/story/test_try.py": "try",
     "tests/live/test_sweep_jobs.py": "sweep jobs",
-    "tests/story/test_wheel.py": "wheel",
     "tests/live/test_power_daemon.py": "power",
     "tests/live/test_power_rig.py": "power",
     "tests/live/test_nodes_commands.py": "power",
@@ -43,21 +48,20 @@ GROUPS = {
     "tests/story/test_sweep.py": "dask",
 }
 """The group of a test by the beginning of its id; the first that fits. Groups start in this order."""
-BY_MODULE = ("tests/live/", "tests/story/")
-"""Tests below these folders are a group with the others of their module, and start after ``GROUPS``."""
+WAITS = "tests/live/"
+LONG = (WAITS, "tests/story/")
+"""Modules below these folders start after ``GROUPS``, all others after them."""
 ON_POSTGRES = re.compile(r"\[(.*-)?postgresql(-.*)?\]$")
 
 
 def group_of(test: str) -> str:
-    """Return the group of a test by its id: itself where it shares nothing."""
+    """Return the group of a test by its id: its module where nothing else is said."""
     for beginning, group in GROUPS.items():
         if test.startswith(beginning):
             return group
     if test.startswith("tests/contract/") and ON_POSTGRES.search(test):
         return "postgres"
-    if test.startswith(BY_MODULE):
-        return str(PurePosixPath(test.partition("::")[0]))
-    return test
+    return test.partition("::")[0]
 
 
 def start_of(test: str) -> int:
@@ -66,7 +70,7 @@ def start_of(test: str) -> int:
     names = list(dict.fromkeys(GROUPS.values()))
     if group in names:
         return names.index(group)
-    return len(names) + (not test.startswith(BY_MODULE))
+    return len(names) + (not test.startswith(LONG))
 
 
 class Grouping(LoadScopeScheduling):
@@ -74,3 +78,10 @@ class Grouping(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        waits = self.nodes.index(node) % 2 == 0
+        groups = ((group, next(iter(tests)).startswith(WAITS)) for group, tests in self.workqueue.items())
+        if wanted := next((group for group, is_live in groups if is_live is waits), None):
+            self.workqueue.move_to_end(wanted, last=False)
+        super()._assign_work_unit(node)

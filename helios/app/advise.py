@@ -12,7 +12,7 @@ import pandas as pd
 
 from helios.app.history import LoadedHistory
 from helios.app.reports import ReportQuery, open_context
-from helios.app.trials import READ, Packing, find_repeated
+from helios.app.trials import READ, PackingCase, find_repeated
 from helios.config import SlurmSettings
 from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, UsageError
 from helios.model import JOBS
@@ -129,7 +129,7 @@ def advise_on(
     if not own["time_limit_s"].notna().any() and len(own):
         notes = (*notes, "Time limits are not recorded here, so nothing is said of them.")
     if (own["gpus"] > 0).any():
-        packing = Packing()
+        packing = PackingCase()
         repeated = find_repeated(
             LoadedHistory(cluster=loaded.cluster, jobs=own.reset_index(drop=True), timezone=loaded.timezone),
             since=since,

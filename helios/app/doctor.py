@@ -27,7 +27,7 @@ from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuch
 from helios.model import CYCLES, Mode
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table
-from helios.slurm.preflight import HOOK, Finding, FindingLevel
+from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
 from helios.units import in_number
 from helios.warehouse import Warehouse, check_folder, sqlite_file
 
@@ -40,7 +40,7 @@ SILENT_S = 120.0
 """Age of the health file from which the daemon counts as silent, s; a live one writes it several times as often."""
 
 
-def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
+def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[PreflightFinding]:
     """Run every check and return the findings, those of the cluster first.
 
     No check changes anything.
@@ -52,7 +52,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     """
     found = preflight(settings)
     name = cluster or _name_in(found) or _only_name(settings)
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
         lambda: _closed(settings),
@@ -73,7 +73,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     return [*found, *(finding for check in checks for finding in _tried(check))]
 
 
-def hook_not_installed(settings: Settings, name: str) -> list[Finding]:
+def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
     """Return why the priority hook does not order new jobs.
 
     Without the hook new jobs get their place in the next cycle only. The list is empty where no service orders jobs.
@@ -85,7 +85,7 @@ def hook_not_installed(settings: Settings, name: str) -> list[Finding]:
     return [finding for finding in found if finding.verdict is not OK]
 
 
-def _as_grave(finding: Finding) -> Finding:
+def _as_grave(finding: PreflightFinding) -> PreflightFinding:
     return replace(finding, verdict=FAIL) if finding.verdict is WARN else finding
 
 
@@ -104,25 +104,25 @@ def _orders(settings: Settings, name: str) -> bool:
         return False  # another check says why it is not known
 
 
-def _finding(check: str, level: FindingLevel, message: str, hint: str = "") -> Finding:
+def _finding(check: str, level: FindingLevel, message: str, hint: str = "") -> PreflightFinding:
     """Return a finding, with the hint only where something is to be done."""
-    return Finding(check=check, verdict=level, message=message, hint="" if level is OK else hint)
+    return PreflightFinding(check=check, verdict=level, message=message, hint="" if level is OK else hint)
 
 
-def _tried(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _tried(check: Callable[[], Iterator[PreflightFinding]]) -> list[PreflightFinding]:
     try:
         return list(check())
     except HeliosError as reason:
         return [_finding("helios", FAIL, reason.message, reason.hint)]
 
 
-def _name_in(found: list[Finding]) -> str | None:
+def _name_in(found: list[PreflightFinding]) -> str | None:
     """Return the cluster's name from the finding that its controller answers."""
     answers = (it.message.split() for it in found if it.check == "controller" and "answers" in it.message)
     return next((words[1] for words in answers), None)
 
 
-def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
+def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[PreflightFinding]:
     """Return five findings on what Helios does.
 
     They are on the daemon, the services, the last cycle, the history and the model.
@@ -135,7 +135,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Fi
         None: the default or else the only one of the warehouse.
     """
     name = cluster or _only_name(settings)
-    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+    checks: dict[str, Callable[[], Iterator[PreflightFinding]]] = {
         "daemon": lambda: _daemon(settings, now),
         "services": lambda: _services_in_force(settings, name),
         "cycle": lambda: _last_cycle(settings, name, now),
@@ -145,13 +145,13 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Fi
     return [replace(next(iter(_tried(check))), check=line) for line, check in checks.items()]
 
 
-def _services_in_force(settings: Settings, name: str) -> Iterator[Finding]:
+def _services_in_force(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """Report a pause, else the modes."""
     paused = next(_pause(settings, name))
     yield from _modes(settings, name) if paused.verdict is OK else [paused]
 
 
-def _last_cycle(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+def _last_cycle(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             cycles = warehouse.cycles(name, since=now - LAST_CYCLES)
@@ -200,13 +200,13 @@ def _only_name(settings: Settings) -> str:
         return ""
 
 
-def _services(settings: Settings) -> Iterator[Finding]:
+def _services(settings: Settings) -> Iterator[PreflightFinding]:
     names = ", ".join(configured_services(settings))
     version = ".".join(map(str, sys.version_info[:3]))
     yield _finding("services", OK, f"configured: {names or 'none'} (Python {version})")
 
 
-def _state_folder(settings: Settings) -> Iterator[Finding]:
+def _state_folder(settings: Settings) -> Iterator[PreflightFinding]:
     folder = Path(settings.control.state_folder)
     try:
         with hold_cycle_lock(folder):
@@ -219,7 +219,7 @@ def _state_folder(settings: Settings) -> Iterator[Finding]:
     yield _finding("state folder", OK, f"{folder} can be written")
 
 
-def _closed(settings: Settings) -> Iterator[Finding]:
+def _closed(settings: Settings) -> Iterator[PreflightFinding]:
     """Report files of Helios that other accounts can read or write.
 
     They name users and their jobs.
@@ -235,7 +235,7 @@ def _closed(settings: Settings) -> Iterator[Finding]:
         yield _finding("permissions", OK, "no other account can read what Helios keeps")
 
 
-def _notices(settings: Settings) -> Iterator[Finding]:
+def _notices(settings: Settings) -> Iterator[PreflightFinding]:
     """Report whether the servers that are to tell people can be reached."""
     names = ", ".join(channels(settings.notify))
     problems = [*check_notify(settings.notify)] or [*try_servers(settings.notify)]
@@ -252,17 +252,17 @@ def _files_in(folder: Path) -> list[Path]:
         return []
 
 
-def _warehouse(settings: Settings) -> Iterator[Finding]:
+def _warehouse(settings: Settings) -> Iterator[PreflightFinding]:
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.try_to_write()
         yield _finding("warehouse", OK, f"can be written, schema {warehouse.revision()}")
 
 
-def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+def _history(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             read_at = read_until(warehouse, name)
-            jobs = int(warehouse.clusters().set_index("name")["jobs"].get(name, 0))
+            jobs = int(warehouse.clusters(counts=True).set_index("name")["jobs"].get(name, 0))
         except NoSuchCluster:
             read_at, jobs = None, 0
     if read_at is None:
@@ -277,7 +277,7 @@ def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     yield _finding("history", level, f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC", hint)
 
 
-def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) -> Iterator[Finding]:
+def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) -> Iterator[PreflightFinding]:
     if not name:  # the history check says what to do
         yield _finding("model", WARN, "not checked, as the cluster's name is not known", "Give it: --cluster NAME")
         return
@@ -301,14 +301,14 @@ def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) 
     yield _finding("model", FAIL if old else OK, message, "Nothing is written while it is so old: helios nightly")
 
 
-def _modes(settings: Settings, name: str) -> Iterator[Finding]:
+def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     modes = modes_in_force(settings.database.url, name, configured_services(settings)) if name else {}
     said = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
     yield _finding("modes", OK, said if acts else f"{said}: nothing on the cluster is changed")
 
 
-def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
+def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
     """Report the daemon's last health file and why its last cycle was suspended."""
     try:
         told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
@@ -329,7 +329,7 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
         yield _finding("daemon", WARN, message, "Read its log: journalctl -u helios")
 
 
-def _rhythm(settings: Settings) -> Iterator[Finding]:
+def _rhythm(settings: Settings) -> Iterator[PreflightFinding]:
     """Report intervals that are too short for the daemon's own cycle.
 
     With such settings a lease, a history or a hook table expires between two renewals although nothing fails.
@@ -344,7 +344,7 @@ def _rhythm(settings: Settings) -> Iterator[Finding]:
         yield _finding("rhythm", WARN, message, "Make it several times as long: else it runs out between two of them.")
 
 
-def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+def _lease(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             lease, time_there = warehouse.lease(name), warehouse.time_of_leases(now)
@@ -368,7 +368,7 @@ def _remembered(settings: Settings, name: str, key: str) -> str | None:
             return None
 
 
-def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
     text = _remembered(settings, name, MEMORY)
     breaker = (ControllerState.from_json(text) if text else ControllerState()).breaker
     state = breaker.state(now=now, settings=settings.control)
@@ -379,7 +379,7 @@ def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
         yield _finding("breaker", WARN, message, "See what failed: helios report decisions")
 
 
-def _nodes(settings: Settings, name: str) -> Iterator[Finding]:
+def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """Report nodes that need a person.
 
     Nothing is reported where no service acts on nodes.
@@ -396,14 +396,14 @@ def _nodes(settings: Settings, name: str) -> Iterator[Finding]:
     yield _finding("nodes", level, message, "Repair the nodes, then: helios power clear")
 
 
-def _pause(settings: Settings, name: str) -> Iterator[Finding]:
+def _pause(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     if pause := is_paused(settings.database.url, name, Path(settings.control.state_folder)):
         yield _finding("pause", WARN, f"paused {pause}", "To go on: helios resume")
     else:
         yield _finding("pause", OK, "Helios is not paused")
 
 
-def _hook(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
     """Report whether the hook has a table.
 
     Without one, new jobs stay behind jobs that Helios has ordered until the next cycle.
@@ -422,7 +422,7 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     yield _finding("hook", FAIL if orders and not table.rows else OK, message, hint)
 
 
-def _unpublished(level: FindingLevel) -> Finding:
+def _unpublished(level: FindingLevel) -> PreflightFinding:
     return _finding(
         "hook", level, UNPUBLISHED, "Set publish = true in the section [hook] of helios.toml: docs/priority-hook.md"
     )

@@ -178,7 +178,7 @@ def load_history(
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
-    """Return the row of ``Warehouse.cluster_spans`` for a cluster name.
+    """Return the row of ``Warehouse.clusters`` for a cluster name.
 
     None stands for the only cluster.
 
@@ -187,7 +187,7 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     NoSuchCluster
         No cluster of that name is loaded, or none was named and several are.
     """
-    clusters = warehouse.cluster_spans()
+    clusters = warehouse.clusters()
     if clusters.empty:
         raise NoSuchCluster(
             "The warehouse holds no history yet.",

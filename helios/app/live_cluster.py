@@ -28,7 +28,7 @@ from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, p
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
 from helios.slurm.jobs_undo import JobsUndo
-from helios.slurm.preflight import Check, Finding, controllers_time, examine, hook_table_check, power_checks
+from helios.slurm.preflight import Check, PreflightFinding, controllers_time, examine, hook_table_check, power_checks
 from helios.slurm.shell import Shell
 
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
@@ -225,7 +225,7 @@ def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
     return nodes
 
 
-def preflight(settings: Settings) -> list[Finding]:
+def preflight(settings: Settings) -> list[PreflightFinding]:
     """Return findings about the cluster's settings.
 
     A controller that does not answer is a finding too.

@@ -20,7 +20,7 @@ from helios.app.own_order import LOOKS_BACK, gpu_machine
 from helios.config import Settings
 from helios.errors import HeliosError
 from helios.ports import Progress, no_progress
-from helios.report.order_check import Orders
+from helios.report.order_check import CheckedOrder
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ class PastCheck:
     Attributes
     ----------
     at : datetime
-    best : Orders
+    best : CheckedOrder
     said : tuple of str
         Its sentences.
     """
 
     at: datetime
-    best: Orders
+    best: CheckedOrder
     said: tuple[str, ...]
 
 
@@ -63,7 +63,7 @@ def order_checks(warehouse: Warehouse, cluster: str) -> list[PastCheck]:
     """Return the kept checks of a cluster, oldest first."""
     text = warehouse.remembered(cluster, CHECKS)
     return [
-        PastCheck(at=datetime.fromisoformat(told["at"]), best=Orders(told["best"]), said=tuple(told["said"]))
+        PastCheck(at=datetime.fromisoformat(told["at"]), best=CheckedOrder(told["best"]), said=tuple(told["said"]))
         for told in (json.loads(text) if text else [])
     ]
 
@@ -73,12 +73,12 @@ def size_orders(checks: Sequence[PastCheck], now: datetime) -> bool:
 
     A check older than ``FRESH`` does not count.
     """
-    return bool(checks) and checks[-1].best is Orders.SIZE and now - checks[-1].at < FRESH
+    return bool(checks) and checks[-1].best is CheckedOrder.SIZE and now - checks[-1].at < FRESH
 
 
 def proposal(checks: Sequence[PastCheck], now: datetime) -> str:
     """Return the proposal of shadow mode, or an empty text."""
-    if not checks or any(check.best is not Orders.OWN for check in checks) or now - checks[0].at < PATIENCE:
+    if not checks or any(check.best is not CheckedOrder.OWN for check in checks) or now - checks[0].at < PATIENCE:
         return ""
     return (
         f"In {len(checks)} checks over four weeks neither predictions nor size was better than the site's own order. "

@@ -21,7 +21,7 @@ from helios.app.node_controller import NodeController
 from helios.app.notify import Notices, channels, notices_in
 from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
-from helios.config import Configuration, Settings
+from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
 from helios.ports import Progress, Service, no_progress
@@ -36,7 +36,7 @@ ALL_DOMAINS = frozenset(Domain)
 
 
 def operations_for(
-    configuration: Configuration,
+    configuration: LoadedSettings,
     *,
     cluster: str | None = None,
     domains: frozenset[Domain] = ALL_DOMAINS,

@@ -35,7 +35,7 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
 from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
-from helios.report.order_check import LEAST_WAIT_S, OrderCheck, Orders, Ratios
+from helios.report.order_check import LEAST_WAIT_S, CheckedOrder, OrderCheck, Ratios
 from helios.report.significance import NOTICED_S
 from helios.simulate import Backfill, Replay
 
@@ -52,10 +52,10 @@ def live_scenario(policy: Policy, *, run_times: RunTimes | None = None, options:
     )
 
 
-CHECKED: Mapping[Orders, Scenario] = {
-    Orders.OWN: live_scenario(Policy.FIFO, options=()),
-    Orders.PREDICTIONS: live_scenario(Policy.QSSF, run_times=RunTimes.PREDICTED),
-    Orders.SIZE: live_scenario(Policy.FEWEST_GPUS),
+CHECKED: Mapping[CheckedOrder, Scenario] = {
+    CheckedOrder.OWN: live_scenario(Policy.FIFO, options=()),
+    CheckedOrder.PREDICTIONS: live_scenario(Policy.QSSF, run_times=RunTimes.PREDICTED),
+    CheckedOrder.SIZE: live_scenario(Policy.FEWEST_GPUS),
 }
 
 
@@ -93,7 +93,7 @@ def refuse_few(draws: int) -> None:
 def check_draws(window: DrawnWindow, *, draws: int, progress: Progress = no_progress) -> OrderCheck:
     """Check the live order on a window that is prepared."""
     own_s = [window.draw(0).own_mean_s]
-    found: dict[Orders, list[Ratios]] = {Orders.PREDICTIONS: [], Orders.SIZE: []}
+    found: dict[CheckedOrder, list[Ratios]] = {CheckedOrder.PREDICTIONS: [], CheckedOrder.SIZE: []}
     for number in range(1, draws + 1) if own_s[0] >= LEAST_WAIT_S else ():
         step = f"Checking the order, draw {number} of {draws}"
         progress(step, 0.0)
@@ -131,7 +131,7 @@ class DrawnWindow:
         progress: Progress = no_progress,
     ) -> None:
         self._history, self._given, self._progress = history, model, progress
-        self.request = replace(request, plans=[CHECKED[Orders.PREDICTIONS]])
+        self.request = replace(request, plans=[CHECKED[CheckedOrder.PREDICTIONS]])
         self.setup = prepare_replay(history, self.request)
         self._resampler = resampler_for(self.setup)
 
@@ -176,7 +176,7 @@ class Draw:
 
     def __init__(self, setup: ReplaySetup, window: DrawnWindow) -> None:
         self.setup, self._window = setup, window
-        self.own_wait_s = self._replay(CHECKED[Orders.OWN]).wait_s
+        self.own_wait_s = self._replay(CHECKED[CheckedOrder.OWN]).wait_s
         gpus = setup.workload.gpus
         is_large = gpus > LARGE_GPUS if window.request.gpus_per_node > 1 else gpus >= np.quantile(gpus, LARGEST_SHARE)
         self._large = is_large & setup.counted
@@ -264,7 +264,7 @@ def value_of_predictions(
     submitted = history.jobs["submitted_at"]
     first = min(int(len(submitted) * (1 - test_fraction)), len(submitted) - 1)  # the same job as the evaluation's
     request = WhatIfRequest(
-        plans=[CHECKED[Orders.PREDICTIONS]],
+        plans=[CHECKED[CheckedOrder.PREDICTIONS]],
         since=train_until or submitted.iloc[first].to_pydatetime(),
         nodes=site.nodes,
         gpus_per_node=site.gpus_per_node,
@@ -304,7 +304,7 @@ def _replays(window: DrawnWindow, progress: Progress) -> dict[str, QueueSummary]
         jobs, history=before, model=None, refit=False, seed=request.seed, timezone=setup.timezone
     )
 
-    predicted = CHECKED[Orders.PREDICTIONS]
+    predicted = CHECKED[CheckedOrder.PREDICTIONS]
 
     def replayed(
         plan: Scenario, predictor: ReplayPredictor | None = None, *, again_s: int | None = None
@@ -314,9 +314,9 @@ def _replays(window: DrawnWindow, progress: Progress) -> dict[str, QueueSummary]
         return measure(setup, result.started_s, result.ended_s, **plan.parts).summary
 
     return {
-        TODAY: replayed(CHECKED[Orders.OWN]),
+        TODAY: replayed(CHECKED[CheckedOrder.OWN]),
         ORACLE: replayed(live_scenario(Policy.QSSF, run_times=RunTimes.TRUE)),
-        "smallest_first": replayed(CHECKED[Orders.SIZE]),
+        "smallest_first": replayed(CHECKED[CheckedOrder.SIZE]),
         MODEL: replayed(predicted, predictor_for(setup, window.model, request)),
         "shrinkage": replayed(predicted, shrinkage),
         # The naive rule knows nothing of what happens while a job waits.

@@ -175,7 +175,7 @@ ToldColumns = dict[str, list[Any]]
 """Options of a policy, each with a list of values to combine with the others'."""
 
 
-class _Table(BaseModel):
+class _PlanTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     @field_validator("*", mode="before")
@@ -186,7 +186,7 @@ class _Table(BaseModel):
         return value
 
 
-class Window(_Table):
+class Window(_PlanTable):
     """Time window of the history."""
 
     since: datetime | date | str | None = Field(default=None, alias="from", description="Jobs submitted from then on")
@@ -194,7 +194,7 @@ class Window(_Table):
     warm_up: str | None = Field(default=None, description="Replayed before it, uncounted: 7d")
 
 
-class SweepSettings(_Table):
+class SweepSettings(_PlanTable):
     """The cluster and how it is used, as lists that are combined."""
 
     nodes: list[str] = Field(default=[], description="As --nodes: gpu=16, or 16 to pool all jobs")
@@ -205,7 +205,7 @@ class SweepSettings(_Table):
     default_time_limit: list[str] = Field(default=[], description="Assumed for jobs that have none: 7d")
 
 
-class SweepPlan(_Table):
+class SweepPlan(_PlanTable):
     """Plan of a sweep, in which every key is optional."""
 
     policies: list[Policy] = Field(

@@ -39,7 +39,7 @@ NO_USERS = "Users are not recorded here, so nobody knows which jobs are repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class PackingCase:
     """How repeated jobs are packed and replayed.
 
     Attributes
@@ -68,11 +68,11 @@ def trials_report(
     *,
     by: str = "user",
     most: int | None = None,
-    packing: Packing | None = None,
+    packing: PackingCase | None = None,
     progress: Progress = no_progress,
 ) -> TrialsReport:
     """Report the repeated jobs of a window, and what packing them would have changed."""
-    packing = packing or Packing()
+    packing = packing or PackingCase()
     with open_context(ask) as context:
         progress("Reading the warehouse", 0.0)
         jobs = context.warehouse.jobs(
@@ -101,7 +101,7 @@ def find_repeated(
     *,
     since: datetime,
     until: datetime,
-    packing: Packing,
+    packing: PackingCase,
     select: Mapping[str, Collection[str]] | None = None,
     by: str = "user",
     most: int | None = None,
@@ -162,7 +162,7 @@ def find_repeated(
     )
 
 
-def _nothing(by: str, title: str, packing: Packing, why: str) -> TrialsReport:
+def _nothing(by: str, title: str, packing: PackingCase, why: str) -> TrialsReport:
     fields = fields_of_trials(by)
     rows = pd.DataFrame(columns=[field.column for field in fields])
     table = ReportTable(title=title, fields=fields, rows=rows, empty=why)
@@ -174,7 +174,7 @@ def _nothing(by: str, title: str, packing: Packing, why: str) -> TrialsReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waits:
+class _ReplayWaits:
     """Waits of one replay, s.
 
     Of the other jobs, and until the result of the jobs that some replay packs.
@@ -186,7 +186,7 @@ class _Waits:
 
 
 def _replays(
-    loaded: LoadedHistory, since: datetime, until: datetime, packing: Packing, progress: Progress
+    loaded: LoadedHistory, since: datetime, until: datetime, packing: PackingCase, progress: Progress
 ) -> tuple[list[PackedReplay], int, tuple[str, ...]]:
     """Replay a window and draws of it, with nothing and with repeated jobs packed."""
     request = WhatIfRequest(
@@ -211,7 +211,7 @@ def _replays(
     if not some:
         return [], 0, ("Nothing was replayed: no two repeated jobs of one GPU ran.",)
     resampler, draws = resampler_for(setup), min(packing.draws, MOST_DRAWN // len(setup.counted))
-    runs: list[list[_Waits]] = []
+    runs: list[list[_ReplayWaits]] = []
     for draw in range(draws + 1):
         drawn = redraw(setup, resampler, repeat=draw, seed=packing.seed) if draw else setup
         runs.append([_waits(drawn, column, gain) for _, column, gain in kinds])
@@ -234,14 +234,14 @@ def _pairs(setup: ReplaySetup, column: str) -> tuple[NDArray[np.int64], NDArray[
     return pair_trials(jobs[column].to_numpy(), machine.partition, setup.workload.submitted_s, may)
 
 
-def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _Waits:
+def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
     jobs, submitted_s = setup.machine.jobs, setup.workload.submitted_s
     any_pair = np.zeros(len(jobs), dtype=bool)
     any_pair[np.concatenate([*_pairs(setup, SURE), *_pairs(setup, POSSIBLE)])] = True
     others, mine = setup.counted & ~any_pair, setup.counted & any_pair
     if gain is None:
         result = setup.machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
-        return _Waits(
+        return _ReplayWaits(
             packed=0, others_s=result.wait_s[others], trials_s=(result.ended_s - submitted_s)[mine].astype(np.float64)
         )
     first, second = _pairs(setup, column)
@@ -253,7 +253,7 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _Waits:
         ended_s[of] = result.started_s[row[of]] + end_s
     counted = np.zeros(len(jobs), dtype=bool)
     counted[np.concatenate([first, second])] = True
-    return _Waits(
+    return _ReplayWaits(
         packed=int((counted & setup.counted).sum()),
         others_s=(result.started_s[row] - submitted_s)[others],
         trials_s=(ended_s - submitted_s)[mine],
@@ -285,7 +285,9 @@ def _packed(
     return replace(machine, jobs=jobs, partition=machine.partition[order], size=machine.size[order]), row
 
 
-def _compare(name: str, gain: float | None, runs: Sequence[_Waits], without: Sequence[_Waits]) -> PackedReplay:
+def _compare(
+    name: str, gain: float | None, runs: Sequence[_ReplayWaits], without: Sequence[_ReplayWaits]
+) -> PackedReplay:
     """Return the waits of a replay, and the range of its differences over draws."""
     differences = {
         "less": [_mean(base.others_s) - _mean(run.others_s) for run, base in zip(runs, without, strict=True)],

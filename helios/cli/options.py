@@ -17,7 +17,7 @@ from typer import Option
 
 from helios.choices import TraceFormat
 from helios.cli.output import say
-from helios.config import RENAMED_SERVICES, Configuration, Settings, load_configuration, zone
+from helios.config import RENAMED_SERVICES, LoadedSettings, Settings, load_configuration, zone
 from helios.errors import UsageError
 from helios.units import length
 
@@ -263,7 +263,7 @@ def expand(command: Command) -> Command:
     return expanded
 
 
-def configuration() -> Configuration:
+def configuration() -> LoadedSettings:
     """Return the settings in force in the current folder.
 
     A warning about who else may have written them is printed once.
@@ -329,7 +329,7 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
         )
 
 
-def named_timezone(option: str | None, settings: Configuration) -> str | None:
+def named_timezone(option: str | None, settings: LoadedSettings) -> str | None:
     """Return the time zone that the option or else the configuration names.
 
     It is for times without one. None: neither names one.

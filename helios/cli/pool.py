@@ -141,7 +141,7 @@ def submit_(
         int,
         Option(min=1, max=100, help="Allocations at most, one after the other, each going on where the last ended."),
     ] = 1,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the batch script and submit nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the batch scripts and submit nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a Slurm job that runs the trials of a sweep.
@@ -167,11 +167,14 @@ def submit_(
     )
     members = [None] if pools == 1 else [*range(1, pools + 1)]
     scripts = [job_script(sweep, allocation, folder=folder, slots=slots, pool=member) for member in members]
+    found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
     if dry_run:
-        answer({"script": scripts[0], "jobs": []}, escape(scripts[0].rstrip()), as_json=as_json)
+        answer(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
+        if len(scripts) > 1 or chain > 1:
+            say(f"{count_in_words(len(scripts), 'script')}, each submitted {count_in_words(chain, 'time')}.")
         return
     jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
-    answer({"script": scripts[0], "jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+    answer(found | {"jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
 
 
 @commands.command("load", epilog="Example: helios pool load sweep.pool")

@@ -332,10 +332,10 @@ def trials(
     window is the week before its end. See docs/reports.md.
     """
     form.check(fields_of_trials(by))
-    from helios.app.trials import Packing, trials_report  # noqa: PLC0415 - it compiles
+    from helios.app.trials import PackingCase, trials_report  # noqa: PLC0415 - it compiles
 
     machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).of(configuration().settings)
-    packing = Packing(
+    packing = PackingCase(
         **machine, draws=draws, gains=GAINS if gain is None else low_high("--gain", gain, example="1.0,1.87")
     )
     whole = form.json or form.parsable or form.parsable2

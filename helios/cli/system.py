@@ -25,7 +25,7 @@ from helios.private_files import read_secret
 
 if TYPE_CHECKING:
     from helios.config import Settings
-    from helios.slurm.preflight import Finding
+    from helios.slurm.preflight import PreflightFinding
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -66,7 +66,7 @@ def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     answer([_plain_finding(it) for it in found], *map(escape, lines), as_json=as_json)
 
 
-def _plain_finding(finding: Finding) -> dict[str, str]:
+def _plain_finding(finding: PreflightFinding) -> dict[str, str]:
     return {name: str(getattr(finding, name)) for name in ("check", "verdict", "message", "hint")}
 
 

@@ -323,7 +323,7 @@ def list_(as_json: AsJson = False) -> None:
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
 
     with Warehouse.open(configuration().settings.database.url) as warehouse:
-        clusters = warehouse.clusters()
+        clusters = warehouse.clusters(counts=True)
     answer(clusters.to_dict(orient="records"), frame_table(clusters), as_json=as_json)
 
 

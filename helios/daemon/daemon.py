@@ -23,7 +23,7 @@ from helios.config import Settings
 from helios.daemon.health import Health, HealthFile, TaskTimes
 from helios.daemon.http import AddressTaken, Server
 from helios.daemon.metrics import Metrics
-from helios.daemon.tasks import Schedule, TaskScheduler, task_error
+from helios.daemon.tasks import TaskSchedule, TaskScheduler, task_error
 from helios.errors import ConfigurationInvalid
 
 WRITER_S = 45.0
@@ -124,7 +124,7 @@ class Daemon:
         self._folder = Path(settings.control.state_folder)
         self._notifier = Notifier(environment)
         watchdog_s = self._notifier.watchdog_s
-        schedule = Schedule(
+        schedule = TaskSchedule(
             cycle_s=settings.daemon.cycle_s,
             ingest_s=settings.daemon.ingest_s,
             nightly=settings.daemon.nightly if nightly else None,

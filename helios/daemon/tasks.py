@@ -284,7 +284,7 @@ class StateChangeLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class TaskSchedule:
     """Times of the daemon's tasks.
 
     Attributes
@@ -328,7 +328,7 @@ class TaskScheduler:
     ----------
     tasks : DaemonOperations
         The tasks.
-    schedule : Schedule
+    schedule : TaskSchedule
         Their times.
     beat : callable
         Called every ``heartbeat_s`` in a separate thread.
@@ -342,7 +342,7 @@ class TaskScheduler:
         self,
         *,
         tasks: DaemonOperations,
-        schedule: Schedule,
+        schedule: TaskSchedule,
         beat: Callable[[], None],
         paused: Callable[[], bool],
         health: Health,

@@ -49,7 +49,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TraceTable:
     """One table of the trace.
 
     Attributes
@@ -88,15 +88,15 @@ class Table:
         return row.get("status") in _STATUS and all(_SECONDS.fullmatch(time) for time in times)
 
 
-JOBS = Table(name="pai_job_table", names=("job_name", "inst_id", "user", "status", "start_time", "end_time"))
-TASKS = Table(
+JOBS = TraceTable(name="pai_job_table", names=("job_name", "inst_id", "user", "status", "start_time", "end_time"))
+TASKS = TraceTable(
     name="pai_task_table",
     names=(
         *("job_name", "task_name", "inst_num", "status", "start_time", "end_time"),
         *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
     ),
 )
-GROUP_TAGS = Table(name="pai_group_tag_table", names=("inst_id", "user", "gpu_type_spec", "group", "workload"))
+GROUP_TAGS = TraceTable(name="pai_group_tag_table", names=("inst_id", "user", "gpu_type_spec", "group", "workload"))
 
 
 def _sum_tasks(rows: list[pd.DataFrame]) -> pd.DataFrame:
@@ -201,7 +201,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False, zone=ZONE, companions=companions)
 
 
-def _beside(path: Path, table: Table) -> Path | None:
+def _beside(path: Path, table: TraceTable) -> Path | None:
     beside = (path.with_name(f"{table.name}{ending}") for ending in (".csv", ".csv.gz"))
     return next((found for found in beside if found.is_file()), None)
 
@@ -253,13 +253,13 @@ def _tags(reading: FileReading) -> Generator[JobRows, None, pd.Series[Any]]:
     return known[~known.index.duplicated()]
 
 
-def _rows_beside(reading: FileReading, table: Table) -> Iterator[DelimitedRows]:
+def _rows_beside(reading: FileReading, table: TraceTable) -> Iterator[DelimitedRows]:
     path = _beside(reading.path, table)
     if path is not None:
         yield from read_rows(replace(reading, path=path), table.dialect(head(path)), table.names)
 
 
-def _refusals(rows: DelimitedRows, results: CheckResults, table: Table) -> Iterator[JobRows]:
+def _refusals(rows: DelimitedRows, results: CheckResults, table: TraceTable) -> Iterator[JobRows]:
     """Yield the rejects of a table that holds no jobs.
 
     The name of the table is put before the text of each line.

@@ -522,7 +522,7 @@ class Agent:
             for root in roots:
                 with contextlib.suppress(psutil.Error):
                     below += root.children(recursive=True)
-            below = [process for process in below if process not in roots and not _is_zombie(process)]
+            below = [process for process in below if process not in roots and not _is_ending(process.pid)]
             if not below:
                 break
             for process in below:
@@ -865,12 +865,6 @@ def _is_running(child: int) -> bool:
         return os.waitpid(child, os.WNOHANG) == (0, 0)
     except ChildProcessError:
         return False
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    return True
 
 
 def _resident(process: psutil.Process) -> float:

@@ -221,7 +221,7 @@ class TrialModel:
         by_program: dict[str, list[TrialFacts]] = defaultdict(list)
         for fact in facts:
             by_program[fact.program].append(fact)
-        tables = {program: _Table(of) for program, of in by_program.items()}
+        tables = {program: _ProgramTable(of) for program, of in by_program.items()}
         kept: dict[tuple[str, str, str], TrialForecast] = {}
         answer = []
         for program, family, parameters in trials:
@@ -247,7 +247,7 @@ class TrialModel:
         return answer
 
     def _forecast(
-        self, table: _Table | None, program: str, family: str, parameters: Mapping[str, Any]
+        self, table: _ProgramTable | None, program: str, family: str, parameters: Mapping[str, Any]
     ) -> TrialForecast:
         if table is None:
             return TrialForecast()
@@ -286,7 +286,7 @@ def _of_family(values: Sequence[float], target: str) -> _Estimate:
     return _Estimate(value=float(np.exp(np.median(logs))), spread=spread)
 
 
-class _Table:
+class _ProgramTable:
     """What is known of the trials of one program, by family."""
 
     def __init__(self, facts: Sequence[TrialFacts]) -> None:

@@ -36,7 +36,7 @@ MOVED = {
 }
 
 
-class Orders(StrEnum):
+class CheckedOrder(StrEnum):
     """Orders that Helios may propose to a site."""
 
     PREDICTIONS = "qssf"
@@ -57,7 +57,7 @@ class Ratios:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class WaitRatio:
     """Geometric mean over draws of a ratio of mean waits.
 
     ``low`` and ``high`` are its 95 % interval, None where there are too few draws.
@@ -107,7 +107,7 @@ class OrderCheck:
     draws: int
     over: ResampledUnit
     own_mean_s: float
-    ratios: Mapping[Orders, Sequence[Ratios]]
+    ratios: Mapping[CheckedOrder, Sequence[Ratios]]
 
     @property
     def nobody_waits(self) -> bool:
@@ -115,26 +115,28 @@ class OrderCheck:
         return self.own_mean_s < LEAST_WAIT_S
 
     @property
-    def best(self) -> Orders:
+    def best(self) -> CheckedOrder:
         """The order that this site should have.
 
         Size, where predictions are not ahead of it beyond chance.
         """
         if self.nobody_waits:
-            return Orders.OWN
-        predictions, size = (self.beside_own(order).is_shorter for order in (Orders.PREDICTIONS, Orders.SIZE))
+            return CheckedOrder.OWN
+        predictions, size = (
+            self.beside_own(order).is_shorter for order in (CheckedOrder.PREDICTIONS, CheckedOrder.SIZE)
+        )
         if size and not (predictions and self.beside_size.is_shorter):
-            return Orders.SIZE
-        return Orders.PREDICTIONS if predictions else Orders.OWN
+            return CheckedOrder.SIZE
+        return CheckedOrder.PREDICTIONS if predictions else CheckedOrder.OWN
 
-    def beside_own(self, order: Orders) -> Comparison:
+    def beside_own(self, order: CheckedOrder) -> WaitRatio:
         """Compare the mean wait under an order with that under the site's own."""
         return _compare([one.mean for one in self.ratios[order]])
 
     @property
-    def beside_size(self) -> Comparison:
+    def beside_size(self) -> WaitRatio:
         """Mean wait under predictions over that under size."""
-        pairs = zip(self.ratios[Orders.PREDICTIONS], self.ratios[Orders.SIZE], strict=True)
+        pairs = zip(self.ratios[CheckedOrder.PREDICTIONS], self.ratios[CheckedOrder.SIZE], strict=True)
         return _compare([ours.mean / size.mean for ours, size in pairs])
 
     def sentences(self) -> list[str]:
@@ -143,7 +145,7 @@ class OrderCheck:
             return [NOBODY_WAITS]
         return [
             _decision(self),
-            *(_order_sentence(self, order) for order in (Orders.PREDICTIONS, Orders.SIZE)),
+            *(_order_sentence(self, order) for order in (CheckedOrder.PREDICTIONS, CheckedOrder.SIZE)),
             _method_sentence(self),
         ]
 
@@ -176,18 +178,18 @@ def geometric_mean(values: Sequence[float]) -> float:
     return exp(sum(known) / len(known)) if known else float("nan")
 
 
-def _compare(ratios: Sequence[float]) -> Comparison:
+def _compare(ratios: Sequence[float]) -> WaitRatio:
     logs = np.log(ratios)
     low, high = (None if bound is None else exp(bound) for bound in mean_interval(logs))
-    return Comparison(ratio=exp(float(logs.mean())), low=low, high=high)
+    return WaitRatio(ratio=exp(float(logs.mean())), low=low, high=high)
 
 
 def _decision(check: OrderCheck) -> str:
-    ours, size = check.beside_own(Orders.PREDICTIONS), check.beside_own(Orders.SIZE)
-    if check.best is Orders.PREDICTIONS:
+    ours, size = check.beside_own(CheckedOrder.PREDICTIONS), check.beside_own(CheckedOrder.SIZE)
+    if check.best is CheckedOrder.PREDICTIONS:
         beside = " and beats size, equally aged" if check.beside_size.is_shorter else ""
         return f"Order by predictions here (qssf, the default): it beats the site's own order{beside}, beyond chance."
-    if check.best is Orders.SIZE:
+    if check.best is CheckedOrder.SIZE:
         unsure = " More draws may tell: helios whatif --draws 20." if check.beside_size.ratio <= 1 - NOTICED else ""
         return (
             "Order by size here (fewest GPUs first, aged): it beats the site's own order beyond chance, and "
@@ -198,8 +200,8 @@ def _decision(check: OrderCheck) -> str:
     return f"Keep the site's own order and run Helios in shadow mode: nothing beats it beyond chance{behind}."
 
 
-def _order_sentence(check: OrderCheck, order: Orders) -> str:
-    name = {Orders.PREDICTIONS: "Predictions (qssf)", Orders.SIZE: "Size, equally aged"}[order]
+def _order_sentence(check: OrderCheck, order: CheckedOrder) -> str:
+    name = {CheckedOrder.PREDICTIONS: "Predictions (qssf)", CheckedOrder.SIZE: "Size, equally aged"}[order]
     found = check.ratios[order]
     longest, large = (geometric_mean([getattr(one, key) for one in found]) for key in ("longest", "large"))
     of_large = f", mean of large jobs x {large:.2f}" if isfinite(large) else ""

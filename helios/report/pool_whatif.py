@@ -74,9 +74,12 @@ class PoolWhatIf:
 
 
 def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
-    """Show each rule, as a range where pairs were never measured."""
+    """Show each rule, as a range where pairs were never measured.
+
+    In at most 80 columns, which is what a terminal has.
+    """
     table = plain_table(
-        "Rule", "Makespan", "Mean time to result", "GPU hours", "Energy", "Memory kills", "Of the oracle's gain"
+        "Rule", "Makespan", "Mean time\nto result", "GPU\nhours", "Energy", "Memory\nkills", "Of the\noracle's gain"
     )
     found = list(result.comparisons.values())
     for rule in found[0].outcomes:
@@ -115,5 +118,5 @@ def _share(found: PoolComparison, rule: str) -> float:
 
 
 def _range(cells: Sequence[str]) -> str:
-    """Return one cell for all cases, the first and the last where they differ."""
-    return cells[0] if cells[0] == cells[-1] else f"{cells[0]} to {cells[-1]}"
+    """Return one cell for all cases, the first above the last where they differ."""
+    return cells[0] if cells[0] == cells[-1] else f"{cells[0]}\nto {cells[-1]}"

@@ -45,7 +45,7 @@ class FindingLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class PreflightFinding:
     """Result of one check of the cluster.
 
     Attributes
@@ -94,7 +94,7 @@ class PreflightContext:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-Check = Callable[[PreflightContext], Iterator[Finding]]
+Check = Callable[[PreflightContext], Iterator[PreflightFinding]]
 """A check, which yields its findings."""
 
 
@@ -107,7 +107,7 @@ def examine(
     clock_skew_s: float = 30.0,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     more: Sequence[Check] = (),
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     """Run all checks of a cluster and return their findings.
 
     Where the controller does not answer, this is the only finding.
@@ -124,7 +124,9 @@ def examine(
     try:
         settings = configuration()
     except HeliosError as reason:
-        return [Finding(check="controller", verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)]
+        return [
+            PreflightFinding(check="controller", verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)
+        ]
     ground = PreflightContext(
         configuration=settings,
         shell=shell,
@@ -136,24 +138,24 @@ def examine(
     return [finding for check in (*_CHECKS, *more) for finding in _tried(check, ground)]
 
 
-def _tried(check: Check, ground: PreflightContext) -> list[Finding]:
+def _tried(check: Check, ground: PreflightContext) -> list[PreflightFinding]:
     try:
         return list(check(ground))
     except HeliosError as reason:
         function = check.func if isinstance(check, partial) else check
         name = function.__name__.strip("_").replace("_", " ")
-        return [Finding(check=name, verdict=FindingLevel.WARN, message=reason.message, hint=reason.hint)]
+        return [PreflightFinding(check=name, verdict=FindingLevel.WARN, message=reason.message, hint=reason.hint)]
 
 
-def _finding(check: str, message: str, *, hint: str = "", level: FindingLevel = FindingLevel.WARN) -> Finding:
+def _finding(check: str, message: str, *, hint: str = "", level: FindingLevel = FindingLevel.WARN) -> PreflightFinding:
     """Return a finding, which is of ``level`` if it has a hint.
 
     Without a hint it is ``ok``.
     """
-    return Finding(check=check, verdict=level if hint else FindingLevel.OK, message=message, hint=hint)
+    return PreflightFinding(check=check, verdict=level if hint else FindingLevel.OK, message=message, hint=hint)
 
 
-def _controller(ground: PreflightContext) -> Iterator[Finding]:
+def _controller(ground: PreflightContext) -> Iterator[PreflightFinding]:
     version = ground.configuration.get("SLURM_VERSION", "unknown")
     name = ground.configuration.get("ClusterName", "of unknown name")
     known = OLDEST_RELEASE <= parse.release(version) <= NEWEST_RELEASE
@@ -161,7 +163,7 @@ def _controller(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("controller", f"cluster {name} answers, Slurm {version}", hint=hint)
 
 
-def _priority(ground: PreflightContext) -> Iterator[Finding]:
+def _priority(ground: PreflightContext) -> Iterator[PreflightFinding]:
     kind = ground.configuration.get("PriorityType", "unknown")
     hint = "Set PriorityType=priority/multifactor: else a SiteFactor has no effect."
     hint = "" if kind == "priority/multifactor" else hint
@@ -171,7 +173,7 @@ def _priority(ground: PreflightContext) -> Iterator[Finding]:
         yield _finding("priority", message, hint="Take INCR_ONLY out of PriorityFlags.", level=FindingLevel.FAIL)
 
 
-def _weights(ground: PreflightContext) -> Iterator[Finding]:
+def _weights(ground: PreflightContext) -> Iterator[PreflightFinding]:
     found = {name: parse.whole(ground.configuration.get(f"PriorityWeight{name}", "")) or 0 for name in _WEIGHTS}
     said = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
     room, most = sum(found.values()), ground.site_factor_most
@@ -185,7 +187,7 @@ def _weights(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("weights", f"priority weights: {said}; Helios adds at most ±{most:,}", hint=hint)
 
 
-def _soft_limits(ground: PreflightContext) -> Iterator[Finding]:
+def _soft_limits(ground: PreflightContext) -> Iterator[PreflightFinding]:
     flag = SOFT_LIMIT_FLAG in ground.configuration.get("SchedulerParameters", "").lower()
     able = parse.release(ground.configuration.get("SLURM_VERSION", "")) >= SOFT_LIMITS_SINCE
     if able and flag:
@@ -196,20 +198,20 @@ def _soft_limits(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("soft limits", message, hint=hint)
 
 
-def _rate_limit(ground: PreflightContext) -> Iterator[Finding]:
+def _rate_limit(ground: PreflightContext) -> Iterator[PreflightFinding]:
     limited = "rl_enable" in ground.configuration.get("SlurmctldParameters", "").lower()
     message = "SlurmctldParameters has rl_enable: calls of one user are limited" if limited else "calls are not limited"
     hint = "Raise rl_bucket_size, or lower [slurm] writes_per_cycle: one change is one call."
     yield _finding("rate limit", message, hint=hint if limited and not _rules_slurm(ground) else "")
 
 
-def _power(ground: PreflightContext) -> Iterator[Finding]:
+def _power(ground: PreflightContext) -> Iterator[PreflightFinding]:
     after = ground.configuration.get("SuspendTime", "")
     on = ground.configuration.get("SuspendProgram", "(null)") != "(null)" and after not in {"", "INFINITE", "NONE"}
     yield _finding("power", f"power saving is on: idle nodes sleep after {after}" if on else "power saving is off")
 
 
-def _accounting(ground: PreflightContext) -> Iterator[Finding]:
+def _accounting(ground: PreflightContext) -> Iterator[PreflightFinding]:
     # sacctmgr prints its configuration even without slurmdbd, but has to ask slurmdbd for a list.
     ground.shell.run("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
     kept = Accounting(shell=ground.shell).keeps_jobs()
@@ -219,13 +221,13 @@ def _accounting(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("accounting", f"slurmdbd answers and keeps jobs {reach}", hint=hint)
 
 
-def _clock(ground: PreflightContext) -> Iterator[Finding]:
+def _clock(ground: PreflightContext) -> Iterator[PreflightFinding]:
     skew = abs((ground.clock() - controllers_time(ground.shell)).total_seconds())
     hint = "Let chrony or ntpd set both clocks; Helios writes nothing until then." if skew > ground.clock_skew_s else ""
     yield _finding("clock", f"the controller's clock differs by {skew:.0f} s", hint=hint, level=FindingLevel.FAIL)
 
 
-def _privileges(ground: PreflightContext) -> Iterator[Finding]:
+def _privileges(ground: PreflightContext) -> Iterator[PreflightFinding]:
     if _rules_slurm(ground):
         message = f"Helios runs as {ground.user}, who may do anything to this cluster"
         hint = "Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/install.md"
@@ -238,13 +240,13 @@ def _privileges(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("privileges", message, hint="" if level in _LEVELS else hint, level=FindingLevel.FAIL)
 
 
-def _private_data(ground: PreflightContext) -> Iterator[Finding]:
+def _private_data(ground: PreflightContext) -> Iterator[PreflightFinding]:
     private = ground.configuration.get("PrivateData", "none")
     if "jobs" in private:
         yield _finding("private data", f"PrivateData is {private}: only operators see other users' jobs")
 
 
-def _priority_hook(ground: PreflightContext) -> Iterator[Finding]:
+def _priority_hook(ground: PreflightContext) -> Iterator[PreflightFinding]:
     plugins = ground.configuration.get("JobSubmitPlugins", "(null)")
     message = f"JobSubmitPlugins is {plugins}"
     if "lua" in re.split(r"\W+", plugins):
@@ -267,7 +269,7 @@ def hook_table_check(table: Path) -> Check:
     It is for ``examine(more=...)``.
     """
 
-    def check(ground: PreflightContext) -> Iterator[Finding]:
+    def check(ground: PreflightContext) -> Iterator[PreflightFinding]:
         user = slurm_user(ground)
         if (place := closed_to(user, table)) is not None:
             message = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
@@ -354,7 +356,7 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
     )
 
 
-def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
+def _power_programs(ground: PreflightContext) -> Iterator[PreflightFinding]:
     found = programs(ground.configuration)
     for key in ("SuspendProgram", "ResumeProgram"):
         message, hint = f"{key} is {found.get(key)}", ""
@@ -369,7 +371,7 @@ def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
         yield _finding("power programs", message, hint=hint, level=FindingLevel.FAIL)
 
 
-def _idle_timer(ground: PreflightContext, *, keeps_awake: bool) -> Iterator[Finding]:
+def _idle_timer(ground: PreflightContext, *, keeps_awake: bool) -> Iterator[PreflightFinding]:
     after_s = power_config(ground.configuration).settings.suspend_time_s
     if math.isinf(after_s):
         message = "SuspendTime is INFINITE: Slurm refuses every power_down, and wakes no node for a job"
@@ -384,7 +386,7 @@ def _idle_timer(ground: PreflightContext, *, keeps_awake: bool) -> Iterator[Find
     yield _finding("idle timer", f"SuspendTime is {after_s:.0f} s", hint=hint)
 
 
-def _power_timeouts(ground: PreflightContext) -> Iterator[Finding]:
+def _power_timeouts(ground: PreflightContext) -> Iterator[PreflightFinding]:
     suspend_s, resume_s, batch_s, message_s = (
         seconds(ground.configuration.get(key, ""))
         for key in ("SuspendTimeout", "ResumeTimeout", "BatchStartTimeout", "MessageTimeout")
@@ -400,14 +402,14 @@ def _power_timeouts(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("power timeouts", message, hint=hint if batch_s < _LEAST_BATCH_START_S < resume_s else "")
 
 
-def _power_rates(ground: PreflightContext) -> Iterator[Finding]:
+def _power_rates(ground: PreflightContext) -> Iterator[PreflightFinding]:
     rates = {key: ground.configuration.get(key, "").partition(" ")[0] for key in ("SuspendRate", "ResumeRate")}
     message = ", ".join(f"{key} is {rate or 'unknown'} nodes a minute" for key, rate in rates.items())
     hint = "0 is no limit: jobs may wake every sleeping node at once. Ask whoever knows your power feed."
     yield _finding("power rates", message, hint=hint if rates["ResumeRate"] == "0" else "")
 
 
-def _keep_awake(ground: PreflightContext) -> Iterator[Finding]:
+def _keep_awake(ground: PreflightContext) -> Iterator[PreflightFinding]:
     version = ground.configuration.get("SLURM_VERSION", "unknown")
     if parse.release(version) < KEEP_AWAKE_SINCE:
         message = f"Slurm {version} cannot change SuspendExcNodes while it runs"
@@ -422,7 +424,7 @@ def _keep_awake(ground: PreflightContext) -> Iterator[Finding]:
         yield _finding("keep-awake list", f"ReconfigFlags lacks {KEEPS_LIST}", hint=hint)
 
 
-def _administrator(ground: PreflightContext) -> Iterator[Finding]:
+def _administrator(ground: PreflightContext) -> Iterator[PreflightFinding]:
     if _rules_slurm(ground):
         yield _finding("administrator", f"{ground.user} may change nodes")
         return
@@ -438,7 +440,7 @@ def _administrator(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("administrator", message, hint=hint, level=FindingLevel.FAIL)
 
 
-def _node_weights(ground: PreflightContext, *, tiers: int) -> Iterator[Finding]:
+def _node_weights(ground: PreflightContext, *, tiers: int) -> Iterator[PreflightFinding]:
     shown = lines(ground.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
     found = (re.search(r" Weight=(\d+)", line) for line in shown)
     weights = sorted({int(match[1]) for match in found if match})

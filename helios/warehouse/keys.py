@@ -87,9 +87,6 @@ CLUSTERS = {
 }
 
 
-CLUSTER_SPANS = {name: kind for name, kind in CLUSTERS.items() if kind != "int64"}
-
-
 def find_cluster_id(connection: sa.Connection, name: str) -> int:
     """Return the number of a known cluster.
 
@@ -129,45 +126,17 @@ def cluster_timezone(connection: sa.Connection, name: str) -> str | None:
     return connection.execute(sa.select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
 
 
-def cluster_spans() -> sa.Select[tuple[object, ...]]:
+def known_clusters(*, counts: bool) -> sa.Select[tuple[object, ...]]:
     """Return the query of all clusters and the span of their history.
 
-    Columns as in ``CLUSTER_SPANS``. Unlike counts, both ends are found in the key.
+    Columns as in ``CLUSTERS``. The span is found in the key; ``counts`` of jobs read every job.
     """
+    sizes = {"jobs": sa.func.count(), "gpu_jobs": sa.func.count(sa.case((jobs.c.gpus > 0, 1)))} if counts else {}
+    submitted_at = jobs.c.submitted_at
+    ends = {"first_submitted_at": sa.func.min(submitted_at), "last_submitted_at": sa.func.max(submitted_at)}
     of_cluster = jobs.c.cluster_id == clusters.c.cluster_id
-    first, last = (
-        sa.select(end(jobs.c.submitted_at)).where(of_cluster).scalar_subquery() for end in (sa.func.min, sa.func.max)
+    columns = (
+        sa.select(value).select_from(jobs).where(of_cluster).scalar_subquery().label(name)
+        for name, value in (sizes | ends).items()
     )
-    names = (clusters.c.name, clusters.c.timezone)
-    return sa.select(*names, first.label("first_submitted_at"), last.label("last_submitted_at")).order_by(names[0])
-
-
-def known_clusters() -> sa.Select[tuple[object, ...]]:
-    """Return the query of all clusters and the size of their history.
-
-    Columns as in ``CLUSTERS``.
-    """
-    of_gpus = sa.func.sum(sa.case((jobs.c.gpus > 0, 1), else_=0))
-    sizes = (
-        sa.select(
-            jobs.c.cluster_id,
-            sa.func.count().label("jobs"),
-            of_gpus.label("gpu_jobs"),
-            sa.func.min(jobs.c.submitted_at).label("first_submitted_at"),
-            sa.func.max(jobs.c.submitted_at).label("last_submitted_at"),
-        )
-        .group_by(jobs.c.cluster_id)
-        .subquery()
-    )
-    return (
-        sa.select(
-            clusters.c.name,
-            clusters.c.timezone,
-            sa.func.coalesce(sizes.c.jobs, 0).label("jobs"),
-            sa.func.coalesce(sizes.c.gpu_jobs, 0).label("gpu_jobs"),
-            sizes.c.first_submitted_at,
-            sizes.c.last_submitted_at,
-        )
-        .select_from(clusters.outerjoin(sizes, sizes.c.cluster_id == clusters.c.cluster_id))
-        .order_by(clusters.c.name)
-    )
+    return sa.select(clusters.c.name, clusters.c.timezone, *columns).order_by(clusters.c.name)

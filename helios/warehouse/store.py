@@ -22,11 +22,9 @@ from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
 from helios.warehouse.engine import engine_for, reading, shown, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
 from helios.warehouse.keys import (
-    CLUSTER_SPANS,
     CLUSTERS,
     StringTable,
     cluster_id_for_loading,
-    cluster_spans,
     cluster_timezone,
     find_cluster_id,
     known_clusters,
@@ -188,22 +186,15 @@ class Warehouse(ModelStore, TrialStore):
         with writing(self._engine, alone=True) as connection:
             return load(connection, self._bulk, batches, trace)
 
-    def clusters(self) -> pd.DataFrame:
+    def clusters(self, *, counts: bool = False) -> pd.DataFrame:
         """Return all clusters, ordered by name.
 
-        Columns: ``name``, ``timezone`` (None where unknown), ``jobs``, ``gpu_jobs``, ``first_submitted_at``,
-        ``last_submitted_at``.
+        Columns: ``name``, ``timezone`` (None where unknown), ``first_submitted_at``, ``last_submitted_at``; with
+        ``counts`` also ``jobs`` and ``gpu_jobs``, which takes a look at every job.
         """
         with reading(self._engine) as connection:
-            return frame_of(self._bulk.select(connection, known_clusters()), CLUSTERS)
-
-    def cluster_spans(self) -> pd.DataFrame:
-        """Return all clusters, ordered by name, without counting their jobs.
-
-        Columns as of ``clusters``, without ``jobs`` and ``gpu_jobs``.
-        """
-        with reading(self._engine) as connection:
-            return frame_of(self._bulk.select(connection, cluster_spans()), CLUSTER_SPANS)
+            found = self._bulk.select(connection, known_clusters(counts=counts))
+        return frame_of(found, {name: CLUSTERS[name] for name in found.column_names})
 
     def contents(self, cluster: str) -> dict[str, int]:
         """Return how many rows each table has of a cluster, tables without any left out.

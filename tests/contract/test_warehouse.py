@@ -165,7 +165,7 @@ def test_clusters_do_not_see_each_others_jobs(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(a_job(job_id="1")), cluster="venus")
     load(warehouse, a_batch(a_job(job_id="1", gpus=0), a_job(job_id="2")), cluster="earth")
     assert warehouse.jobs("venus")["job_id"].tolist() == ["1"]
-    assert warehouse.clusters().set_index("name")[["jobs", "gpu_jobs"]].to_dict("index") == {
+    assert warehouse.clusters(counts=True).set_index("name")[["jobs", "gpu_jobs"]].to_dict("index") == {
         "earth": {"jobs": 2, "gpu_jobs": 1},
         "venus": {"jobs": 1, "gpu_jobs": 1},
     }
@@ -181,7 +181,7 @@ def test_a_cluster_says_its_zone_and_span(warehouse: Warehouse) -> None:
 def test_spans_are_those_of_the_clusters_without_counts(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(a_job(submitted_at=NOON), a_job(submitted_at=NOON + timedelta(days=1))))
     load(warehouse, a_batch(), cluster="empty")
-    assert_frame_equal(warehouse.cluster_spans(), warehouse.clusters().drop(columns=["jobs", "gpu_jobs"]))
+    assert_frame_equal(warehouse.clusters(), warehouse.clusters(counts=True).drop(columns=["jobs", "gpu_jobs"]))
 
 
 # Loading again.

@@ -145,7 +145,7 @@ def all_of(warehouse: Warehouse, cluster: str) -> dict[str, Any]:
     return {
         "jobs": warehouse.jobs(cluster),
         "ended": warehouse.ended_jobs(cluster, since=NOON - 99 * HOUR),
-        "size": warehouse.clusters().query("name == @cluster").reset_index(drop=True),
+        "size": warehouse.clusters(counts=True).query("name == @cluster").reset_index(drop=True),
         "edition": warehouse.edition(cluster),
         "loads": warehouse.loads(cluster).drop(columns="loaded_at"),
         "rejects": warehouse.rejects(cluster),
@@ -348,7 +348,7 @@ def test_sizes_of_clusters_count_jobs_of_gpus_and_first_and_last(warehouse: Ware
     jobs = [a_job(job_id="1", gpus=0, submitted_at=NOON), a_job(job_id="2", gpus=3, submitted_at=NOON + HOUR)]
     load(warehouse, a_batch(*jobs, a_job(job_id="3", gpus=1, submitted_at=NOON + MINUTE)))
     warehouse.remember("earth", "x", "empty", at=NOON)
-    earth, venus = warehouse.clusters().to_dict("records")
+    earth, venus = warehouse.clusters(counts=True).to_dict("records")
     assert (earth["name"], earth["jobs"], earth["gpu_jobs"], earth["timezone"]) == ("earth", 0, 0, None)
     assert pd.isna(earth["first_submitted_at"]) and pd.isna(earth["last_submitted_at"])
     assert (venus["name"], venus["jobs"], venus["gpu_jobs"], venus["timezone"]) == ("venus", 3, 2, "UTC")

@@ -18,9 +18,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from numba.core.registry import cpu_target
+
 from helios.cli.main import COMMANDS, imported
 
-LATE = ("alembic.command", "lightgbm", "matplotlib.figure", "pyarrow.csv", "rich.progress", "scipy.stats")
+LATE = (
+    *("alembic.command", "alembic.config", "jinja2", "lightgbm", "matplotlib.figure", "matplotlib.style"),
+    *("pyarrow.csv", "rich.progress", "scipy.stats"),
+)
 """What commands import as late as they can."""
 EARLY = ("PYTHON", "NUMBA_", "OMP_", "LD_", "XDG_", "MPL")
 """Beginnings of the variables that must be set before anything is imported."""
@@ -85,6 +90,9 @@ def main() -> None:
         imported(name)
     for library in LATE:
         import_module(library)
+    # What Numba reads at the first call of anything compiled, in a third of a second.
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

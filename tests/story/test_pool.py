@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -249,10 +250,14 @@ def test_the_batch_script_of_a_sweep_runs_it(helios: Helios, sweep: Path) -> Non
 
 
 def test_shards_nodes_and_pools_are_asked_of_slurm(helios: Helios, sweep: Path) -> None:
-    script = helios("pool", "submit", sweep, "--shards", 4, "--nodes", 2, "--pools", 3, "--dry-run").out
-    for option in ("--gres=shard:4", "--nodes=2", "--ntasks-per-node=1"):
-        assert f"#SBATCH {option}\n" in script
-    assert script.rstrip().endswith("--shared")
+    answer = helios("pool", "submit", sweep, "--shards", 4, "--nodes", 2, "--pools", 3, "--chain", 2, "--dry-run")
+    scripts = answer.out.split("#!/bin/bash\n")[1:]
+    assert "3 scripts, each submitted 2 times" in answer.err
+    assert len({re.search("--job-name=(.*)", script)[1] for script in scripts}) == 3
+    for script in scripts:
+        for option in ("--gres=shard:4", "--nodes=2", "--ntasks-per-node=1"):
+            assert f"#SBATCH {option}\n" in script
+        assert script.rstrip().endswith("--shared")
     assert "exclude" in helios("pool", "submit", sweep, "--shards", 4, "--gpus", 1, "--dry-run", code=2).err
 
 

@@ -1,6 +1,7 @@
-"""What is installed is the wheel, not the folder it was built in."""
+"""A person with ten minutes: one command, from nothing to a report, by what is installed from the wheel."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from numba.core.caching import UserProvidedCacheLocator
 
 from helios.jit import cache_folder
+from tests.story.shell import shell
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,10 +77,42 @@ def test_an_installed_helios_makes_its_own_schema(installed: Path, tmp_path: Pat
     assert "up to date" in run(installed, tmp_path, "helios", "db", "status").stdout
 
 
-def test_an_installed_helios_runs_the_whole_path(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, tmp_path, "helios", "try", "--days", "3")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("try")
+
+
+@pytest.fixture(scope="module")
+def trial(installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    done = run(installed, folder, "helios", "try", "--days", "3")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "helios-try" / "report.html").stat().st_size > 10_000
+    return done
+
+
+def test_the_table_ends_in_the_terminal_with_the_controls_beside_qssf(trial: subprocess.CompletedProcess[str]) -> None:
+    for policy in ("FIFO", "QSSF", "SJF", "SRTF"):
+        assert policy in trial.stdout.upper()
+
+
+def test_the_report_is_named_and_complete_in_itself(trial: subprocess.CompletedProcess[str], folder: Path) -> None:
+    page = (folder / "helios-try" / "report.html").read_text()
+    assert "helios-try/report.html" in trial.stderr
+    assert "<svg" in page
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+
+
+def test_it_says_what_to_type_next_with_an_own_sacct_file(trial: subprocess.CompletedProcess[str]) -> None:
+    assert "sacct " in trial.stderr
+    assert "helios trace load" in trial.stderr
+
+
+def test_the_site_s_own_warehouse_is_not_touched(trial: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert not (folder / "helios.db").exists()
+
+
+def test_the_same_seed_gives_the_same_answer(trial: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
+    """The other run is a fork, with another hash seed."""
+    assert shell(tmp_path)("try", "--days", 3, "--folder", tmp_path / "again").out == trial.stdout
 
 
 def test_an_installed_helios_brings_units_hook_and_programs(installed: Path, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from helios import config
-from helios.config import Configuration, example_file, load_configuration, without_password
+from helios.config import LoadedSettings, example_file, load_configuration, without_password
 from helios.errors import ConfigurationInvalid
 
 
-def configured(folder: Path, toml: str = "", **environment: str) -> Configuration:
+def configured(folder: Path, toml: str = "", **environment: str) -> LoadedSettings:
     if toml:
         (folder / "helios.toml").write_text(toml)
     return load_configuration(environment=environment, folder=folder)
@@ -26,7 +26,7 @@ def seen_as(uid: int) -> Iterator[None]:
         yield
 
 
-def origin_of(configuration: Configuration, key: str) -> str:
+def origin_of(configuration: LoadedSettings, key: str) -> str:
     return next(setting.origin for setting in configuration.listing() if setting.key == key)
 
 

@@ -1,8 +1,9 @@
-"""The first line of a docstring is one short sentence."""
+"""The first line of a docstring is one short sentence, and no class has the name of another."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_first_lines_are_short_sentences(module: Path) -> None:
 )
 def test_the_rule(line: str, expected: bool) -> None:
     assert is_short_sentence(line) is expected
+
+
+def test_no_public_class_has_the_name_of_another() -> None:
+    nodes = [node for module in MODULES for node in ast.walk(ast.parse(module.read_text()))]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    assert {name: count for name, count in Counter(classes).items() if count > 1} == {}
 
 
 def is_short_sentence(line: str) -> bool:

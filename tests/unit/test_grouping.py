@@ -1,10 +1,12 @@
-"""Tests that share a cluster or a server stay on one worker."""
+"""Tests that share a cluster or a server stay on one worker, and while some workers wait the others compute."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.grouping import GROUPS, group_of
+from tests.grouping import GROUPS, Grouping, group_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,10 +20,10 @@ ROOT = Path(__file__).parents[2]
         ("tests/live/test_proof.py::test_a", "proof"),
         ("tests/contract/test_warehouse.py::test_a[postgresql-3]", "postgres"),
         ("tests/contract/test_warehouse.py::test_a[1-postgresql]", "postgres"),
-        ("tests/contract/test_warehouse.py::test_a[sqlite]", "tests/contract/test_warehouse.py::test_a[sqlite]"),
+        ("tests/contract/test_warehouse.py::test_a[sqlite]", "tests/contract/test_warehouse.py"),
         ("tests/story/test_dask_client.py::test_a", "dask"),
         ("tests/story/test_cli.py::test_a", "tests/story/test_cli.py"),
-        ("tests/unit/test_cli.py::test_a[postgresql]", "tests/unit/test_cli.py::test_a[postgresql]"),
+        ("tests/unit/test_cli.py::test_a[postgresql]", "tests/unit/test_cli.py"),
     ],
 )
 def test_a_test_s_id_tells_its_group(test: str, group: str) -> None:
@@ -34,3 +36,49 @@ def test_each_named_test_is_there(beginning: str) -> None:
     found = list(ROOT.glob(f"{file.rstrip('/')}*"))
     assert found
     assert not name or f"def {name}" in found[0].read_text()
+
+
+class Worker:
+    """A worker of pytest-xdist that notes which tests it was sent."""
+
+    shutting_down = False
+
+    def __init__(self) -> None:
+        self.gateway = SimpleNamespace(id="w")
+        self.sent: list[int] = []
+
+    def send_runtest_some(self, places: Sequence[int]) -> None:
+        self.sent += places
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+@pytest.mark.parametrize(
+    ("modules", "of_first", "of_second"),
+    [
+        (["live/a", "live/b", "story/c", "unit/d", "unit/e"], ["live/a", "live/b"], ["story/c", "unit/d", "unit/e"]),
+        (["live/a", "live/b", "live/c", "unit/d"], ["live/a", "live/b"], ["unit/d", "live/c"]),
+        (["live/a", "unit/b", "unit/c", "unit/d", "unit/e"], ["live/a", "unit/c"], ["unit/b", "unit/d", "unit/e"]),
+    ],
+)
+def test_one_worker_waits_and_one_computes_until_there_is_only_the_other_kind(
+    modules: list[str], of_first: list[str], of_second: list[str]
+) -> None:
+    tests = [f"tests/{module}::test_{number}" for module in modules for number in range(3)]
+    option = SimpleNamespace(loadscopereorder=False)
+    scheduler = Grouping(SimpleNamespace(getvalue=lambda _: ["popen"] * 2, option=option), None)
+    workers = [Worker(), Worker()]
+    for worker in workers:
+        scheduler.add_node(worker)
+        scheduler.add_node_collection(worker, tests)
+    scheduler.schedule()
+    ran: list[list[str]] = [[], []]
+    while any(len(mine) < len(worker.sent) for mine, worker in zip(ran, workers, strict=True)):
+        for place in (0, 1, 1):  # the second worker is twice as fast
+            if len(ran[place]) < len(workers[place].sent):
+                index = workers[place].sent[len(ran[place])]
+                ran[place].append(tests[index])
+                scheduler.mark_test_complete(workers[place], index)
+    assert [list(dict.fromkeys(test[6:].partition("::")[0] for test in mine)) for mine in ran] == [of_first, of_second]
+    assert sorted(ran[0] + ran[1]) == sorted(tests)

@@ -22,7 +22,7 @@ from helios.app.energy.node_states import (
     SPARE,
     NodePowerState,
     NodeTimes,
-    Recorded,
+    RecordedNodes,
     Spans,
     count_wakes,
     recorded_nodes,
@@ -390,7 +390,7 @@ def energy_ledger(
 class _Account:
     """Computation of node seconds, energy and cost from recorded node states."""
 
-    recorded: Recorded
+    recorded: RecordedNodes
     edges_s: NDArray[np.int64]
     energy: Energy
     tariff: Tariff

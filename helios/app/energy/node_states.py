@@ -368,7 +368,7 @@ _COLUMNS = ["partition", "state", "started_at", "ended_at", "gpus", "cpus", "nod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recorded:
+class RecordedNodes:
     """States of a cluster's nodes, and what jobs held on them.
 
     Attributes
@@ -394,7 +394,9 @@ class Recorded:
     notes: tuple[str, ...]
 
 
-def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until: datetime, energy: Energy) -> Recorded:
+def recorded_nodes(
+    warehouse: Warehouse, cluster: str, *, since: datetime, until: datetime, energy: Energy
+) -> RecordedNodes:
     """Return the recorded states of a cluster's nodes in [since, until).
 
     Raises
@@ -427,7 +429,7 @@ def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until
     )
     orders = _orders(warehouse, cluster, places, (since, until))
     n_nodes, pools = len(places), sorted(set(pools_of.values()))
-    return Recorded(
+    return RecordedNodes(
         nodes=tuple(places),
         pools=tuple(pools),
         pool=np.array([pools.index(pools_of[node]) for node in places], dtype=np.int64),

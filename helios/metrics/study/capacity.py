@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from helios.metrics.node_usage import BusyIntervals, whole_seconds
 from helios.metrics.study.blocks import local_edges, mean_levels
 from helios.metrics.study.history import MISSING, NEVER_S, Flags, StudyHistory
-from helios.metrics.study.placement import Placement, find_placement, nodes_seen
+from helios.metrics.study.placement import HeldNodes, find_placement, nodes_seen
 from helios.units import count_in_words
 
 OUT_OF_SERVICE = frozenset(
@@ -104,7 +104,7 @@ class Capacity:
         GPUs or CPUs of a node in each pool, of the largest one; 0: unknown. Empty: unknown in all.
     nodes : NodeShapes, optional
         The nodes, where they are known one by one.
-    placement : Placement, optional
+    placement : HeldNodes, optional
         On which of them jobs ran, where that is known.
     """
 
@@ -117,7 +117,7 @@ class Capacity:
     notes: tuple[str, ...] = ()
     units_per_node: tuple[int, ...] = ()
     nodes: NodeShapes | None = None
-    placement: Placement | None = None
+    placement: HeldNodes | None = None
 
     @property
     def total(self) -> NDArray[np.float64]:
@@ -218,7 +218,7 @@ def _from_nodes(
     history: StudyHistory,
     nodes: pd.DataFrame | None,
     events: pd.DataFrame | None,
-    placement: Placement | None,
+    placement: HeldNodes | None,
     edges_s: NDArray[np.int64],
 ) -> Capacity:
     notes, seen = [], None if placement is None else nodes_seen(history, placement)
@@ -304,7 +304,7 @@ def _out_of_service(
     history: StudyHistory,
     names: tuple[str, ...],
     events: pd.DataFrame | None,
-    placement: Placement | None,
+    placement: HeldNodes | None,
     *,
     is_gone: Flags,
     all_seen: bool,

@@ -23,7 +23,7 @@ from helios.metrics.study.blocks import WEEK_HOURS, Estimate
 from helios.metrics.study.capacity import Capacity, NodeShapes
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
-from helios.metrics.study.placement import LEAST_PLACED, Placement
+from helios.metrics.study.placement import LEAST_PLACED, HeldNodes
 from helios.units import HOUR_S
 
 IDLE, WAITING, SAME_POOL, OWN, BEHIND_OLDEST, LENT, SENT, UNUSABLE = range(8)
@@ -282,7 +282,7 @@ def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[
 
 
 def _by_node(
-    history: StudyHistory, capacity: Capacity, waits: _Waits, nodes: NodeShapes, placement: Placement
+    history: StudyHistory, capacity: Capacity, waits: _Waits, nodes: NodeShapes, placement: HeldNodes
 ) -> tuple[Queue, Machines]:
     """Return the queue and the machines where jobs' nodes are known."""
     total = np.column_stack([nodes.units, *_other_resources(history, nodes, placement)])
@@ -331,7 +331,7 @@ def _by_node(
     )
 
 
-def _other_resources(history: StudyHistory, nodes: NodeShapes, placement: Placement) -> list[Floats]:
+def _other_resources(history: StudyHistory, nodes: NodeShapes, placement: HeldNodes) -> list[Floats]:
     """Return CPUs and memory of the nodes, as far as nodes and jobs say both."""
     if history.resource == "cpus" or not np.isfinite(nodes.cpus).all() or not nodes.cpus.all():
         return []

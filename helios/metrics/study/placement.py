@@ -18,7 +18,7 @@ LEAST_PLACED = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placement:
+class HeldNodes:
     """Nodes of each job, one entry for each node of a job.
 
     Attributes
@@ -47,7 +47,7 @@ class Placement:
         return BusyIntervals(names=self.names, node=self.node[some], start_s=begins_s[some], end_s=ends_s[some])
 
 
-def find_placement(history: StudyHistory) -> Placement | None:
+def find_placement(history: StudyHistory) -> HeldNodes | None:
     """Return the nodes of the jobs that ran.
 
     None: too few of them are known. A list that cannot be read is unknown.
@@ -70,7 +70,7 @@ def find_placement(history: StudyHistory) -> Placement | None:
         return None
     job = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(job)) - np.repeat(np.cumsum(count) - count, count)
-    return Placement(
+    return HeldNodes(
         names=names,
         job=job,
         node=members[first[codes[job]] + within],
@@ -79,7 +79,7 @@ def find_placement(history: StudyHistory) -> Placement | None:
     )
 
 
-def nodes_seen(history: StudyHistory, placement: Placement) -> pd.DataFrame:
+def nodes_seen(history: StudyHistory, placement: HeldNodes) -> pd.DataFrame:
     """Return the nodes that jobs ran on, with the most held on each.
 
     Columns of ``NODES``; the other resource and the memory are not known.

@@ -21,7 +21,7 @@ _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodeCandidate:
     """Properties of a node that the choice depends on.
 
     See ``NODE_STATES``.
@@ -68,15 +68,17 @@ class Node:
         return self.power in {NodePower.AWAKE, NodePower.WAKING}
 
 
-def pool_nodes(snapshot: Snapshot) -> list[Node]:
+def pool_nodes(snapshot: Snapshot) -> list[NodeCandidate]:
     """Return the nodes of a snapshot, in its order."""
-    rows = list(starmap(_Row, zip(*(snapshot.node_values(name).tolist() for name in _Row._fields), strict=True)))
+    rows = list(
+        starmap(_NodeRow, zip(*(snapshot.node_values(name).tolist() for name in _NodeRow._fields), strict=True))
+    )
     day, count = int(snapshot.taken_at.timestamp()) // 86_400, max(len(rows), 1)
     pools = pool_names((row.partitions for row in rows), (row.gpu_type for row in rows))
     return [_node(row, pool, (place - day) % count) for place, (row, pool) in enumerate(zip(rows, pools, strict=True))]
 
 
-def to_sleep(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> list[Node]:
+def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
     """Return up to ``count`` idle nodes of one pool, first to sleep first.
 
     A rack that is nearly asleep is emptied before the next one. Within a rack the order is that of the highest weight,
@@ -85,16 +87,16 @@ def to_sleep(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) ->
 
     Parameters
     ----------
-    everywhere : sequence of Node
+    everywhere : sequence of NodeCandidate
         All nodes of the cluster.
     """
     awake = [node for node in everywhere if node.power == NodePower.AWAKE]
     kinds = Counter(kind for node in awake for kind in node.kinds)
     held = Counter(node.rack for node in awake if not node.idle)
     dark = Counter(node.rack for node in everywhere if node.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
-    chosen: list[Node] = []
+    chosen: list[NodeCandidate] = []
 
-    def first(node: Node) -> tuple[Any, ...]:
+    def first(node: NodeCandidate) -> tuple[Any, ...]:
         racks = (held[node.rack], -dark[node.rack], node.rack) if node.rack else ()
         return not node.rack, racks, -node.weight, node.idle_since, node.cycle
 
@@ -107,7 +109,7 @@ def to_sleep(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) ->
     return chosen
 
 
-def to_wake(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> list[Node]:
+def to_wake(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
     """Return up to ``count`` sleeping nodes of one pool, first to wake first.
 
     Nodes of racks with most awake nodes come first, then the lowest weight, which the cluster fills first, then the
@@ -121,7 +123,7 @@ def to_wake(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> 
     return asleep[: max(count, 0)]
 
 
-class _Row(NamedTuple):
+class _NodeRow(NamedTuple):
     """Columns of ``NODE_STATES`` of one node.
 
     Missing text is NaN, and a missing time None.
@@ -145,10 +147,10 @@ class _Row(NamedTuple):
     idle_since: datetime | None
 
 
-def _node(row: _Row, pool: str, cycle: int) -> Node:
+def _node(row: _NodeRow, pool: str, cycle: int) -> NodeCandidate:
     busy = bool(row.cpus_held > 0 or row.gpus_held > 0) or row.state in {"ALLOCATED", "MIXED"}
     alone = bool(text_of(row.excluded_reason))
-    return Node(
+    return NodeCandidate(
         name=row.name,
         pool=pool,
         partitions=_words(row.partitions),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.choices import Domain
 from helios.model import STEP_S, Demand, Snapshot
-from helios.services.energy_saving.node_choice import Node, pool_nodes, text_of, to_sleep, to_wake
+from helios.services.energy_saving.node_choice import NodeCandidate, pool_nodes, text_of, to_sleep, to_wake
 from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.sizing import PublishedRule
 from helios.services.energy_saving.tuning import (
@@ -151,7 +151,7 @@ WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
 _COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
 
 
-def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, float]:
+def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[NodeCandidate]) -> dict[str, float]:
     """Return the nodes that eligible pending jobs wait for, by pool.
 
     Pools without such jobs are missing. A job that fits several pools counts for the one with the most free nodes. Jobs
@@ -161,7 +161,7 @@ def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str
     eligible = snapshot.pending_values("eligible_at") <= np.datetime64(snapshot.taken_at.replace(tzinfo=None), "us")
     columns = (snapshot.pending_values(name)[eligible].tolist() for name in _COLUMNS)
     wanted: dict[str, float] = {}
-    served: dict[tuple[str, str, bool], _Pool | None] = {}
+    served: dict[tuple[str, str, bool], _NodePool | None] = {}
     for partition, gpu_type, reason, gpus, cpus, asked, tasks in zip(*columns, strict=True):
         if text_of(reason) not in WAITS_FOR_NODES:
             continue
@@ -175,7 +175,7 @@ def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str
 
 
 @dataclass(slots=True, kw_only=True)
-class _Pool:
+class _NodePool:
     name: str
     partitions: set[str] = field(default_factory=set)
     kinds: set[str] = field(default_factory=set)
@@ -193,10 +193,10 @@ class _Pool:
         return max(whole, share) if whole > 1 else share or whole or 1.0
 
 
-def _pools(nodes: Sequence[Node]) -> list[_Pool]:
-    pools: dict[str, _Pool] = {}
+def _pools(nodes: Sequence[NodeCandidate]) -> list[_NodePool]:
+    pools: dict[str, _NodePool] = {}
     for node in nodes:
-        pool = pools.setdefault(node.pool, _Pool(name=node.pool))
+        pool = pools.setdefault(node.pool, _NodePool(name=node.pool))
         pool.partitions |= node.partitions
         pool.kinds |= node.kinds
         pool.gpus, pool.cpus = max(pool.gpus, node.gpus), max(pool.cpus, node.cpus)
@@ -204,7 +204,7 @@ def _pools(nodes: Sequence[Node]) -> list[_Pool]:
     return list(pools.values())
 
 
-def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_Pool]) -> _Pool | None:
+def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_NodePool]) -> _NodePool | None:
     asked = set(partition.split(","))
     fits = [
         pool
@@ -265,7 +265,7 @@ class Ces:
         ]
         return [*woken, *slept]
 
-    def _assess_pools(self, snapshot: Snapshot, nodes: Sequence[Node]) -> list[_PoolAssessment]:
+    def _assess_pools(self, snapshot: Snapshot, nodes: Sequence[NodeCandidate]) -> list[_PoolAssessment]:
         demand = snapshot.demand
         if demand is None:
             return []
@@ -287,7 +287,7 @@ class Ces:
         return judged
 
     def _assess_pool(
-        self, demand: Demand, name: str, members: list[Node], queued: float, *, fresh: bool
+        self, demand: Demand, name: str, members: list[NodeCandidate], queued: float, *, fresh: bool
     ) -> _PoolAssessment:
         place = demand.pools.index(name)
         level, choice = level_now(demand, place, self.options, memo=self._memo)
@@ -323,13 +323,13 @@ class _PoolAssessment:
     """
 
     name: str
-    members: tuple[Node, ...]
+    members: tuple[NodeCandidate, ...]
     level: int
     needed: int
     likely: float | None
     rule: str
-    down: tuple[Node, ...] = ()
-    up: tuple[Node, ...] = ()
+    down: tuple[NodeCandidate, ...] = ()
+    up: tuple[NodeCandidate, ...] = ()
 
     @property
     def powered(self) -> int:
@@ -339,11 +339,11 @@ class _PoolAssessment:
     def why_awake(self) -> str:
         return f"woken ahead of need: {self._situation}"
 
-    def may_sleep(self, mechanism: str) -> list[Node]:
+    def may_sleep(self, mechanism: str) -> list[NodeCandidate]:
         # With the mechanism keep_awake the list has Helios' own entries, which it may remove.
         return [node for node in self.members if mechanism == "keep_awake" or not node.kept_awake]
 
-    def why_asleep(self, node: Node, snapshot: Snapshot) -> str:
+    def why_asleep(self, node: NodeCandidate, snapshot: Snapshot) -> str:
         idle_s = (snapshot.taken_at - node.idle_since).total_seconds()
         return f"idle for {rounded_duration(idle_s)}; {self._situation}" if idle_s >= 0 else f"idle; {self._situation}"
 
@@ -360,7 +360,7 @@ class _PoolAssessment:
         return f"{of}{likely}; {spare} kept in reserve{by}"
 
 
-def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[Node]) -> KeepAwake:
+def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[NodeCandidate]) -> KeepAwake:
     free = {node.name for pool in pools for node in pool.down}
     woken = {node.name for pool in pools for node in pool.up}
     kept = tuple(node.name for node in nodes if (node.powered and node.name not in free) or node.name in woken)

@@ -20,6 +20,7 @@ from helios.model import NODE_EVENTS, Mode, Snapshot
 from helios.ports import Domain
 from helios.testing import FakeCluster, FakeNodes, a_demand, a_node
 from helios.warehouse import Warehouse
+from tests.unit.app.sites import put_empty_database
 from tests.unit.control.table import Says
 
 ACTIVE = ServiceMode(mode=Mode.ACTIVE)
@@ -32,7 +33,7 @@ class NodeTown:
         self.folder = folder
         self.nodes = FakeNodes(name="dev", nodes=[a_node(name=f"n{place}") for place in range(1, 7)])
         chosen = {
-            "database": {"url": f"sqlite:///{folder / 'helios.db'}"},
+            "database": {"url": put_empty_database(folder / "helios.db")},
             "control": {"state_folder": str(folder / "state")},
             "power": {"most_in_transition": 0.5, "payback_s": 0, "idle_s": 0},
             "services": {},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,13 +25,30 @@ from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
 
+@cache
+def empty_database() -> bytes:
+    """The file of a warehouse without a row; making it takes longer than most tests do."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "helios.db")
+        Warehouse.open(f"sqlite:///{file}").close()
+        return file.read_bytes()
+
+
+def put_empty_database(file: Path) -> str:
+    """Put an empty warehouse there unless there is one, and return its URL."""
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_bytes(empty_database())
+    return f"sqlite:///{file}"
+
+
 class Town:
     """A :class:`JobController` on a :class:`FakeCluster`, with a history of alice's short and bob's long jobs."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.cluster = FakeCluster(name="dev")
         chosen = {
-            "database": {"url": f"sqlite:///{folder / 'helios.db'}"},
+            "database": {"url": put_empty_database(folder / "helios.db")},
             "control": {"state_folder": str(folder / "state")},
         }
         self.settings = Settings.model_validate(chosen | settings)

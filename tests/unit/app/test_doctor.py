@@ -14,20 +14,20 @@ from helios.app.modes import pause, set_mode
 from helios.control import ServiceMode
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE, HookRow, publish, render
-from helios.slurm.preflight import HOOK, Finding, FindingLevel
+from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
 from tests.unit.app.sites import Town
 
 
 @pytest.fixture
 def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
-    silent = Finding(check="controller", verdict=FindingLevel.FAIL, message="slurmctld is away")
+    silent = PreflightFinding(check="controller", verdict=FindingLevel.FAIL, message="slurmctld is away")
     monkeypatch.setattr(doctor, "preflight", lambda _: [silent])
     town = Town(tmp_path)
     town.learn()
     return town
 
 
-def finding(town: Town, check: str, **sections: dict[str, object]) -> Finding:
+def finding(town: Town, check: str, **sections: dict[str, object]) -> PreflightFinding:
     settings = town.another(**sections).settings
     found = doctor.diagnose(settings, cluster=None, now=town.cluster.now)
     return next(it for it in found if it.check == check)
@@ -127,7 +127,9 @@ def test_a_model_that_cannot_be_read_is_named_with_the_way_to_another(town: Town
     assert "helios model train --promote" in said.hint and "nothing is written" in said.hint
 
 
-WITHOUT_LUA = Finding(check=HOOK, verdict=FindingLevel.WARN, message="JobSubmitPlugins is (null)", hint="Install it.")
+WITHOUT_LUA = PreflightFinding(
+    check=HOOK, verdict=FindingLevel.WARN, message="JobSubmitPlugins is (null)", hint="Install it."
+)
 
 
 def orders(town: Town, mode: Mode = Mode.ACTIVE, **scope: Any) -> None:

@@ -8,13 +8,14 @@ import pytest
 from helios.app.modes import PAUSE_FILE, is_paused, modes_in_force, pause, pause_here, resume, set_mode
 from helios.errors import HeliosError, UsageError
 from helios.model import Mode
+from tests.unit.app.sites import put_empty_database
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'helios.db'}"
+    return put_empty_database(tmp_path / "helios.db")
 
 
 def change(url: str, mode: Mode, **scope: object) -> None:

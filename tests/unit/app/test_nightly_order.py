@@ -22,7 +22,7 @@ from helios.app.nightly_order import (
 from helios.app.predictions import LivePredictions
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
-from helios.report.order_check import Orders
+from helios.report.order_check import CheckedOrder
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import Town
@@ -30,7 +30,7 @@ from tests.unit.app.sites import Town
 NODES = a_snapshot(nodes=[a_node(name=f"n{number}", partitions="gpu,night", gpus=8) for number in range(2)]).nodes
 
 
-def past(best: Orders, *, days: float = 0) -> PastCheck:
+def past(best: CheckedOrder, *, days: float = 0) -> PastCheck:
     return PastCheck(at=NOON - timedelta(days=days), best=best, said=("it was so",))
 
 
@@ -70,7 +70,7 @@ def checked(town: Town) -> PastCheck:
 def test_a_check_is_kept_and_what_follows_reaches_the_live_queue(tmp_path: Path) -> None:
     town = a_town(tmp_path)
     found = checked(town)
-    assert found.best is Orders.SIZE and found.said[0].startswith("Order by size here")
+    assert found.best is CheckedOrder.SIZE and found.said[0].startswith("Order by size here")
     with town.warehouse() as warehouse:
         assert order_checks(warehouse, "dev") == [found]
     look = LivePredictions(url=town.url, cluster="dev", last_jobs=10_000)
@@ -104,10 +104,10 @@ def test_without_gpus_there_is_nothing_to_check(tmp_path: Path) -> None:
     ("checks", "orders"),
     [
         ([], False),
-        ([past(Orders.SIZE)], True),
-        ([past(Orders.SIZE, days=1), past(Orders.PREDICTIONS)], False),
-        ([past(Orders.PREDICTIONS, days=1), past(Orders.SIZE)], True),
-        ([past(Orders.SIZE, days=8)], False),
+        ([past(CheckedOrder.SIZE)], True),
+        ([past(CheckedOrder.SIZE, days=1), past(CheckedOrder.PREDICTIONS)], False),
+        ([past(CheckedOrder.PREDICTIONS, days=1), past(CheckedOrder.SIZE)], True),
+        ([past(CheckedOrder.SIZE, days=8)], False),
     ],
 )
 def test_size_orders_where_the_last_check_is_fresh_and_said_so(checks: list[PastCheck], orders: bool) -> None:
@@ -115,8 +115,8 @@ def test_size_orders_where_the_last_check_is_fresh_and_said_so(checks: list[Past
 
 
 def test_shadow_mode_is_proposed_when_nothing_was_better_for_four_weeks() -> None:
-    nights = [past(Orders.OWN, days=days) for days in range(28, -1, -1)]
+    nights = [past(CheckedOrder.OWN, days=days) for days in range(28, -1, -1)]
     assert "helios mode qssf shadow" in proposal(nights, NOON)
     assert proposal(nights[1:], NOON) == ""
-    assert proposal([*nights[:-1], past(Orders.SIZE)], NOON) == ""
+    assert proposal([*nights[:-1], past(CheckedOrder.SIZE)], NOON) == ""
     assert proposal([], NOON) == ""

@@ -12,7 +12,7 @@ from helios.app.order_check import CHECKED, DrawnWindow, check_order, live_scena
 from helios.app.scenarios import Policy, RunTimes
 from helios.app.whatif import WhatIfRequest, prepare_replay, replay_scenario
 from helios.errors import UsageError
-from helios.report.order_check import Orders
+from helios.report.order_check import CheckedOrder
 from helios.report.significance import ResampledUnit
 from tests.builders import a_job, jobs_frame
 
@@ -43,9 +43,12 @@ REQUEST = WhatIfRequest(plans=(), nodes={"gpu": 2}, gpus_per_node=8)
 def test_size_orders_where_predictions_know_no_more() -> None:
     check = check_order(a_history(), REQUEST, draws=3)
     assert check.over is ResampledUnit.USERS
-    assert {order: len(found) for order, found in check.ratios.items()} == {Orders.PREDICTIONS: 3, Orders.SIZE: 3}
+    assert {order: len(found) for order, found in check.ratios.items()} == {
+        CheckedOrder.PREDICTIONS: 3,
+        CheckedOrder.SIZE: 3,
+    }
     assert check.own_mean_s > 60
-    assert check.beside_own(Orders.SIZE).ratio < 1
+    assert check.beside_own(CheckedOrder.SIZE).ratio < 1
 
 
 def test_the_same_request_gives_the_same_check() -> None:
@@ -67,7 +70,7 @@ def test_too_few_draws_are_refused() -> None:
 
 def test_what_is_checked_is_the_default_of_a_live_slurm() -> None:
     default = live_scenario(Policy.QSSF, run_times=RunTimes.PREDICTED, options=())
-    live = CHECKED[Orders.PREDICTIONS]
+    live = CHECKED[CheckedOrder.PREDICTIONS]
     assert (live.wait_share, live.bound_share) == (default.wait_share, default.bound_share)
     assert {scenario.estimates for scenario in CHECKED.values()} == {RunTimes.LIMIT}
 
@@ -81,10 +84,11 @@ def test_ratios_count_the_window_and_large_jobs_by_their_size() -> None:
     setup = prepare_replay(history, request)
     counted = setup.counted
     own_s, size_s = (
-        replay_scenario(CHECKED[order], setup, None, lambda *_: None).wait_s for order in (Orders.OWN, Orders.SIZE)
+        replay_scenario(CHECKED[order], setup, None, lambda *_: None).wait_s
+        for order in (CheckedOrder.OWN, CheckedOrder.SIZE)
     )
     large = counted & (setup.workload.gpus > 8)
-    found = draw.ratios(CHECKED[Orders.SIZE])
+    found = draw.ratios(CHECKED[CheckedOrder.SIZE])
     assert found.mean == pytest.approx((size_s[counted].mean() + 1) / (own_s[counted].mean() + 1))
     assert found.longest == pytest.approx((size_s[counted].max() + 1) / (own_s[counted].max() + 1))
     assert found.large == pytest.approx((size_s[large].mean() + 1) / (own_s[large].mean() + 1))

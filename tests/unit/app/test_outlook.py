@@ -15,11 +15,12 @@ from helios.predict.model_record import to_record
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
+from tests.unit.app.sites import put_empty_database
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'helios.db'}"
+    return put_empty_database(tmp_path / "helios.db")
 
 
 def load(url: str, *, run_time_s: float, first: int = 0, jobs: int = 30, since: timedelta = timedelta(days=2)) -> None:

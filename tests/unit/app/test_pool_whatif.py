@@ -140,6 +140,13 @@ def test_energy_is_measured_or_told_or_not_known(sweep: Path) -> None:
     assert "idle ones is not known" in text(found)
 
 
+def test_the_table_fits_a_terminal_also_where_each_cell_is_a_range(sweep: Path) -> None:
+    lines = text(pool_whatif(sweep, **TOLD | {"run_time_s": 100_000.0}, watts=(60.0, 300.0))).splitlines()
+    table = lines[: lines.index("")]
+    assert sum(line.count(" to ") for line in table[2:]) > 5
+    assert max(len(line.rstrip()) for line in table) <= 80
+
+
 def text(found: Any) -> str:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123 - it is recorded
     console.print(pool_whatif_table(found))

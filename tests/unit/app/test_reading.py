@@ -15,6 +15,7 @@ from helios.app.sync import AccountingSource, SyncResult, missing, sync_history
 from helios.errors import ClusterUnavailable
 from helios.model import NODE_EVENTS
 from helios.warehouse import Warehouse
+from tests.unit.app.sites import put_empty_database
 
 MIDNIGHT = datetime(2026, 3, 1, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -54,7 +55,7 @@ class Site:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'helios.db'}"
+    return put_empty_database(tmp_path / "helios.db")
 
 
 def read(site: Site, url: str, now: datetime, **overrides: object) -> SyncResult:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
-from helios.app.trials import Packing, find_repeated
+from helios.app.trials import PackingCase, find_repeated
 from helios.errors import UsageError
 from helios.model import in_submission_order
 from helios.report.admin.trials import TrialsReport
@@ -26,7 +26,7 @@ def repeated(*jobs: dict[str, Any], select: dict[str, list[str]] | None = None, 
     frame = in_submission_order(jobs_frame(*jobs))
     loaded = LoadedHistory(cluster="venus", jobs=frame, timezone="UTC")
     how = {"nodes": {"all": 1}, "gpus_per_node": 1, "draws": 0} | packing
-    return find_repeated(loaded, since=START, until=START + DAY, select=select, packing=Packing(**how))
+    return find_repeated(loaded, since=START, until=START + DAY, select=select, packing=PackingCase(**how))
 
 
 def three_trials_and_another() -> list[dict[str, Any]]:
@@ -113,5 +113,5 @@ def test_jobs_that_have_not_ended_are_reported_and_not_replayed() -> None:
 @pytest.mark.parametrize("gains", [(1.5, 1.2), (0.1, 1.0), (1.0, 2.5), (float("nan"), 1.0)])
 def test_a_gain_that_cannot_be_is_refused(gains: tuple[float, float]) -> None:
     with pytest.raises(UsageError) as refused:
-        Packing(gains=gains)
+        PackingCase(gains=gains)
     assert "--gain" in refused.value.hint

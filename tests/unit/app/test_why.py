@@ -85,6 +85,7 @@ def test_an_unknown_job_is_an_error_with_a_way_on(town: Town) -> None:
 
 def test_where_no_helios_has_worked_nothing_is_claimed_and_no_database_made(tmp_path: Path) -> None:
     town = Town(tmp_path)
+    (tmp_path / "helios.db").unlink()
     job = town.cluster.submit()
     with pytest.raises(NothingKept, match="sudo helios why"):
         explain(town.cycles, job)

@@ -13,7 +13,7 @@ from helios.app.controller_state import CycleUnderWay
 from helios.app.cycle_summary import CycleTally
 from helios.daemon.health import Health, TaskTimes
 from helios.daemon.metrics import Metrics
-from helios.daemon.tasks import Schedule, TaskScheduler
+from helios.daemon.tasks import TaskSchedule, TaskScheduler
 from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import Mode
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_cycle, eventually
@@ -32,7 +32,7 @@ class Ticking:
             "nightly": None,
             "heartbeat_s": OFTEN_S,
         }
-        self.schedule = Schedule(**{**facts, **schedule})
+        self.schedule = TaskSchedule(**{**facts, **schedule})
         self.metrics = Metrics(times=self.times)
         self.health = Health(lately_s=self.schedule.lately_s(), times=self.times)
         self.beats = 0
@@ -272,13 +272,13 @@ def test_health_and_metrics_hear_of_a_cycle() -> None:
 
 
 def test_the_health_rests_on_cycles_and_readings() -> None:
-    schedule = Schedule(cycle_s=60, ingest_s=300, nightly=None)
+    schedule = TaskSchedule(cycle_s=60, ingest_s=300, nightly=None)
     assert schedule.lately_s() == {"cycle": 240, "ingest": 960}
 
 
 @pytest.mark.parametrize(("cycle_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])
 def test_cycles_are_stuck_only_after_several_of_them(cycle_s: float, stuck_s: float) -> None:
-    assert Schedule(cycle_s=cycle_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
+    assert TaskSchedule(cycle_s=cycle_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
 
 
 HELD = CycleUnderWay("Another process (process 4711) is running a cycle on this machine just now.")

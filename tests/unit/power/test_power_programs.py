@@ -53,8 +53,13 @@ def test_what_a_tool_repeats_of_the_secret_is_masked(tmp_path: Path) -> None:
     assert "Invalid password ***" in room.read("log")
 
 
-@pytest.mark.parametrize("way", WITH_SECRET)
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o602, 0o700])
+@pytest.mark.parametrize(
+    ("way", "mode"),
+    [
+        *((way, 0o640) for way in WITH_SECRET),
+        *((WITH_SECRET[0], mode) for mode in (0o604, 0o644, 0o660, 0o602, 0o700)),
+    ],
+)
 def test_a_secret_that_others_could_read_or_write_is_refused(tmp_path: Path, way: str, mode: int) -> None:
     room = MachineRoom(folder=tmp_path, way=way)
     (tmp_path / "secret").chmod(mode)
@@ -101,8 +106,9 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("way", ["redfish", "redfish session"])
-@pytest.mark.parametrize("target", ELSEWHERE)
+@pytest.mark.parametrize(
+    ("way", "target"), [*(("redfish", target) for target in ELSEWHERE), ("redfish session", ELSEWHERE[0])]
+)
 def test_a_controller_cannot_have_the_password_sent_elsewhere(tmp_path: Path, way: str, target: str) -> None:
     room = MachineRoom(folder=tmp_path, way=way)
     room.write("target", target)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from helios.metrics.queue import summarize_queue
-from helios.report.order_check import OrderCheck, Orders, Ratios
+from helios.report.order_check import CheckedOrder, OrderCheck, Ratios
 from helios.report.significance import ResampledUnit
 from helios.report.whatif import Run, WhatIf
 
@@ -67,7 +67,7 @@ def a_check(predictions: Sequence[float], size: Sequence[float], *, own_mean_s: 
     """A check whose draws have these ratios of mean waits to the site's own order."""
     ratios = {
         order: [Ratios(mean=mean, longest=1.2, large=float("nan")) for mean in means]
-        for order, means in ((Orders.PREDICTIONS, predictions), (Orders.SIZE, size))
+        for order, means in ((CheckedOrder.PREDICTIONS, predictions), (CheckedOrder.SIZE, size))
     }
     return OrderCheck(
         window=(datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 9, 28, tzinfo=UTC)),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from helios.report.order_check import Orders
+from helios.report.order_check import CheckedOrder
 from tests.unit.report.replays import a_check
 
 CLEARLY = (0.50, 0.55, 0.52, 0.48, 0.51)
@@ -18,17 +18,17 @@ WORSE = (2.0, 2.1, 1.9, 2.2, 2.0)
 @pytest.mark.parametrize(
     ("predictions", "size", "best"),
     [
-        (CLEARLY, LEVEL, Orders.PREDICTIONS),
-        (CLEARLY, CLEARLY, Orders.SIZE),
-        (WORSE, CLEARLY, Orders.SIZE),
-        (NOISY, NOISY, Orders.OWN),
-        (SLIGHTLY, SLIGHTLY, Orders.OWN),
-        (WORSE, WORSE, Orders.OWN),
-        (CLEARLY, NOISY, Orders.PREDICTIONS),
+        (CLEARLY, LEVEL, CheckedOrder.PREDICTIONS),
+        (CLEARLY, CLEARLY, CheckedOrder.SIZE),
+        (WORSE, CLEARLY, CheckedOrder.SIZE),
+        (NOISY, NOISY, CheckedOrder.OWN),
+        (SLIGHTLY, SLIGHTLY, CheckedOrder.OWN),
+        (WORSE, WORSE, CheckedOrder.OWN),
+        (CLEARLY, NOISY, CheckedOrder.PREDICTIONS),
     ],
 )
 def test_predictions_must_beat_the_own_order_and_size_beyond_chance(
-    predictions: Sequence[float], size: Sequence[float], best: Orders
+    predictions: Sequence[float], size: Sequence[float], best: CheckedOrder
 ) -> None:
     assert a_check(predictions, size).best is best
 
@@ -54,7 +54,7 @@ def test_an_order_that_does_harm_is_named() -> None:
 
 def test_where_nobody_waits_no_order_can_change_anything() -> None:
     check = a_check((), (), own_mean_s=0.5)
-    assert check.best is Orders.OWN
+    assert check.best is CheckedOrder.OWN
     assert "no order of the queue can change anything" in check.sentences()[0]
     assert "mean_wait_ratio" not in check.to_json()
 

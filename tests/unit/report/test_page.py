@@ -1,6 +1,8 @@
 import re
+import warnings
 from functools import cache
 
+from helios.report import charts
 from helios.report.history import describe
 from helios.report.html import render_description, render_whatif
 from tests.builders import a_job, jobs_frame
@@ -166,6 +168,14 @@ def test_figures_follow_a_dark_screen() -> None:
 
 def test_the_longest_wait_stands_beside_the_mean_where_a_phone_shows_it() -> None:
     assert "<th>Replayed</th><th>Mean</th><th>Longest</th>" in render_whatif(a_what_if(a_run([500, 700])))
+
+
+def test_long_names_of_replays_leave_room_for_the_axis_on_a_phone() -> None:
+    options = {"bound_share": 0.9, "wait_share": 0.5}
+    result = a_what_if(a_run([500, 700]), fewest_gpus([400, 600], options=options), qssf([300, 500], options=options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as matplotlib says where an axis has no width left
+        assert all("<svg" in (draw(result, narrow=True) or "") for draw in (charts.mean_and_longest, charts.who_gains))
 
 
 def test_a_site_of_cpus_has_no_gpus_in_the_names_of_its_replays() -> None:

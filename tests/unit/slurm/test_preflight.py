@@ -10,7 +10,7 @@ import pytest
 
 from helios.errors import ClusterUnavailable
 from helios.slurm import preflight
-from helios.slurm.preflight import Finding, FindingLevel, PreflightContext, examine, hook_table_check
+from helios.slurm.preflight import FindingLevel, PreflightContext, PreflightFinding, examine, hook_table_check
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 
@@ -31,12 +31,14 @@ GOOD = {
 }
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
-Examine = Callable[..., dict[str, Finding]]
+Examine = Callable[..., dict[str, PreflightFinding]]
 
 
 @pytest.fixture
 def examined(program: Program) -> Examine:
-    def run(*, user: str = "helios", level: str = "Operator", skew_s: int = 0, **settings: str) -> dict[str, Finding]:
+    def run(
+        *, user: str = "helios", level: str = "Operator", skew_s: int = 0, **settings: str
+    ) -> dict[str, PreflightFinding]:
         folder = program("sdiag", f"echo 'sdiag output at Sat ({int(NOW.timestamp()) + skew_s})'")
         program("sacctmgr", f"case $* in *config) echo 'PurgeJobAfter = 12 months';; *) echo '{level}';; esac")
         findings = examine(

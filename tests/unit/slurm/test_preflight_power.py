@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.slurm.preflight import Finding, FindingLevel, examine, power_checks
+from helios.slurm.preflight import FindingLevel, PreflightFinding, examine, power_checks
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 
@@ -31,7 +31,7 @@ MAY = "slurm_update error: Invalid node name specified"
 MAY_NOT = "slurm_update error: Invalid user id"
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
-Examine = Callable[..., dict[str, Finding]]
+Examine = Callable[..., dict[str, PreflightFinding]]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def examined(program: Program, tmp_path: Path) -> Examine:
 
     def run(
         *, mechanism: str = "sleep", user: str = "helios", said: str = MAY, weights: str = "1 100", **settings: str
-    ) -> dict[str, Finding]:
+    ) -> dict[str, PreflightFinding]:
         nodes = "; ".join(f"echo 'NodeName=n{weight} Weight={weight} Owner=N/A'" for weight in weights.split())
         script = (
             f"case $* in *node) {nodes};; update*) echo \"$*\" >>{tmp_path}/asked; echo '{said}' >&2; exit 1;; esac"

@@ -48,7 +48,7 @@ from helios.slurm.power import (
     seconds,
     topology_racks,
 )
-from helios.slurm.preflight import Finding, FindingLevel, controllers_time, examine, power_checks
+from helios.slurm.preflight import FindingLevel, PreflightFinding, controllers_time, examine, power_checks
 from helios.slurm.shell import Shell, quoted
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_commands import Program, program
@@ -676,7 +676,7 @@ GOOD = {
     "PrivateData": "jobs,usage",
 }
 
-Examined = Callable[..., dict[str, Finding]]
+Examined = Callable[..., dict[str, PreflightFinding]]
 
 
 @pytest.fixture
