@@ -104,6 +104,12 @@ class Trial:
     steps_per_s : float, optional
         Speed of the last minute, as it reports.
     forecast : TrialForecast
+    fusible : str
+        Trials with the same text may be trained as one stack in one process; empty: this one has its own process.
+    most_fused : int
+        Most trials of such a process.
+    process : int, optional
+        Of a running trial that may be fused: equal for all trials in its process, whose memory limit each of them has.
     """
 
     number: int
@@ -120,6 +126,9 @@ class Trial:
     progress: float | None = None
     steps_per_s: float | None = None
     forecast: TrialForecast = field(default_factory=TrialForecast)
+    fusible: str = ""
+    most_fused: int = 1
+    process: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +144,15 @@ class SharedSpeed:
     steps_per_s : float
     samples : int
         Trials that it was measured on.
+    fused : int
+        How many trials its process trained at the same time.
     """
 
     family: str
     beside: tuple[str, ...]
     steps_per_s: float
     samples: int
+    fused: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,12 +274,16 @@ class StartTrial:
     ----------
     memory_limit_mib : float, optional
         What it may use; None: all that the device has.
+    into : int, optional
+        Trial whose process is to train this one as well: one that runs, or that an action before this one starts. The
+        process keeps its memory limit.
     """
 
     number: int
     device: str
     memory_limit_mib: float | None
     reason: str
+    into: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
