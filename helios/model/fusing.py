@@ -11,6 +11,19 @@ from collections.abc import Iterable, Mapping
 
 from helios.model.pools import PoolSnapshot, StartTrial, Trial, TrialState
 
+_FUSED = "{others} more in its process"
+
+
+def fused_with(others: int) -> str:
+    """Return what stands among the families beside a trial for others in its process."""
+    return _FUSED.format(others=others)
+
+
+def count_fused(beside: Iterable[str]) -> int:
+    """Return how many trials a process trained, by the families beside one of them."""
+    ends = _FUSED.format(others="")
+    return 1 + sum(int(each.removesuffix(ends)) for each in beside if each.endswith(ends))
+
 
 def by_process(trials: Iterable[Trial]) -> list[list[Trial]]:
     """Return the running trials, those of one process together."""

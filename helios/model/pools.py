@@ -140,19 +140,44 @@ class SharedSpeed:
     family : str
         Of the trial.
     beside : tuple of str
-        Families of the others on the device, sorted; empty: alone.
+        Families of the others on the device, sorted; empty: alone. Of those in its own process,
+        :func:`~helios.model.fusing.fused_with`.
     steps_per_s : float
     samples : int
         Trials that it was measured on.
-    fused : int
-        How many trials its process trained at the same time.
     """
 
     family: str
     beside: tuple[str, ...]
     steps_per_s: float
     samples: int
-    fused: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedSpeed:
+    """What a process that trains several trials measured of steps before the first one.
+
+    Attributes
+    ----------
+    fusible : str
+        Of its trials, as of :class:`Trial`.
+    models : int
+        How many it trains.
+    together_s : float
+        Time in which all make some steps, s.
+    alone_s : float
+        Time in which one alone makes as many, s.
+    """
+
+    fusible: str
+    models: int
+    together_s: float
+    alone_s: float
+
+    @property
+    def gain(self) -> float:
+        """Work in a second, over that of one alone."""
+        return self.models * self.alone_s / max(1e-9, self.together_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +195,8 @@ class PoolSnapshot:
         All that have not ended, by number, and those that ended since the last snapshot.
     speeds : tuple of SharedSpeed
         Measured so far.
+    fused : tuple of FusedSpeed
+        Measured so far.
     """
 
     now_s: float
@@ -177,6 +204,7 @@ class PoolSnapshot:
     devices: tuple[Device, ...]
     trials: tuple[Trial, ...]
     speeds: tuple[SharedSpeed, ...] = ()
+    fused: tuple[FusedSpeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from helios.errors import FileUnwritable, HeliosError
-from helios.model.fusing import by_process, fuse
+from helios.model.fusing import by_process, fuse, fused_with
 from helios.model.pools import (
     Device,
     Forecast,
+    FusedSpeed,
     MeasuredSpeed,
     PauseTrial,
     PoolAction,
@@ -280,6 +281,7 @@ class Coordinator:
         self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
             (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
         }
+        self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
         self._durations: list[float] = []
         self._usual_s: float | None = None
         self._exhausted = False
@@ -312,6 +314,7 @@ class Coordinator:
                     key=lambda trial: trial.number,
                 )
             ),
+            fused=tuple(self._fused_speeds.values()),
             speeds=tuple(
                 SharedSpeed(
                     family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates)
@@ -623,7 +626,7 @@ class Coordinator:
             memory_limit_mib=attempt.limit_mib,
             speeds=tuple(
                 MeasuredSpeed(beside=beside, steps_per_s=rate, seconds=measured_s)
-                for beside, (rate, measured_s) in attempt.speeds.items()
+                for beside, (rate, measured_s) in (attempt.speeds or {attempt.beside: (0.0, 0.0)}).items()
             ),
             metrics=dict(attempt.metrics),
             **used,
@@ -970,6 +973,9 @@ class Coordinator:
         if isinstance(told.get("ended"), str):
             attempt.ended = dict(told)
         self._fusion.learn(attempt.trial.parameters, told)
+        speed = self._fusion.speed(attempt.trial.parameters, told)
+        if speed is not None:
+            self._fused_speeds[speed.fusible, speed.models] = speed
         if told.get("obstacle"):
             self._note(f"Trials like {attempt.trial.number} are not fused: {told['obstacle']}"[:500])
         for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())]:
@@ -992,7 +998,10 @@ class Coordinator:
         there = [attempt for attempt in self._running.values() if attempt.device is device]
         for attempt in there:
             others = [each for each in there if each.process is None or each.process is not attempt.process]
-            attempt.beside = tuple(sorted(other.trial.family for other in others if other is not attempt))
+            beside = [other.trial.family for other in others if other is not attempt]
+            if attempt.process is not None and len(attempt.process.trials) > 1:
+                beside.append(fused_with(len(attempt.process.trials) - 1))
+            attempt.beside = tuple(sorted(beside))
             attempt.beside_since = None
 
     # Trials that have ended.

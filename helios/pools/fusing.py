@@ -21,12 +21,13 @@ texts among the parameters of their models are taken to be alike, since those ch
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helios.model.pools import Device
+from helios.model.pools import Device, FusedSpeed
 from helios.pools.space import COMMON, FusedProgram, Value
 
 MOST, MOST_SEARCHED = 64, 16
@@ -128,6 +129,16 @@ class Fusion:
         most = 1 if told.get("obstacle") else told.get("most")
         if isinstance(most, int):
             self.limit(parameters, most)
+
+    def speed(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> FusedSpeed | None:
+        """Return what a process measured, if it tells that."""
+        try:
+            models, together_s, alone_s = (float(told[name]) for name in ("models", "fused_s", "alone_s"))
+        except (KeyError, TypeError, ValueError):
+            return None
+        if not all(0 < number < math.inf for number in (models, together_s, alone_s)):
+            return None
+        return FusedSpeed(fusible=self._name(parameters), models=int(models), together_s=together_s, alone_s=alone_s)
 
     def limit(self, parameters: Mapping[str, Value], most: int) -> None:
         """Have fewer trials like this one in a process from now on."""

@@ -105,17 +105,17 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 def build(configuration):
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10)).double()
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
 
 loss = nn.functional.cross_entropy
 
 def data():
     images, digits = load_digits(return_X_y=True)
-    images, digits = torch.tensor(images).reshape(-1, 1, 8, 8) / 16, torch.tensor(digits)
+    images, digits = torch.tensor(images).float().reshape(-1, 1, 8, 8) / 16, torch.tensor(digits)
     return (images[:1200], digits[:1200]), (images[1200:], digits[1200:])
 
 def metrics(output, target):
-    return {"accuracy": (output.argmax(1) == target).double().mean()}
+    return {"accuracy": (output.argmax(1) == target).float().mean()}
 """
 
 
@@ -145,7 +145,7 @@ def test_a_sweep_over_digits_gives_the_same_fused_shared_and_alone(tmp_path: Pat
         assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 3
         assert max(trials, key=lambda number: trials[number].value or 0.0) == 2
         for number, trial in trials.items():
-            assert dict(trial.metrics) == pytest.approx(dict(found["alone"][number].metrics), rel=1e-6)
+            assert dict(trial.metrics) == pytest.approx(dict(found["alone"][number].metrics), rel=0.005)
     assert (found["fused"][2].value or 0.0) > 0.8
 
 
