@@ -1,9 +1,9 @@
 """Process of a training pool that trains the trials it is given as one stack.
 
 ``python -m helios.fused.task PROGRAM TRIALS``: ``PROGRAM`` is a Python file with ``build``, ``loss``, ``data`` and,
-optionally, ``metrics``. ``TRIALS`` is a file of JSON lines that the pool appends to: settings first, then a line for
-each trial, at last that no more will come. Each trial has a folder of its own with reports, requests and checkpoints,
-as any program of a pool has them, so that a trial that leaves or fails concerns no other one.
+optionally, ``metrics`` and ``configure``. ``TRIALS`` is a file of JSON lines that the pool appends to: settings first,
+then a line for each trial, at last that no more will come. Each trial has a folder of its own with reports, requests
+and checkpoints, as any program of a pool has them, so that a trial that leaves or fails concerns no other one.
 
 What it reports of a trial under the key ``fused`` is read by :mod:`helios.pools.fusing`.
 """
@@ -175,12 +175,12 @@ def load_program(path: Path) -> ModuleType:
     return module
 
 
-def structure(model: nn.Module) -> str:
+def structure(model: nn.Module, optimizer: str = "") -> str:
     """Return a text that is equal for models that can train together.
 
-    It stands for what :func:`helios.fused.stack.difference` compares.
+    It stands for what :func:`helios.fused.stack.difference` compares, and the optimiser.
     """
-    told = hashlib.sha256()
+    told = hashlib.sha256(optimizer.encode())
     for name, module in model.named_modules():
         told.update(f"{name} {type(module).__qualname__}\n".encode())
         for key, value in sorted(vars(module).items()):
@@ -337,12 +337,16 @@ class Task:
             if (epochs := configuration.pop("epochs", None)) is not None:
                 steps.append(n_samples // batch_size * epochs)
             configuration["steps"] = trial.steps = min(steps)
+            if (more := getattr(self._program, "configure", None)) is not None:
+                configuration |= more(configuration)
+                if (named := configuration.pop("optimizer", None)) is not None:
+                    common["optimizer"] = named
             optimizer = common.get("optimizer", "sgd")
             if optimizer not in OPTIMIZERS:
                 raise UsageError(f"optimizer is {optimizer!r}.", hint=f"Known: {', '.join(OPTIMIZERS)}.")
             check_configuration(trial.number, configuration, optimizer)
             trial.common, trial.configuration = common, configuration
-        except (HeliosError, LookupError, ValueError, TypeError) as reason:
+        except Exception as reason:  # also of a user's function: this trial's fault alone
             self._fail(trial, reason)
             return None
         before = trial.saved(torch.device("cpu"))
@@ -355,7 +359,8 @@ class Task:
         """Return the structure of a trial's model, empty where it cannot be built."""
         try:
             with torch.random.fork_rng([]):
-                return structure(self._program.build(trial.configuration))
+                model = self._program.build(trial.configuration)
+                return structure(model, str(trial.common.get("optimizer")))
         except Exception as reason:  # whatever a user's function raises is this trial's fault alone
             self._fail(trial, reason)
             return ""
