@@ -133,7 +133,7 @@ class Trial:
 
 
 def configure(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings that a trial has in common with others of its stack, and its configuration.
+    """Return the common settings of a trial's stack, and its own configuration.
 
     A parameter stands above a setting of the same name. ``schedule.T_max`` is a key in a table, ``betas.1`` a place in
     a list. What is no key of a configuration is for ``build``.
@@ -268,7 +268,7 @@ class Task:
                 self._closed |= "close" in told
 
     def _answer(self) -> None:
-        """Do what is requested of each trial, and of all where this process is to end."""
+        """Do what is requested of each trial."""
         for at, trial in list(self._by_number.items()):
             request = trial.requested()
             if self._ending and request != "stop":
@@ -326,7 +326,7 @@ class Task:
             self._add(trial, trial.saved(self._device))
 
     def _prepare(self, told: Mapping[str, Any]) -> Trial | None:
-        """Return a trial that is to be trained, or None where that is done or impossible."""
+        """Return a trial to train, or None if it is done or impossible."""
         trial = Trial(int(told["trial"]), Path(told["folder"]))
         try:
             common, configuration = configure(self._settings, told["parameters"])
@@ -411,7 +411,7 @@ class Task:
         self._chunk = 1
 
     def _epoch_s(self, trainer: FusedTrainer, count: int) -> dict[str, float]:
-        """Return what an epoch of one model takes alone, and one of the whole stack, by the trainer's measurement."""
+        """Return what an epoch takes alone and in the stack, as measured."""
         times = trainer.measured_s
         return {
             "alone_s": times["serial"] / count * trainer.steps_per_epoch,

@@ -62,7 +62,7 @@ def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
     new = dict.fromkeys(waiting, 0)
 
     def load(part: str) -> float:
-        """Return the trials of a part for each of its processes, beyond which another one has nothing to do."""
+        """Return how many trials of a part each of its processes has to train."""
         trials, count = len(waiting[part]) + sum(map(len, running[part])), len(running[part]) + new[part]
         return trials / count if count else math.inf
 

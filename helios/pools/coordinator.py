@@ -798,7 +798,7 @@ class Coordinator:
         )
 
     def _order(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
-        """Have the agent of a device start a process there, ``own`` being its part of the environment."""
+        """Have the agent of a device start a process, with ``own`` in its environment."""
         node = self._nodes.get(_node_of(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
         if self._mps:
@@ -828,7 +828,7 @@ class Coordinator:
         return next((each for each in idle if each.device is device and each.limit_mib == limit), None)
 
     def _new_process(self, trial: Trial, device: Device, limit: float, program: FusedProgram) -> FusedProcess:
-        """Return a process for a trial and those that are told to it before it is launched."""
+        """Return a process for a trial, which is launched later."""
         folder = self._folder / "fused" / f"{trial.number:05d}-{trial.attempts + 1}"
         folder.mkdir(parents=True, exist_ok=True)
         self._processes_made += 1
@@ -864,7 +864,7 @@ class Coordinator:
         self._ended(attempt, {**event, "status": int(told["ended"] == "failed")})
 
     def _process_ended(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
-        """End the trials of a process that has ended, and start those again that are not its fault."""
+        """End the trials of a process that has ended."""
         there = [self._running[number] for number in sorted(process.trials)]
         for attempt in there:
             self._read(attempt, to_end=True)

@@ -96,9 +96,9 @@ class Fusion:
         self._alone: set[int] = set()
 
     def part(self, number: int, parameters: Mapping[str, Value]) -> tuple[str, int]:
-        """Return a text that trials have in common which may train together, and how many at most.
+        """Return what trials that may train together have in common.
 
-        The text is empty for a trial that must have a process of its own.
+        With it comes how many may at most. The text is empty for a trial that must have a process of its own.
         """
         if self._program is None or number in self._alone:
             return "", 1

@@ -152,14 +152,15 @@ class FusedProgram:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def shape(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the parameters that ``build`` gets and those that one process has only one value of.
+        """Return the parameters that may part trials.
 
-        All others may differ between the models of a stack.
+        They are those that ``build`` gets, and those of which a process has one value. All others may differ between
+        the models of a stack.
         """
         return {name: value for name, value in parameters.items() if name.partition(".")[0] not in FUSIBLE}
 
     def common(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
-        """Return what all trials of a process have in common, besides the structure of their models."""
+        """Return the settings that all trials of a process have in common."""
         return {name: parameters.get(name, self.settings.get(name)) for name in COMMON}
 
 
@@ -578,7 +579,7 @@ def _fused(told: _SweepTable, cwd: Path) -> FusedProgram | None:
 
 
 def _check_settings(fused: FusedProgram, names: set[str]) -> None:
-    """Refuse a sweep that does not say how long its trials train, and in which steps."""
+    """Refuse a sweep without a length of training or a batch size."""
     for needed, hint in (
         (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
         (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),

@@ -141,7 +141,7 @@ class Packing:
 
 
 def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSnapshot]:
-    """Start trials that may be fused in few processes, where they would end sooner than in a process each.
+    """Start trials together that one process trains faster.
 
     A process measures before its first step what fusing gains, so that it is tried where nothing is known. On a GPU it
     has the device for itself; on the CPU it has a slot.
@@ -186,7 +186,7 @@ def _left_mib(device: Device, taken: int) -> float:
 
 
 def fused_gain(snapshot: PoolSnapshot, part: str) -> float:
-    """Return the work of a process that trains trials of a part, over that of one alone.
+    """Return the work of a process of many trials, over that of one.
 
     It is infinite where it was not measured, so that it is tried.
     """
@@ -194,7 +194,7 @@ def fused_gain(snapshot: PoolSnapshot, part: str) -> float:
 
 
 def _gain_apart(snapshot: PoolSnapshot, family: str) -> float:
-    """Return the work of trials of a family that share a GPU, over that of one alone.
+    """Return the work of trials that share a GPU, over that of one.
 
     On the CPU, where slots have cores of their own, it is that of one.
     """

@@ -235,7 +235,7 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
 
 
 def _fusing_faults(starts: list[StartTrial], joining: list[StartTrial], pool: PoolSnapshot) -> Iterator[str]:
-    """Yield what is wrong with the processes of trials that are to be trained with others."""
+    """Yield what is wrong with trials that others' processes are to train."""
     trials = {trial.number: trial for trial in pool.trials}
     processes = {trial.number: process for process in by_process(pool.trials) for trial in process if trial.fusible}
     sizes = Counter({process[0].number: len(process) for process in processes.values()})
