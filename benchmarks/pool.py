@@ -1,6 +1,6 @@
 """What a training pool costs and survives, each beside its control in one run.
 
-python -m benchmarks.pool [--part overhead|warm|containers|state|kills ...] [--trials N] [--kills N] [--seed N]
+python -m benchmarks.pool [--part overhead|warm|containers|state|fused|kills ...] [--trials N] [--kills N] [--seed N]
 
 overhead
     Trials of half a second, two at a time, beside ``xargs -P2`` of the same command: wall time and CPU time of
@@ -13,6 +13,10 @@ containers
     version of Python as here, whose packages it is given; it is left out where there is none.
 state
     A state file of 10,000 trials is written and read back, beside reading the same bytes as JSON lines.
+fused
+    24 trials of a small convolutional network on scikit-learn's digits (``benchmarks/pool_digits/fused.toml``): fused
+    in one process, two processes of one trial each, and one after another, beside a process for each trial as a command
+    has it. Whether the best trial is the same, and how far accuracies are apart. Needs PyTorch and scikit-learn.
 kills
     The coordinator, a trial, or both are killed with SIGKILL at random moments, and the same command goes on. Each
     trial's result must be there exactly once in the end, and nothing may be left running.
@@ -182,6 +186,73 @@ def state(trials: int) -> None:
     print(f"  the same lines parsed as JSON            {control_s:6.2f} s")
 
 
+ALONE = """
+import json, os, sys
+import torch
+sys.path.insert(0, "{folder}")
+from models import build, data, loss, metrics
+lr, momentum, seed = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+(inputs, target), (test_inputs, test_target) = data()
+torch.manual_seed(seed)
+model = build({{"model": {{}}}})
+optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+for epoch in range({epochs}):
+    model.train()
+    for batch in torch.randperm(len(inputs)).split(32)[: len(inputs) // 32]:
+        optimizer.zero_grad()
+        loss(model(inputs[batch]), target[batch]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        accuracy = metrics(model(test_inputs), test_target)["accuracy"].item()
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps({{"step": epoch, "accuracy": accuracy}}) + "\\n")
+"""
+
+
+def fused(epochs: int) -> None:
+    """Run one sweep fused, two trials at a time, one after another, and as a command."""
+    digits = Path(__file__).parent / "pool_digits"
+    ways = {
+        "fused, one process": (64, 1),
+        "fused, two processes": (64, 2),
+        "one trial each, two processes": (1, 2),
+        "one after another": (1, 1),
+    }
+    found: dict[str, list[float]] = {}
+    print(f"24 trials of a CNN on digits, {epochs} epochs, one thread each (load {os.getloadavg()[0]:.1f})")
+    with tempfile.TemporaryDirectory() as root:
+        text = (digits / "fused.toml").read_text().replace("epochs = 20", f"epochs = {epochs}")
+        for place, (way, (together, slots)) in enumerate([*ways.items(), ("a process for each trial", (0, 2))]):
+            folder = Path(root) / str(place)
+            folder.mkdir()
+            path = folder / "sweep.toml"
+            if together:
+                (folder / "models.py").write_text((digits / "models.py").read_text())
+                path.write_text(text.replace("[fused]", f"[fused]\ntogether = {together}"))
+            else:
+                (folder / "program.py").write_text(ALONE.format(folder=digits, epochs=epochs))
+                command = f"{sys.executable} program.py {{lr}} {{momentum}} {{seed}}"
+                path.write_text(f"command = {json.dumps(command)}\n{text[text.index('[parameters]') :]}")
+            pool = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", str(slots), "--json"]
+            wall_s, cpu_s = timed(pool, folder)
+            lines = [json.loads(line) for line in (folder / "sweep.pool" / FILE).read_text().splitlines()[1:]]
+            values = {line["trial"]: line["value"] for line in lines if line["what"] == "finished"}
+            found[str(place)] = [values[number] for number in range(24)]
+            best = max(values, key=lambda number: values[number])
+            told = [
+                json.loads(line)["fused"]["way"]
+                for report in sorted((folder / "sweep.pool/trials").glob("*/report.jsonl"))
+                for line in report.read_text().splitlines()
+                if '"way"' in line
+            ]
+            name = ", ".join([way, *dict.fromkeys(told)])
+            print(f"  {name:38}{wall_s:7.1f} s   CPU {cpu_s:7.1f} s   best: trial {best}, {values[best]:.4f}")
+    first, *_, last, _ = found.values()
+    apart = sorted(abs(one - other) for one, other in zip(first, last, strict=True))
+    print(f"  accuracies fused and one after another: median {median(apart):.4f} apart, at most {apart[-1]:.4f}")
+
+
 COUNTED = """
 import json, os, pathlib, sys, time
 folder = pathlib.Path(os.environ["HELIOS_CHECKPOINTS"])
@@ -267,10 +338,11 @@ def kills(trials: int, count: int, seed: int) -> None:
 def main() -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", default=["overhead", "warm", "containers", "state", "kills"])
+    parser.add_argument("--part", nargs="+", default=["overhead", "warm", "containers", "state", "fused", "kills"])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=20, help="of each trial of the part fused")
     parser.add_argument("--module", default="torch")
     parser.add_argument("--image", default="", help="of the part containers: a root file system or an archive of one")
     parser.add_argument("--work", type=float, default=10.0, help="s of each trial of the parts warm and containers")
@@ -283,6 +355,8 @@ def main() -> None:
         containers(asked.image, asked.module, asked.work, 4)
     if "state" in asked.part:
         state(10_000)
+    if "fused" in asked.part:
+        fused(asked.epochs)
     if "kills" in asked.part:
         kills(asked.trials, asked.kills, asked.seed)
 

@@ -10,7 +10,17 @@ except ImportError as reason:
     raise ImportError("helios.fused needs PyTorch: pip install 'helios-slurm[fused]'") from reason
 
 from helios.fused.configurations import epoch_order, make_optimizer
+from helios.fused.lightning import from_lightning
 from helios.fused.memory import models_that_fit, peak_bytes
 from helios.fused.trainer import Epoch, Finished, FusedTrainer
 
-__all__ = ["Epoch", "Finished", "FusedTrainer", "epoch_order", "make_optimizer", "models_that_fit", "peak_bytes"]
+__all__ = [
+    "Epoch",
+    "Finished",
+    "FusedTrainer",
+    "epoch_order",
+    "from_lightning",
+    "make_optimizer",
+    "models_that_fit",
+    "peak_bytes",
+]

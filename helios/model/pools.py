@@ -104,6 +104,12 @@ class Trial:
     steps_per_s : float, optional
         Speed of the last minute, as it reports.
     forecast : TrialForecast
+    fusible : str
+        Trials with the same text may be trained as one stack in one process; empty: this one has its own process.
+    most_fused : int
+        Most trials of such a process.
+    process : int, optional
+        Of a running trial that may be fused: equal for all trials in its process, whose memory limit each of them has.
     """
 
     number: int
@@ -120,6 +126,9 @@ class Trial:
     progress: float | None = None
     steps_per_s: float | None = None
     forecast: TrialForecast = field(default_factory=TrialForecast)
+    fusible: str = ""
+    most_fused: int = 1
+    process: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +140,8 @@ class SharedSpeed:
     family : str
         Of the trial.
     beside : tuple of str
-        Families of the others on the device, sorted; empty: alone.
+        Families of the others on the device, sorted; empty: alone. Of those in its own process,
+        :func:`~helios.model.fusing.fused_with`.
     steps_per_s : float
     samples : int
         Trials that it was measured on.
@@ -141,6 +151,33 @@ class SharedSpeed:
     beside: tuple[str, ...]
     steps_per_s: float
     samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedSpeed:
+    """What a process that trains several trials measured of steps before the first one.
+
+    Attributes
+    ----------
+    fusible : str
+        Of its trials, as of :class:`Trial`.
+    models : int
+        How many it trains.
+    together_s : float
+        Time in which all make some steps, s.
+    alone_s : float
+        Time in which one alone makes as many, s.
+    """
+
+    fusible: str
+    models: int
+    together_s: float
+    alone_s: float
+
+    @property
+    def gain(self) -> float:
+        """Work in a second, over that of one alone."""
+        return self.models * self.alone_s / max(1e-9, self.together_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +195,8 @@ class PoolSnapshot:
         All that have not ended, by number, and those that ended since the last snapshot.
     speeds : tuple of SharedSpeed
         Measured so far.
+    fused : tuple of FusedSpeed
+        Measured so far.
     """
 
     now_s: float
@@ -165,6 +204,7 @@ class PoolSnapshot:
     devices: tuple[Device, ...]
     trials: tuple[Trial, ...]
     speeds: tuple[SharedSpeed, ...] = ()
+    fused: tuple[FusedSpeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,12 +302,16 @@ class StartTrial:
     ----------
     memory_limit_mib : float, optional
         What it may use; None: all that the device has.
+    into : int, optional
+        Trial whose process is to train this one as well: one that runs, or that an action before this one starts. The
+        process keeps its memory limit.
     """
 
     number: int
     device: str
     memory_limit_mib: float | None
     reason: str
+    into: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

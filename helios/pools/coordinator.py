@@ -11,6 +11,7 @@ import os
 import re
 import selectors
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -25,9 +26,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from helios.errors import FileUnwritable, HeliosError
+from helios.model.fusing import by_process, fuse, fused_with
 from helios.model.pools import (
     Device,
     Forecast,
+    FusedSpeed,
     MeasuredSpeed,
     PauseTrial,
     PoolAction,
@@ -42,9 +45,10 @@ from helios.model.pools import (
 from helios.pools import agent
 from helios.pools.containers import Container
 from helios.pools.devices import THREADS, device_environment, gpu_id
+from helios.pools.fusing import FusedProcess, Fusion
 from helios.pools.nodes import Node
 from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
-from helios.pools.space import Search, TrainingSweep
+from helios.pools.space import FusedProgram, Search, TrainingSweep
 from helios.pools.state import StateFile, TrialRecord, run_entry
 
 MOST_MEMORY_KILLS = 3
@@ -57,6 +61,8 @@ WAITING_AT_MOST = 10_000
 """How many trials of a grid are made before they can start."""
 _READ_S, _COST = 0.25, 100
 """How often reports are read; one part in so many of a core goes into it."""
+_LONGEST_READ_S = 2.0
+"""A search that prunes takes milliseconds for a report; it would come too late."""
 _DECIDE_S = 1.0
 """How often the service is asked while nothing happens; no more than a part of a core goes into it either."""
 _TERM_GRACE_S = 10.0
@@ -103,19 +109,29 @@ class Watcher(Protocol):
 def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     """Start trials in order while a device has a slot.
 
-    Each gets an equal part of the memory. One that was killed for memory gets more, and at last a device of its own.
+    Those that may be fused share processes. Each process gets an equal part of the memory. A trial that was killed for
+    memory gets more, and at last a device of its own.
     """
     running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
-    for trial in snapshot.trials:
-        if trial.state is TrialState.RUNNING and trial.device is not None:
-            running[trial.device].append(trial)
+    for lead, *_ in by_process(snapshot.trials):
+        if lead.device is not None:
+            running[lead.device].append(lead)
     used = {device.name: len(running[device.name]) for device in snapshot.devices}
     free = {
         device.name: device.memory_mib - sum(trial.memory_limit_mib or 0.0 for trial in running[device.name])
         for device in snapshot.devices
     }
     actions: list[PoolAction] = []
-    waiting = [trial for trial in snapshot.trials if trial.state in {TrialState.WAITING, TrialState.PAUSED}]
+    for start in fuse(snapshot, {device.name: device.slots - used[device.name] for device in snapshot.devices}):
+        actions.append(start)
+        if start.into is None:
+            used[start.device] += 1
+            free[start.device] -= start.memory_limit_mib or 0.0
+    waiting = [
+        trial
+        for trial in snapshot.trials
+        if trial.state in {TrialState.WAITING, TrialState.PAUSED} and not trial.fusible
+    ]
     for trial in sorted(waiting, key=lambda trial: (trial.out_of_memory_mib or 0.0, trial.number)):
         if all(used[device.name] >= device.slots for device in snapshot.devices):
             break
@@ -162,6 +178,14 @@ class _Attempt:
     first_report_s: float | None = None
     speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
     """Steps a second in each company, and how long that was measured, s."""
+    process: FusedProcess | None = None
+    ended: Mapping[str, Any] = field(default_factory=dict)
+    """What its process, which trains others as well, told of its end."""
+
+    @property
+    def log(self) -> Path:
+        """File to which its process writes."""
+        return (self.folder if self.process is None else self.process.folder) / "log.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,12 +272,16 @@ class Coordinator:
             self._segment = container.segment(folder, sweep, self._warm, pool=state.pool, environment=common)
         self._by_name = {device.name: device for device in devices}
         self._waiting: dict[int, Trial] = {}
+        self._processes_made = 0
         self._running: dict[int, _Attempt] = {}
+        self._fusion = Fusion(sweep.fused, searched=sweep.search is not None)
+        self._processes: dict[int, FusedProcess] = {}
         self._just_ended: list[Trial] = []
         self._outside_kills: dict[int, int] = {}
         self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
             (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
         }
+        self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
         self._durations: list[float] = []
         self._usual_s: float | None = None
         self._exhausted = False
@@ -286,6 +314,7 @@ class Coordinator:
                     key=lambda trial: trial.number,
                 )
             ),
+            fused=tuple(self._fused_speeds.values()),
             speeds=tuple(
                 SharedSpeed(
                     family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates)
@@ -363,7 +392,8 @@ class Coordinator:
         if now >= self._read_at_s:
             for attempt in list(self._running.values()):
                 self._read(attempt)
-            self._read_at_s = time.time() + max(_READ_S, _COST * (time.time() - now))
+                self._end_if_told(attempt)
+            self._read_at_s = time.time() + min(_LONGEST_READ_S, max(_READ_S, _COST * (time.time() - now)))
         for attempt in self._running.values():
             if attempt.terminate_at_s <= now and not attempt.terminated:
                 attempt.terminated = True
@@ -465,8 +495,9 @@ class Coordinator:
             write_request(attempt.folder / "requests", request)
 
     def _end(self, attempt: _Attempt, grace_s: float) -> None:
+        number = attempt.trial.number if attempt.process is None else attempt.process.number
         if (there := self._agents.get(_node_of(attempt.device))) is not None:
-            there.send({"do": "end", "number": attempt.trial.number, "grace_s": grace_s})
+            there.send({"do": "end", "number": number, "grace_s": grace_s})
 
     # Trials before they start.
 
@@ -475,7 +506,7 @@ class Coordinator:
         room = WAITING_AT_MOST
         # The next choice of a search is better the more results it knows, and other pools want trials, too.
         if self.sweep.search is not None or self.state.shared:
-            room = sum(device.slots for device in self.devices) - len(self._running)
+            room = sum(device.slots for device in self.devices) * self._fusion.most - len(self._running)
         if len(self._waiting) >= room:
             return
         if not self._exhausted:
@@ -538,6 +569,9 @@ class Coordinator:
 
     def _trial(self, record: TrialRecord) -> Trial:
         forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
+        fusible, most_fused = ("", 1)
+        if not record.memory_kills:  # else it needs more room, which a process that it joins has not
+            fusible, most_fused = self._fusion.part(record.number, record.parameters)
         return Trial(
             number=record.number,
             parameters=record.parameters,
@@ -547,6 +581,8 @@ class Coordinator:
             peak_memory_mib=record.peak_memory_mib,
             out_of_memory_mib=record.out_of_memory_mib,
             forecast=forecast,
+            fusible=fusible,
+            most_fused=most_fused,
         )
 
     def _expect(self) -> None:
@@ -590,7 +626,7 @@ class Coordinator:
             memory_limit_mib=attempt.limit_mib,
             speeds=tuple(
                 MeasuredSpeed(beside=beside, steps_per_s=rate, seconds=measured_s)
-                for beside, (rate, measured_s) in attempt.speeds.items()
+                for beside, (rate, measured_s) in (attempt.speeds or {attempt.beside: (0.0, 0.0)}).items()
             ),
             metrics=dict(attempt.metrics),
             **used,
@@ -635,12 +671,19 @@ class Coordinator:
             for action in fixed_slots(self.snapshot()):
                 self._note("The service started nothing while nothing ran, so slots are fixed")
                 self._do(action)
+        self._launch()
 
     def _do(self, action: PoolAction) -> None:
         attempt = self._running.get(action.number)
         if isinstance(action, StartTrial):
             trial, device = self._waiting.get(action.number), self._by_name.get(action.device)
-            if trial is not None and device is not None and self._may_start(trial, device):
+            if trial is None or device is None or self.state.problem:
+                return
+            if action.into is not None:
+                beside = self._running.get(action.into)
+                if beside is not None and beside.process is not None and self._may_join(trial, beside):
+                    self._start(trial, beside.device, action, beside.process)
+            elif self._may_start(trial, device):
                 self._start(trial, device, action)
         elif attempt is not None:
             wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
@@ -655,15 +698,26 @@ class Coordinator:
     def _may_start(self, trial: Trial, device: Device) -> bool:
         """Return whether a trial may join those that a device has."""
         beside = [other for other in self._running.values() if other.device is device]
-        if len(beside) >= device.slots or self.state.problem:
+        processes = {each.trial.number if each.process is None else each.process.number for each in beside}
+        if len(processes) >= device.slots:
             return False
         alone = any(self._must_be_alone(other.trial.number) for other in beside)
         return not alone and not (beside and self._must_be_alone(trial.number))
 
+    def _may_join(self, trial: Trial, beside: _Attempt) -> bool:
+        """Return whether a trial may be trained by the process of another one."""
+        process = beside.process
+        return (
+            process is not None
+            and not process.closed
+            and trial.fusible == beside.trial.fusible != ""
+            and len(process.trials) < trial.most_fused
+        )
+
     def _must_be_alone(self, number: int) -> bool:
         return self.state.trials[number].memory_kills >= MOST_MEMORY_KILLS
 
-    def _start(self, trial: Trial, device: Device, action: StartTrial) -> None:
+    def _start(self, trial: Trial, device: Device, action: StartTrial, process: FusedProcess | None = None) -> None:
         folder = self._trial_folder(trial.number)
         limit = min(action.memory_limit_mib or device.memory_mib, device.memory_mib)
         if self._must_be_alone(trial.number):
@@ -671,6 +725,12 @@ class Coordinator:
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_request(folder / "requests", None)
+            if self.sweep.fused is not None:
+                process = process or self._idle_process(trial, device, limit)
+                process = process or self._new_process(trial, device, limit, self.sweep.fused)
+                process.tell({"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)})
+                process.trials.add(trial.number)
+                limit = process.limit_mib
         except OSError as reason:
             self._hold(reason.strerror or str(reason))
             return
@@ -686,6 +746,7 @@ class Coordinator:
             attempts=trial.attempts + 1,
             memory_limit_mib=limit,
             memory_mib=None,
+            process=None if process is None else process.number,
         )
         del self._waiting[trial.number]
         attempt = self._running[trial.number] = _Attempt(
@@ -694,39 +755,15 @@ class Coordinator:
             limit_mib=limit,
             folder=folder,
             began_s=now,
+            process=process,
         )
         self._change_neighbours(device)
         # What earlier attempts reported stands, but what they answered was not asked of this one.
         self._read(attempt, to_end=True)
         attempt.answered = attempt.first_report_s = attempt.beside_since = None
-        own = {
-            "HELIOS_TRIAL_FOLDER": str(folder),
-            "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
-            "HELIOS_REPORT": str(folder / "report.jsonl"),
-            "HELIOS_REQUESTS": str(folder / "requests"),
-            "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
-        }
-        node = self._nodes.get(_node_of(device))
-        on_device = device_environment(device) if node is None else node.environment[device.name]
-        if self._mps:
-            # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
-            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(limit)}M"}
-            on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
-        self._agents[_node_of(device)].send(
-            {
-                "do": "start",
-                "number": trial.number,
-                "argv": self.sweep.fill(trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"),
-                "environment": {**on_device, **self.sweep.env, **own},
-                "own": [*own, *_OF_A_DEVICE, agent.TRIAL],
-                "warm": self._warm,
-                "segment": self._segment,
-                "folder": str(self.sweep.cwd),
-                "log": str(folder / "log.txt"),
-                "limit_mib": limit,
-                "gpu": gpu_id(device) if node is None else node.gpus[device.name],
-            }
-        )
+        attempt.ended = {}
+        if process is None:
+            self._send_start(attempt)
         self._tell(
             {
                 "event": "started",
@@ -739,25 +776,145 @@ class Coordinator:
             }
         )
 
+    def _send_start(self, attempt: _Attempt) -> None:
+        """Have the agent start the program of a trial."""
+        trial, device, folder = attempt.trial, attempt.device, attempt.folder
+        own = {
+            "HELIOS_TRIAL_FOLDER": str(folder),
+            "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
+            "HELIOS_REPORT": str(folder / "report.jsonl"),
+            "HELIOS_REQUESTS": str(folder / "requests"),
+            "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
+        }
+        self._order(
+            device,
+            {
+                "number": trial.number,
+                "argv": self.sweep.fill(trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"),
+                "log": str(attempt.log),
+                "limit_mib": attempt.limit_mib,
+            },
+            own,
+        )
+
+    def _order(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
+        """Have the agent of a device start a process, with ``own`` in its environment."""
+        node = self._nodes.get(_node_of(device))
+        on_device = device_environment(device) if node is None else node.environment[device.name]
+        if self._mps:
+            # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
+            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(order['limit_mib'])}M"}
+            on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
+        self._agents[_node_of(device)].send(
+            {
+                "do": "start",
+                **order,
+                "environment": {**on_device, **self.sweep.env, **own},
+                "own": [*own, *_OF_A_DEVICE, agent.TRIAL],
+                "warm": self._warm,
+                "segment": self._segment,
+                "folder": str(self.sweep.cwd),
+                "gpu": gpu_id(device) if node is None else node.gpus[device.name],
+            }
+        )
+
+    # Processes that train several trials.
+
+    def _idle_process(self, trial: Trial, device: Device, limit: float) -> FusedProcess | None:
+        """Return a process without trials that may take one, which saves a start."""
+        if self._fusion.is_separate(trial.number) or trial.out_of_memory_mib is not None:
+            return None
+        idle = (each for each in self._processes.values() if not each.trials and not each.closed)
+        return next((each for each in idle if each.device is device and each.limit_mib == limit), None)
+
+    def _new_process(self, trial: Trial, device: Device, limit: float, program: FusedProgram) -> FusedProcess:
+        """Return a process for a trial, which is launched later."""
+        folder = self._folder / "fused" / f"{trial.number:05d}-{trial.attempts + 1}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._processes_made += 1
+        process = FusedProcess(number=-self._processes_made, device=device, folder=folder, limit_mib=limit)
+        process.file.unlink(missing_ok=True)  # of a start that could not be recorded
+        process.tell({"settings": dict(program.settings), "limit_mib": limit})
+        self._processes[process.number] = process
+        return process
+
+    def _launch(self) -> None:
+        """Start the processes that were made, and tell those without trials that none will come."""
+        for process in list(self._processes.values()):
+            if not process.started and not process.trials:
+                del self._processes[process.number]
+            elif not process.started:
+                assert self.sweep.fused is not None
+                process.started = True
+                words = [sys.executable, "-P", "-m", "helios.fused.task", self.sweep.fused.program, str(process.file)]
+                log = str(process.folder / "log.txt")
+                order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
+                self._order(process.device, order, {})
+            elif not process.trials and not process.closed:
+                process.closed = True
+                with suppress(OSError):  # then it ends by itself after a while
+                    process.tell({"close": True})
+
+    def _end_if_told(self, attempt: _Attempt) -> None:
+        """End a trial that its process has done with."""
+        process, told = attempt.process, attempt.ended
+        if process is None or not told:
+            return
+        event = {"seconds": time.time() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
+        self._ended(attempt, {**event, "status": int(told["ended"] == "failed")})
+
+    def _process_ended(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
+        """End the trials of a process that has ended."""
+        there = [self._running[number] for number in sorted(process.trials)]
+        for attempt in there:
+            self._read(attempt, to_end=True)
+            self._end_if_told(attempt)
+        del self._processes[process.number]
+        left = [attempt for attempt in there if attempt.trial.number in self._running]
+        status, shared = int(event["status"]), len(left) > 1
+        of_memory = bool(event["out_of_memory"]) or (status != 0 and any(map(self._says_no_memory, left[:1])))
+        crashed = status not in _OUTSIDE | {0, 127} and not of_memory
+        for attempt in left:
+            if shared and (of_memory or crashed):
+                attempt.ended = {"ended": "together"}
+            if crashed:  # who is to blame is not known
+                self._fusion.separate(attempt.trial.number)
+        if shared and of_memory:
+            self._fusion.limit(left[0].trial.parameters, len(left) // 2)
+        if status == 0:  # it had gone when they were told to it
+            event = {**event, "status": -signal.SIGTERM, "reason": "left by its process"}
+        share = None if event["peak_memory_mib"] is None else event["peak_memory_mib"] / max(1, len(left))
+        for attempt in left:
+            self._ended(attempt, {**event, "peak_memory_mib": share})
+
     # Trials that run.
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "memory":
             for number, mib in event["mib"].items():
-                if (attempt := self._running.get(int(number))) is not None:
+                if (process := self._processes.get(int(number))) is not None:
+                    self._take_memory(process, mib)
+                elif (attempt := self._running.get(int(number))) is not None:
                     peak = max(mib, attempt.trial.peak_memory_mib or 0.0)
                     attempt.trial = replace(attempt.trial, memory_mib=mib, peak_memory_mib=peak)
         elif event["event"] == "warm_failed":
             self._note(f"Trials start without the warm process: {event['reason']}")
         elif event["event"] == "mps_failed":
             self._note(f"Trials share GPUs without MPS: {event['reason']}")
-        elif event["event"] == "ended":
-            self._ended(self._running[event["number"]], event)
-        elif event["event"] == "not_started":
-            self._ended(
-                self._running[event["number"]],
-                {"status": 127, "seconds": 0.0, "peak_memory_mib": None, "out_of_memory": False, **event},
-            )
+        elif event["event"] in {"ended", "not_started"}:
+            if event["event"] == "not_started":
+                event = {"status": 127, "seconds": 0.0, "peak_memory_mib": None, "out_of_memory": False, **event}
+            if (process := self._processes.get(event["number"])) is not None:
+                self._process_ended(process, event)
+            else:
+                self._ended(self._running[event["number"]], event)
+
+    def _take_memory(self, process: FusedProcess, mib: float) -> None:
+        """Count the memory of a process in equal parts for its trials."""
+        for number in process.trials:
+            trial, share = self._running[number].trial, mib / len(process.trials)
+            peak = max(share, trial.peak_memory_mib or 0.0)
+            self._running[number].trial = replace(trial, memory_mib=share, peak_memory_mib=peak)
 
     def _read(self, attempt: _Attempt, *, to_end: bool = False) -> None:
         """Take what a trial has reported."""
@@ -783,6 +940,8 @@ class Coordinator:
         attempt.has_reported = True
         attempt.metrics.update(report.metrics)
         attempt.answered = report.answer or attempt.answered
+        if report.fused and attempt.process is not None:
+            self._take_fused(attempt, report.fused)
         if report.progress is not None:
             attempt.trial = replace(attempt.trial, progress=report.progress)
         now = time.time()
@@ -809,16 +968,40 @@ class Coordinator:
                 if attempt.pruned and attempt.asked is None:
                     self._prune(attempt)
 
+    def _take_fused(self, attempt: _Attempt, told: Mapping[str, Any]) -> None:
+        """Take what a process that may train several trials tells of one."""
+        if isinstance(told.get("ended"), str):
+            attempt.ended = dict(told)
+        self._fusion.learn(attempt.trial.parameters, told)
+        speed = self._fusion.speed(attempt.trial.parameters, told)
+        if speed is not None:
+            self._fused_speeds[speed.fusible, speed.models] = speed
+        if told.get("obstacle"):
+            self._note(f"Trials like {attempt.trial.number} are not fused: {told['obstacle']}"[:500])
+        for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())]:
+            if trial.fusible:
+                fusible, most = self._fusion.part(trial.number, trial.parameters)
+                changed = replace(trial, fusible=fusible, most_fused=most)
+                if trial.number in self._waiting:
+                    self._waiting[trial.number] = changed
+                else:
+                    self._running[trial.number].trial = changed
+
     def _prune(self, attempt: _Attempt) -> None:
         attempt.pruned = True
         self._request(attempt, TaskRequest.STOP)
-        attempt.terminate_at_s = time.time() + _PRUNE_GRACE_S
+        if attempt.process is None:  # one that trains others as well reads requests
+            attempt.terminate_at_s = time.time() + _PRUNE_GRACE_S
 
     def _change_neighbours(self, device: Device) -> None:
         """Start measuring anew on a device, since other trials run beside each other now."""
         there = [attempt for attempt in self._running.values() if attempt.device is device]
         for attempt in there:
-            attempt.beside = tuple(sorted(other.trial.family for other in there if other is not attempt))
+            others = [each for each in there if each.process is None or each.process is not attempt.process]
+            beside = [other.trial.family for other in others if other is not attempt]
+            if attempt.process is not None and len(attempt.process.trials) > 1:
+                beside.append(fused_with(len(attempt.process.trials) - 1))
+            attempt.beside = tuple(sorted(beside))
             attempt.beside_since = None
 
     # Trials that have ended.
@@ -827,6 +1010,8 @@ class Coordinator:
         number, status = attempt.trial.number, int(event["status"])
         self._read(attempt, to_end=True)
         del self._running[number]
+        if attempt.process is not None:
+            attempt.process.trials.discard(number)
         del self._readers[number]  # the next attempt reads all again
         self._change_neighbours(attempt.device)
         what, state, reason = self._outcome(attempt, status, event)
@@ -872,8 +1057,11 @@ class Coordinator:
         """Return how an attempt ended, what the trial is now, and why."""
         record = self.state.trials[attempt.trial.number]
         asked = bool(event.get("asked"))
-        if attempt.pruned:
-            return "pruned", TrialState.PRUNED, ""
+        how, why = attempt.ended.get("ended"), str(attempt.ended.get("reason", ""))
+        if attempt.pruned or how == "stopped":
+            return "pruned", TrialState.PRUNED, why
+        if how in {"apart", "together"}:
+            return "interrupted", TrialState.WAITING, why or "the process that trained it with others ended"
         paused = attempt.answered is TaskRequest.PAUSE and status == 0
         if self._stop_reason and (paused or asked):
             return "interrupted", TrialState.WAITING, self._stop_reason
@@ -881,16 +1069,16 @@ class Coordinator:
             return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
-        if event["out_of_memory"] or self._says_no_memory(attempt):
+        if event["out_of_memory"] or (how != "failed" and self._says_no_memory(attempt)):
             return self._out_of_memory(attempt, record)
-        why = str(event["reason"]) if "reason" in event else _status_in_words(status)
+        why = why or (str(event["reason"]) if "reason" in event else _status_in_words(status))
         if status in _OUTSIDE:
             kills = self._outside_kills[record.number] = self._outside_kills.get(record.number, 0) + 1
             if kills <= MOST_OUTSIDE_KILLS:
                 return "killed", TrialState.WAITING, f"it was {why}"
         if record.failures + 1 < self.sweep.attempts:
             return "failed", TrialState.WAITING, why
-        return "failed", TrialState.FAILED, f"{why}; see {attempt.folder / 'log.txt'}"
+        return "failed", TrialState.FAILED, f"{why}; see {attempt.log}"
 
     def _out_of_memory(self, attempt: _Attempt, record: TrialRecord) -> tuple[str, TrialState, str]:
         limit = attempt.limit_mib
@@ -902,7 +1090,7 @@ class Coordinator:
     @staticmethod
     def _says_no_memory(attempt: _Attempt) -> bool:
         """Return whether the log ends with an error about memory."""
-        with suppress(OSError), (attempt.folder / "log.txt").open("rb") as log:
+        with suppress(OSError), attempt.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
             return _NO_MEMORY.search(log.read(_LOG_END)) is not None
         return False
@@ -920,6 +1108,7 @@ class Coordinator:
         self._agents.pop(name).close()
         if not name:
             agent.kill_leftovers(self.state.pool)
+        self._processes = {at: each for at, each in self._processes.items() if _node_of(each.device) != name}
         for attempt in [each for each in self._running.values() if _node_of(each.device) == name]:
             event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
             self._ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
@@ -962,7 +1151,8 @@ def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
 
     Numbers with a fraction, such as a learning rate, change what is learned and not the shapes; all others may.
     """
-    shapes = [f"{name}={value}" for name, value in sorted(parameters.items()) if not isinstance(value, float)]
+    shaping = parameters if sweep.fused is None else sweep.fused.shape(parameters)
+    shapes = [f"{name}={value}" for name, value in sorted(shaping.items()) if not isinstance(value, float)]
     return " ".join([program(sweep), *shapes])
 
 

@@ -33,7 +33,7 @@ MOST_METRICS = 64
 LONGEST_NAME, LONGEST_MESSAGE = 100, 1_000
 LARGEST_STEP = 2**53
 """Steps above it are not whole in JSON of other languages."""
-OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s")
+OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s", "fused")
 """Keys of a report that are no metrics."""
 
 
@@ -70,6 +70,8 @@ class Report:
         Request that the program has seen; one that saw a pause and exits with code 0 is paused and not finished.
     time_s : float, optional
         When the program wrote it, s since the epoch.
+    fused : mapping
+        What a process that trains several trials tells of this one, see :mod:`helios.pools.fusing`.
     """
 
     step: int | None = None
@@ -80,6 +82,7 @@ class Report:
     message: str | None = None
     answer: TaskRequest | None = None
     time_s: float | None = None
+    fused: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_report(line: bytes) -> Report | None:
@@ -115,8 +118,9 @@ def parse_report(line: bytes) -> Report | None:
         message=_text(told.get("message")),
         answer=next((each for each in TaskRequest if each == told.get("answer")), None),
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
+        fused=told["fused"] if isinstance(told.get("fused"), dict) else {},
     )
-    told_what = (report.step, report.progress, report.checkpoint, report.message, report.answer)
+    told_what = (report.fused or None, report.step, report.progress, report.checkpoint, report.message, report.answer)
     return report if metrics or not_finite or any(value is not None for value in told_what) else None
 
 

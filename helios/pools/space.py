@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
+from importlib.util import find_spec
 from inspect import isabstract, isclass
 from pathlib import Path
 from random import Random
@@ -50,6 +51,13 @@ LARGEST_TRIAL = 100_000
 """Characters of a trial's parameters as JSON; a variable of the environment has at most 128 KiB on Linux."""
 LARGEST_END = 2**53
 """Of a range: Optuna counts in floats, which are not every whole number above it."""
+FUSIBLE = (
+    *("lr", "momentum", "dampening", "nesterov", "betas", "eps", "rho", "weight_decay", "groups", "schedule", "seed"),
+    *("data_seed", "clip_norm", "early_stopping", "steps", "epochs"),
+)
+"""Parameters that may differ between the models of a stack: those of ``helios.fused``, and how many epochs."""
+COMMON = ("batch_size", "optimizer", "precision", "on_nan")
+"""Parameters of which a process that trains a stack has one value."""
 LONGEST_VALUE = 2_000
 """Lines of one value in a sweep file, above which an error names only where it begins."""
 
@@ -126,6 +134,37 @@ class ContainerChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FusedProgram:
+    """Program of which one process trains many trials, as ``python -m helios.fused.task`` does.
+
+    Attributes
+    ----------
+    program : str
+        Path of the file, relative to the folder in which trials run.
+    together : int, optional
+        Most trials in one process; None: as many as fit.
+    settings : mapping
+        What all trials have in common; a parameter of the same name stands above it.
+    """
+
+    program: str
+    together: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def shape(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the parameters that may part trials.
+
+        They are those that ``build`` gets, and those of which a process has one value. All others may differ between
+        the models of a stack.
+        """
+        return {name: value for name, value in parameters.items() if name.partition(".")[0] not in FUSIBLE}
+
+    def common(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
+        """Return the settings that all trials of a process have in common."""
+        return {name: parameters.get(name, self.settings.get(name)) for name in COMMON}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSweep:
     """A sweep file, checked.
 
@@ -157,6 +196,8 @@ class TrainingSweep:
         Folder of a trial's TensorBoard event files, with placeholders; empty: none are read.
     container : ContainerChoice, optional
         None: trials run on the machine itself.
+    fused : FusedProgram, optional
+        What is run in place of the command's program, which then names it only.
     """
 
     path: Path
@@ -172,6 +213,7 @@ class TrainingSweep:
     cwd: Path
     events: str = ""
     container: ContainerChoice | None = None
+    fused: FusedProgram | None = None
 
     @property
     def combinations(self) -> int | None:
@@ -239,6 +281,7 @@ class TrainingSweep:
         }
         told = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
         told += [] if self.container is None else [self.container.image]
+        told += [] if self.fused is None else [self.fused.settings]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
@@ -316,8 +359,36 @@ class _ContainerTable(_Table):
     binds: list[str] = Field(default=[], description="Other folders that trials need, such as data sets")
 
 
+class _FusedTable(_Table):
+    program: str = Field(min_length=1, description="Python file with build, loss and data")
+    together: int | None = Field(default=None, ge=1, le=1_024, description="Most trials in one process")
+    checkpoint_s: float = Field(default=30.0, gt=0, description="Time between checkpoints of a trial, s")
+    epochs: int | None = Field(default=None, ge=1, description="How often all data are gone through")
+    batch_size: int | None = Field(default=None, ge=1, description="Samples of a step")
+    optimizer: str | None = Field(default=None, description="sgd, adam, adamw or adadelta")
+    precision: str | None = Field(default=None, description="float16 or bfloat16")
+    on_nan: str | None = Field(default=None, description="stop or skip")
+    lr: float | int | None = None
+    momentum: float | int | None = None
+    dampening: float | int | None = None
+    nesterov: bool | None = None
+    betas: list[float] | None = None
+    eps: float | None = None
+    rho: float | None = None
+    weight_decay: float | int | None = None
+    groups: list[dict[str, Any]] | None = None
+    schedule: dict[str, Any] | list[dict[str, Any]] | None = None
+    seed: int | None = None
+    data_seed: int | None = None
+    clip_norm: float | int | None = None
+    early_stopping: dict[str, Any] | None = None
+    steps: int | None = None
+    model: dict[str, Any] | None = Field(default=None, description="What build gets in all trials")
+
+
 class _SweepTable(_Table):
-    command: str | list[str] = Field(description="The program and its arguments")
+    command: str | list[str] | None = Field(default=None, description="The program and its arguments")
+    fused: dict[str, Any] | None = Field(default=None, description="Instead of a command: models for one process")
     parameters: dict[str, Any] = Field(default={}, max_length=MOST_PARAMETERS, description="Lists and ranges")
     trials_file: str | None = Field(default=None, description="CSV or JSON lines, a trial on each line")
     reads_parameters: bool = Field(default=False, description="The program reads HELIOS_PARAMETERS")
@@ -445,7 +516,8 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
     cwd = folder / (told.cwd or ".")
     if not cwd.is_dir():
         raise _Refused(f"the folder {cwd} does not exist", "cwd", hint="Make it, or name another one.")
-    command = _command(told, cwd)
+    fused = _fused(told, cwd)
+    command = ("python", "-m", "helios.fused.task", fused.program) if fused is not None else _command(told, cwd)
     parameters = {name: _space(name, each) for name, each in told.parameters.items()}
     listed: tuple[dict[str, Value], ...] = ()
     if told.trials_file is not None:
@@ -455,7 +527,11 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
             hint = "Paths are relative to the sweep file."
             raise _Refused(f"the file of trials {told.trials_file} does not exist", "trials_file", hint=hint)
         listed = read_trials(folder / told.trials_file)
-    _check_names(command, set(parameters) | {name for trial in listed for name in trial}, told)
+    names = set(parameters) | {name for trial in listed for name in trial}
+    if fused is None:
+        _check_names(command, names, told)
+    else:
+        _check_settings(fused, names)
     longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
     if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
         at = "trials_file" if listed else "parameters"
@@ -478,7 +554,38 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
         cwd=cwd.resolve(),
         events=_events(told.events),
         container=_container(told.container, folder),
+        fused=fused,
     )
+
+
+def _fused(told: _SweepTable, cwd: Path) -> FusedProgram | None:
+    """Return the program whose models are trained together, or None where there is a command."""
+    if told.fused is None:
+        if told.command is None:
+            hint = 'Write command = "python train.py --lr {lr}", or program = "models.py" in [fused].'
+            raise _Refused("the key 'command' is missing (The program and its arguments)", hint=hint)
+        return None
+    for key in ("command", "container", "events", "reads_parameters"):
+        if getattr(told, key):
+            raise _Refused(f"[fused] and {key} exclude each other", key, hint=f"Leave {key} or [fused] out.")
+    table = _checked(_FusedTable, told.fused, "fused")
+    if not (cwd / table.program).is_file():
+        hint = "Paths are relative to the file, or to cwd."
+        raise _Refused(f"{table.program} is not in {cwd}", "fused", "program", hint=hint)
+    if find_spec("torch") is None:
+        raise _Refused("[fused] needs PyTorch", "fused", hint="pip install 'helios-slurm[fused]'")
+    settings = table.model_dump(exclude_none=True, exclude={"program", "together"})
+    return FusedProgram(program=table.program, together=table.together, settings=settings)
+
+
+def _check_settings(fused: FusedProgram, names: set[str]) -> None:
+    """Refuse a sweep without a length of training or a batch size."""
+    for needed, hint in (
+        (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
+        (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),
+    ):
+        if not {*needed} & {*names, *fused.settings}:
+            raise _Refused(f"nothing says {' or '.join(needed)} of trials", "fused", hint=hint)
 
 
 def _size(value: Any) -> int:
@@ -541,7 +648,7 @@ OF_A_SHELL = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1")
 def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
     """Return the words of the command, which is there and needs no shell."""
     try:
-        words = shlex.split(told.command) if isinstance(told.command, str) else told.command
+        words = shlex.split(told.command) if isinstance(told.command, str) else list(told.command or ())
     except ValueError as reason:
         raise _Refused(f"the command cannot be split into words: {reason}", "command") from reason
     if not words or not words[0]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from helios.model.fusing import count_fused
 from helios.model.pools import SharedSpeed, Trial, TrialForecast, TrialRun
 
 MEMORY, SECONDS, SPEED = "memory_mib", "seconds", "steps_per_s"
@@ -114,7 +115,12 @@ def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
     facts = []
     for attempts in by_trial.values():
         last = max(attempts, key=lambda run: run.attempt)
-        peaks = [run.peak_memory_mib for run in attempts if run.peak_memory_mib and run.outcome != "out_of_memory"]
+        # Of a process that trained several trials, it is known only what all of them took.
+        peaks = [
+            run.peak_memory_mib
+            for run in attempts
+            if run.peak_memory_mib and run.outcome != "out_of_memory" and not _is_fused(run)
+        ]
         killed = [
             1.5 * run.memory_limit_mib for run in attempts if run.outcome == "out_of_memory" and run.memory_limit_mib
         ]
@@ -137,6 +143,10 @@ def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
             )
         )
     return sorted(facts, key=lambda fact: fact.ended_s)
+
+
+def _is_fused(run: TrialRun) -> bool:
+    return any(count_fused(speed.beside) > 1 for speed in run.speeds)
 
 
 def _seconds_alone(run: TrialRun, alone: float | None) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from helios.model.fusing import by_process, fuse
 from helios.model.pools import (
     Device,
     PauseTrial,
@@ -64,6 +65,9 @@ LATE, IN_TIME = 0.5, 0.9
 
 SHORT = 10.0
 """Restarts in the planned time below which no room is made for a trial that would end last."""
+
+LEAST_GAIN = 0.95
+"""Gain of fusing below which trials run in slots of the CPU instead; a measurement is about as exact."""
 
 Company = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
@@ -128,8 +132,81 @@ class Packing:
 
         It is empty where everything may stay as it is.
         """
-        pool = _Pool(snapshot, self.options)
-        return pool.decide() if pool.waiting or pool.running else []
+        actions, rest = fuse_where_faster(snapshot)
+        pool = _Pool(rest, self.options)
+        return [*actions, *(pool.decide() if pool.waiting or pool.running else [])]
+
+
+# Trials that one process may train.
+
+
+def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSnapshot]:
+    """Start trials together that one process trains faster.
+
+    A process measures before its first step what fusing gains, so that it is tried where nothing is known. On a GPU it
+    has the device for itself; on the CPU it has a slot.
+
+    Returns
+    -------
+    actions : list of PoolAction
+    rest : PoolSnapshot
+        The other trials, and what such processes leave of the devices.
+    """
+    parts = {trial.fusible: trial.family for trial in snapshot.trials if trial.fusible}
+    if not parts:
+        return [], snapshot
+    chosen = {part for part, family in parts.items() if fused_gain(snapshot, part) >= _gain_apart(snapshot, family)}
+    processes = by_process(snapshot.trials)
+    used = Counter(str(process[0].device) for process in processes)
+    free = {
+        device.name: max(0, device.slots - used[device.name]) if device.kind == "cpu" else int(not used[device.name])
+        for device in snapshot.devices
+    }
+    whole = tuple(device if device.kind == "cpu" else replace(device, slots=1) for device in snapshot.devices)
+    apart = [trial for trial in snapshot.trials if trial.fusible not in chosen or trial.state is TrialState.RUNNING]
+    hidden = {trial.number for trial in snapshot.trials} - {trial.number for trial in apart}
+    waiting = [trial for trial in snapshot.trials if trial.number in hidden or trial.state is TrialState.RUNNING]
+    starts = fuse(replace(snapshot, devices=whole, trials=tuple(waiting)), free)
+    taken = Counter(start.device for start in starts if start.into is None)
+    for process in processes:
+        if len(process) > 1 or process[0].fusible in chosen:
+            taken[str(process[0].device)] += 1
+            hidden.update(trial.number for trial in process)
+    left = tuple(
+        replace(device, slots=device.slots - taken[device.name], memory_mib=_left_mib(device, taken[device.name]))
+        for device in snapshot.devices
+        if taken[device.name] < (device.slots if device.kind == "cpu" else 1)
+    )
+    rest = tuple(trial for trial in snapshot.trials if trial.number not in hidden)
+    return list(starts), replace(snapshot, devices=left, trials=rest)
+
+
+def _left_mib(device: Device, taken: int) -> float:
+    return device.memory_mib * (1 - taken / device.slots)
+
+
+def fused_gain(snapshot: PoolSnapshot, part: str) -> float:
+    """Return the work of a process of many trials, over that of one.
+
+    It is infinite where it was not measured, so that it is tried.
+    """
+    return max((speed.gain for speed in snapshot.fused if speed.fusible == part), default=math.inf)
+
+
+def _gain_apart(snapshot: PoolSnapshot, family: str) -> float:
+    """Return the work of trials that share a GPU, over that of one.
+
+    On the CPU, where slots have cores of their own, it is that of one.
+    """
+    if all(device.kind == "cpu" for device in snapshot.devices):
+        return LEAST_GAIN
+    alone = max((s.steps_per_s for s in snapshot.speeds if s.family == family and not s.beside), default=0.0)
+    shared = [
+        (len(s.beside) + 1) * s.steps_per_s / alone
+        for s in snapshot.speeds
+        if alone and s.family == family and s.beside and {*s.beside} == {family}
+    ]
+    return max(1.0, *shared) if shared else 2 * PRIOR_SPEED
 
 
 # What is known of companies.

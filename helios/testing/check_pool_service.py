@@ -7,8 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from helios.model.fusing import by_process
 from helios.model.pools import (
     Device,
+    FusedSpeed,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
@@ -32,8 +34,9 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
     It is called with an empty pool, one without devices, trials of which nothing is known, trials in every state, odd
     numbers and texts, kills for memory, and 1,000 trials on 256 devices. It must answer the same twice, whatever it
     was called with before, and use neither clock, random numbers, disk nor network. It must start only waiting and
-    paused trials, each once, on devices of the snapshot with a free slot, promise no more memory than a device has,
-    pause and stop only trials that have not ended, and give a reason every time.
+    paused trials, each once, on devices of the snapshot with a free slot or in a process that may train them as well,
+    promise no more memory than a device has, pause and stop only trials that have not ended, and give a reason every
+    time.
 
     Parameters
     ----------
@@ -112,6 +115,20 @@ def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
                 *(a_trial(number, forecast=known) for number in range(13, 20)),
             ],
             speeds=speeds,
+        ),
+    )
+    fused: dict[str, Any] = running | {"fusible": "one", "most_fused": 4, "process": -1, "memory_limit_mib": 16_384.0}
+    yield (
+        "trials that may be fused",
+        a_pool(
+            [
+                *(a_trial(number, device="gpu:0", **fused) for number in range(2)),
+                *(a_trial(number, fusible="one", most_fused=4) for number in range(2, 9)),
+                *(a_trial(number, family="other", fusible="two", most_fused=4) for number in range(9, 16)),
+                *(a_trial(number, forecast=known) for number in range(16, 20)),
+            ],
+            speeds=speeds,
+            fused=(FusedSpeed(fusible="one", models=2, together_s=1.0, alone_s=0.8),),
         ),
     )
     yield "trials on a device that is gone", a_pool([a_trial(0, device="gpu:9", **running), a_trial(1)])
@@ -217,9 +234,32 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
     yield from _device_faults([action for action in actions if isinstance(action, StartTrial)], pool)
 
 
+def _fusing_faults(starts: list[StartTrial], joining: list[StartTrial], pool: PoolSnapshot) -> Iterator[str]:
+    """Yield what is wrong with trials that others' processes are to train."""
+    trials = {trial.number: trial for trial in pool.trials}
+    processes = {trial.number: process for process in by_process(pool.trials) for trial in process if trial.fusible}
+    sizes = Counter({process[0].number: len(process) for process in processes.values()})
+    leads = {number: process[0].number for number, process in processes.items()}
+    leads |= {start.number: start.number for start in starts if start.number in trials}
+    sizes.update({start.number: 1 for start in starts})
+    for start in joining:
+        trial, lead = trials.get(start.number), trials.get(leads.get(-1 if start.into is None else start.into, -1))
+        if trial is None:
+            continue
+        if lead is None or not trial.fusible or lead.fusible != trial.fusible:
+            yield f"it puts trial {start.number} into the process of {start.into}, which is of another kind or none"
+            continue
+        sizes[lead.number] += 1
+        if sizes[lead.number] > trial.most_fused:
+            yield f"it puts {sizes[lead.number]} trials into one process, above {trial.most_fused}"
+
+
 def _device_faults(starts: list[StartTrial], pool: PoolSnapshot) -> Iterator[str]:
     devices = {device.name: device for device in pool.devices}
-    running = [trial for trial in pool.trials if trial.state is TrialState.RUNNING]
+    running = [lead for lead, *_ in by_process(pool.trials)]
+    joining = [start for start in starts if start.into is not None]
+    starts = [start for start in starts if start.into is None]
+    yield from _fusing_faults(starts, joining, pool)
     slots = Counter([*(trial.device for trial in running), *(start.device for start in starts)])
     promised: dict[str | None, float] = defaultdict(float)
     for name, limit in [

@@ -66,7 +66,8 @@ def python_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[[str], TrainingSweep]:
     """Read a sweep file from a text, beside a program."""
-    (tmp_path / "train.py").write_text("")
+    for name in ("train.py", "models.py"):
+        (tmp_path / name).write_text("")
 
     def read(text: str) -> TrainingSweep:
         (tmp_path / "sweep.toml").write_text(text)
@@ -256,7 +257,7 @@ def test_without_optuna_a_search_says_what_to_install(sweep: Reader, monkeypatch
 def test_examples_of_the_page_are_sweep_files(sweep: Reader) -> None:
     page = (ROOT / "docs" / "sweep-file.md").read_text()
     examples_of_it = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    assert [sweep(text).trials for text in examples_of_it] == [64, 100]
+    assert [sweep(text).trials for text in examples_of_it] == [64, 100, 64]
     table = page[page.index("## Sweep file") : page.index("**Command.**")]
     keys = set(re.findall(r"^\| `\[?(\w+)\]?` \|", table, flags=re.MULTILINE))
     assert keys == {*space._SweepTable.model_fields}
@@ -264,7 +265,7 @@ def test_examples_of_the_page_are_sweep_files(sweep: Reader) -> None:
         compile(text, "page", "exec")
 
 
-@pytest.mark.parametrize("name", ["sweep.toml", "search.toml"])
+@pytest.mark.parametrize("name", ["sweep.toml", "search.toml", "fused.toml"])
 def test_sweep_of_digits_has_24_trials(name: str) -> None:
     assert read_training_sweep(ROOT / "benchmarks" / "pool_digits" / name).trials == 24
 

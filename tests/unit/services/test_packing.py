@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from helios.model.pools import (
     Device,
+    FusedSpeed,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
@@ -313,3 +314,58 @@ def test_no_room_is_made_where_no_steps_are_reported() -> None:
     there = [running(n, device=f"gpu:{n}", **silent) for n in range(2)]
     actions = SERVICE.decide(a_pool([*there, waiting(9, "c", forecast=large)]))
     assert not [action for action in actions if isinstance(action, PauseTrial)]
+
+
+# Trials that one process may train.
+
+
+def fusible(number: int, part: str = "one", **values: Any) -> Trial:
+    return waiting(number, fusible=part, most_fused=8, **values)
+
+
+def into(actions: list[PoolAction]) -> dict[int, int | None]:
+    return {action.number: action.into for action in actions if isinstance(action, StartTrial)}
+
+
+def measured(gain: float, models: int = 2) -> tuple[FusedSpeed, ...]:
+    return (FusedSpeed(fusible="one", models=models, together_s=models / gain, alone_s=1.0),)
+
+
+def test_what_may_be_fused_is_tried_and_has_a_gpu_for_itself() -> None:
+    pool = a_pool([*(fusible(number) for number in range(4)), waiting(9, "b")], devices=2, speeds=speeds(a=10, b=10))
+    told = SERVICE.decide(pool)
+    assert into(told) == {0: None, 1: 0, 2: None, 3: 2}
+    assert not list(find_pool_faults(told, pool))
+
+
+@pytest.mark.parametrize(
+    ("gain", "rates", "is_fused"),
+    [
+        (3.0, {"a": 10.0}, True),
+        (1.0, {"a": 10.0}, False),  # two that share a GPU are expected to do more
+        (1.5, {"a": 10.0, "a_a": 9.0}, False),  # and were measured to
+        (1.5, {"a": 10.0, "a_a": 6.0}, True),
+        (1.1, {"a": 10.0, "a_a": 5.0}, True),
+        (0.9, {"a": 10.0, "a_a": 4.0}, False),  # alone
+    ],
+)
+def test_trials_are_fused_where_that_is_measured_to_do_most(
+    gain: float, rates: dict[str, float], is_fused: bool
+) -> None:
+    pool = a_pool([fusible(number) for number in range(4)], devices=1, speeds=speeds(**rates), fused=measured(gain))
+    told = SERVICE.decide(pool)
+    assert any(each is not None for each in into(told).values()) is is_fused
+    assert told
+
+
+def test_trials_that_lose_by_fusing_get_a_process_each_on_the_cpu() -> None:
+    cpu = Device(name="cpu:0", kind="cpu", memory_mib=16_000.0, slots=2)
+    trials = [fusible(number) for number in range(4)]
+    for gain, leads in ((0.5, {0: None, 1: None}), (1.0, {0: None, 1: 0, 2: None, 3: 2})):
+        assert into(SERVICE.decide(a_pool(trials, devices=(cpu,), fused=measured(gain)))) == leads
+
+
+def test_a_trial_joins_a_process_that_has_lost_one() -> None:
+    there = {"process": -1, "fusible": "one", "most_fused": 8, "memory_limit_mib": 16_384.0}
+    pool = a_pool([running(0, **there), running(1, **there), fusible(2)], devices=1, fused=measured(2.0))
+    assert into(SERVICE.decide(pool)) == {2: 0}
