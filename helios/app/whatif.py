@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
+from helios.app.predicted_replay import InsidePredictor
 from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for
 from helios.app.scenarios import AGAIN_S, Scenario
 from helios.choices import Policy, RunTimes
@@ -420,12 +421,12 @@ def train_before(
 
 def predictor_for(
     setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest, *, shared: SharedTraining | None = None
-) -> ReplayTrainedPredictor:
+) -> InsidePredictor:
     """Return a predictor that starts with ``taught`` and learns during the replay.
 
     It trains with others if ``shared``.
     """
-    return ReplayTrainedPredictor(
+    return InsidePredictor(
         setup.machine.jobs,
         history=setup.before,
         model=taught,
@@ -558,6 +559,7 @@ def replay_scenario(
         seed=request.seed,
         progress=lambda done: progress(setup_name, done / len(workload)),
         watch=watch,
+        asks_inside=predictor.inside if isinstance(predictor, InsidePredictor) else None,
     )
     progress(setup_name, 1.0)
     return result
