@@ -155,7 +155,7 @@ class InsidePredictor(ReplayTrainedPredictor):
 
 
 def _line(scores: JobKeys) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return the key of each job at a run time of 0, and what a second adds.
+    """Return the keys at a run time of 0 and what a second adds.
 
     None if keys do not follow from these.
     """

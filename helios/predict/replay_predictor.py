@@ -19,11 +19,13 @@ from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import SHRINKAGE, DurationModel, grow_trees
 from helios.predict.job_table import JobTable
 from helios.predict.past_runs import PastRuns
-from helios.predict.timeline import RecordedWalk, note_ended, note_started, untrained
+from helios.predict.timeline import RecordedWalk, Timeline, note_ended, note_started, untrained
 
 FIRST_FIT_JOBS = 1_000
 MEET_EVERY = 500
 """Submissions after which replays that share a training wait for each other."""
+KEEPS_UP = 0.8
+"""Share of the ended jobs of another replay that one must have to train with it."""
 WARM_SHARE = 0.25
 """Share of the history, the last jobs, whose predictions calibrate the intervals before the replay."""
 
@@ -113,6 +115,8 @@ class ReplayTrainedPredictor:
         Longest time that a model serves, s. None to train anew at doublings only.
     shared : SharedTraining, optional
         Where to train, together with other replays of the same jobs. None to train alone.
+    describes : bool
+        Whether to keep what a model is trained on, .9 kB a job. Of those that train together one may do for all.
 
     Attributes
     ----------
@@ -144,11 +148,12 @@ class ReplayTrainedPredictor:
         seed: int = 0,
         timezone: str = "UTC",
         shared: SharedTraining | None = None,
+        describes: bool = True,
     ) -> None:
         table = JobTable.from_frame(_one_after_the_other(history, jobs), timezone=timezone)
         self.first = first = table.n - len(jobs)
-        # Replays that train together learn from the pairs of the first.
-        walk = RecordedWalk(table, before=first, pairs=refit and (shared is None or not shared.members))
+        self.describes = refit and describes
+        walk = RecordedWalk(table, before=first, pairs=self.describes)
         walk.submit(first - int(first * WARM_SHARE))
         walk.submit(first, model=untrained())
         self.timeline = walk.timeline
@@ -197,7 +202,7 @@ class ReplayTrainedPredictor:
             self._shared.meet(now_s)
 
     def limits(self) -> tuple[int, int, int]:
-        """Return what makes a call of :meth:`attend` due.
+        """Return what makes a call of ``attend`` due.
 
         The last job to be predicted, the number of ended jobs learned, or the time, s since the epoch, from which on it
         is.
@@ -233,16 +238,22 @@ class ReplayTrainedPredictor:
         return self.timeline.state.past
 
     @property
+    def learned(self) -> int:
+        """How many jobs have ended, as far as it knows."""
+        return int(self.known.learned[0])
+
+    @property
     def is_due(self) -> bool:
         """Whether enough jobs have ended for a training."""
-        return bool(self.known.learned[0] >= self._next_fit)
+        return self.learned >= self._next_fit
 
-    def fit(self, now_s: int, *, past: PastRuns | None = None) -> DurationModel:
+    def fit(self, now_s: int, *, past: PastRuns | None = None, described: Timeline | None = None) -> DurationModel:
         """Train a model on what has happened by ``now_s`` and use it from now on.
 
-        ``past`` is what has happened, if not all that has in this replay.
+        ``past`` is what has happened, if not all that has in this replay, and ``described`` has the descriptions of
+        the jobs, if not this one.
         """
-        trees = grow_trees(self.timeline, datetime.fromtimestamp(now_s, UTC), seed=self._seed, past=past)
+        trees = grow_trees(described or self.timeline, datetime.fromtimestamp(now_s, UTC), seed=self._seed, past=past)
         cluster, trained = (self._model.cluster, self._model.trained) if self._model else ("replay", True)
         model = DurationModel(cluster=cluster, trees=trees, trained=trained)
         self.adopt(model, now_s)
@@ -252,15 +263,17 @@ class ReplayTrainedPredictor:
         """Use ``model`` from now on."""
         self.timeline.model = model.kernel
         self.sources.append(model.model_id)
-        self._fitted_s, self._next_fit = now_s, 2 * int(self.known.learned[0])
+        self._fitted_s, self._next_fit = now_s, 2 * self.learned
 
 
 class SharedTraining:
     """Training of one model for several replays of the same jobs.
 
     Each replay has a thread of its own. They wait for each other at every ``MEET_EVERY``-th submission. Once training
-    is due in all of them, a model learns from what has happened in every single one, so no replay is told what has not
-    happened in it yet. The jobs are described as the first replay described them.
+    is due in one of them, a model learns from what has happened in this and in every other that keeps up with it, so no
+    replay is told what has not happened in it yet. One that falls behind, as in a strict order, where jobs wait for
+    months that others have long ended, holds nobody up and trains later. The jobs are described as the one that
+    is farthest behind of those that describe any has described them.
 
     Parameters
     ----------
@@ -293,12 +306,15 @@ class SharedTraining:
         self._barrier.abort()
 
     def _train(self) -> None:
-        if not all(member.is_due for member in self.members):
-            return
-        first, *others = self.members
-        model = first.fit(self._now_s, past=_in_common([member.past for member in self.members]))
-        for other in others:
-            other.adopt(model, self._now_s)
+        while due := [member for member in self.members if member.is_due]:
+            most = max(member.learned for member in due)
+            group = [member for member in self.members if KEEPS_UP * most <= member.learned <= most]
+            group.sort(key=lambda member: member.learned)
+            described = next(member for member in (*group, *self.members) if member.describes)
+            past = _in_common([member.past for member in group])
+            model = group[0].fit(self._now_s, past=past, described=described.timeline)
+            for member in group[1:]:
+                member.adopt(model, self._now_s)
 
 
 def _in_common(pasts: list[PastRuns]) -> PastRuns:

@@ -208,12 +208,13 @@ def test_replays_that_train_together_learn_only_what_has_happened_in_all():
         return [one.sources for one in both]
 
     jobs = a_campaign(3 * MEET_EVERY + 50)
-    unfinished = np.arange(len(jobs)) % 4 == 0
-    other = jobs.assign(run_time_s=np.where(unfinished, 7.0, jobs["run_time_s"]))
-    late, early = models(jobs, unfinished)
-    assert late == early and len(late) == 2
-    assert models(other, unfinished)[0] == late
-    assert models(jobs, unfinished & False)[0] != late
+    for share, together in ((8, True), (2, False)):
+        unfinished = np.arange(len(jobs)) % share == 0
+        other = jobs.assign(run_time_s=np.where(unfinished, 7.0, jobs["run_time_s"]))
+        late, early = models(jobs, unfinished)
+        assert (late == early) is together and len(early) == 2
+        assert models(other, unfinished)[0] == late
+        assert models(jobs, unfinished & False)[0] != late
 
 
 def test_a_replay_that_failed_ends_those_that_would_wait_for_it():
