@@ -11,8 +11,9 @@ import numpy as np
 @numba.njit
 def _fall(forest: Any, node: int, row: Any) -> int:
     while node >= 0:
-        value = row[forest.feature[node]]
-        goes_left = forest.missing_left[node] if np.isnan(value) else value <= forest.threshold[node]
+        split = forest.split[node]
+        value = row[forest.feature[split]]
+        goes_left = forest.missing_left[split] if np.isnan(value) else value <= forest.threshold[split]
         node = forest.left[node] if goes_left else forest.right[node]
     return node
 

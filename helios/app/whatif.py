@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
+from helios.app.predicted_replay import InsidePredictor
 from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for
 from helios.app.scenarios import AGAIN_S, Scenario
 from helios.choices import Policy, RunTimes
@@ -25,7 +26,7 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
 from helios.report.whatif import JobNames, Run, WhatIf
-from helios.simulate import ORDERS, Backfill, JobTrace, LongestWaits, Placement, Replay, Workload, replay
+from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words, in_number
 
 LOOKS_BACK = timedelta(weeks=4)
@@ -132,18 +133,10 @@ def whatif(
 
 
 def _that_share(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
-    """Yield the scenarios with predictions that share their trainings, each once.
-
-    They have the same backfill: in a strict order jobs wait for months that others have long ended, and all would learn
-    as late as it does.
-    """
+    """Yield the scenarios with predictions that share their trainings, each once."""
     at_once = max(MOST_SIDE_BY_SIDE // jobs, 1)
-    by_backfill: dict[Backfill, list[Scenario]] = {}
-    for plan in dict.fromkeys(plans):
-        if plan.uses_predictions:
-            by_backfill.setdefault(plan.backfill, []).append(plan)
-    for alike in by_backfill.values():
-        yield from (alike[first : first + at_once] for first in range(0, len(alike), at_once))
+    asking = [plan for plan in dict.fromkeys(plans) if plan.uses_predictions]
+    yield from (asking[first : first + at_once] for first in range(0, len(asking), at_once))
 
 
 def _replay_side_by_side(
@@ -158,7 +151,12 @@ def _replay_side_by_side(
     The second value says who predicted.
     """
     shared = SharedTraining(len(plans)) if len(plans) > 1 else None
-    predictors = [predictor_for(setup, taught, request, shared=shared) for _ in plans]
+    # One replay of each backfill describes its jobs, in case it does not keep up with the others.
+    described = {plan.backfill: number for number, plan in reversed(list(enumerate(plans)))}
+    predictors = [
+        predictor_for(setup, taught, request, shared=shared, describes=described[plan.backfill] == number)
+        for number, plan in enumerate(plans)
+    ]
     if shared is None:
         runs = [
             to_run(plan, setup, one, progress, request=request) for plan, one in zip(plans, predictors, strict=True)
@@ -419,13 +417,18 @@ def train_before(
 
 
 def predictor_for(
-    setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest, *, shared: SharedTraining | None = None
-) -> ReplayTrainedPredictor:
+    setup: ReplaySetup,
+    taught: DurationModel | None,
+    request: WhatIfRequest,
+    *,
+    shared: SharedTraining | None = None,
+    describes: bool = True,
+) -> InsidePredictor:
     """Return a predictor that starts with ``taught`` and learns during the replay.
 
-    It trains with others if ``shared``.
+    It trains with others if ``shared``, and keeps what that takes if it ``describes``.
     """
-    return ReplayTrainedPredictor(
+    return InsidePredictor(
         setup.machine.jobs,
         history=setup.before,
         model=taught,
@@ -433,6 +436,7 @@ def predictor_for(
         seed=request.seed,
         timezone=setup.timezone,
         shared=shared,
+        describes=describes,
     )
 
 
@@ -558,6 +562,7 @@ def replay_scenario(
         seed=request.seed,
         progress=lambda done: progress(setup_name, done / len(workload)),
         watch=watch,
+        asks_inside=predictor.inside if isinstance(predictor, InsidePredictor) else None,
     )
     progress(setup_name, 1.0)
     return result

@@ -163,18 +163,21 @@ def describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> N
     """
     distributions(at, samples, row[COLUMN.anchor], row[COLUMN.anchor_sd], by)
     spread = max(row[COLUMN.anchor_sd], 0.1)
-    for place in range(len(at)):
-        t = at[place]
-        out[0, place] = t
-        for k in range(len(_SINCE)):
-            out[1 + k, place] = t - row[_SINCE[k]]
-        for k in range(len(_SINCE_ANCHOR)):
-            out[1 + len(_SINCE) + k, place] = t - samples.anchors[_SINCE_ANCHOR[k]]
-        out[1 + N_SINCE, place] = (t - row[COLUMN.anchor]) / spread
-        for k in range(6):
-            out[2 + N_SINCE + k, place] = by[k, place]
+    m = len(at)
+    for place in range(m):
+        out[0, place] = at[place]
+        out[1 + N_SINCE, place] = (at[place] - row[COLUMN.anchor]) / spread
         p = min(max(by[5, place], 1e-4), 1.0 - 1e-4)
         out[8 + N_SINCE, place] = np.log(p / (1.0 - p))
+    for k in range(len(_SINCE)):
+        for place in range(m):
+            out[1 + k, place] = at[place] - row[_SINCE[k]]
+    for k in range(len(_SINCE_ANCHOR)):
+        for place in range(m):
+            out[1 + len(_SINCE) + k, place] = at[place] - samples.anchors[_SINCE_ANCHOR[k]]
+    for k in range(6):
+        for place in range(m):
+            out[2 + N_SINCE + k, place] = by[k, place]
 
 
 @inline_jit
@@ -194,6 +197,22 @@ def step_trees(forest: Any, of_thresholds: Any, of_job: Any, diff: Any, stack: A
     next.
     """
     m, n_rising = len(diff) - 1, of_thresholds.shape[0]
+    # The first place that does not go left, once for all nodes with the same split.
+    ends = np.empty(len(forest.feature), dtype=np.int32)
+    for split in range(len(ends)):
+        feature, threshold = forest.feature[split], forest.threshold[split]
+        value = of_thresholds[feature, 0] if feature < n_rising else of_job[feature - n_rising]
+        if np.isnan(value):
+            ends[split] = m if forest.missing_left[split] else 0
+        elif feature >= n_rising:
+            ends[split] = m if value <= threshold else 0
+        else:
+            values = of_thresholds[feature]
+            # To count takes half the time of a binary search.
+            count = np.int32(0)
+            for place in range(GRID_WIDTH):
+                count += np.int32(values[place] <= threshold)
+            ends[split] = count
     diff[:] = 0.0
     for tree in range(len(forest.root)):
         stack[0, 0], stack[0, 1], stack[0, 2] = forest.root[tree], 0, m
@@ -202,29 +221,15 @@ def step_trees(forest: Any, of_thresholds: Any, of_job: Any, diff: Any, stack: A
             top -= 1
             node, low, high = stack[top, 0], stack[top, 1], stack[top, 2]
             while node >= 0:
-                feature, threshold = forest.feature[node], forest.threshold[node]
-                if feature >= n_rising:
-                    value = of_job[feature - n_rising]
-                    left = forest.missing_left[node] if np.isnan(value) else value <= threshold
-                    node = forest.left[node] if left else forest.right[node]
-                    continue
-                values = of_thresholds[feature]
-                if np.isnan(values[low]):
-                    node = forest.left[node] if forest.missing_left[node] else forest.right[node]
-                    continue
-                # The first place whose value is above the split's. To count takes half the time of a binary search.
-                count = np.int32(0)
-                for place in range(GRID_WIDTH):
-                    count += np.int32(values[place] <= threshold)
-                a = np.int64(count)
-                if a >= high:
+                end = np.int64(ends[forest.split[node]])
+                if end >= high:
                     node = forest.left[node]
-                elif a <= low:
+                elif end <= low:
                     node = forest.right[node]
                 else:
-                    stack[top, 0], stack[top, 1], stack[top, 2] = forest.right[node], a, high
+                    stack[top, 0], stack[top, 1], stack[top, 2] = forest.right[node], end, high
                     top += 1
-                    node, high = forest.left[node], a
+                    node, high = forest.left[node], end
             leaf = forest.leaf[~node]
             diff[low] += leaf
             diff[high] -= leaf
@@ -261,7 +266,23 @@ def interpolate(xs: Any, ys: Any, x: float) -> Any:
     It rises from 0 at 0 to the first point, and is level after the last. With times and probabilities it is P(T <= x),
     with the two exchanged the time by which a run has ended with probability ``x``.
     """
-    j = np.searchsorted(xs, x)
+    return height_before(xs, ys, x, int(np.searchsorted(xs, x)))
+
+
+@inline_jit
+def place_after(xs: Any, x: float, place: int) -> int:
+    """Return the first place from ``place`` on whose value is not below ``x``.
+
+    For ascending questions it is faster than a search for each.
+    """
+    while place < len(xs) and xs[place] < x:
+        place += 1
+    return place
+
+
+@inline_jit
+def height_before(xs: Any, ys: Any, x: float, j: int) -> Any:
+    """Return what ``interpolate`` does, where ``j`` is the first place not below ``x``."""
     if j == 0:
         return ys[0] * x / max(xs[0], 1e-9)
     if j >= len(xs):
@@ -294,9 +315,14 @@ def splice_tail(at: Any, p: Any, tail: Any) -> None:
 def _typical(at: Any, p: Any) -> float:
     """Return the middle of the densest window of +-``DENSE``."""
     most, found = -1.0, 0.0
+    middle, first, last = 0, 0, 0
     for k in range(47):
-        t = interpolate(p, at, 0.04 + 0.02 * k)
-        within = interpolate(at, p, t + DENSE) - interpolate(at, p, max(t - DENSE, 0.0))
+        level = 0.04 + 0.02 * k
+        middle = place_after(p, level, middle)
+        t = height_before(p, at, level, middle)
+        last = place_after(at, t + DENSE, last)
+        first = place_after(at, max(t - DENSE, 0.0), first)
+        within = height_before(at, p, t + DENSE, last) - height_before(at, p, max(t - DENSE, 0.0), first)
         if within > most + 1e-6:
             most, found = within, t
     return found
@@ -313,6 +339,9 @@ def _means(at: Any, p: Any, untrained: Any, out: Any) -> None:
         now_s = np.expm1(at[place])
         left = max(1.0 - p[place], 0.0) * min(max(1.0 - untrained[place], 1e-5), 1.0)
         now_p = max(1.0 - np.sqrt(left), before_p)
+        if now_p == before_p:
+            before_s = now_s
+            continue
         low, high = max(before_s, 0.3), max(now_s, 0.31)
         middle = (high - low) / np.log(high / low) if high > low * 1.0001 else low
         mean += (now_p - before_p) * middle
@@ -341,8 +370,9 @@ def read_off(at: Any, p: Any, untrained: Any, low: float, high: float, out: Any)
     out[RUN_TIME.p50] = np.expm1(median)
     out[RUN_TIME.p90] = np.expm1(max(interpolate(p, at, high), median))
     out[RUN_TIME.typical] = np.expm1(_typical(at, p))
-    total = 0.0
+    total, place = 0.0, 0
     for k in range(19):
-        total += interpolate(p, at, 0.05 + 0.05 * k)
+        place = place_after(p, 0.05 + 0.05 * k, place)
+        total += height_before(p, at, 0.05 + 0.05 * k, place)
     out[RUN_TIME.log_mean] = total / 19.0
     _means(at, p, untrained, out)

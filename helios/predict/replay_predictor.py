@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 
 from helios.model import JOBS
 from helios.ports import HORIZON_S, RUN_TIME
+from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import SHRINKAGE, DurationModel, grow_trees
 from helios.predict.job_table import JobTable
 from helios.predict.past_runs import PastRuns
-from helios.predict.timeline import RecordedWalk, note_ended, note_started, untrained
+from helios.predict.timeline import RecordedWalk, Timeline, note_ended, note_started, untrained
 
 FIRST_FIT_JOBS = 1_000
 MEET_EVERY = 500
 """Submissions after which replays that share a training wait for each other."""
+KEEPS_UP = 0.8
+"""Share of the ended jobs of another replay that one must have to train with it."""
 WARM_SHARE = 0.25
 """Share of the history, the last jobs, whose predictions calibrate the intervals before the replay."""
 
@@ -112,9 +115,17 @@ class ReplayTrainedPredictor:
         Longest time that a model serves, s. None to train anew at doublings only.
     shared : SharedTraining, optional
         Where to train, together with other replays of the same jobs. None to train alone.
+    describes : bool
+        Whether to keep what a model is trained on, .9 kB a job. Of those that train together one may do for all.
 
     Attributes
     ----------
+    timeline : Timeline
+        What it has learned.
+    known : Known
+        What it has been told and not yet learned.
+    first : int
+        Position of the first of ``jobs`` in the timeline, behind those of ``history``.
     source : int16 array of shape (len(jobs),)
         Which of ``sources`` predicted each job; -1 for a job without a prediction so far.
     sources : list of str
@@ -137,18 +148,19 @@ class ReplayTrainedPredictor:
         seed: int = 0,
         timezone: str = "UTC",
         shared: SharedTraining | None = None,
+        describes: bool = True,
     ) -> None:
         table = JobTable.from_frame(_one_after_the_other(history, jobs), timezone=timezone)
-        self._first = first = table.n - len(jobs)
-        # Replays that train together learn from the pairs of the first.
-        walk = RecordedWalk(table, before=first, pairs=refit and (shared is None or not shared.members))
+        self.first = first = table.n - len(jobs)
+        self.describes = refit and describes
+        walk = RecordedWalk(table, before=first, pairs=self.describes)
         walk.submit(first - int(first * WARM_SHARE))
         walk.submit(first, model=untrained())
-        self._timeline = walk.timeline
+        self.timeline = walk.timeline
         if model is not None:
             walk.set_levels(model.levels or walk.levels())
-            self._timeline.model = model.kernel
-        self._known = walk.known_events(np.nan_to_num(table.run_time_s).round().astype(np.int64))
+            self.timeline.model = model.kernel
+        self.known = walk.known_events(np.nan_to_num(table.run_time_s).round().astype(np.int64))
         self._model, self._seed, self._refit, self._refit_every_s = model, seed, refit, refit_every_s
         self._fitted_s = int(model.trained_until.timestamp()) if model else None
         self._next_fit = max(FIRST_FIT_JOBS, 2 * model.jobs if model else 0)
@@ -163,22 +175,43 @@ class ReplayTrainedPredictor:
 
         Both have the same length. Times ascend, s since the epoch.
         """
-        note_ended(self._known, jobs + self._first, ended_s)
+        note_ended(self.known, jobs + self.first, ended_s)
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         """Predict the run times of ``jobs``, submitted at ``now_s``.
 
         See ``ReplayPredictor``.
         """
-        self._timeline.learn(self._known, now_s)
-        if self._shared is not None:
-            if (meetings := int(jobs[-1]) // MEET_EVERY) > self._met:
-                self._met = meetings
-                self._shared.meet(now_s)
-        elif self._refit and self._is_outgrown(now_s):
-            self.fit(now_s)
+        self.timeline.learn(self.known, now_s)
+        self.attend(int(jobs[-1]), now_s)
         self.source[jobs] = len(self.sources) - 1
-        return self._timeline.submitted(jobs + self._first, now_s)
+        return self.timeline.submitted(jobs + self.first, now_s)
+
+    def attend(self, last: int, now_s: int) -> None:
+        """Train if that is due before the jobs up to ``last`` are predicted.
+
+        Those that train together meet for it.
+        """
+        job, learned, due_s = self.limits()
+        if last < job and self.known.learned[0] < learned and now_s < due_s:
+            return
+        if self._shared is None:
+            self.fit(now_s)
+        else:
+            self._met = last // MEET_EVERY
+            self._shared.meet(now_s)
+
+    def limits(self) -> tuple[int, int, int]:
+        """Return what makes a call of ``attend`` due.
+
+        The last job to be predicted, the number of ended jobs learned, or the time, s since the epoch, from which on it
+        is.
+        """
+        if self._shared is not None:
+            return (self._met + 1) * MEET_EVERY, NEVER_S, NEVER_S
+        by_time = self._refit and self._refit_every_s is not None and self._fitted_s is not None
+        due_s = (self._fitted_s or 0) + (self._refit_every_s or 0) if by_time else NEVER_S
+        return NEVER_S, self._next_fit if self._refit else NEVER_S, due_s
 
     def waiting(
         self,
@@ -194,35 +227,33 @@ class ReplayTrainedPredictor:
 
         What has ended since their submission is used, and the ages of running jobs.
         """
-        note_started(self._known, running + self._first, since_s, now_s)
-        self._timeline.learn(self._known, now_s)
+        note_started(self.known, running + self.first, since_s, now_s)
+        self.timeline.learn(self.known, now_s)
         self.source[jobs] = len(self.sources) - 1
-        return self._timeline.waiting(jobs + self._first, now_s)
-
-    def _is_outgrown(self, now_s: int) -> bool:
-        """Return whether training is due, by ended jobs or by time."""
-        if self.is_due:
-            return True
-        if self._refit_every_s is None or self._fitted_s is None:
-            return False
-        return now_s >= self._fitted_s + self._refit_every_s
+        return self.timeline.waiting(jobs + self.first, now_s)
 
     @property
     def past(self) -> PastRuns:
         """What has run and what runs in the replay."""
-        return self._timeline.state.past
+        return self.timeline.state.past
+
+    @property
+    def learned(self) -> int:
+        """How many jobs have ended, as far as it knows."""
+        return int(self.known.learned[0])
 
     @property
     def is_due(self) -> bool:
         """Whether enough jobs have ended for a training."""
-        return bool(self._known.learned[0] >= self._next_fit)
+        return self.learned >= self._next_fit
 
-    def fit(self, now_s: int, *, past: PastRuns | None = None) -> DurationModel:
+    def fit(self, now_s: int, *, past: PastRuns | None = None, described: Timeline | None = None) -> DurationModel:
         """Train a model on what has happened by ``now_s`` and use it from now on.
 
-        ``past`` is what has happened, if not all that has in this replay.
+        ``past`` is what has happened, if not all that has in this replay, and ``described`` has the descriptions of
+        the jobs, if not this one.
         """
-        trees = grow_trees(self._timeline, datetime.fromtimestamp(now_s, UTC), seed=self._seed, past=past)
+        trees = grow_trees(described or self.timeline, datetime.fromtimestamp(now_s, UTC), seed=self._seed, past=past)
         cluster, trained = (self._model.cluster, self._model.trained) if self._model else ("replay", True)
         model = DurationModel(cluster=cluster, trees=trees, trained=trained)
         self.adopt(model, now_s)
@@ -230,17 +261,19 @@ class ReplayTrainedPredictor:
 
     def adopt(self, model: DurationModel, now_s: int) -> None:
         """Use ``model`` from now on."""
-        self._timeline.model = model.kernel
+        self.timeline.model = model.kernel
         self.sources.append(model.model_id)
-        self._fitted_s, self._next_fit = now_s, 2 * int(self._known.learned[0])
+        self._fitted_s, self._next_fit = now_s, 2 * self.learned
 
 
 class SharedTraining:
     """Training of one model for several replays of the same jobs.
 
     Each replay has a thread of its own. They wait for each other at every ``MEET_EVERY``-th submission. Once training
-    is due in all of them, a model learns from what has happened in every single one, so no replay is told what has not
-    happened in it yet. The jobs are described as the first replay described them.
+    is due in one of them, a model learns from what has happened in this and in every other that keeps up with it, so no
+    replay is told what has not happened in it yet. One that falls behind, as in a strict order, where jobs wait for
+    months that others have long ended, holds nobody up and trains later. The jobs are described as the one that
+    is farthest behind of those that describe any has described them.
 
     Parameters
     ----------
@@ -273,12 +306,15 @@ class SharedTraining:
         self._barrier.abort()
 
     def _train(self) -> None:
-        if not all(member.is_due for member in self.members):
-            return
-        first, *others = self.members
-        model = first.fit(self._now_s, past=_in_common([member.past for member in self.members]))
-        for other in others:
-            other.adopt(model, self._now_s)
+        while due := [member for member in self.members if member.is_due]:
+            most = max(member.learned for member in due)
+            group = [member for member in self.members if KEEPS_UP * most <= member.learned <= most]
+            group.sort(key=lambda member: member.learned)
+            described = next(member for member in (*group, *self.members) if member.describes)
+            past = _in_common([member.past for member in group])
+            model = group[0].fit(self._now_s, past=past, described=described.timeline)
+            for member in group[1:]:
+                member.adopt(model, self._now_s)
 
 
 def _in_common(pasts: list[PastRuns]) -> PastRuns:

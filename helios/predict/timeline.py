@@ -46,8 +46,9 @@ from helios.predict.distribution import (
     describe_pair_job,
     describe_thresholds,
     draw_thresholds,
-    interpolate,
+    height_before,
     lay_grid,
+    place_after,
     pool,
     read_off,
     splice_tail,
@@ -488,8 +489,10 @@ def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: 
         waiting = state.waiting
         waiting.level[job, _LOW], waiting.level[job, _HIGH] = low, high
         waiting.bound[job, _LOW], waiting.bound[job, _HIGH] = np.log1p(out[RUN_TIME.p10]), np.log1p(out[RUN_TIME.p90])
+        place = 0
         for k in range(len(_KEPT)):
-            waiting.kept[job, k] = interpolate(scratch.p, scratch.at, _KEPT[k])
+            place = place_after(scratch.p, _KEPT[k], place)
+            waiting.kept[job, k] = height_before(scratch.p, scratch.at, _KEPT[k], place)
     _arrive(state.history, events, job)
 
 

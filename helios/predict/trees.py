@@ -21,6 +21,7 @@ from helios.jit import Table
 from helios.predict.model_text import read_trees
 
 # LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
+_SPLIT = np.dtype([("feature", np.int32), ("threshold", np.float32), ("missing_left", np.bool_)])
 _MISSING_LEFT, _MISSING_SHIFT, _MISSING_IS_NAN = 2, 2, 2
 
 
@@ -32,11 +33,13 @@ class TreeEnsemble(Table):
 
     Attributes
     ----------
-    feature, left, right : int32 arrays of shape (n_nodes,)
+    split, left, right : int32 arrays of shape (n_nodes,)
         ``left`` and ``right`` are node numbers, or for a leaf the bitwise complement of its number.
-    threshold : float32 array of shape (n_nodes,)
+    feature : int32 array of shape (n_splits,)
+        Each split is there once, by feature, however many nodes have it.
+    threshold : float32 array of shape (n_splits,)
         A row goes left if its feature is at most this.
-    missing_left : bool array of shape (n_nodes,)
+    missing_left : bool array of shape (n_splits,)
         Whether a row goes left whose feature is NaN.
     leaf : float64 array of shape (n_leaves,)
         Values of the leaves.
@@ -48,6 +51,7 @@ class TreeEnsemble(Table):
     feature: NDArray[np.int32]
     threshold: NDArray[np.float32]
     missing_left: NDArray[np.bool_]
+    split: NDArray[np.int32]
     left: NDArray[np.int32]
     right: NDArray[np.int32]
     leaf: NDArray[np.float64]
@@ -74,13 +78,19 @@ def parse_trees(texts: tuple[str, ...], *, features: Sequence[str] | None = None
     threshold = _joined([tree.threshold for tree in trees], np.float64)
     nodes = np.cumsum([0] + [len(tree.feature) for tree in trees]).astype(np.int32)
     leaves = np.cumsum([0] + [len(tree.leaf) for tree in trees]).astype(np.int32)
+    # LightGBM takes NaN as 0 where training saw none.
+    missing_left = np.where(
+        (decision >> _MISSING_SHIFT) & 3 == _MISSING_IS_NAN, decision & _MISSING_LEFT != 0, threshold >= 0
+    )
+    of_nodes = np.empty(len(threshold), dtype=_SPLIT)
+    of_nodes["feature"] = _joined([tree.feature for tree in trees], np.int32)
+    of_nodes["threshold"], of_nodes["missing_left"] = _single(threshold), missing_left
+    splits, split = np.unique(of_nodes, return_inverse=True)
     return TreeEnsemble(
-        feature=_joined([tree.feature for tree in trees], np.int32),
-        threshold=_single(threshold),
-        # LightGBM takes NaN as 0 where training saw none.
-        missing_left=np.where(
-            (decision >> _MISSING_SHIFT) & 3 == _MISSING_IS_NAN, decision & _MISSING_LEFT != 0, threshold >= 0
-        ),
+        feature=splits["feature"].copy(),
+        threshold=splits["threshold"].copy(),
+        missing_left=splits["missing_left"].copy(),
+        split=split.astype(np.int32),
         left=_children([tree.left for tree in trees], nodes, leaves),
         right=_children([tree.right for tree in trees], nodes, leaves),
         leaf=_joined([tree.leaf for tree in trees], np.float64),

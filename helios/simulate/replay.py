@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -46,6 +46,10 @@ WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), Non
 """Weights of p10, p50 and p90 in the run time that backfill plans with; None: the expected run time."""
 EVENTS_PER_REPORT = 200_000
 MOMENTS_PER_REPORT = 1_000
+
+
+Carry = Callable[..., bool]
+"""What carries a replay on, as :func:`helios.simulate.core.events.run` does."""
 
 
 class Placement(StrEnum):
@@ -173,6 +177,7 @@ def replay(
     count_nodes: bool = False,
     progress: Callable[[int], None] | None = None,
     watch: JobTrace | None = None,
+    asks_inside: Callable[[JobKeys], Carry | None] | None = None,
 ) -> Replay:
     """Replay ``workload`` on an empty cluster until every job has ended.
 
@@ -217,6 +222,9 @@ def replay(
         Called now and then with the number of jobs ended.
     watch : JobTrace, optional
         Notes why one of the jobs waits; the result is the same.
+    asks_inside : callable, optional
+        Makes what carries the replay on and predicts submissions without stopping at each, or None where the order
+        does not allow it. Without it, or with ``watch``, the replay stops at each submission and asks ``predictor``.
 
     Raises
     ------
@@ -269,11 +277,15 @@ def replay(
     scores.plans[:] = _told(workload, estimate_s, 0).clip(max=LONGEST_ESTIMATE_S)
     if scores.ranked:
         scores.rank(slice(None))
-    carry = watch.run if watch else run
+    inside = asks_inside(scores) if asks_inside is not None and watch is None else None
+    carry = inside or (watch.run if watch else run)
     if ageing is not None:
         carry = AgeingRunner(state, ageing, scores, carry).run
     questions = None if predictor is None else PredictorQueries(state, scores, predictor, predict_again_s)
-    _run_through(state, workload.submitted_s, questions, progress or (lambda _: None), carry=carry)
+    tell = progress or (lambda _: None)
+    if questions is not None and inside is None:
+        _ask_at_submissions(state, workload.submitted_s, questions, tell, carry=carry)
+    _run_through(state, questions, tell, carry=carry)
     ended_s = state.jobs["ends_s"].copy()
     return Replay(
         started_s=state.jobs["started_s"].copy(),
@@ -355,31 +367,39 @@ def _told(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> 
     return values.copy()
 
 
-def _run_through(
+def _ask_at_submissions(
     state: EngineState,
     submitted_s: NDArray[np.int64],
-    questions: PredictorQueries | None,
+    questions: PredictorQueries,
     tell: Callable[[int], None],
     *,
-    carry: Callable[..., bool],
+    carry: Carry,
+) -> None:
+    """Run a replay until all jobs are submitted.
+
+    It stops before every moment of submission, to ask about its jobs.
+    """
+    clock = state.clock[0]
+    moments, firsts = np.unique(submitted_s, return_index=True)
+    ends = [*firsts[1:].tolist(), len(submitted_s)]
+    for number, (now, first, end) in enumerate(zip(moments.tolist(), firsts.tolist(), ends, strict=False)):
+        carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
+        while clock["next_s"] < now:
+            questions.ask_again(int(clock["next_s"]))
+            carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
+        questions.ask(slice(first, end), now)
+        if number % MOMENTS_PER_REPORT == 0:
+            tell(int(clock["ended"]))
+
+
+def _run_through(
+    state: EngineState, questions: PredictorQueries | None, tell: Callable[[int], None], *, carry: Carry
 ) -> None:
     """Run a replay to its end.
 
-    With ``questions`` it stops before every moment of submission, and whenever pending jobs are to be predicted again.
+    With ``questions`` it stops whenever pending jobs are to be predicted again.
     """
-    clock = state.clock[0]
-    if questions is not None:
-        moments, firsts = np.unique(submitted_s, return_index=True)
-        ends = [*firsts[1:].tolist(), len(submitted_s)]
-        for number, (now, first, end) in enumerate(zip(moments.tolist(), firsts.tolist(), ends, strict=False)):
-            carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
-            while clock["next_s"] < now:
-                questions.ask_again(int(clock["next_s"]))
-                carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
-            questions.ask(slice(first, end), now)
-            if number % MOMENTS_PER_REPORT == 0:
-                tell(int(clock["ended"]))
-    next_s = 0
+    clock, next_s = state.clock[0], 0
     while next_s != NEVER:
         until_s = NEVER if questions is None else questions.due_s
         if carry(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
@@ -415,6 +435,8 @@ class JobKeys:
     tau_s: NDArray[np.float64] | None
     ranked: bool
     planned: bool
+    told: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """How many of the jobs that have ended the predictor knows of."""
 
     def predict(self, predictor: ReplayPredictor, jobs: NDArray[np.int64], now: int) -> None:
         """Fill in the missing keys and plans of ``jobs``.
@@ -523,26 +545,23 @@ class PredictorQueries:
     Attributes
     ----------
     due_s : int
-        When to ask again about the pending jobs, s since the epoch. NEVER: not before the first submission, or not at
-        all.
+        When to ask again about the pending jobs, s since the epoch. NEVER: not at all.
     """
 
     def __init__(
         self, state: EngineState, scores: JobKeys, predictor: ReplayPredictor, predict_again_s: int | None
     ) -> None:
-        self.due_s = NEVER
         self._state, self._scores, self._predictor = state, scores, predictor
         self._again_s = predict_again_s
-        self._told = 0
+        first_s = int(state.jobs["submitted_s"][0]) if len(state.jobs) else 0
+        self.due_s = NEVER if predict_again_s is None else first_s + predict_again_s
         self._index = PendingIndex(state.jobs["started_s"])
 
     def ask(self, these: slice, now: int) -> None:
         """Ask about jobs submitted ``now``, and about pending ones if that is due."""
         self._tell()
-        if self._again_s is not None and now >= self.due_s:
+        if now >= self.due_s:
             self.ask_again(now)
-        elif self._again_s is not None and self.due_s == NEVER:
-            self.due_s = now + self._again_s
         self._scores.predict(self._predictor, np.arange(these.start, these.stop), now)
 
     def ask_again(self, now: int) -> None:
@@ -557,17 +576,17 @@ class PredictorQueries:
             put_anew(self._state, jobs, keys, plans)
 
     def _tell(self) -> None:
-        ended = int(self._state.clock["ended"][0])
-        if ended > self._told:
-            fresh = self._state.ended[self._told : ended].astype(np.int64)
+        told, ended = int(self._scores.told[0]), int(self._state.clock["ended"][0])
+        if ended > told:
+            fresh = self._state.ended[told:ended]
             self._predictor.ended(fresh, self._state.jobs["ends_s"][fresh])
-            self._told = ended
+            self._scores.told[0] = ended
 
 
 class AgeingRunner:
     """Runner of a replay that queues the waiting jobs anew when their ageing time changes."""
 
-    def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Callable[..., bool]) -> None:
+    def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Carry) -> None:
         self._ageing, self._scores, self._carry = ageing, scores, carry
         self._index = PendingIndex(state.jobs["started_s"])
         self._due_s = self._next_s(int(state.jobs["submitted_s"][0])) if len(state.jobs) else NEVER

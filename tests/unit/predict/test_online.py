@@ -41,7 +41,7 @@ def test_features_in_a_replay_of_the_record_are_those_of_the_record_bit_for_bit(
     cut = min(cut, len(jobs) - 1)
     predictor = ReplayTrainedPredictor(jobs.iloc[cut:], history=jobs.iloc[:cut], refit=False)
     play(predictor, table, first=cut)
-    np.testing.assert_array_equal(predictor._timeline.state.features, causal_features(table).X)
+    np.testing.assert_array_equal(predictor.timeline.state.features, causal_features(table).X)
 
 
 def test_a_job_the_replay_has_not_ended_teaches_nothing_though_the_record_says_it_ended():
@@ -168,7 +168,7 @@ def test_predicting_again_changes_nothing_that_is_learned_or_said_of_later_jobs(
 
     curious.submitted = submitted_and_asked_again
     play(curious, table)
-    np.testing.assert_array_equal(curious._timeline.state.features, plain._timeline.state.features)
+    np.testing.assert_array_equal(curious.timeline.state.features, plain.timeline.state.features)
 
 
 def test_a_model_is_trained_anew_when_it_has_served_so_long():
@@ -194,7 +194,7 @@ def test_where_shrinkage_predicts_it_still_does_after_a_new_training():
         predictor = ReplayTrainedPredictor(jobs.iloc[400:], history=jobs.iloc[:400], model=model, refit_every_s=every_s)
         predictor.submitted(np.array([0]), moment)
         assert len(predictor.sources) == (2 if every_s is None else 3)
-        found.append(len(predictor._timeline.model.forest.root))
+        found.append(len(predictor.timeline.model.forest.root))
     assert found == [0, 0]
 
 
@@ -208,12 +208,13 @@ def test_replays_that_train_together_learn_only_what_has_happened_in_all():
         return [one.sources for one in both]
 
     jobs = a_campaign(3 * MEET_EVERY + 50)
-    unfinished = np.arange(len(jobs)) % 4 == 0
-    other = jobs.assign(run_time_s=np.where(unfinished, 7.0, jobs["run_time_s"]))
-    late, early = models(jobs, unfinished)
-    assert late == early and len(late) == 2
-    assert models(other, unfinished)[0] == late
-    assert models(jobs, unfinished & False)[0] != late
+    for share, together in ((8, True), (2, False)):
+        unfinished = np.arange(len(jobs)) % share == 0
+        other = jobs.assign(run_time_s=np.where(unfinished, 7.0, jobs["run_time_s"]))
+        late, early = models(jobs, unfinished)
+        assert (late == early) is together and len(early) == 2
+        assert models(other, unfinished)[0] == late
+        assert models(jobs, unfinished & False)[0] != late
 
 
 def test_a_replay_that_failed_ends_those_that_would_wait_for_it():

@@ -1,0 +1,68 @@
+"""Replays that predict in compiled code, beside those that stop at each submission."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from helios.app.predicted_replay import InsidePredictor
+from helios.app.replay_cluster import replay_cluster_for
+from helios.choices import Backfill
+from helios.ingest import synthetic_trace
+from helios.ports import RUN_TIME
+from helios.predict.duration import FEWEST_JOBS
+from helios.services.queue_orders import divide_large_jobs, shortest_service_first
+from helios.simulate import ORDERS, Ageing, Replay, WaitBound, replay
+
+
+def replays(order, *, backfill=Backfill.EASY, **options) -> tuple[list[Replay], list[InsidePredictor]]:
+    """Replay a busy day and a half twice, with predictions inside and at each submission, trained on the way."""
+    jobs = synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=2).head(1_500)
+    machine = replay_cluster_for(jobs, resource="gpus", nodes={"all": 20}, gpus_per_node=8, skip_oversized=True)
+    found, asked = [], []
+    for inside in (True, False):
+        predictor = InsidePredictor(machine.jobs, refit_every_s=6 * 3_600)
+        predictor._next_fit = 2 * FEWEST_JOBS
+        found.append(
+            replay(
+                machine.workload(),
+                machine.shape,
+                backfill=backfill,
+                order=order,
+                predictor=predictor,
+                predict_again_s=3_600,
+                asks_inside=predictor.inside if inside else None,
+                **options,
+            )
+        )
+        asked.append(predictor)
+    return found, asked
+
+
+@pytest.mark.parametrize(
+    ("order", "options"),
+    [
+        (shortest_service_first, {"ageing": Ageing.constant(7_200.0), "reads": RUN_TIME.truncated_mean}),
+        (divide_large_jobs(shortest_service_first, 4.0), {"guard": WaitBound.constant(9_000)}),
+        (ORDERS["sjf"], {"backfill": Backfill.NONE}),
+        (ORDERS["fifo"], {"plan_quantile": None}),
+    ],
+)
+def test_predictions_inside_start_every_job_when_those_at_each_submission_do(order, options) -> None:
+    (inside, outside), (one, other) = replays(order, **options)
+    assert inside.wait_s.max() > 3_600
+    assert len(one.sources) > 2
+    np.testing.assert_array_equal(inside.started_s, outside.started_s)
+    np.testing.assert_array_equal(inside.believed_s, outside.believed_s)
+    np.testing.assert_array_equal(inside.estimate_s, outside.estimate_s)
+    np.testing.assert_array_equal(one.source, other.source)
+
+
+def test_an_order_that_is_no_straight_line_in_the_run_time_is_asked_at_each_submission() -> None:
+    def by_day(*, submitted_s, gpus, run_time_s):
+        return np.minimum(run_time_s, 86_400.0) * gpus + 0.0 * submitted_s
+
+    (inside, outside), _ = replays(by_day)
+    np.testing.assert_array_equal(inside.started_s, outside.started_s)
