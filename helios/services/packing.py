@@ -494,6 +494,7 @@ class _Pool:
         self.actions: list[PoolAction] = []
         self.unknown = {one for one, trials in self.queue.items() if self.must_be_alone(trials[0])}
         sampling_s = len(self.unknown) * (options.restart_s + SAMPLE_S) / max(1, len(self.devices))
+        self.pauses_to_sample = 0
         self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * (self.total_s if self.typical_s else 0.0)
 
     def fitting(self) -> NDArray[np.bool_]:
@@ -647,7 +648,7 @@ class _Pool:
 
     def fill(self, device: Device, *, others: int) -> None:
         """Start the company that is worth most on a device without trials."""
-        for trial in self.late()[:1]:  # others may join it
+        for trial in [] if self.sampling else self.late()[:1]:  # others may join it
             self.start(trial, device, "it would end last", whole=self.must_be_alone(trial))
             return
         left = self.waiting_left()
@@ -811,8 +812,11 @@ class _Pool:
         """
         trials = self.on[device.name]
         running = len({self.class_of(t) for t in self.running if t.steps_per_s is None})
-        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S or not self.unknown or running > len(self.devices):
+        if self.pauses_to_sample >= len(self.unknown) or running > len(self.devices):
             return False
+        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S:
+            return False
+        self.pauses_to_sample += 1
         self.actions.append(PauseTrial(number=trials[0].number, reason="a family of trials is not known yet"))
         return True
 
