@@ -266,6 +266,23 @@ def test_the_plan_does_not_count_on_a_company_that_does_not_fit() -> None:
         assert tuple(sorted(trials[number].family for number in started)) in expected
 
 
+def test_one_unknown_family_pauses_one_trial() -> None:
+    trials = [running(number, device=f"gpu:{number}", forecast=KNOWN) for number in range(4)]
+    trials += [waiting(number, forecast=KNOWN) for number in range(4, 24)]
+    trials.append(waiting(24, "b", forecast=TrialForecast()))
+    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2)))
+    assert sum(isinstance(action, PauseTrial) for action in actions) == 1
+
+
+def test_a_device_freed_for_an_unknown_family_is_not_taken_by_a_late_trial() -> None:
+    long = dataclasses.replace(KNOWN, seconds_p50=20_000.0)
+    trials = [running(number, device=f"gpu:{number}", forecast=KNOWN) for number in (1, 2, 3)]
+    trials += [waiting(0, forecast=long, state=TrialState.PAUSED, attempts=1)]
+    trials.append(waiting(4, "b", forecast=TrialForecast()))
+    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2)))
+    assert 4 in starts(actions)
+
+
 def simulated(beside: list[list[float]], families: list[int], *, decide: Any, devices: int = 2) -> float:
     profiles = PairProfiles(
         families=tuple("abc"[: len(beside)]), alone=np.full(len(beside), 9.0), beside=np.array(beside)
