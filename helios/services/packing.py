@@ -379,6 +379,10 @@ def _predict_pairs(
     return np.exp(mean) * PRIOR_SPEED, deviation
 
 
+_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
+"""Columns of the last solution for the same companies and classes with work."""
+
+
 def least_device_time(
     rates: NDArray[np.float64], work: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -416,10 +420,6 @@ def least_device_time(
         _LAST_BASIS[key] = basis
     price[todo], time[useful] = found[0], found[1] * work.sum()
     return price, time
-
-
-_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
-"""Columns of the last solution for the same companies and classes with work."""
 
 
 def _solve_again(
@@ -522,7 +522,7 @@ class _Pool:
         return self.remaining_s[trial.number]
 
     def _remaining_s(self, trial: Trial) -> float:
-        """Return the same, of a length of 1 s where none is known."""
+        # Of a length of 1 s where none is known.
         length = trial.forecast.seconds_p50 or self.lengths_s.get(trial.family) or self.typical_s or 1.0
         return max(1e-3, length * (1 - min(1.0, max(0.0, trial.progress or 0.0))))
 
@@ -813,7 +813,7 @@ class _Pool:
         trials = self.on[device.name]
         running = len({self.class_of(t) for t in self.running if t.steps_per_s is None})
         if self.pauses_to_sample >= len(self.unknown) or running > len(self.devices):
-            return False
+            return False  # one device for each family, also while pauses go on
         if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S:
             return False
         self.pauses_to_sample += 1
