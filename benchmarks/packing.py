@@ -1,6 +1,9 @@
 """Packing of trials on measured speeds, beside exclusive devices, fixed sharing and an oracle.
 
-    python -m benchmarks.packing [--gpus v100,p100,k80] [--draws 20] [--processes 2] [--profiles FILE.csv] [decision]
+    python -m benchmarks.packing [--gpus v100,p100,k80] [--mixes shape,one,several] [--arrivals once,time]
+        [--draws 0-19] [--processes 2] [--results FILE.jsonl] [--profiles FILE.csv] [decision]
+
+With ``--results`` a run that was ended goes on with the draws that are missing there.
 
 Sweeps of 64 trials on 4 GPUs, from one family of trials (``shape``: one model at one batch size; ``one``: one model at
 several) and from ``several``, at once and over time. Speeds are Gavel's (OSDI'20), unknown to the service at first.
@@ -13,10 +16,11 @@ for the same number of epochs. Constants were chosen on draws 100 to 103 and 200
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import time
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,13 @@ from scipy.optimize import linprog
 
 from helios.model.pools import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
 from helios.services.packing import Packing, PackingOptions
-from helios.simulate.pools import PairProfiles, SimulatedTrial, compare_pool_rules, read_pair_profiles
+from helios.simulate.pools import (
+    PairProfiles,
+    PoolOutcome,
+    SimulatedTrial,
+    compare_pool_rules,
+    read_pair_profiles,
+)
 from tests.traces import TRACES
 
 PROFILES = TRACES.parent / "profiles" / "gavel" / "throughputs.csv"
@@ -103,19 +113,19 @@ def draw(profiles: PairProfiles, mix: str, seed: int, *, over_time: bool, memory
     ]
 
 
-def judge(task: tuple[str, str, bool, int, str]) -> dict[str, Any]:
+def judge(gpu: str, mix: str, arrivals: str, seed: int, path: Path) -> dict[str, Any]:
     """Simulate one draw under all rules."""
-    gpu, mix, over_time, seed, path = task
-    profiles = read_pair_profiles(Path(path), gpu=gpu)
+    profiles = read_pair_profiles(path, gpu=gpu)
     memory_mib = MEMORY_MIB[gpu]
-    trials = draw(profiles, mix, seed, over_time=over_time, memory=infer_memory(profiles, memory_mib))
+    trials = draw(profiles, mix, seed, over_time=arrivals == "time", memory=infer_memory(profiles, memory_mib))
     devices = [Device(name=f"gpu:{place}", kind="gpu", memory_mib=memory_mib, slots=8) for place in range(DEVICES)]
     ours = Packing(PackingOptions(together=2)).decide
     sure = Packing(PackingOptions(together=2, optimism=0.0, worth=0.01)).decide
     steady = Packing(PackingOptions(together=2, optimism=0.0, worth=0.1)).decide
     planners = {"sure": sure, "steady": steady}
     found = compare_pool_rules(trials, devices, profiles, rules={"ours": ours}, planners=planners, seed=seed)
-    return {"task": task, "found": found}
+    outcomes = {rule: asdict(outcome) | {"ended_s": ()} for rule, outcome in found.outcomes.items()}
+    return {"task": [gpu, mix, arrivals, seed], "plan": found.oracle_plan, "outcomes": outcomes}
 
 
 def decision_time() -> None:
@@ -164,32 +174,32 @@ def decision_time() -> None:
         print(f"decision, {title}: worst {1e3 * max(times):.0f} ms of 5, {len(actions)} actions (asked: 100 ms)")
 
 
-def show(gpu: str, mix: str, over_time: bool, results: list[dict[str, Any]]) -> None:
-    """Print one setting, the worst draw first."""
-    found = [result["found"] for result in results]
-    title = f"{gpu}, {mix}, {'over time' if over_time else 'at once'}, {len(found)} draws"
-    base = np.array([one.outcomes["exclusive"].makespan_s for one in found])
+def show(gpu: str, mix: str, arrivals: str, results: list[dict[str, Any]]) -> None:
+    """Print one setting."""
+    found = [{rule: PoolOutcome(**values) for rule, values in one["outcomes"].items()} for one in results]
+    title = f"{gpu}, {mix}, {'over time' if arrivals == 'time' else 'at once'}, {len(found)} draws"
+    base = np.array([one["exclusive"].makespan_s for one in found])
     rows = {}
-    for rule in found[0].outcomes:
-        all_of_rule = [one.outcomes[rule] for one in found]
+    for rule in found[0]:
+        all_of_rule = [one[rule] for one in found]
         rows[rule] = np.array([outcome.makespan_s for outcome in all_of_rule]) / base
     gain, best = 1 - rows["ours"].mean(), 1 - rows["oracle"].mean()
     share = gain / best if best > 0.005 else float("nan")
-    own = sum(one.oracle_plan == "ours" for one in found)
+    own = sum(one["plan"] == "ours" for one in results)
     note = f"; in {own} draws no plan of the oracle was better than ours, which it took then" if own else ""
     worst = rows["ours"].max()
     said = "" if share >= 0.85 else " BELOW .85" if share < 0.85 else " (no gain to be had)"
     print(f"\n{title}: worst draw {worst:.3f} x exclusive{' ABOVE 1.02' if worst > 1.02 else ''}, ", end="")
     print(f"share of the oracle's gain {share:.2f}{said}{note}")
-    late = 100 * float(np.mean([one.outcomes["ours"].out_of_memory_late for one in found])) / TRIALS
-    unused = float(np.mean([one.outcomes["ours"].unused_reserved for one in found]))
+    late = 100 * float(np.mean([one["ours"].out_of_memory_late for one in found])) / TRIALS
+    unused = float(np.mean([one["ours"].unused_reserved for one in found]))
     print(f"  ours: {late:.1f} % killed for memory after the first ten{' ABOVE 1' if late > 1 else ''}, ", end="")
     print(f"{unused:.0%} of the reserved memory unused{' ABOVE 35 %' if unused > 0.35 else ''}")
     head = f"  {'rule':<10}{'makespan':>9}{'worst':>7}{'result':>8}{'busy':>6}{'held':>6}"
     print(head + f"{'OOM':>6}{'late':>6}{'unused':>8}{'pauses':>8}")
     for rule, ratio in sorted(rows.items(), key=lambda row: -row[1].mean()):
-        outs = [one.outcomes[rule] for one in found]
-        plain = [one.outcomes["exclusive"] for one in found]
+        outs = [one[rule] for one in found]
+        plain = [one["exclusive"] for one in found]
         pairs = list(zip(outs, plain, strict=True))
         print(
             f"  {rule:<10}{ratio.mean():>9.3f}{ratio.max():>7.3f}"
@@ -210,23 +220,30 @@ def main() -> None:
     parser.add_argument("--gpus", default="v100,p100,k80")
     parser.add_argument("--mixes", default=",".join(MIXES))
     parser.add_argument("--arrivals", default="once,time")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--draws", default="0-19", metavar="FIRST-LAST")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--results", type=Path, help="kept draws, one JSON object a line; delete it with new code")
     parser.add_argument("--profiles", type=Path, default=PROFILES)
     asked = parser.parse_args()
-    decision_time()
     if asked.what == "decision":
+        decision_time()
         return
-    settings: Iterable[tuple[str, str, str]] = product(
-        asked.gpus.split(","), asked.mixes.split(","), asked.arrivals.split(",")
-    )
+    settings = list(product(asked.gpus.split(","), asked.mixes.split(","), asked.arrivals.split(",")))
+    first, last = map(int, asked.draws.split("-"))
+    done = {}
+    if asked.results is not None and asked.results.exists():
+        done = {tuple(one["task"]): one for one in map(json.loads, asked.results.read_text().splitlines())}
+    tasks = [(*setting, seed) for seed in range(first, last + 1) for setting in settings]
     with ProcessPoolExecutor(asked.processes) as pool:
-        for gpu, mix, arrivals in settings:
-            over_time = arrivals == "time"
-            seeds = range(asked.first, asked.first + asked.draws)
-            tasks = [(gpu, mix, over_time, seed, str(asked.profiles)) for seed in seeds]
-            show(gpu, mix, over_time, list(pool.map(judge, tasks)))
+        waiting = [pool.submit(judge, *task, asked.profiles) for task in tasks if task not in done]
+        for future in as_completed(waiting):
+            result = future.result()
+            done[tuple(result["task"])] = result
+            if asked.results is not None:
+                with asked.results.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+    for setting in settings:
+        show(*setting, [done[*setting, seed] for seed in range(first, last + 1)])
 
 
 if __name__ == "__main__":

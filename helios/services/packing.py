@@ -57,8 +57,10 @@ LONG = 0.5
 """A trial is long if it needs more than this share of the planned time alone; beside another it needs about all."""
 SAMPLE_S = 80.0
 """About what it takes until a trial's speed is known, s."""
-MOST_SAMPLING = 0.06
-"""Share of the expected time that may go into trials of families of which nothing is known."""
+MOST_SAMPLING = 0.12
+"""Share of the expected time that may go into trials of families of which nothing is known.
+
+The expected time is a rough guess then. With half of this, sampling stopped in between on some draws."""
 
 LATE, IN_TIME = 0.5, 0.9
 """Worth that a company loses with a trial that would need that much more than this share of the planned time in it."""
@@ -68,6 +70,8 @@ SHORT = 10.0
 
 LEAST_GAIN = 0.95
 """Gain of fusing below which trials run in slots of the CPU instead; a measurement is about as exact."""
+LEAST = 1e-9
+"""Share of the work, and of a second, that counts as nothing."""
 
 Company = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
@@ -451,6 +455,10 @@ def _predict_pairs(
     return np.exp(mean) * PRIOR_SPEED, deviation
 
 
+_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
+"""Columns of the last solution for the same companies and classes with work."""
+
+
 def least_device_time(
     rates: NDArray[np.float64], work: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -474,14 +482,47 @@ def least_device_time(
     if not todo.any():
         return price, time
     useful = np.flatnonzero((rates[:, todo] > 0).any(axis=1) & (rates[:, ~todo] <= 0).all(axis=1))
-    answer = linprog(
-        np.ones(len(useful)), A_ub=-rates[np.ix_(useful, todo)].T, b_ub=-work[todo] / work.sum(), method="highs"
-    )
-    if answer.status != 0:
-        return price, time
-    price[todo] = -answer.ineqlin.marginals
-    time[useful] = answer.x * work.sum()
+    does, share = rates[np.ix_(useful, todo)].T, work[todo] / work.sum()
+    key = (len(rates), todo.tobytes(), useful.tobytes())
+    found = _solve_again(does, share, _LAST_BASIS.get(key))
+    if found is None:
+        answer = linprog(np.ones(len(useful)), A_ub=-does, b_ub=-share, method="highs")
+        if answer.status != 0:
+            return price, time
+        found = -answer.ineqlin.marginals, answer.x
+        basis = np.flatnonzero(np.concatenate([answer.x, answer.slack]) > LEAST)
+        if len(_LAST_BASIS) > 64:
+            _LAST_BASIS.clear()
+        _LAST_BASIS[key] = basis
+    price[todo], time[useful] = found[0], found[1] * work.sum()
     return price, time
+
+
+def _solve_again(
+    does: NDArray[np.float64], share: NDArray[np.float64], basis: NDArray[np.intp] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return prices and times if a basis is still the only best one.
+
+    Work and speeds change little between two decisions, and so the same companies are best in most of them. Only
+    a solution that is unique is taken, so that an answer never depends on what was solved before.
+    """
+    count, companies = does.shape
+    if basis is None or len(basis) != count:
+        return None
+    columns = np.hstack([does, -np.eye(count)])
+    cost = np.concatenate([np.ones(companies), np.zeros(count)])
+    try:
+        inverse = np.linalg.inv(columns[:, basis])
+    except np.linalg.LinAlgError:
+        return None
+    amount, price = inverse @ share, cost[basis] @ inverse
+    dearer = cost - price @ columns
+    dearer[basis] = 1.0
+    if amount.min() <= LEAST or dearer.min() <= LEAST:
+        return None
+    time = np.zeros(companies + count)
+    time[basis] = amount
+    return price, time[:companies]
 
 
 # A decision.
@@ -505,6 +546,8 @@ class _Pool:
             if trial.peak_memory_mib is not None:
                 self.peaks_mib[trial.family] = max(trial.peak_memory_mib, self.peaks_mib.get(trial.family, 0.0))
         self.typical_s = sum(self.lengths_s.values()) / len(self.lengths_s) if self.lengths_s else 0.0
+        self.remaining_s = {trial.number: self._remaining_s(trial) for trial in active}
+        self.needs_mib = {trial.number: self._needed_mib(trial) for trial in active}
         self.on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
         for trial in self.running:
             if trial.device in self.on:
@@ -515,7 +558,7 @@ class _Pool:
         work = np.zeros(len(self.known.known))
         for trial in active:
             work[self.class_of(trial)] += self.left_s(trial)
-        self.price, self.time = least_device_time(self.known.rates, work)
+        self.price, self.time = least_device_time(np.where(self.fitting()[:, None], self.known.rates, 0.0), work)
         self.worth = self.known.rates @ self.price
         self.total_s = float(self.time.sum()) / max(1, len(self.devices))
         self.tried: Counter[int] = Counter()
@@ -527,7 +570,20 @@ class _Pool:
         self.actions: list[PoolAction] = []
         self.unknown = {one for one, trials in self.queue.items() if self.must_be_alone(trials[0])}
         sampling_s = len(self.unknown) * (options.restart_s + SAMPLE_S) / max(1, len(self.devices))
+        self.pauses_to_sample = 0
         self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * (self.total_s if self.typical_s else 0.0)
+
+    def fitting(self) -> NDArray[np.bool_]:
+        """Return which companies fit into the memory of the largest device.
+
+        A plan with others could not be kept, and its prices would be wrong.
+        """
+        least = [math.inf] * len(self.known.known)
+        for trial in (*self.waiting, *self.running):
+            one = self.class_of(trial)
+            least[one] = min(least[one], self.need_mib(trial) or 0.0)
+        room = max((device.memory_mib for device in self.devices), default=0.0)
+        return np.array([len(c) == 1 or sum(least[one] for one in c) <= room for c in self.known.companies], dtype=bool)
 
     def class_of(self, trial: Trial) -> int:
         """Return the class of a trial's family."""
@@ -538,10 +594,11 @@ class _Pool:
         return tuple(sorted(map(self.class_of, trials)))
 
     def left_s(self, trial: Trial) -> float:
-        """Return the expected remaining time of a trial alone, s.
+        """Return the expected remaining time of a trial alone, s."""
+        return self.remaining_s[trial.number]
 
-        It is of a length of 1 s where none is known.
-        """
+    def _remaining_s(self, trial: Trial) -> float:
+        # Of a length of 1 s where none is known.
         length = trial.forecast.seconds_p50 or self.lengths_s.get(trial.family) or self.typical_s or 1.0
         return max(1e-3, length * (1 - min(1.0, max(0.0, trial.progress or 0.0))))
 
@@ -582,6 +639,9 @@ class _Pool:
 
         None says that nothing is known.
         """
+        return self.needs_mib[trial.number]
+
+    def _needed_mib(self, trial: Trial) -> float | None:
         forecast = trial.forecast
         own = max(trial.peak_memory_mib or 0.0, forecast.memory_p50_mib or forecast.memory_p95_mib or 0.0)
         expected = own or self.peaks_mib.get(trial.family, 0.0)
@@ -664,7 +724,7 @@ class _Pool:
 
     def fill(self, device: Device, *, others: int) -> None:
         """Start the company that is worth most on a device without trials."""
-        for trial in self.late()[:1]:  # others may join it
+        for trial in [] if self.sampling else self.late()[:1]:  # others may join it
             self.start(trial, device, "it would end last", whole=self.must_be_alone(trial))
             return
         left = self.waiting_left()
@@ -828,8 +888,11 @@ class _Pool:
         """
         trials = self.on[device.name]
         running = len({self.class_of(t) for t in self.running if t.steps_per_s is None})
-        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S or not self.unknown or running > len(self.devices):
+        if self.pauses_to_sample >= len(self.unknown) or running > len(self.devices):
+            return False  # one device for each family, also while pauses go on
+        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S:
             return False
+        self.pauses_to_sample += 1
         self.actions.append(PauseTrial(number=trials[0].number, reason="a family of trials is not known yet"))
         return True
 

@@ -268,6 +268,7 @@ class SimulatedPool:
         self._speeds: tuple[SharedSpeed, ...] | None = None
         self._family_peak: dict[int, float] = {}
         self._lengths: dict[int, list[float]] = defaultdict(list)
+        self._family_s: dict[int, float] = {}
         self._arrivals = [(trial.arrives_s, number) for number, trial in enumerate(self.trials)]
         heapq.heapify(self._arrivals)
         self._ended_since: list[int] = []
@@ -365,8 +366,7 @@ class SimulatedPool:
     def _shown(self, number: int) -> Trial:
         truth, attempt = self.trials[number], self._running.get(number)
         peak = self._family_peak.get(truth.family)
-        lengths = self._lengths.get(truth.family)
-        seconds = truth.seconds if self._seen[number] else float(np.mean(lengths)) if lengths else None
+        seconds = truth.seconds if self._seen[number] else self._family_s.get(truth.family)
         ready = attempt is not None and attempt.ready_s <= self.now_s
         return Trial(
             number=number,
@@ -562,7 +562,9 @@ class SimulatedPool:
     def _learn_length(self, number: int) -> None:
         if not self._seen[number]:
             self._seen[number] = self._outdated = True
-            self._lengths[self.trials[number].family].append(self.trials[number].seconds)
+            family = self.trials[number].family
+            self._lengths[family].append(self.trials[number].seconds)
+            self._family_s[family] = float(np.mean(self._lengths[family]))
 
 
 # Rules to compare with.
@@ -620,13 +622,14 @@ def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProf
             true.append(SharedSpeed(family=names[one], beside=(names[two],), steps_per_s=rate, samples=1_000))
     speeds = tuple(true)
 
+    forecasts = [
+        TrialForecast(memory_p50_mib=truth.memory_mib, memory_p95_mib=truth.memory_mib, seconds_p50=truth.seconds)
+        for truth in trials
+    ]
+
     def told(trial: Trial) -> Trial:
-        truth = trials[trial.number]
-        forecast = TrialForecast(
-            memory_p50_mib=truth.memory_mib, memory_p95_mib=truth.memory_mib, seconds_p50=truth.seconds
-        )
         running = trial.state is TrialState.RUNNING
-        return replace(trial, forecast=forecast, steps_per_s=1.0 if running else None)
+        return replace(trial, forecast=forecasts[trial.number], steps_per_s=1.0 if running else None)
 
     return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(told, snapshot.trials))))
 

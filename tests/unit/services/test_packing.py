@@ -23,6 +23,7 @@ from helios.model.pools import (
     TrialForecast,
     TrialState,
 )
+from helios.services import packing
 from helios.services.packing import Packing, PackingOptions, least_device_time
 from helios.simulate.pools import PairProfiles, PoolCosts, SimulatedPool, SimulatedTrial, share_fixed
 from helios.testing import a_pool, a_trial, check_pool_service, find_pool_faults
@@ -216,6 +217,71 @@ def test_the_plan_is_the_least_device_time(seed: int) -> None:
     assert time.sum() == pytest.approx(best, rel=1e-6)
     assert price @ work == pytest.approx(best, rel=1e-6)
     assert (rates @ price <= 1 + 1e-6).all()
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=examples(20), deadline=None)
+def test_the_last_basis_changes_no_plan(seed: int) -> None:
+    """Against a solver that remembers nothing, while work and speeds change."""
+    random = np.random.default_rng(seed)
+    companies = [(one,) for one in range(4)] + list(combinations_with_replacement(range(4), 2))
+    rates = np.zeros((len(companies), 4))
+    for place, company in enumerate(companies):
+        for one in company:
+            rates[place, one] += 1.0 if len(company) == 1 else random.uniform(0.4, 0.9)
+    work = random.uniform(1.0, 100.0, 4)
+    packing._LAST_BASIS.clear()
+    least_device_time(rates, work)
+    for _ in range(6):
+        work, rates = work * random.uniform(0.7, 1.0, 4), rates * random.uniform(0.98, 1.02, rates.shape)
+        kept = dict(packing._LAST_BASIS)
+        price, time = least_device_time(rates, work)
+        packing._LAST_BASIS.clear()
+        fresh_price, fresh_time = least_device_time(rates, work)
+        assert price == pytest.approx(fresh_price, rel=1e-6, abs=1e-9)
+        assert time == pytest.approx(fresh_time, rel=1e-6, abs=1e-6)
+        packing._LAST_BASIS.update(kept)
+
+
+def test_a_basis_that_is_no_longer_best_is_not_taken() -> None:
+    does, share = np.array([[1.0, 0.0, 0.9], [0.0, 1.0, 0.9]]), np.array([0.5, 0.5])
+    assert packing._solve_again(does, share, np.array([0, 1])) is None  # the pair is better
+    assert packing._solve_again(does, np.array([0.6, 0.4]), np.array([1, 2])) is None  # negative time
+    again = packing._solve_again(does, np.array([0.6, 0.4]), np.array([0, 2]))
+    assert again is not None and again[1] == pytest.approx([0.2, 0.0, 0.4 / 0.9])
+
+
+def test_the_plan_does_not_count_on_a_company_that_does_not_fit() -> None:
+    # Were a and b to fit together, c would gain most beside itself. They do not, and c is to run beside one of them.
+    measured = speeds(a=10, b=10, c=10, a_b=9.5, b_a=9.5, a_c=6.25, c_a=6.25, b_c=6.25, c_b=6.25, c_c=6.5)
+    memory = {"a": 10_000.0, "b": 10_000.0, "c": 4_000.0}
+    trials = [
+        waiting(number, family, forecast=TrialForecast(memory_p95_mib=memory[family], seconds_p50=1_000.0))
+        for number, family in enumerate("aaaabbbbcccc")
+    ]
+    service = Packing(PackingOptions(together=2))
+    for mib, expected in ((16_384.0, {("a", "c"), ("b", "c")}), (32_768.0, {("a", "b"), ("c", "c")})):
+        device = Device(name="gpu:0", kind="gpu", memory_mib=mib)
+        snapshot = a_pool(trials, devices=(device,), speeds=measured)
+        started = starts(service.decide(snapshot))
+        assert tuple(sorted(trials[number].family for number in started)) in expected
+
+
+def test_one_unknown_family_pauses_one_trial() -> None:
+    trials = [running(number, device=f"gpu:{number}", forecast=KNOWN) for number in range(4)]
+    trials += [waiting(number, forecast=KNOWN) for number in range(4, 24)]
+    trials.append(waiting(24, "b", forecast=TrialForecast()))
+    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2)))
+    assert sum(isinstance(action, PauseTrial) for action in actions) == 1
+
+
+def test_a_device_freed_for_an_unknown_family_is_not_taken_by_a_late_trial() -> None:
+    long = dataclasses.replace(KNOWN, seconds_p50=20_000.0)
+    trials = [running(number, device=f"gpu:{number}", forecast=KNOWN) for number in (1, 2, 3)]
+    trials += [waiting(0, forecast=long, state=TrialState.PAUSED, attempts=1)]
+    trials.append(waiting(4, "b", forecast=TrialForecast()))
+    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2)))
+    assert 4 in starts(actions)
 
 
 def simulated(beside: list[list[float]], families: list[int], *, decide: Any, devices: int = 2) -> float:
