@@ -972,20 +972,20 @@ class Coordinator:
         """Take what a process that may train several trials tells of one."""
         if isinstance(told.get("ended"), str):
             attempt.ended = dict(told)
-        self._fusion.learn(attempt.trial.parameters, told)
+        changed = self._fusion.learn(attempt.trial.parameters, told)
         speed = self._fusion.speed(attempt.trial.parameters, told)
         if speed is not None:
             self._fused_speeds[speed.fusible, speed.models] = speed
         if told.get("obstacle"):
             self._note(f"Trials like {attempt.trial.number} are not fused: {told['obstacle']}"[:500])
-        for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())]:
+        for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())] if changed else ():
             if trial.fusible:
                 fusible, most = self._fusion.part(trial.number, trial.parameters)
-                changed = replace(trial, fusible=fusible, most_fused=most)
+                known = replace(trial, fusible=fusible, most_fused=most)
                 if trial.number in self._waiting:
-                    self._waiting[trial.number] = changed
+                    self._waiting[trial.number] = known
                 else:
-                    self._running[trial.number].trial = changed
+                    self._running[trial.number].trial = known
 
     def _prune(self, attempt: _Attempt) -> None:
         attempt.pruned = True

@@ -119,16 +119,18 @@ class Fusion:
         key = tuple(sorted((name, value) for name, value in shape.items() if name not in COMMON))
         return key, tuple((name, value) for name, value in key if not isinstance(value, float))
 
-    def learn(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> None:
-        """Take what a process tells of a trial."""
+    def learn(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> bool:
+        """Take what a process tells of a trial, and return whether parts may have changed."""
+        key, like = self._keys(parameters)
+        before = self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters))
         if structure := told.get("structure"):
-            key, like = self._keys(parameters)
             self._structures[key] = structure = str(structure)[:100]
             if self._alike.setdefault(like, structure) != structure:
                 self._alike[like] = None
         most = 1 if told.get("obstacle") else told.get("most")
         if isinstance(most, int):
             self.limit(parameters, most)
+        return before != (self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters)))
 
     def speed(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> FusedSpeed | None:
         """Return what a process measured, if it tells that."""
