@@ -801,6 +801,9 @@ class Coordinator:
         """Have the agent of a device start a process, with ``own`` in its environment."""
         node = self._nodes.get(_node_of(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
+        if (threads := self.sweep.env.get("OMP_NUM_THREADS")) is not None:
+            # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
+            on_device = {name: threads if name in THREADS else value for name, value in on_device.items()}
         if self._mps:
             # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
             limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(order['limit_mib'])}M"}
