@@ -842,8 +842,19 @@ class Coordinator:
         return process
 
     def _launch(self) -> None:
-        """Start the processes that were made, and tell those without trials that none will come."""
+        """Start the processes that were made, and tell all what they are to train.
+
+        Those without trials are told that none will come.
+        """
         for process in list(self._processes.values()):
+            if not process.trials and not process.closed:
+                process.closed = True
+                process.tell({"close": True})
+            try:
+                process.write()
+            except OSError as reason:  # they are told when there is room
+                self._hold(reason.strerror or str(reason))
+                continue
             if not process.started and not process.trials:
                 del self._processes[process.number]
             elif not process.started:
@@ -853,10 +864,6 @@ class Coordinator:
                 log = str(process.folder / "log.txt")
                 order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
                 self._order(process.device, order, {})
-            elif not process.trials and not process.closed:
-                process.closed = True
-                with suppress(OSError):  # then it ends by itself after a while
-                    process.tell({"close": True})
 
     def _end_if_told(self, attempt: _Attempt) -> None:
         """End a trial that its process has done with."""

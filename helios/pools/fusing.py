@@ -20,8 +20,10 @@ texts among the parameters of their models are taken to be alike, since those ch
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +59,7 @@ class FusedProcess:
     trials: set[int] = field(default_factory=set)
     started: bool = False
     closed: bool = False
+    untold: list[bytes] = field(default_factory=list)
 
     @property
     def file(self) -> Path:
@@ -64,15 +67,27 @@ class FusedProcess:
         return self.folder / "trials.jsonl"
 
     def tell(self, told: Mapping[str, Any]) -> None:
-        """Append a line to its file.
+        """Keep a line for its file."""
+        self.untold.append(json.dumps(dict(told)).encode() + b"\n")
+
+    def write(self) -> None:
+        """Append what was kept to its file.
+
+        It is done at once, so that trials which start together are seen together.
 
         Raises
         ------
         OSError
-            It cannot be written.
+            It cannot be written; the same may be tried again.
         """
-        with self.file.open("ab") as file:
-            file.write(json.dumps(dict(told)).encode() + b"\n")
+        if self.untold:
+            with self.file.open("ab", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                lines = b"".join(self.untold)
+                if file.write(lines) < len(lines):
+                    os.ftruncate(file.fileno(), size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.untold.clear()
 
 
 class Fusion:
