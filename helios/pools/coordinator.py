@@ -801,6 +801,9 @@ class Coordinator:
         """Have the agent of a device start a process, with ``own`` in its environment."""
         node = self._nodes.get(_node_of(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
+        if (threads := self.sweep.env.get("OMP_NUM_THREADS")) is not None:
+            # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
+            on_device = {name: threads if name in THREADS else value for name, value in on_device.items()}
         if self._mps:
             # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
             limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(order['limit_mib'])}M"}
@@ -839,8 +842,19 @@ class Coordinator:
         return process
 
     def _launch(self) -> None:
-        """Start the processes that were made, and tell those without trials that none will come."""
+        """Start the processes that were made, and tell all what they are to train.
+
+        Those without trials are told that none will come.
+        """
         for process in list(self._processes.values()):
+            if not process.trials and not process.closed:
+                process.closed = True
+                process.tell({"close": True})
+            try:
+                process.write()
+            except OSError as reason:  # they are told when there is room
+                self._hold(reason.strerror or str(reason))
+                continue
             if not process.started and not process.trials:
                 del self._processes[process.number]
             elif not process.started:
@@ -850,10 +864,6 @@ class Coordinator:
                 log = str(process.folder / "log.txt")
                 order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
                 self._order(process.device, order, {})
-            elif not process.trials and not process.closed:
-                process.closed = True
-                with suppress(OSError):  # then it ends by itself after a while
-                    process.tell({"close": True})
 
     def _end_if_told(self, attempt: _Attempt) -> None:
         """End a trial that its process has done with."""
@@ -972,20 +982,20 @@ class Coordinator:
         """Take what a process that may train several trials tells of one."""
         if isinstance(told.get("ended"), str):
             attempt.ended = dict(told)
-        self._fusion.learn(attempt.trial.parameters, told)
+        changed = self._fusion.learn(attempt.trial.parameters, told)
         speed = self._fusion.speed(attempt.trial.parameters, told)
         if speed is not None:
             self._fused_speeds[speed.fusible, speed.models] = speed
         if told.get("obstacle"):
             self._note(f"Trials like {attempt.trial.number} are not fused: {told['obstacle']}"[:500])
-        for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())]:
+        for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())] if changed else ():
             if trial.fusible:
                 fusible, most = self._fusion.part(trial.number, trial.parameters)
-                changed = replace(trial, fusible=fusible, most_fused=most)
+                known = replace(trial, fusible=fusible, most_fused=most)
                 if trial.number in self._waiting:
-                    self._waiting[trial.number] = changed
+                    self._waiting[trial.number] = known
                 else:
-                    self._running[trial.number].trial = changed
+                    self._running[trial.number].trial = known
 
     def _prune(self, attempt: _Attempt) -> None:
         attempt.pruned = True

@@ -20,8 +20,10 @@ texts among the parameters of their models are taken to be alike, since those ch
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +59,7 @@ class FusedProcess:
     trials: set[int] = field(default_factory=set)
     started: bool = False
     closed: bool = False
+    untold: list[bytes] = field(default_factory=list)
 
     @property
     def file(self) -> Path:
@@ -64,15 +67,27 @@ class FusedProcess:
         return self.folder / "trials.jsonl"
 
     def tell(self, told: Mapping[str, Any]) -> None:
-        """Append a line to its file.
+        """Keep a line for its file."""
+        self.untold.append(json.dumps(dict(told)).encode() + b"\n")
+
+    def write(self) -> None:
+        """Append what was kept to its file.
+
+        It is done at once, so that trials which start together are seen together.
 
         Raises
         ------
         OSError
-            It cannot be written.
+            It cannot be written; the same may be tried again.
         """
-        with self.file.open("ab") as file:
-            file.write(json.dumps(dict(told)).encode() + b"\n")
+        if self.untold:
+            with self.file.open("ab", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                lines = b"".join(self.untold)
+                if file.write(lines) < len(lines):
+                    os.ftruncate(file.fileno(), size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.untold.clear()
 
 
 class Fusion:
@@ -119,16 +134,18 @@ class Fusion:
         key = tuple(sorted((name, value) for name, value in shape.items() if name not in COMMON))
         return key, tuple((name, value) for name, value in key if not isinstance(value, float))
 
-    def learn(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> None:
-        """Take what a process tells of a trial."""
+    def learn(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> bool:
+        """Take what a process tells of a trial, and return whether parts may have changed."""
+        key, like = self._keys(parameters)
+        before = self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters))
         if structure := told.get("structure"):
-            key, like = self._keys(parameters)
             self._structures[key] = structure = str(structure)[:100]
             if self._alike.setdefault(like, structure) != structure:
                 self._alike[like] = None
         most = 1 if told.get("obstacle") else told.get("most")
         if isinstance(most, int):
             self.limit(parameters, most)
+        return before != (self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters)))
 
     def speed(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> FusedSpeed | None:
         """Return what a process measured, if it tells that."""

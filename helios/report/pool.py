@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
+from helios.model.fusing import by_process
 from helios.model.pools import Device, PoolSnapshot, Trial, TrialState
 from helios.report.tables import plain_table
 from helios.units import bar, count_in_words, rounded_duration
@@ -192,7 +193,7 @@ def pool_view(
         used = sum(trial.memory_mib or 0.0 for trial in there)
         table.add_row(
             escape(device.name),
-            f"{len(there)} of {device.slots}",
+            f"{len(by_process(there))} of {device.slots}",
             escape(device.model),
             "",
             "",

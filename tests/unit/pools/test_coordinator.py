@@ -147,6 +147,15 @@ def test_a_program_gets_its_trial_its_device_and_as_many_threads_as_a_slot_has_c
     assert Path(seen["HELIOS_CHECKPOINTS"]).is_dir()
 
 
+def test_threads_that_the_sweep_says_hold_for_all_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    program = "import json, os\nopen('seen', 'w').write(json.dumps(dict(os.environ)))"
+    run(a_sweep(tmp_path, program, env={"OMP_NUM_THREADS": "77"}))
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert (seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == ("77", "77")
+
+
 def test_garbage_in_a_report_file_is_skipped_and_said(tmp_path: Path) -> None:
     program = "import os\nwith open(os.environ['HELIOS_REPORT'], 'wb') as file:\n"
     program += "    file.write(os.urandom(30_000_000))\n    file.write(b'\\n{\"loss\": 0.5}\\n')\n"

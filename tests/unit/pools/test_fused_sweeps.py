@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +292,66 @@ def test_a_trial_that_is_paused_leaves_its_process_and_goes_on_from_there(tmp_pa
         assert found[number].state is TrialState.FINISHED
         assert sorted(set(steps(tmp_path, number))) == [*range(15)]
         assert steps(tmp_path, number).count(0) == 1
+
+
+# With a program in place of the one that trains.
+
+STANDS_IN = """
+import json, os, sys
+told = [json.loads(line) for line in open(sys.argv[2])]
+trials = [each for each in told if "trial" in each]
+def end(trial, how):
+    with open(trial["folder"] + "/report.jsonl", "a") as file:
+        file.write(json.dumps({"fused": {"ended": how, "reason": ""}}) + "\\n")
+"""
+
+
+def with_stand_in(folder: Path, rates: list[float], program: str, **more: Any) -> tuple[PoolEnd, dict[int, Any]]:
+    package = folder / "stand_in/helios/fused"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").touch()
+    (package / "task.py").write_text(STANDS_IN + program)
+    path = a_sweep(folder, [{"lr": lr} for lr in rates], rest="attempts = 1")
+    sweep = replace(read_training_sweep(path), env={"PYTHONPATH": str(folder / "stand_in")})
+    device = Device(name="cpu:0", kind="cpu", memory_mib=700.0, slots=1)
+    return run(sweep, devices=[device], **more)
+
+
+def test_where_a_process_crashes_each_of_its_trials_is_started_alone(tmp_path: Path) -> None:
+    program = """
+if any(each["parameters"]["lr"] == 666 for each in trials):
+    os._exit(3)
+end(trials[0], "finished")
+"""
+    _, found = with_stand_in(tmp_path, [1, 666, 2], program)
+    assert [(trial.state, trial.failures) for trial in found.values()] == [
+        ("finished", 0),
+        ("failed", 1),
+        ("finished", 0),
+    ]
+    assert "exit status 3" in found[1].reason
+    assert sorted(processes(tmp_path)) == [[0], [0, 1, 2], [1], [2]]
+
+
+def test_a_process_that_is_killed_for_memory_starts_again_with_half_as_many(tmp_path: Path) -> None:
+    program = """
+import time
+taken = [b"x" * (200 << 20) for _ in trials]
+time.sleep(5 if len(trials) > 2 else 0.3)
+for each in trials:
+    end(each, "finished")
+"""
+    _, found = with_stand_in(tmp_path, [1, 2, 3, 4], program)
+    assert [(trial.state, trial.memory_kills) for trial in found.values()] == [(TrialState.FINISHED, 0)] * 4
+    first, second, *_ = processes(tmp_path)
+    assert (first, second[:2]) == ([0, 1, 2, 3], [0, 1])
+
+
+def test_a_process_that_leaves_its_trials_again_and_again_fails_them(tmp_path: Path) -> None:
+    _, found = with_stand_in(tmp_path, [1, 2], "")
+    assert [trial.state for trial in found.values()] == [TrialState.FAILED] * 2
+    assert "left by its process" in found[0].reason
 
 
 # Without processes.
