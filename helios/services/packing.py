@@ -70,6 +70,7 @@ SHORT = 10.0
 
 LEAST_GAIN = 0.95
 """Gain of fusing below which trials run in slots of the CPU instead; a measurement is about as exact."""
+
 LEAST = 1e-9
 """Share of the work, and of a second, that counts as nothing."""
 
