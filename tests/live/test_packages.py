@@ -4,10 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = {(3, 11): "bookworm", (3, 13): "trixie"}.get(sys.version_info[:2])
@@ -38,6 +42,43 @@ for run in 1 2; do ansible-playbook -i localhost, -c local -e @/srv/variables.ym
 sacctmgr --noheader --parsable2 show user format=User,AdminLevel
 helios config show
 helios doctor || true
+"""
+# An own /run, since systemd-nspawn wants one in memory.
+BOOT = """
+mount -t tmpfs tmpfs /run
+exec systemd-nspawn --directory="$0" --register=no --keep-unit --private-network --console=pipe --boot
+"""
+UNITS = """
+dpkg -i /srv/helios.deb >&2
+echo "127.0.0.1 localhost $(hostname)" >/etc/hosts
+export DEVCLUSTER_FOLDER=/srv/units
+/srv/deploy/devcluster/devcluster up >&2
+eval "$(/srv/deploy/devcluster/devcluster env)"
+(umask 077; echo "SLURM_CONF='$SLURM_CONF'" >/etc/helios/environment; openssl rand -hex 24 >/etc/helios/web.token)
+sacctmgr -i add user helios account=root adminlevel=operator >&2
+sacctmgr -i add user helios-power account=root adminlevel=admin >&2
+helios db upgrade >&2
+systemctl daemon-reload
+systemctl start helios helios-web helios-nightly.timer
+systemctl start helios-power || systemctl show --property=ExecMainStatus,NRestarts helios-power
+mkdir -p /etc/helios/conf.d; echo "[services.ces]" >/etc/helios/conf.d/power.toml
+systemctl start helios-power helios-nightly
+systemctl is-active helios helios-web helios-nightly.timer helios-power
+"""
+ASK = """
+/opt/helios/bin/python - <<'END'
+import sys, urllib.error, urllib.request
+token = open("/etc/helios/web.token").read().strip()
+for address, head in (
+    ("http://127.0.0.1:9842/healthz", {}),
+    ("http://127.0.0.1:9850/", {"Authorization": f"Bearer {token}"}),
+    ("http://127.0.0.1:9850/", {}),
+):
+    try:
+        print(urllib.request.urlopen(urllib.request.Request(address, headers=head)).status)
+    except urllib.error.URLError as reason:
+        print(getattr(reason, "code", "does not listen"))
+END
 """
 
 pytestmark = [
@@ -96,6 +137,45 @@ def inside(root: Path, command: str, code: int = 0) -> str:
     return run(*namespaces, "sh", "-euc", ALONE + ENTER, root, PATHS, command, code=code)
 
 
+@contextmanager
+def booted(root: Path) -> Iterator[Callable[[str], str]]:
+    """Run systemd in the machine, and give what runs commands beside it."""
+    nspawn = subprocess.Popen(["unshare", "--mount", "sh", "-euc", BOOT, str(root)], stdout=subprocess.DEVNULL)
+    process = psutil.Process(nspawn.pid)
+
+    def machines() -> list[psutil.Process]:
+        return [child for child in process.children() if child.name() == "systemd"]
+
+    try:
+        until(machines)
+        enter = [
+            "nsenter",
+            f"--target={machines()[0].pid}",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "env",
+            "-i",
+            PATHS,
+        ]
+        enter += ["HOME=/root", "LANG=C.UTF-8", "sh", "-euc"]
+
+        def ready() -> bool:
+            answer = subprocess.run(
+                [*enter, "systemctl is-system-running"], capture_output=True, text=True, check=False
+            )
+            return answer.stdout.strip() in {"running", "degraded"}
+
+        until(ready)
+        yield lambda command: run(*enter, command)
+    finally:
+        for child in process.children():
+            child.kill()
+        nspawn.wait()
+
+
 def check_and_remove(root: Path, *remove: str | Path) -> None:
     """Check what a package has installed, and that nothing but the site's own is left without it."""
     assert "helios 0." in inside(root, "helios --version")
@@ -148,6 +228,26 @@ def test_the_ansible_role_installs_beside_a_slurm_and_changes_nothing_the_second
     assert "/etc/helios/conf.d/50-ansible.toml" in said
     assert "user helios has AdminLevel Operator" in said
     inside(root, "dpkg --purge helios-slurm")
+
+
+@pytest.mark.skipif(shutil.which("systemd-nspawn") is None, reason="systemd-nspawn (systemd-container) is not here")
+def test_the_units_run_under_systemd(root: Path, packages: Path) -> None:
+    (package,) = packages.glob("*.deb")
+    shutil.copy(package, root / "srv/helios.deb")
+    shutil.copytree(REPOSITORY / "deploy", root / "srv/deploy", dirs_exist_ok=True)
+    with booted(root) as say:
+        said = say(f"{ALONE}\n{UNITS}")
+        # Without a service for nodes it says so and is not started again and again.
+        assert "ExecMainStatus=2" in said
+        assert "NRestarts=0" in said
+        assert said.splitlines()[-4:] == ["active"] * 4
+        until(lambda: say(ASK).split()[-3:] == ["200", "200", "401"])
+        say("kill -9 $(systemctl show --property=MainPID --value helios)")
+        until(lambda: say("systemctl show --property=NRestarts,ActiveState --value helios").split() == ["1", "active"])
+        assert "taking back what it set" in say("journalctl --unit=helios --no-pager")
+        say("systemctl stop helios helios-web helios-power")
+        assert "looked again, nothing is left" in say("journalctl --unit=helios-power --no-pager")
+        say("dpkg --purge helios-slurm")
 
 
 @pytest.mark.skipif(shutil.which("ansible-lint") is None, reason="ansible-lint is not here")
