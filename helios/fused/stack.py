@@ -624,13 +624,16 @@ def difference(template: nn.Module, model: nn.Module) -> str | None:
             if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
                 differs = not torch.equal(value, other)
             else:
-                differs = _is_plain(value) and _is_plain(other) and value != other
+                differs = is_plain(value) and is_plain(other) and value != other
             if differs:
                 return f"attribute {key!r} of module {name!r} is {other!r}, not {value!r}"
     return None
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Return whether a value is of numbers and texts, so that two of them can be compared."""
+    if isinstance(value, Mapping):
+        return all(is_plain(each) for pair in value.items() for each in pair)
     if isinstance(value, tuple | list):
-        return all(_is_plain(each) for each in value)
+        return all(is_plain(each) for each in value)
     return value is None or isinstance(value, int | float | str)

@@ -31,6 +31,7 @@ from torch import nn
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.fused.configurations import OPTIMIZERS, OTHER_KEYS, check_configuration
 from helios.fused.memory import models_that_fit, peak_bytes
+from helios.fused.stack import is_plain
 from helios.fused.trainer import PRECISIONS, Epoch, Finished, FusedTrainer
 from helios.fused.ways import autocast
 
@@ -186,17 +187,11 @@ def structure(model: nn.Module, optimizer: str = "") -> str:
         for key, value in sorted(vars(module).items()):
             if isinstance(value, torch.Tensor):
                 told.update(f"{key} {value.detach().cpu().tolist()}\n".encode())
-            elif _is_plain(value):
+            elif is_plain(value):
                 told.update(f"{key} {value!r}\n".encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         told.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}\n".encode())
     return told.hexdigest()[:16]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, int | float | str)
 
 
 class Task:

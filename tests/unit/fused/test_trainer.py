@@ -442,6 +442,15 @@ class TestRefusals:
         with pytest.raises(ConfigurationInvalid, match=r"attribute 'p' of module '0' is 0[.]5, not 0[.]1"):
             a_trainer([{"model": 0.1}, {"model": 0.5}], build=build)
 
+    def test_models_with_other_settings_in_a_table_are_refused(self) -> None:
+        def build(configuration: Mapping[str, Any]) -> nn.Module:
+            model = small_mlp(configuration)
+            model.settings = {"scale": configuration["model"]}
+            return model
+
+        with pytest.raises(ConfigurationInvalid, match="attribute 'settings'"):
+            a_trainer([{"model": 1.0}, {"model": 2.0}], build=build)
+
     @pytest.mark.parametrize(
         "loss",
         [
