@@ -52,8 +52,8 @@ imports: $(VENV)/.tools
 compile: $(VENV)/.tools
 	$(BIN)/helios compile
 
-# Of five, three begin with live tests, which mostly wait, and two compute, one for each of two processors.
-WORKERS ?= 5
+# Two begin with live tests, which mostly wait, and two compute, one for each of two processors.
+WORKERS ?= 4
 pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses $(WORKERS)
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 GROUPS = {
     "tests/live/test_power.py": "power",
     "tests/story/test_postgres.py": "postgres",
-    "tests/live/test_proof.py": "proof",
     "tests/story/test_real_traces.py": "real traces",
     "tests/live/test_acting.py": "acting",
     "tests/story/test_dask": "dask",

@@ -631,7 +631,7 @@ def difference(template: nn.Module, model: nn.Module) -> str | None:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is of numbers and texts, so that two of them can be compared."""
+    """Return whether a value consists of numbers and texts alone."""
     if isinstance(value, Mapping):
         return all(is_plain(each) for pair in value.items() for each in pair)
     if isinstance(value, tuple | list):

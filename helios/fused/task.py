@@ -54,7 +54,7 @@ SAMPLES_AT_ONCE = 1_024
 
 
 @dataclass
-class Trial:
+class FusedTrial:
     """A trial of a pool, with the files through which the pool knows it.
 
     Attributes
@@ -194,7 +194,7 @@ def structure(model: nn.Module, optimizer: str = "") -> str:
     return told.hexdigest()[:16]
 
 
-class Task:
+class FusedTask:
     """Trains the trials of one process."""
 
     def __init__(self, program: Path, trials: Path) -> None:
@@ -217,7 +217,7 @@ class Task:
             self._data, self._validation = told
         self._metrics: Callable[..., Mapping[str, Any]] | None = getattr(self._program, "metrics", None)
         self._trainer: FusedTrainer | None = None
-        self._by_number: dict[int, Trial] = {}
+        self._by_number: dict[int, FusedTrial] = {}
         self._structure = ""
         self._most = sys.maxsize
         self._made_for = 0
@@ -302,7 +302,7 @@ class Task:
             self._trainer, self._judge, self._most = None, None, sys.maxsize
         there = list(self._by_number.values())
         common = (there or [trial for trial in ready if kinds[trial.number] == self._structure])[0].common
-        joining: list[Trial] = []
+        joining: list[FusedTrial] = []
         for trial in ready:
             if kinds[trial.number] != self._structure or trial.common != common:
                 trial.end("apart", "its model has another structure", structure=kinds[trial.number])
@@ -320,9 +320,9 @@ class Task:
         for trial in joining:
             self._add(trial, trial.saved(self._device))
 
-    def _prepare(self, told: Mapping[str, Any]) -> Trial | None:
+    def _prepare(self, told: Mapping[str, Any]) -> FusedTrial | None:
         """Return a trial to train, or None if it is done or impossible."""
-        trial = Trial(int(told["trial"]), Path(told["folder"]))
+        trial = FusedTrial(int(told["trial"]), Path(told["folder"]))
         try:
             common, configuration = configure(self._settings, told["parameters"])
             n_samples, batch_size = len(self._data[1]), int(common["batch_size"])
@@ -350,7 +350,7 @@ class Task:
             return None
         return trial
 
-    def _look_at(self, trial: Trial) -> str:
+    def _look_at(self, trial: FusedTrial) -> str:
         """Return the structure of a trial's model, empty where it cannot be built."""
         try:
             with torch.random.fork_rng([]):
@@ -360,11 +360,11 @@ class Task:
             self._fail(trial, reason)
             return ""
 
-    def _fail(self, trial: Trial, reason: Exception) -> None:
+    def _fail(self, trial: FusedTrial, reason: Exception) -> None:
         traceback.print_exception(reason)
         trial.end("failed", " ".join(f"{type(reason).__name__}: {reason}".split())[:500])
 
-    def _make_trainer(self, joining: Sequence[Trial]) -> None:
+    def _make_trainer(self, joining: Sequence[FusedTrial]) -> None:
         """Train those that are there and those that join as one new stack."""
         kept = [(trial, self._now().checkpoint(at)) for at, trial in self._by_number.items()]
         self._by_number, self._trainer, self._judge = {}, None, None
@@ -413,7 +413,7 @@ class Task:
             "fused_s": times[trainer.way] * trainer.steps_per_epoch,
         }
 
-    def _trainer_for(self, trials: Sequence[Trial]) -> FusedTrainer:
+    def _trainer_for(self, trials: Sequence[FusedTrial]) -> FusedTrainer:
         return FusedTrainer(
             self._program.build,
             self._program.loss,
@@ -425,7 +425,7 @@ class Task:
             **trials[0].common,
         )
 
-    def _count_that_fits(self, trials: Sequence[Trial]) -> int:
+    def _count_that_fits(self, trials: Sequence[FusedTrial]) -> int:
         """Return how many models the memory holds."""
         if len(trials) == 1:
             return 1
@@ -447,7 +447,7 @@ class Task:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return max(0.0, limit - resident)
 
-    def _add(self, trial: Trial, state: Mapping[str, Any] | None) -> None:
+    def _add(self, trial: FusedTrial, state: Mapping[str, Any] | None) -> None:
         try:
             at = self._now().add(trial.configuration, state)
         except ConfigurationInvalid as reason:  # a difference that its structure does not show
@@ -466,7 +466,7 @@ class Task:
             finished = trainer.finished.pop(at)
             self._finish(self._by_number.pop(at), finished)
 
-    def _finish(self, trial: Trial, finished: Finished) -> None:
+    def _finish(self, trial: FusedTrial, finished: Finished) -> None:
         # A model that was stopped since it is not finite is told from one that has done its steps.
         diverged = finished.reason.endswith("is not finite")
         how, reason = ("stopped", finished.reason) if diverged else ("finished", "")
@@ -516,7 +516,7 @@ class Task:
 def main(program: str, trials: str) -> int:
     """Train, and return the exit status."""
     try:
-        Task(Path(program), Path(trials)).run()
+        FusedTask(Path(program), Path(trials)).run()
     except HeliosError as reason:
         print(f"{reason.message} {reason.hint}".strip(), file=sys.stderr)  # noqa: T201 - the log
         return 1

@@ -1,4 +1,7 @@
-"""The proof: the same arrivals under plain Slurm and under Slurm with Helios, at the same time."""
+"""The proof: the same arrivals under plain Slurm and under Slurm with Helios, at the same time.
+
+At night, since a machine with other work on it delays Helios' cycles more than the clusters.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ def pair(stretch: Stretch) -> Iterator[tuple[Rig, Rig]]:
             rig.control("wipe")
 
 
+@pytest.mark.nightly
 @needs_traces
 def test_helios_shortens_the_mean_wait_and_not_by_longer_longest_ones(
     pair: tuple[Rig, Rig], stretch: Stretch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

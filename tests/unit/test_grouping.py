@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
         ("tests/live/test_hook.py::test_a", "hook"),
         ("tests/live/test_rig.py::test_a", "tests/live/test_rig.py"),
         ("tests/live/test_power_rig.py::test_a[x]", "power"),
-        ("tests/live/test_proof.py::test_a", "proof"),
+        ("tests/live/test_hook.py::test_a", "hook"),
         ("tests/contract/test_warehouse.py::test_a[postgresql-3]", "postgres"),
         ("tests/contract/test_warehouse.py::test_a[1-postgresql]", "postgres"),
         ("tests/contract/test_warehouse.py::test_a[sqlite]", "tests/contract/test_warehouse.py"),
