@@ -31,8 +31,11 @@ def main() -> None:
         before, after = jobs[jobs["ended_at"] <= middle], jobs[jobs["submitted_at"] > middle]
         shares, later, fitting, ratios = [], 0, 0, []
         kind = [*advice.KEYS, "time_limit_s"]
-        of_kind = {tuple(alike[kind].iloc[0]): alike for alike in advice.alike_jobs(after, "time_limit_s", fewest=1)}
-        for alike in advice.alike_jobs(before, "time_limit_s"):
+        of_kind = {
+            tuple(alike[kind].iloc[0]): alike
+            for alike in advice.alike_jobs(advice.with_words(after), "time_limit_s", fewest=1)
+        }
+        for alike in advice.alike_jobs(advice.with_words(before), "time_limit_s"):
             found = [one for one in advice.limit_advice(alike) if one.kind == "limit_too_long"]
             same = of_kind.get(tuple(alike[kind].iloc[0]))
             if not found or same is None:

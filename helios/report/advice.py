@@ -133,11 +133,13 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
         ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s`` and
         ``memory_mib`` of ``JOBS``.
     """
-    ran = jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()]
+    ran = with_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
     counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
     found = [one for alike in alike_jobs(counted, "time_limit_s") for one in _limit_too_long(alike)]
     for state, request in ((JobState.TIMEOUT, "time_limit_s"), (JobState.OUT_OF_MEMORY, "memory_mib")):
         ended = (ran["state"] == state).to_numpy()
+        if np.count_nonzero(ended) < FEWEST_LOST:
+            continue
         for alike in alike_jobs(ran, request, fewest=FEWEST_LOST, counted=ended):
             found += _ends(alike, state, request)
     return found
@@ -151,7 +153,7 @@ def usage_advice(used: pd.DataFrame) -> list[Advice]:
     used : DataFrame
         As :func:`helios.slurm.usage.read_usage` returns it.
     """
-    measured = used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()]
+    measured = with_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
     found: list[Advice] = []
     for alike in alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE):
         for unused in (_memory, _cpus, _gpus):
@@ -180,6 +182,14 @@ def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[A
         )
 
 
+def with_words(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return jobs with the texts that alike jobs have in common."""
+    texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
+    code, names = pd.factorize(texts["name"])
+    words = np.array([split_words(name) for name in names], dtype=object)
+    return jobs.assign(**texts, words=words[code] if len(words) else texts["name"])
+
+
 def alike_jobs(
     jobs: pd.DataFrame, request: str, *, fewest: int = FEWEST_JOBS, counted: Flags | None = None
 ) -> Iterator[pd.DataFrame]:
@@ -187,13 +197,13 @@ def alike_jobs(
 
     Parameters
     ----------
+    jobs : DataFrame
+        As :func:`with_words` returns it.
     fewest : int
         Groups with fewer jobs are left out.
     counted : bool array of shape (n_jobs,), optional
         Only these count for that; None: all.
     """
-    texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
-    jobs = jobs.assign(**texts, words=texts["name"].map(split_words))
     group = jobs.groupby([*KEYS, request], observed=True, dropna=False, sort=True).ngroup().to_numpy()
     enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
     kept = enough[group]
