@@ -90,6 +90,7 @@ class Member:
     epochs_without_gain: int = 0
     alive: bool = True
     order: torch.Tensor | None = None
+    order_epoch: int = -1
     history: list[dict[str, Any]] = field(default_factory=list)
 
     PROGRESS = ("step", "scale", "steps_without_overflow", "best", "epochs_without_gain", "alive", "history")

@@ -31,7 +31,7 @@ from torch import nn
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.fused.configurations import OPTIMIZERS, OTHER_KEYS, check_configuration
 from helios.fused.memory import models_that_fit, peak_bytes
-from helios.fused.stack import is_plain
+from helios.fused.stack import EVALUATED_AT_ONCE, is_plain
 from helios.fused.trainer import PRECISIONS, Epoch, Finished, FusedTrainer
 from helios.fused.ways import autocast
 
@@ -49,8 +49,6 @@ COST = 20
 """One part in so many of the time goes into checkpoints at most."""
 LIKELY_SHARE = 0.5
 """Of the memory, above which it is measured how many models fit; below that it is not worth the time."""
-SAMPLES_AT_ONCE = 1_024
-"""Validation samples of which the metrics' outputs are computed at once."""
 
 
 @dataclass
@@ -143,7 +141,7 @@ def configure(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> tup
     model = found.setdefault("model", {})
     for name, value in parameters.items():
         *outer, last = name.split(".")
-        if [*outer, last][0] not in OWN_KEYS:
+        if name.partition(".")[0] not in OWN_KEYS:
             model[name] = value
             continue
         at: Any = found
@@ -328,7 +326,7 @@ class FusedTask:
             n_samples, batch_size = len(self._data[1]), int(common["batch_size"])
             if not 0 < batch_size <= n_samples:
                 raise UsageError(f"A batch of {batch_size} cannot be taken from {n_samples} samples.")
-            steps = [configuration[key] for key in ("steps",) if key in configuration]
+            steps = [configuration["steps"]] if "steps" in configuration else []
             if (epochs := configuration.pop("epochs", None)) is not None:
                 steps.append(n_samples // batch_size * epochs)
             configuration["steps"] = trial.steps = min(steps)
@@ -506,8 +504,8 @@ class FusedTask:
         inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
         outputs = []
         with torch.no_grad(), autocast(self._device, PRECISIONS[self._by_number[at].common.get("precision")]):
-            for start in range(0, len(target), SAMPLES_AT_ONCE):
-                part = [tensor[start : start + SAMPLES_AT_ONCE].to(self._device) for tensor in inputs]
+            for start in range(0, len(target), EVALUATED_AT_ONCE):
+                part = [tensor[start : start + EVALUATED_AT_ONCE].to(self._device) for tensor in inputs]
                 outputs.append(model(*part))
             told = self._metrics(torch.cat(outputs), target.to(self._device))
         return {str(name): float(value) for name, value in told.items()}

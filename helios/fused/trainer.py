@@ -443,8 +443,8 @@ class FusedTrainer:
             return
         alive = [row for row, member in enumerate(members) if member.alive]
         self._engine.compact()
-        self._orders = None
         if len(self._engine.members) == len(alive):
+            self._orders = None
             self._loss_sums = self._loss_sums[torch.tensor(alive, dtype=torch.int64, device=self.device)]
 
     # Training
@@ -524,9 +524,9 @@ class FusedTrainer:
     def _next_samples(self, member: Member, count: int = 1) -> torch.Tensor:
         """Return which samples a model takes in its next steps, all of one epoch."""
         epoch, at = divmod(member.step, self.steps_per_epoch)
-        if member.order is None or at == 0:
+        if member.order is None or member.order_epoch != epoch:
             order = epoch_order(self._n_samples, member.configuration.data_seed, epoch)
-            member.order = order.to(self.device)
+            member.order, member.order_epoch = order.to(self.device), epoch
         return member.order[at * self._batch_size : (at + count) * self._batch_size]
 
     def _next_batch(self) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -541,7 +541,7 @@ class FusedTrainer:
             return batch[:-1], batch[-1]
         if len(places) == 1:
             at = places.pop()
-            if at == 0 or self._orders is None or len(self._orders) != len(members):
+            if at == 0 or self._orders is None:
                 for member in members:
                     self._next_samples(member)
                 self._orders = torch.stack([member.order for member in members if member.order is not None])
@@ -676,10 +676,6 @@ class FusedTrainer:
             )
             member.load_state_dict(stored)
         engine.load_state_dict(state["arrays"])
-        for member in engine.members:
-            epoch = (member.step - 1) // trainer.steps_per_epoch if member.step else 0
-            order = epoch_order(len(trainer._target), member.configuration.data_seed, epoch)
-            member.order = order.to(trainer.device)
         trainer._loss_sums.copy_(state["loss_sums"])
         trainer.steps_taken, trainer._next_number = state["steps_taken"], state["next_number"]
         for each in state["finished"]:

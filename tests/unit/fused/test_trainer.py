@@ -369,6 +369,25 @@ class TestWays:
         trainer.train(steps=10)
         assert_as_alone(trainer, 1, configurations[1], steps=10)
 
+    def test_a_shared_order_is_as_alone_where_one_leaves_in_a_later_epoch(self, tmp_path: Path) -> None:
+        five = [{"lr": 0.1 * (1 + k), "seed": k, "data_seed": 7} for k in range(5)]
+        started = a_trainer(five, way="traced")
+        started.train(steps=3)
+        started.save(tmp_path / "run")
+        trainer = FusedTrainer.load(tmp_path / "run", small_mlp, functional.cross_entropy, DATA, device=DEVICE)
+        trainer.train(steps=3)
+        trainer.remove(2)
+        trainer.train(steps=1)
+        orders = trainer._orders
+        trainer.train(steps=2)
+        assert_as_alone(trainer, 4, five[4], steps=9)
+        trainer.train(steps=2)
+        assert trainer._orders is not orders  # another epoch
+        orders = trainer._orders
+        trainer.train(steps=1)
+        assert trainer._orders is orders  # made once an epoch, also beside the place of one that has left
+        assert_as_alone(trainer, 1, five[1], steps=12)
+
     @pytest.mark.parametrize("way", WAYS)
     def test_each_model_draws_its_own_dropout(self, way: str) -> None:
         def build(configuration: Mapping[str, Any]) -> nn.Module:
