@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from helios.app.explain_job import JobUnknown, explain
@@ -20,6 +21,7 @@ from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE, read_table
 from helios.warehouse import Warehouse
+from tests.builders import a_batch, a_job
 from tests.live.rig import Rig
 
 RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
@@ -58,6 +60,28 @@ class Helios:
         self.rig.until(lambda: reports.append(self.cycle(operations)) or reports[-1].counts.get("qssf"))
         return reports[-1]
 
+    def ran_before(self) -> None:
+        """Load past jobs of all users, beside which a few seconds of the jobs that run now change no prediction."""
+        now = pd.Timestamp(datetime.now(UTC)).floor("s")
+        rows = [
+            a_job(
+                job_id=f"{90_000 + 30 * of + n}",
+                user=user,
+                run_time_s=run_time_s,
+                gpus=gpus,
+                time_limit_s=7_200.0,
+                submitted_at=now - pd.Timedelta(hours=40 - n),
+            )
+            for of, (user, gpus, run_time_s) in enumerate(
+                (("alice", 8, 5_000.0), ("bob", 1, 300.0), ("carol", 2, 1_200.0))
+            )
+            for n in range(30)
+        ]
+        with Warehouse.open(self.url) as warehouse:
+            warehouse.load(
+                [a_batch(*rows)], cluster=self.rig.name, path="past", sha256="1", format="sacct", timezone="UTC"
+            )
+
     def knows_the_end_of(self, job: str) -> bool:
         """Read the accounting, and say whether the job is known to be over."""
         self.operations.read()
@@ -77,6 +101,7 @@ def helios(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     waiting = [rig.submit(user=user, gpus=gpus, limit="120") for user, gpus in (("alice", 8), ("bob", 1), ("carol", 2))]
     rig.until(lambda: set(waiting) <= set(rig.site_factors()))
     made = Helios(rig, tmp_path)
+    made.ran_before()
     made.operations.read()
     made.set(Mode.ACTIVE)
     yield made
