@@ -15,7 +15,7 @@ from typing import Literal
 from helios.actions import Result
 from helios.model import Mode
 
-STUDY_LEVELS = "study levels"
+NIGHTLY_LEVELS = "study levels"
 """Name under which the warehouse keeps the values of the last nightly study."""
 
 Breaker = Literal["closed", "half-open", "open"]
@@ -188,7 +188,7 @@ class DaemonOperations:
     nodes : callable, optional
         Run one cycle on nodes. None where no service of this process acts on nodes.
     levels : callable
-        Return the values of the last nightly study by name of the statement, empty where there was none.
+        Return the values of the last nightly report by name, empty where there was none.
     observe : callable
         Takes note of what a cycle has to tell a person. It neither waits nor fails.
     notify : callable, optional

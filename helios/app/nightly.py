@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.app.cycle_summary import STUDY_LEVELS
+from helios.app.cycle_summary import NIGHTLY_LEVELS
 from helios.app.history import load_history
 from helios.app.model_registry import DRIFTED, nightly, training_history
 from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
@@ -27,6 +27,7 @@ from helios.ports import Progress, no_progress
 from helios.private_files import file_name, make_folder, tighten, write_private
 from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, as_text, nightly_digest, render_nightly
 from helios.report.admin.nightly import Night as ReportedNight
+from helios.report.energy import energy_levels
 from helios.services.qssf import OrderRule
 from helios.warehouse import Horizon, Warehouse
 
@@ -52,7 +53,7 @@ class NightlyReport:
     removed : int
         Older reports of this cluster that were removed.
     levels : dict of float
-        Statements of the study of the last seven days, by name.
+        Statements of the study of the last seven days, and energy of the last ``ENERGY_DAYS``, by name.
     """
 
     subject: str
@@ -90,7 +91,8 @@ def nightly_pages(
             operations.warehouse, operations.cluster, timezone=operations.timezone, since=since, until=end
         )
         changes = weekly_changes(history, end=end, records=records)
-        digest = nightly_digest(_night(operations, begin, end, settings, changes.sentences))
+        night = _night(operations, begin, end, settings, changes.sentences)
+        digest = nightly_digest(night)
     stem = f"{file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
     html, text, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
     page = render_nightly(digest)
@@ -111,7 +113,7 @@ def nightly_pages(
         text=text,
         mail=mail,
         removed=removed,
-        levels=changes.levels,
+        levels={**changes.levels, **(energy_levels(night.energy.days) if night.energy else {})},
     )
 
 
@@ -249,7 +251,7 @@ def run_nightly(
     def report() -> str:
         kept.append(nightly_pages(settings, cluster, "yesterday", Path(settings.report.folder), now=now))
         with Warehouse.open(url) as warehouse:
-            warehouse.remember(cluster, STUDY_LEVELS, json.dumps(dict(kept[0].levels)), at=now)
+            warehouse.remember(cluster, NIGHTLY_LEVELS, json.dumps(dict(kept[0].levels)), at=now)
         return f"report {kept[0].page}"
 
     seen: list[Snapshot] = []

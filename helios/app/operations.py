@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from helios.app.controller_state import other_leader
-from helios.app.cycle_summary import STUDY_LEVELS, CycleSummary, DaemonOperations, NodeCycleSummary
+from helios.app.cycle_summary import NIGHTLY_LEVELS, CycleSummary, DaemonOperations, NodeCycleSummary
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
 from helios.app.job_controller import JobController
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
@@ -81,7 +81,7 @@ def operations_for(
         hook=operations.publish_hook if on_jobs else lambda: "",
         nightly=lambda: operations.night().line(),
         release=lambda why: operations.release_at_the_end(why, domains=here),
-        levels=operations.study_levels,
+        levels=operations.nightly_levels,
         observe=lambda summary: notices.observe(
             "nodes" if isinstance(summary, NodeCycleSummary) else "jobs", notices_in(summary)
         ),
@@ -253,10 +253,10 @@ class Operations:
             progress=progress,
         )
 
-    def study_levels(self) -> Mapping[str, float]:
-        """Return the values of the last nightly study, by name of the statement."""
+    def nightly_levels(self) -> Mapping[str, float]:
+        """Return the values of the last nightly report, by name."""
         with Warehouse.open(self.settings.database.url) as warehouse:
-            text = warehouse.remembered(self.cycles.site.name, STUDY_LEVELS)
+            text = warehouse.remembered(self.cycles.site.name, NIGHTLY_LEVELS)
         return dict(json.loads(text)) if text else {}
 
     def release(self, why: str, *, hidden: bool = False) -> CycleReport:

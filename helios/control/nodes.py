@@ -54,6 +54,7 @@ from helios.errors import HeliosError
 from helios.model import APPLIED_NODE_CHANGES, Mode, NodePower, Snapshot
 from helios.model.hostlist import expand
 from helios.ports import Ledger, NodeCluster
+from helios.units import count_in_words
 
 SOON_S = 600.0
 """Time before the end of the cluster's idle timer from which a node counts as about to sleep, s."""
@@ -217,14 +218,14 @@ class NodeDomain:
             rank=lambda change: COST.index(NodeSetting(change.setting)),
         )
         falling = sum(key[0] is NodeSetting.POWER for key in waiting)
-        when = "as soon as they are asleep, in service, and there is room"
+        when = "to be woken, once asleep and in service, and when there is room"
         plan = ReconcilePlan(
             send=draft.send,
             same=draft.same,
             refused=draft.refused,
             reversions=tuple(reversions),
             shadow_reversions=tuple(self._shadow_reversions(cycle, services, results)),
-            notes=(f"{falling} nodes are to be woken {when}",) if falling else (),
+            notes=(f"{count_in_words(falling, 'node')} {when}",) if falling else (),
         )
         return replace(plan, intent=self._intent(cycle, plan, services))
 

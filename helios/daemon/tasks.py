@@ -470,11 +470,11 @@ class TaskScheduler:
         )
 
     def _read_levels(self) -> None:
-        """Set the gauges of the last nightly study, which another process may have made."""
+        """Set the gauges of the last nightly report, which another process may have made."""
         try:
             self._metrics.record_levels(self._levels())
         except HeliosError as problem:
-            _log.debug("the levels of the last study cannot be read: %s", problem.message)
+            _log.debug("the levels of the last nightly report cannot be read: %s", problem.message)
 
     def _publish_hook(self) -> None:
         self._add("hook", self.hook.tick, worker="writes", every_s=NEVER_AGAIN_S, grace_s=self._schedule.ingest_s)

@@ -151,6 +151,22 @@ class EnergyLedger:
         }
 
 
+def energy_levels(ledger: EnergyLedger) -> dict[str, float]:
+    """Return the figures that dashboards show, by name."""
+    saved = ledger.against(ALWAYS_ON)
+    return {
+        "used_kwh": float(ledger.total["kwh"]),
+        "idle_kwh": float(ledger.total["idle_kwh"]),
+        "saved_kwh": saved.kwh,
+        "saved_low_kwh": saved.low_kwh,
+        "saved_high_kwh": saved.high_kwh,
+        "saved_to_timer_kwh": ledger.against(timer_name(TIMERS_MIN[0])).kwh,
+        "saved_cost": saved.cost,
+        "saved_co2_kg": saved.co2_kg,
+        "asleep_node_h": float(ledger.total["asleep_h"]),
+    }
+
+
 def fields_by(by: str) -> tuple[Field, ...]:
     """Return the fields of the report by ``day``, ``partition`` or ``node``."""
     return declare_fields(

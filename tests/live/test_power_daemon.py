@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 
@@ -55,3 +62,84 @@ def test_a_stopped_daemon_leaves_the_nodes_as_if_it_had_never_been(site: Site) -
     assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
     site.rig.until(lambda: set(site.rig.nodes().values()) == {"IDLE"})
     assert site.rig.weights() == OWN_WEIGHTS
+
+
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
+PROMETHEUS = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: ["{rules}"]
+scrape_configs:
+  - job_name: helios
+    static_configs: [{{targets: ["{listen}"]}}]
+"""
+
+
+class Prometheus:
+    """A Prometheus server that reads a daemon's metrics, with the alert rules that Helios ships."""
+
+    def __init__(self, folder: Path, *, port: int, listen: str) -> None:
+        configuration = folder / "prometheus.yml"
+        configuration.write_text(PROMETHEUS.format(rules=MONITORING / "alerts.yml", listen=listen))
+        self.address = f"127.0.0.1:{port}"
+        with (folder / "prometheus.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={configuration}",
+                    f"--storage.tsdb.path={folder / 'prometheus'}",
+                    f"--web.listen-address={self.address}",
+                ],
+                stderr=log,
+            )
+
+    def values(self, query: str) -> list[tuple[dict[str, str], float]]:
+        """Return the labels and the value of each series that a query finds."""
+        answer = self._get(f"query?query={quote(query)}")
+        return [(row["metric"], float(row["value"][1])) for row in answer["result"]]
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Return the alert rules with how the last evaluation went."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def _get(self, what: str) -> Any:
+        with urlopen(f"http://{self.address}/api/v1/{what}", timeout=TEST_TIMEOUT_S) as answer:
+            body = json.load(answer)
+        assert body["status"] == "success", body
+        return body["data"]
+
+
+@pytest.fixture
+def prometheus(site: Site) -> Iterator[Prometheus]:
+    """A Prometheus that has read the metrics of a daemon after a night and some cycles."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus (Debian: prometheus) is not installed")
+    first = int(site.rig.settings["PORT"])
+    site.environment["HELIOS_DAEMON_LISTEN"] = listen = f"127.0.0.1:{first + 120}"
+    site.helios("nightly")
+    site.start()
+    server = Prometheus(site.folder, port=first + 121, listen=listen)
+
+    def cycles_were_read() -> bool:
+        with suppress(URLError, ConnectionError):
+            return any(value > 1 for _, value in server.values("helios_node_cycles_total"))
+        return False
+
+    site.rig.until(cycles_were_read)
+    yield server
+    server.process.terminate()
+    server.process.wait(TEST_TIMEOUT_S)
+
+
+def test_a_prometheus_reads_what_the_dashboards_show(prometheus: Prometheus) -> None:
+    asked = {
+        target["expr"]
+        for name in ("dashboard.json", "energy.json")
+        for panel in json.loads((MONITORING / name).read_text())["panels"]
+        for target in panel["targets"]
+    }
+    found = {query: prometheus.values(query) for query in asked}
+    # A rate needs two samples of a series, and nothing failed or was changed here.
+    assert [query for query, values in found.items() if not values and "rate(" not in query] == []
+    assert sum(value for _, value in found["helios_nodes"]) == 8
+    assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
+    assert [rule["name"] for rule in prometheus.rules() if rule["state"] == "firing"] == []

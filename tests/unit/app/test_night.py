@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.cycle_summary import STUDY_LEVELS
+from helios.app.cycle_summary import NIGHTLY_LEVELS
 from helios.app.model_registry import DRIFTED
 from helios.app.nightly import NightlyRun, _notify, forget_what_is_old, nightly_pages, run_nightly
 from helios.app.sync import AccountingSource, SyncResult, sync_history
@@ -123,7 +123,7 @@ def test_the_night_keeps_the_levels_of_its_study_for_the_metrics(tmp_path: Path)
     assert done.report is not None
     assert done.report.levels
     with Warehouse.open(town.settings.database.url) as warehouse:
-        kept = json.loads(warehouse.remembered("dev", STUDY_LEVELS) or "")
+        kept = json.loads(warehouse.remembered("dev", NIGHTLY_LEVELS) or "")
     assert kept == dict(done.report.levels)
 
 

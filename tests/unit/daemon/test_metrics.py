@@ -1,10 +1,11 @@
 import math
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from helios.actions import Result
-from helios.app.cycle_summary import CycleTally
+from helios.app.cycle_summary import CycleTally, NodeCycleSummary
 from helios.daemon.metrics import Metrics
 from helios.model import Mode
 from tests.unit.daemon.builders import NOON, HandSet, a_cycle
@@ -63,14 +64,25 @@ def test_a_service_has_one_mode_and_one_that_is_gone_has_none() -> None:
     assert shown("helios_service_mode", service="old", mode="shadow") is None
 
 
-def test_breaker_lease_and_stillness_are_those_of_the_last_cycle() -> None:
+@pytest.mark.parametrize("domain", ["jobs", "nodes"])
+def test_breaker_lease_and_suspension_are_those_of_the_last_cycle_of_their_domain(domain: str) -> None:
+    cycle = a_cycle if domain == "jobs" else partial(NodeCycleSummary, seconds=0.1)
+    shown, other = Shown(), {"jobs": "nodes", "nodes": "jobs"}[domain]
+    shown.metrics.record_cycle(cycle(breaker="open", suspended=("the breaker is open",)))
+    assert shown("helios_breaker_state", domain=domain, state="open") == 1
+    assert shown("helios_breaker_state", domain=domain, state="closed") == 0
+    assert shown("helios_suspended", domain=domain) == shown("helios_lease_held", domain=domain) == 1
+    shown.metrics.record_cycle(cycle(lease_held=False))
+    assert shown("helios_suspended", domain=domain) == shown("helios_lease_held", domain=domain) == 0
+    assert shown("helios_suspended", domain=other) is None
+
+
+def test_services_of_jobs_and_of_nodes_have_their_modes_side_by_side() -> None:
     shown = Shown()
-    shown.metrics.record_cycle(a_cycle(breaker="open", suspended=("the breaker is open",)))
-    assert shown("helios_breaker_state", state="open") == 1
-    assert shown("helios_breaker_state", state="closed") == 0
-    assert (shown("helios_lease_held"), shown("helios_suspended")) == (1, 1)
-    shown.metrics.record_cycle(a_cycle(lease_held=False))
-    assert (shown("helios_lease_held"), shown("helios_suspended")) == (0, 0)
+    shown.metrics.record_cycle(a_cycle(modes={"qssf": Mode.ACTIVE}))
+    shown.metrics.record_cycle(NodeCycleSummary(seconds=0.1, modes={"ces": Mode.SHADOW}))
+    assert shown("helios_service_mode", service="qssf", mode="active") == 1
+    assert shown("helios_service_mode", service="ces", mode="shadow") == 1
 
 
 def test_two_daemons_in_one_process_do_not_share_figures() -> None:
@@ -88,3 +100,16 @@ def test_levels_are_those_of_the_last_study_and_unknown_ones_are_not_a_number() 
     assert shown("helios_gpu_idle_elsewhere_seconds") == 7200
     assert math.isnan(shown("helios_gpus_in_use_ratio") or 0)
     assert shown("helios_gpu_time_failed_ratio") == 0.2
+
+
+def test_energy_of_the_last_night_is_in_joules_and_nodes_are_those_of_the_last_cycle() -> None:
+    shown = Shown()
+    shown.metrics.record_levels({"saved_kwh": 2.0, "saved_co2_kg": 0.5, "asleep_node_h": 3.0})
+    assert shown("helios_energy_saved_joules") == 7.2e6
+    assert shown("helios_energy_saved_co2_grams") == 500
+    assert shown("helios_node_asleep_seconds") == 10_800
+    assert math.isnan(shown("helios_energy_used_joules") or 0)
+    shown.metrics.record_cycle(NodeCycleSummary(seconds=0.1, nodes={"busy": 3, "asleep": 1}))
+    shown.metrics.record_cycle(NodeCycleSummary(seconds=0.1, nodes={"busy": 4}))
+    assert shown("helios_nodes", state="busy") == 4
+    assert shown("helios_nodes", state="asleep") is None

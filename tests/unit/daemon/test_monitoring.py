@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +18,17 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from helios.actions import Result
-from helios.app.cycle_summary import CycleTally
+from helios.app.cycle_summary import CycleTally, NodeCycleSummary
+from helios.app.node_controller import count_states
 from helios.daemon.metrics import Metrics
-from helios.model import Mode
+from helios.model import NODE_TALLIES, Mode
 from tests.unit.daemon.builders import NOON, HandSet, a_cycle
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "monitoring"
-DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
+DASHBOARDS = [json.loads((FOLDER / name).read_text()) for name in ("dashboard.json", "energy.json")]
+PANELS = [panel for dashboard in DASHBOARDS for panel in dashboard["panels"]]
 RULES = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+STATES = count_states(SimpleNamespace(tallies=NODE_TALLIES.empty()))  # type: ignore[arg-type]  # its tallies are all
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +37,7 @@ def metrics() -> Metrics:
     metrics = Metrics(times=HandSet().times)
     tally = CycleTally(service="qssf", mode=Mode.SHADOW, result=Result.WOULD, jobs=1)
     metrics.record_cycle(a_cycle(tallies=(tally,), modes={"qssf": Mode.SHADOW}))
+    metrics.record_cycle(NodeCycleSummary(seconds=0.1, nodes=STATES, slept=1))
     metrics.succeeded("cycle", at=NOON)
     metrics.failed("cycle")
     metrics.left_out("cycle")
@@ -48,13 +53,11 @@ def exported(metrics: Metrics) -> dict[str, set[str]]:
         labels = {label for sample in family.samples for label in sample.labels}
         samples[family.name + suffix] = labels
         samples |= {sample.name: set(sample.labels) for sample in family.samples}
-    samples["helios_node_changes_total"] |= {"change"}
-    samples["helios_node_cycles_total"] |= {"outcome"}
     return samples
 
 
 def asked() -> Iterator[Any]:
-    for panel in DASHBOARD["panels"]:
+    for panel in PANELS:
         for target in panel["targets"]:
             yield pytest.param(target["expr"], target["legendFormat"], id=panel["title"])
     for rule in RULES:
@@ -77,10 +80,10 @@ FIRES_AT = {
     "HeliosIsDown": ('up{job="helios"}', "0x5500"),
     "HeliosCyclesFail": ('helios_task_last_success_timestamp_seconds{task="cycle"}', "0x5500"),
     "HeliosNightFails": ('helios_task_last_success_timestamp_seconds{task="nightly"}', "0x5500"),
-    "HeliosIsSuspended": ("helios_suspended", "1x5500"),
+    "HeliosIsSuspended": ('helios_suspended{domain="nodes"}', "1x5500"),
     "HeliosHistoryIsOld": ("helios_history_age_seconds", "3601x5500"),
     "HeliosModelIsOld": ("helios_model_age_seconds", "259201x5500"),
-    "HeliosBreakerIsOpen": ('helios_breaker_state{state="open"}', "1x5500"),
+    "HeliosBreakerIsOpen": ('helios_breaker_state{domain="jobs",state="open"}', "1x5500"),
     "HeliosWritesDoNotHold": ('helios_decisions_total{result="mismatch"}', "0+1x5500"),
     "HeliosNodesFailToWake": ("helios_nodes_quarantined", "1x5500"),
 }
@@ -89,10 +92,11 @@ WELL = {
     'up{job="helios"}': "1x5500",
     'helios_task_last_success_timestamp_seconds{task="cycle"}': "0+60x5500",
     'helios_task_last_success_timestamp_seconds{task="nightly"}': "0+60x5500",
-    "helios_suspended": "0x5500",
+    'helios_suspended{domain="jobs"}': "0x5500",
+    'helios_suspended{domain="nodes"}': "0x5500",
     "helios_history_age_seconds": "300x5500",
     "helios_model_age_seconds": "86400x5500",
-    'helios_breaker_state{state="open"}': "0x5500",
+    'helios_breaker_state{domain="jobs",state="open"}': "0x5500",
     'helios_decisions_total{result="mismatch"}': "3x5500",
     "helios_nodes_quarantined": "0x5500",
     "helios_protected": "0x5500",
@@ -119,9 +123,9 @@ def test_the_documents_name_every_metric(exported: dict[str, set[str]]) -> None:
     assert [name for name in sorted(families - counters) if name not in text] == []
 
 
-def test_prometheus_takes_the_rules_and_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+def test_prometheus_takes_the_rules_and_the_queries_of_the_dashboards(tmp_path: Path) -> None:
     promtool("check", "rules", FOLDER / "alerts.yml")
-    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    queries = [target["expr"] for panel in PANELS for target in panel["targets"]]
     rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(queries)]
     written = tmp_path / "queries.yml"
     written.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
@@ -151,9 +155,10 @@ def test_each_alert_says_what_to_do() -> None:
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
 
 
-def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["uid"])
+def test_panels_do_not_overlap_and_have_ids_of_their_own(dashboard: Any) -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
+    for panel in dashboard["panels"]:
         place = panel["gridPos"]
         cells = {
             (x, y)
@@ -163,4 +168,17 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
         assert not cells & taken
         assert max(x for x, _ in cells) < 24
         taken |= cells
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert dashboard["templating"]["list"][0]["type"] == "datasource"
+
+
+def test_each_state_of_nodes_that_a_query_names_is_one_that_is_exported() -> None:
+    named = {
+        state
+        for panel in PANELS
+        for target in panel["targets"]
+        for states in re.findall(r'helios_nodes\{state=~?"([^"]*)"', target["expr"])
+        for state in states.split("|")
+    }
+    assert named
+    assert named <= STATES.keys()

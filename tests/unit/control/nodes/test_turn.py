@@ -289,7 +289,7 @@ def test_nodes_suspended_falling_are_woken_when_they_are_asleep() -> None:
     table.says(*down("n1"))
     report = table.cycle(active(Says(), name="ces", mode=OFF))
     assert report.woken == ()
-    assert any("as soon as they are asleep" in note for note in report.notes)
+    assert any("to be woken, once asleep" in note for note in report.notes)
     assert table.cycle(active(Says(), name="ces", mode=OFF), after=5 * MINUTE).woken == ("n1",)
 
 
