@@ -47,12 +47,12 @@ def last_alike(history: StudyHistory) -> NDArray[np.int64]:
     ends = np.flatnonzero(ran)
     at_s = np.concatenate([ended_s[ends], history.submitted_s])
     subject = np.concatenate([ends, np.arange(n)])
-    is_end = np.repeat([1, 0], [len(ends), n])  # what ends in the same second had not ended yet
+    is_end = np.repeat([True, False], [len(ends), n])  # what ends in the same second had not ended yet
     order = np.lexsort((subject, is_end, at_s, key[subject]))
     # The place of the last end so far, which counts only if it is of the same key.
-    place = np.maximum.accumulate(np.where(is_end[order] == 1, np.arange(len(order)), -1))
+    place = np.maximum.accumulate(np.where(is_end[order], np.arange(len(order)), -1))
     last = np.where(place >= 0, subject[order][place], -1)
-    asked = is_end[order] == 0
+    asked = ~is_end[order]
     answer = np.full(n, -1, dtype=np.int64)
     answer[subject[order][asked]] = last[asked]
     valid = (answer >= 0) & (key >= 0)
@@ -68,11 +68,11 @@ def next_alike(history: StudyHistory) -> Floats:
     key, ended_s, n = alike_keys(history), ends_s(history), len(history.size)
     at_s = np.concatenate([history.submitted_s, ended_s])
     subject = np.concatenate([np.arange(n), np.arange(n)])
-    asks = np.repeat([1, 0], [n, n])  # an end comes before a submission in the same second
+    asks = np.repeat([True, False], [n, n])  # an end comes before a submission in the same second
     order = np.lexsort((subject, asks, at_s, key[subject]))[::-1]
-    following = np.maximum.accumulate(np.where(asks[order] == 1, np.arange(len(order)), -1))
+    following = np.maximum.accumulate(np.where(asks[order], np.arange(len(order)), -1))
     found = np.where(following >= 0, subject[order][following], -1)
-    ended = asks[order] == 0
+    ended = ~asks[order]
     answer = np.full(n, -1, dtype=np.int64)
     answer[subject[order][ended]] = found[ended]
     valid = (answer >= 0) & (key >= 0) & (ended_s < NEVER_S)

@@ -102,9 +102,12 @@ def _bursts(key: NDArray[np.int64], history: StudyHistory) -> NDArray[np.int64]:
         latest_s = pd.Series(history.ended_s[rows]).groupby(burst).cummax().to_numpy()
         begins[1:] |= latest_s[:-1] <= submitted_s[1:]
         burst = np.cumsum(begins)
-    # The runs of a requeued job are one job.
-    job, _ = pd.factorize(history.jobs["job_id"].iloc[rows])
-    first = ~pd.DataFrame({"burst": burst, "job": job}).duplicated().to_numpy()
+    first = np.ones(len(rows), dtype=bool)
+    if (history.restart > 0).any():  # the runs of a requeued job are one job
+        job_ids = history.jobs["job_id"]
+        again = np.flatnonzero(job_ids.isin(job_ids[history.restart > 0]).to_numpy()[rows])
+        runs = pd.DataFrame({"burst": burst[again], "job": job_ids.iloc[rows[again]].to_numpy()})
+        first[again] = ~runs.duplicated().to_numpy()
     large = np.bincount(burst[first], minlength=int(burst.max(initial=0)) + 1) >= FEWEST_TRIALS
     group = np.full(len(key), -1, dtype=np.int64)
     group[rows] = np.where(large[burst], burst, -1)
