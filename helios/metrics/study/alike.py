@@ -7,6 +7,7 @@ together, so the job submitted before mostly has not ended (see docs/predictions
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
@@ -18,11 +19,14 @@ def alike_keys(history: StudyHistory) -> NDArray[np.int64]:
     -1 where the user is unknown.
     """
     key = history.user.code.astype(np.int64)
-    for code in (history.account.code, history.stem.code, history.size):
-        distinct, place = np.unique(code, return_inverse=True)
-        key = key * len(distinct) + place
+    size, sizes = pd.factorize(history.size)
+    for place, distinct in (
+        (history.account.code + 1, len(history.account.values) + 1),
+        (history.stem.code + 1, len(history.stem.values) + 1),
+        (size, len(sizes)),
+    ):
         # Numbers stay small, so that products cannot overflow.
-        _, key = np.unique(key, return_inverse=True)
+        key, _ = pd.factorize(key * distinct + place)
     return np.where(history.user.known, key, -1).astype(np.int64)
 
 
