@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from helios.app.history import read_file
 from helios.app.predictions import with_predictions
 from helios.app.slurm_workload import slurm_jobs
-from helios.app.start_check import compared
-from helios.app.start_forecast import QueueForecast, calibrated, wait_quantiles
+from helios.app.start_check import FEWEST, LOOKS_BACK, compared
+from helios.app.start_forecast import WIDER, QueueForecast, calibrated, wait_quantiles
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import DAY_S, NodeGroup, PartitionRules, PriorityRules, SlurmSite
 from helios.predict.duration import train
@@ -237,13 +237,18 @@ def show(name: str, answers: list[Answer]) -> None:
         f"  squeue --start says nothing of {1 - says.mean():.0%}; where it speaks: ours {np.median(ours[says]):.2f}, "
         f"squeue {np.median(error(plan, truth)[says]):.2f}, lately {np.median(lately[says]):.2f}"
     )
-    learned = compared(raw[:, ~later], truth[~later]).wider
-    shares = [
-        covers(quantiles, truth)[later].mean() for quantiles in (raw, calibrated(raw), calibrated(raw, wider=learned))
-    ]
+    at = column("at_s")
+    followed = np.zeros(len(truth), dtype=bool)
+    for answer in np.flatnonzero(later):
+        known = (at + truth <= at[answer]) & (at >= at[answer] - LOOKS_BACK.total_seconds())
+        wider = compared(raw[:, known], truth[known]).wider if known.sum() >= FEWEST else WIDER
+        followed[answer] = covers(calibrated(raw[:, [answer]], wider=wider), truth[[answer]])[0]
+    shares = [held[later].mean() for held in (covers(raw, truth), covers(calibrated(raw), truth), followed)]
+    moment = pd.Series(followed[later]).groupby(at[later]).mean()
     print(
         f"  p10-p90 covers in the later half {shares[0]:.0%} of the simulations alone, {shares[1]:.0%} widened as "
-        f"usual, {shares[2]:.0%} by {learned:.2f}, which the earlier half gives"
+        f"usual, {shares[2]:.0%} (+- {moment.std() / np.sqrt(len(moment)):.0%}) by what the forecasts of the three "
+        "weeks before give, as the nightly check does"
     )
     spent = column("cpu_s")
     print(f"  CPU s of a moment's answers: median {np.median(spent):.2f}, most {spent.max():.2f}")
