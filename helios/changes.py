@@ -315,7 +315,7 @@ class Change(Generic[Desired]):
 
     def outcome(self, result: Result, remark: str = "", *, before: str = "", after: str = "") -> Outcome | NodeOutcome:
         """Return ``result`` as the outcome of this change."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "action": self.action,
             "setting": self.setting,
             "result": result,
@@ -325,8 +325,8 @@ class Change(Generic[Desired]):
             "remark": remark,
         }
         if isinstance(self.setting, JobSetting):
-            return Outcome(job_id=self.target, **told)
-        return NodeOutcome(node=self.target, **told)
+            return Outcome(job_id=self.target, **fields)
+        return NodeOutcome(node=self.target, **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

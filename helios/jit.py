@@ -99,11 +99,11 @@ def digest(module: str) -> str:
 
     Its own, and those of all Helios modules that it imports, directly or not.
     """
-    told = hashlib.sha256()
+    total = hashlib.sha256()
     for name, source in sorted(_sources(module).items()):
-        told.update(f"{name} {len(source)}\n".encode())
-        told.update(source)
-    return told.hexdigest()[:16]
+        total.update(f"{name} {len(source)}\n".encode())
+        total.update(source)
+    return total.hexdigest()[:16]
 
 
 def _sources(module: str) -> dict[str, bytes]:
@@ -244,9 +244,9 @@ _WORD = ir.IntType(64)
 class _TableType(types.Type):
     def __init__(self, name: str, members: dict[str, Any]) -> None:
         self.members = members
-        told = f"{name}({', '.join(f'{member}: {kind.name}' for member, kind in members.items())})"
+        signature = f"{name}({', '.join(f'{member}: {kind.name}' for member, kind in members.items())})"
         # Numba writes the name out in each symbol of compiled code, which took a fifth of the time of compiling.
-        super().__init__(name=f"{name}_{zlib.crc32(told.encode()):08x}_{len(told)}")
+        super().__init__(name=f"{name}_{zlib.crc32(signature.encode()):08x}_{len(signature)}")
 
     def place(self, name: str) -> int:
         """Return the place of a field among the words."""

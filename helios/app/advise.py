@@ -189,5 +189,5 @@ def usage_of_cluster(
             raise ClusterUnavailable(f"this machine reaches cluster {here}, not {cluster}")
         return accounting.used_by_jobs(since, until, users=users), ()
     except HeliosError as reason:
-        told = reason.message.rstrip(".")
-        return None, (f"What jobs used is not known here ({told}). Name what sacct wrote: --usage FILE",)
+        problem = reason.message.rstrip(".")
+        return None, (f"What jobs used is not known here ({problem}). Name what sacct wrote: --usage FILE",)

@@ -311,11 +311,11 @@ def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
 def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
     """Report the daemon's last health file and why its last cycle was suspended."""
     try:
-        told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
-        age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
-        state, reasons = str(told["state"]), [*told["reasons"], *((told["cycle"] or {}).get("suspended") or ())]
-        unsent = str(told.get("tasks", {}).get("notify", {}).get("problem") or "")
-        note = "; ".join(filter(None, [str(told.get("note") or ""), unsent]))
+        health = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
+        age_s = (now - datetime.fromisoformat(health["written_at"])).total_seconds()
+        state, reasons = str(health["state"]), [*health["reasons"], *((health["cycle"] or {}).get("suspended") or ())]
+        unsent = str(health.get("tasks", {}).get("notify", {}).get("problem") or "")
+        note = "; ".join(filter(None, [str(health.get("note") or ""), unsent]))
     except (OSError, *UNREADABLE):
         message = f"not running, or it never ran here: the state folder holds no readable {HEALTH_FILE}"
         yield _finding("daemon", WARN, message, "Start it: systemctl start helios")

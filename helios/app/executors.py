@@ -69,7 +69,7 @@ OF_THE_SETUP = (
 """Fields of a request that choose the jobs and the machine."""
 
 Kept = TypeVar("Kept")
-Told = dict[str, Any]
+RunResult = dict[str, Any]
 """Result of a cell: its ``figures``, or why it ``failed``."""
 
 
@@ -99,18 +99,18 @@ class SweepRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain values, the scenario's fields beside the request's."""
-        asked = self.request
-        parts = {name: getattr(asked, name) for name in WhatIfRequest.__slots__ if name != "plans"}
+        request = self.request
+        parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "plans"}
         plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
-        told = parts | plan | {"repeat": self.repeat, "over": self.over}
-        told |= {
-            "since": asked.since.isoformat() if asked.since else None,
-            "until": asked.until.isoformat() if asked.until else None,
-            "warm_up": asked.warm_up.total_seconds(),
-            "nodes": dict(asked.nodes) if asked.nodes else None,
+        values = parts | plan | {"repeat": self.repeat, "over": self.over}
+        values |= {
+            "since": request.since.isoformat() if request.since else None,
+            "until": request.until.isoformat() if request.until else None,
+            "warm_up": request.warm_up.total_seconds(),
+            "nodes": dict(request.nodes) if request.nodes else None,
             "options": dict(self.plan.options),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain
 
     def key(self, fingerprint: str) -> str:
@@ -118,15 +118,15 @@ class SweepRun:
 
         Another history, another release or other code of Helios gives another key.
         """
-        told = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:20]
+        text = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 class FinishedRun(NamedTuple):
     """A cell that was replayed, with its position in the request."""
 
     place: int
-    told: Told
+    result: RunResult
 
 
 Engine = Callable[[LoadedHistory, Sequence[SweepRun]], Generator[FinishedRun, None, None]]
@@ -148,7 +148,7 @@ def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[Fin
     """Replay the cells one after the other in this process, as an ``Engine``."""
     suspension = SweepWorker(history)
     for place, cell in enumerate(cells):
-        yield FinishedRun(place, suspension.tell(cell))
+        yield FinishedRun(place, suspension.run(cell))
 
 
 class SweepWorker:
@@ -164,7 +164,7 @@ class SweepWorker:
         self._taught: dict[str, DurationModel | None] = {}
         self._lock = Lock()
 
-    def tell(self, cell: SweepRun) -> Told:
+    def run(self, cell: SweepRun) -> RunResult:
         """Replay a cell and return its figures, or why it failed.
 
         A cell that fails does not stop the others.
@@ -337,11 +337,11 @@ def run_on_slurm(
     from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
     quiet()
-    told = options or {}
+    cluster_options = options or {}
     # One process per core, and a dashboard port that is free.
-    defaults = {"processes": told.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
+    defaults = {"processes": cluster_options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
     try:
-        cluster = SLURMCluster(**defaults | dict(told))
+        cluster = SLURMCluster(**defaults | dict(cluster_options))
     except (TypeError, ValueError, OSError, RuntimeError) as reason:
         raise DaskUnavailable(
             f"dask-jobqueue refuses the table [slurm] of the plan: {reason}",
@@ -399,16 +399,16 @@ def _spread(
     try:
         for future in as_completed(list(places), loop=client.loop):
             place = places.pop(future)
-            yield FinishedRun(place, _told(future, address))
+            yield FinishedRun(place, _result(future, address))
             future.release()
     finally:
         client.cancel(list(places), force=True)
 
 
-def _told(future: Any, address: str) -> dict[str, Any]:
+def _result(future: Any, address: str) -> dict[str, Any]:
     if future.status == "finished":
-        told: dict[str, Any] = future.result()
-        return told
+        result: dict[str, Any] = future.result()
+        return result
     if future.status == "error":
         reason = future.exception()
         return {FAILED: f"{type(reason).__name__}: {reason}"}

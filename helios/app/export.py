@@ -253,11 +253,11 @@ def compare_exports(
     names = list(dict.fromkeys(name for figures in found for name in figures))
     figures = {name: {"before": found[0].get(name), "after": found[1].get(name)} for name in names}
     progress("Comparing studies", 0.0)
-    told, later = _statements(before, timezone), _statements(after, timezone)
+    earlier, later = _statements(before, timezone), _statements(after, timezone)
     progress("Comparing studies", 1.0)
     statements = {
         f"statements.{name}": {"before": one.value, "after": later[name].value, "title": one.title, "unit": one.unit}
-        for name, one in told.items()
+        for name, one in earlier.items()
     }
     return figures | statements
 

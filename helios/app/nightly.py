@@ -301,10 +301,10 @@ def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, n
     notices.observe(f"drift {cluster}", [drift] if line else [])
     if report is not None:
         text = tuple(report.text.read_text(encoding="utf-8").splitlines())
-        told = ("nightly", "attention") if report.alarming else ("nightly",)
+        events = ("nightly", "attention") if report.alarming else ("nightly",)
         of_night = [
             Notice(event=event, cause=report.mail.stem, subject=report.subject, lines=text, mail=report.mail)
-            for event in told
+            for event in events
         ]
         notices.observe(f"nightly {cluster}", of_night)
     return notices.send_due()

@@ -88,14 +88,14 @@ class NodeDemand:
         seen = busy_by_pool(history, snapshot, ended_s=ended_s)
         calendar = Calendar(zone=zone, holidays=parse_holidays(self._settings.demand.holidays))
         self._learn(seen, calendar)
-        told = {}
+        forecasts = {}
         for at, pool in enumerate(seen.pools):
             if pool in self._learned:
                 self._learned[pool] = learned = self._learned[pool].followed(seen, at)
-                told[pool] = (seen.busy[at], seen.total[at], learned.told)
-        if not told:
+                forecasts[pool] = (seen.busy[at], seen.total[at], learned.forecasts)
+        if not forecasts:
             self.why_not = _SUSPENDED_LEARNING if self._learning is not None else _NO_NODES
-        return assemble(told, ended_s=ended_s) if told else None
+        return assemble(forecasts, ended_s=ended_s) if forecasts else None
 
     def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
         """Retrain the forecasters where they are missing or a day old.
@@ -129,29 +129,29 @@ class NodeDemand:
 class _Learned:
     """Forecaster of a pool and its forecasts so far.
 
-    There is one forecast for each step up to ``told_s``.
+    There is one forecast for each step up to ``forecast_until_s``.
     """
 
     forecaster: DemandForecaster
-    told: Forecasts
-    told_s: int
+    forecasts: Forecasts
+    forecast_until_s: int
 
     def followed(self, seen: ObservedDemand, at: int) -> _Learned:
         """Return it with the forecast of now added.
 
         Steps that were missed have NaN.
         """
-        if self.told_s >= seen.ended_s:
+        if self.forecast_until_s >= seen.ended_s:
             return self
         now = self.forecaster.forecast(seen.busy[at], seen.total[at], start_s=seen.first_s, state=seen.states[at])
-        missed = (seen.ended_s - self.told_s) // STEP_S - 1
+        missed = (seen.ended_s - self.forecast_until_s) // STEP_S - 1
 
         def joined(name: str) -> NDArray[np.float64]:
-            before, last = getattr(self.told, name), getattr(now, name)[-1:]
+            before, last = getattr(self.forecasts, name), getattr(now, name)[-1:]
             return np.concatenate([before, np.full((missed, *last.shape[1:]), np.nan), last])
 
-        told = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
-        return replace(self, told=told, told_s=seen.ended_s)
+        forecasts = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
+        return replace(self, forecasts=forecasts, forecast_until_s=seen.ended_s)
 
 
 _SUSPENDED_LEARNING = (
@@ -197,7 +197,7 @@ def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
     learned = {}
     n_steps = seen.busy.shape[1]
     for pool, busy, total, state in zip(seen.pools, seen.busy, seen.total, seen.states, strict=True):
-        told = walk_forward(
+        forecasts = walk_forward(
             busy,
             total,
             start_s=seen.first_s,
@@ -208,7 +208,7 @@ def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
             refit_every_s=REFIT_S,
         )
         forecaster = DemandForecaster.fit(busy, total, start_s=seen.first_s, calendar=calendar, state=state)
-        learned[pool] = _Learned(forecaster=forecaster, told=told, told_s=seen.ended_s)
+        learned[pool] = _Learned(forecaster=forecaster, forecasts=forecasts, forecast_until_s=seen.ended_s)
     return learned
 
 

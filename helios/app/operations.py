@@ -278,8 +278,8 @@ class Operations:
         try:
             retract(self.state_folder / TABLE)
         except HookTableInvalid as problem:
-            told = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
-            raise HookTableInvalid(f"{problem.message}; but of the jobs: {told}", hint=problem.hint) from problem
+            released = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
+            raise HookTableInvalid(f"{problem.message}; but of the jobs: {released}", hint=problem.hint) from problem
         return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
     def may_stand_on_nodes(self) -> bool:
@@ -308,21 +308,21 @@ class Operations:
             Something is left, or the cluster could not be read. Both domains were tried.
         """
         problems: list[HeliosError] = []
-        jobs, nodes, told = None, None, []
+        jobs, nodes, done = None, None, []
         try:
             jobs = self.release(why, hidden=hidden)
-            told.append(release_jobs(jobs))
+            done.append(release_jobs(jobs))
         except HeliosError as problem:
             problems.append(problem)
         try:
             if self.may_stand_on_nodes():
                 nodes = self.release_nodes(why)
-                told.append(release_nodes_now(nodes))
+                done.append(release_nodes_now(nodes))
         except HeliosError as problem:
             problems.append(problem)
         if problems or jobs is None:
-            raise HeliosError("; ".join([it.message for it in problems] + told), hint=problems[0].hint)
-        return jobs, nodes, "; ".join(told)
+            raise HeliosError("; ".join([it.message for it in problems] + done), hint=problems[0].hint)
+        return jobs, nodes, "; ".join(done)
 
     def release_at_the_end(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
         """Revert everything that this Helios set in ``domains``.

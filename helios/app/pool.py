@@ -194,8 +194,8 @@ def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]
     It is the earlier of the time limit and the end of the Slurm job. None: neither is known.
     """
     ends = [] if time_limit_s is None else [time.time() + time_limit_s]
-    if (told := environment.get(SLURM_END, "")).isdigit():
-        ends.append(float(told))
+    if (end_s := environment.get(SLURM_END, "")).isdigit():
+        ends.append(float(end_s))
     return min(ends, default=None)
 
 
@@ -307,17 +307,17 @@ def submit_pool(scripts: Sequence[str], *, folder: Path, chain: int = 1) -> list
     jobs = []
     for script in [script for _ in range(chain) for script in scripts]:
         try:
-            told = subprocess.run(
+            answer = subprocess.run(
                 ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False, timeout=SUBMIT_S
             )
         except (OSError, subprocess.TimeoutExpired) as reason:
             raise ClusterUnavailable(
                 f"sbatch cannot be run: {reason}", hint="Submit it where sbatch works, or run it here: helios pool run"
             ) from reason
-        if told.returncode:
+        if answer.returncode:
             raise ClusterRefused(
-                f"Slurm refused the job: {' '.join(told.stderr.split())}",
+                f"Slurm refused the job: {' '.join(answer.stderr.split())}",
                 hint="See what is asked with --dry-run, and change it with the options of helios pool submit.",
             )
-        jobs.append(told.stdout.strip().partition(";")[0])
+        jobs.append(answer.stdout.strip().partition(";")[0])
     return jobs

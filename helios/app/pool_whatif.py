@@ -289,10 +289,10 @@ def _notes(
     """Say where the figures are from, and what was assumed."""
     notes = []
     if past:
-        told = sum(forecast.seconds_p50 is not None for forecast in forecasts)
+        known = sum(forecast.seconds_p50 is not None for forecast in forecasts)
         on = ", ".join(sorted({run.device_model or run.device_kind for run in past}))
         notes.append(
-            f"Needs of {told:,} of {len(forecasts):,} trials are from {count_in_words(len(past), 'run')} on {on}."
+            f"Needs of {known:,} of {len(forecasts):,} trials are from {count_in_words(len(past), 'run')} on {on}."
         )
         if any(run.device_kind != device.kind for run in past for device in devices):
             notes.append("These runs were not on GPUs, so run times and memory will differ there.")

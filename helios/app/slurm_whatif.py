@@ -112,14 +112,14 @@ def _predicted(
     """
     second, last = np.floor(submitted_s).astype(np.int64), np.ceil(ended_s).astype(np.int64)
     by_submission, by_end = (np.lexsort((predictor.place, at_s)) for at_s in (second, last))
-    p50_s, told = np.empty(len(second)), 0
+    p50_s, n_reported = np.empty(len(second)), 0
     groups = np.split(by_submission, np.flatnonzero(np.diff(second[by_submission])) + 1)
     for number, jobs in enumerate(groups):
         now_s = int(second[jobs[0]])
         upto = int(np.searchsorted(last[by_end], now_s, side="left"))
-        if upto > told:
-            predictor.ended(by_end[told:upto], last[by_end[told:upto]])
-            told = upto
+        if upto > n_reported:
+            predictor.ended(by_end[n_reported:upto], last[by_end[n_reported:upto]])
+            n_reported = upto
         p50_s[jobs] = predictor.submitted(jobs, now_s)[:, 1]
         if number % 1_000 == 0:
             progress("Predicting each job at its submission", number / len(groups))

@@ -306,8 +306,8 @@ def simulate_services_on_slurm(
         jobs.workload, site, jobs.jobs, name=history.cluster, site_factor_most=most, latency=latency, time_min=time_min
     )
     predictor = InWorkloadOrder(jobs.jobs, history=history, seed=seed, progress=progress)
-    told = f"Replaying {' + '.join(services)} on Slurm"
-    progress(told, 0.0)
+    label = f"Replaying {' + '.join(services)} on Slurm"
+    progress(label, 0.0)
     replay_services(
         slurm,
         active_services,
@@ -316,9 +316,9 @@ def simulate_services_on_slurm(
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
         own_order=own_order_waits(jobs.jobs, slurm.look(None).nodes),
-        progress=lambda done: progress(told, done / len(jobs.workload)),
+        progress=lambda done: progress(label, done / len(jobs.workload)),
     )
-    progress(told, 1.0)
+    progress(label, 1.0)
     return SlurmServiceReplay(
         replay=slurm.timeline.result(),
         active_services=tuple(active_services),

@@ -146,8 +146,8 @@ def compared(quantiles_s: Floats, truth_s: Floats) -> StartCheck:
 
 def store_check(warehouse: Warehouse, cluster: str, check: StartCheck, *, at: datetime) -> None:
     """Keep the last check of a cluster."""
-    told = {"at": at.isoformat(), "forecasts": check.forecasts, "covered": check.covered, "wider": check.wider}
-    warehouse.remember(cluster, CHECK, json.dumps(told), at=at)
+    entry = {"at": at.isoformat(), "forecasts": check.forecasts, "covered": check.covered, "wider": check.wider}
+    warehouse.remember(cluster, CHECK, json.dumps(entry), at=at)
 
 
 def stored_widening(warehouse: Warehouse, cluster: str, now: datetime) -> float:
@@ -159,10 +159,10 @@ def stored_widening(warehouse: Warehouse, cluster: str, now: datetime) -> float:
         text = warehouse.remembered(cluster, CHECK)
     except NoSuchCluster:
         return WIDER
-    told = json.loads(text) if text else None
-    if told is None or now - datetime.fromisoformat(told["at"]) > FRESH:
+    entry = json.loads(text) if text else None
+    if entry is None or now - datetime.fromisoformat(entry["at"]) > FRESH:
         return WIDER
-    return float(told["wider"])
+    return float(entry["wider"])
 
 
 def _queue_at(history: pd.DataFrame, at_s: int, *, eligible_s: Floats, started_s: Floats, ended_s: Floats) -> Snapshot:

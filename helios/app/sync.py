@@ -112,8 +112,8 @@ def sync_history(
         notes: dict[str, None] = {}
         for number, (first, last) in enumerate(intervals):
             progress("Reading the accounting", number / len(intervals))
-            loaded, told = _load(warehouse, accounting, cluster, first, last)
-            notes.update(dict.fromkeys(told))
+            loaded, load_notes = _load(warehouse, accounting, cluster, first, last)
+            notes.update(dict.fromkeys(load_notes))
             found = [have + more for have, more in zip(found, loaded, strict=True)]
             warehouse.cover(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
         events = 0

@@ -174,10 +174,10 @@ def _keep_awake(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
         return seen
     if same_list(read, row.own):
         real = {key: entry for key, entry in seen.applied.real.items() if key != LIST}
-        told = row.confirmed and not row.overridden and not look.released
+        reported = row.confirmed and not row.overridden and not look.released
         lost = "the cluster forgot the keep-awake list (a reconfiguration, a restart): it is set again"
         return replace(
-            seen, applied=replace(seen.applied, real=real), notes=(*seen.notes, lost) if told else seen.notes
+            seen, applied=replace(seen.applied, real=real), notes=(*seen.notes, lost) if reported else seen.notes
         )
     if not row.confirmed or row.overridden or same_list(read, row.after):
         return seen

@@ -248,10 +248,10 @@ class NodeDomain:
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
-        for told in cluster.steer(actions):
-            outcome, change = told, changes.get((told.setting, told.node))
+        for answer in cluster.steer(actions):
+            outcome, change = answer, changes.get((answer.setting, answer.node))
             if change is not None and change.setting is NodeSetting.WEIGHT:
-                outcome = replace(told, reason=change.reason)  # the cluster has only the reason of the whole order
+                outcome = replace(answer, reason=change.reason)  # the cluster has only the reason of the whole order
             stands = None if active is None or change is None else self._settled(cycle, change, active, outcome)
             applied.append((outcome, stands))
         self.activity.add([outcome for outcome, _ in applied], now=cycle.now)

@@ -71,9 +71,9 @@ class FusedTrial:
     saved_at_s: float = field(default_factory=time.monotonic)
     seen: tuple[int, int] | None = None
 
-    def report(self, **told: Any) -> None:
+    def report(self, **fields: Any) -> None:
         """Append a line to the report file, or drop it where that cannot be written."""
-        line = json.dumps({**told, "time_s": round(time.time(), 3)}).encode() + b"\n"
+        line = json.dumps({**fields, "time_s": round(time.time(), 3)}).encode() + b"\n"
         try:
             handle = os.open(self.folder / "report.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -83,12 +83,12 @@ class FusedTrial:
         except OSError as reason:
             print(f"Trial {self.number}: a report cannot be written: {reason}", file=sys.stderr)  # noqa: T201 - the log
 
-    def end(self, how: str, reason: str = "", **told: Any) -> None:
+    def end(self, how: str, reason: str = "", **fields: Any) -> None:
         """Report that this process has done with the trial.
 
         ``how`` is ``finished``, ``stopped``, ``paused``, ``failed``, or ``apart``: it cannot train with the others.
         """
-        self.report(fused={"ended": how, "reason": reason, **told})
+        self.report(fused={"ended": how, "reason": reason, **fields})
 
     def requested(self) -> str | None:
         """Return what was requested since the last call, or None."""
@@ -179,17 +179,17 @@ def structure(model: nn.Module, optimizer: str = "") -> str:
 
     It stands for what :func:`helios.fused.stack.difference` compares, and the optimiser.
     """
-    told = hashlib.sha256(optimizer.encode())
+    digest = hashlib.sha256(optimizer.encode())
     for name, module in model.named_modules():
-        told.update(f"{name} {type(module).__qualname__}\n".encode())
+        digest.update(f"{name} {type(module).__qualname__}\n".encode())
         for key, value in sorted(vars(module).items()):
             if isinstance(value, torch.Tensor):
-                told.update(f"{key} {value.detach().cpu().tolist()}\n".encode())
+                digest.update(f"{key} {value.detach().cpu().tolist()}\n".encode())
             elif is_plain(value):
-                told.update(f"{key} {value!r}\n".encode())
+                digest.update(f"{key} {value!r}\n".encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        told.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}\n".encode())
-    return told.hexdigest()[:16]
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 class FusedTask:
@@ -209,10 +209,10 @@ class FusedTask:
         )
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._program = load_program(program)
-        told = self._program.data()
-        self._data, self._validation = told, None
-        if not isinstance(told[1], torch.Tensor):
-            self._data, self._validation = told
+        data = self._program.data()
+        self._data, self._validation = data, None
+        if not isinstance(data[1], torch.Tensor):
+            self._data, self._validation = data
         self._metrics: Callable[..., Mapping[str, Any]] | None = getattr(self._program, "metrics", None)
         self._trainer: FusedTrainer | None = None
         self._by_number: dict[int, FusedTrial] = {}
@@ -253,12 +253,12 @@ class FusedTask:
                 if not line.endswith(b"\n"):
                     break
                 self._place += len(line)
-                told = json.loads(line)
-                if "settings" in told:
-                    self._settings, self._limit_mib = told["settings"], told.get("limit_mib")
-                elif "trial" in told:
-                    self._new.append(told)
-                self._closed |= "close" in told
+                message = json.loads(line)
+                if "settings" in message:
+                    self._settings, self._limit_mib = message["settings"], message.get("limit_mib")
+                elif "trial" in message:
+                    self._new.append(message)
+                self._closed |= "close" in message
 
     def _answer(self) -> None:
         """Do what is requested of each trial."""
@@ -287,8 +287,8 @@ class FusedTask:
     # Trials join.
 
     def _take_new(self) -> None:
-        told, self._new = self._new, []
-        ready = [trial for each in told if (trial := self._prepare(each)) is not None]
+        messages, self._new = self._new, []
+        ready = [trial for message in messages if (trial := self._prepare(message)) is not None]
         if not ready:
             return
         kinds = {trial.number: self._look_at(trial) for trial in ready}
@@ -318,11 +318,11 @@ class FusedTask:
         for trial in joining:
             self._add(trial, trial.saved(self._device))
 
-    def _prepare(self, told: Mapping[str, Any]) -> FusedTrial | None:
+    def _prepare(self, message: Mapping[str, Any]) -> FusedTrial | None:
         """Return a trial to train, or None if it is done or impossible."""
-        trial = FusedTrial(int(told["trial"]), Path(told["folder"]))
+        trial = FusedTrial(int(message["trial"]), Path(message["folder"]))
         try:
-            common, configuration = configure(self._settings, told["parameters"])
+            common, configuration = configure(self._settings, message["parameters"])
             n_samples, batch_size = len(self._data[1]), int(common["batch_size"])
             if not 0 < batch_size <= n_samples:
                 raise UsageError(f"A batch of {batch_size} cannot be taken from {n_samples} samples.")
@@ -384,14 +384,14 @@ class FusedTask:
         self._made_for = count
         numbers = list(trainer.numbers)
         if trainer.obstacles:
-            told = "; ".join(f"{each.module}: {each.reason}" for each in trainer.obstacles)
+            obstacles = "; ".join(f"{each.module}: {each.reason}" for each in trainer.obstacles)
             for (trial, state), at in zip(trials[1:], numbers[1:], strict=True):
                 if state is not None:
                     trial.save(state)
                 trainer.remove(at)
-                trial.end("apart", "it cannot be fused", obstacle=told)
+                trial.end("apart", "it cannot be fused", obstacle=obstacles)
             trials, numbers, self._most = trials[:1], numbers[:1], 1
-            trials[0][0].report(fused={"structure": self._structure, "obstacle": told})
+            trials[0][0].report(fused={"structure": self._structure, "obstacle": obstacles})
         for (trial, state), at in zip(trials, numbers, strict=True):
             if state is None:
                 self._by_number[at] = trial
@@ -507,8 +507,8 @@ class FusedTask:
             for start in range(0, len(target), EVALUATED_AT_ONCE):
                 part = [tensor[start : start + EVALUATED_AT_ONCE].to(self._device) for tensor in inputs]
                 outputs.append(model(*part))
-            told = self._metrics(torch.cat(outputs), target.to(self._device))
-        return {str(name): float(value) for name, value in told.items()}
+            metrics = self._metrics(torch.cat(outputs), target.to(self._device))
+        return {str(name): float(value) for name, value in metrics.items()}
 
 
 def main(program: str, trials: str) -> int:

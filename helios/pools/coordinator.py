@@ -288,7 +288,7 @@ class Coordinator:
         self._agents: dict[str, agent.AgentProcess] = {}
         self._agent_deaths: Counter[str] = Counter()
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
-        self._untold: list[TrialRecord] = []
+        self._unreported: list[TrialRecord] = []
         self._notes: dict[str, str] = {}
         self._stop_reason = ""
         self._signal: int | None = None
@@ -355,7 +355,7 @@ class Coordinator:
                     self._start_agent(name)
                 while True:
                     self._step()
-                    settled = not self._untold and not self.state.problem
+                    settled = not self._unreported and not self.state.problem
                     if not self._running and (self._stop_reason or (settled and not self._startable())):
                         break
                     self._wait()
@@ -392,7 +392,7 @@ class Coordinator:
         if now >= self._read_at_s:
             for attempt in list(self._running.values()):
                 self._read(attempt)
-                self._end_if_told(attempt)
+                self._end_if_done(attempt)
             self._read_at_s = time.time() + min(_LONGEST_READ_S, max(_READ_S, _COST * (time.time() - now)))
         for attempt in self._running.values():
             if attempt.terminate_at_s <= now and not attempt.terminated:
@@ -479,7 +479,7 @@ class Coordinator:
     def _stop(self, reason: str) -> None:
         """Ask every trial for a checkpoint, and end it when it had time for one."""
         self._stop_reason = self._stop_reason or reason
-        self._tell({"event": "stopping", "reason": reason})
+        self._publish({"event": "stopping", "reason": reason})
         now = time.time()
         grace = self._margin_s / 2 if self._signal is None else min(self._margin_s / 2, 10.0)
         for attempt in self._running.values():
@@ -533,8 +533,8 @@ class Coordinator:
             if record is not None and not self.state.is_mine(record) and self.state.has_owner(record):
                 continue
             if record is not None and record.ended:  # recorded, but the search was not told before the end
-                if record not in self._untold:
-                    self._untold.append(record)
+                if record not in self._unreported:
+                    self._unreported.append(record)
                 self._settle()
                 continue
             if record is None:
@@ -549,7 +549,7 @@ class Coordinator:
         self._hold_until_s = time.time() + _HOLD_S
         self._note(f"No trial is started: {problem}")
 
-    def _tell_search(self, record: TrialRecord) -> bool:
+    def _report_end(self, record: TrialRecord) -> bool:
         """Tell the search how a trial ended, and return whether it could note it."""
         try:
             with self.state.turn():
@@ -561,8 +561,8 @@ class Coordinator:
 
     def _settle(self) -> None:
         """Tell the search of results that are written, and sync these now and then."""
-        while self._untold and not self.state.problem and self._tell_search(self._untold[0]):
-            del self._untold[0]
+        while self._unreported and not self.state.problem and self._report_end(self._unreported[0]):
+            del self._unreported[0]
         if self.state.unsynced and time.time() >= self._sync_at_s:
             self.state.sync()
             self._sync_at_s = time.time() + _SYNC_S
@@ -595,8 +595,8 @@ class Coordinator:
             *self._runs,
             *(self._run(attempt, "running", now - attempt.began_s) for attempt in self._running.values()),
         ]
-        told = self._forecast(trials, runs)
-        for trial, forecast in zip(trials, told, strict=True):
+        forecasts = self._forecast(trials, runs)
+        for trial, forecast in zip(trials, forecasts, strict=True):
             limit = forecast.memory_p95_mib or self.sweep.memory_mib
             expected = replace(trial, forecast=replace(forecast, memory_p95_mib=limit))
             if trial.number in self._waiting:
@@ -689,7 +689,7 @@ class Coordinator:
             wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
             if attempt.asked in {wanted, TaskRequest.STOP}:
                 return
-            self._tell({"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason})
+            self._publish({"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason})
             if wanted is TaskRequest.PAUSE:
                 self._request(attempt, wanted)
             else:
@@ -728,7 +728,9 @@ class Coordinator:
             if self.sweep.fused is not None:
                 process = process or self._idle_process(trial, device, limit)
                 process = process or self._new_process(trial, device, limit, self.sweep.fused)
-                process.tell({"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)})
+                process.add_message(
+                    {"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)}
+                )
                 process.trials.add(trial.number)
                 limit = process.limit_mib
         except OSError as reason:
@@ -764,7 +766,7 @@ class Coordinator:
         attempt.ended = {}
         if process is None:
             self._send_start(attempt)
-        self._tell(
+        self._publish(
             {
                 "event": "started",
                 "number": trial.number,
@@ -837,7 +839,7 @@ class Coordinator:
         self._processes_made += 1
         process = FusedProcess(number=-self._processes_made, device=device, folder=folder, limit_mib=limit)
         process.file.unlink(missing_ok=True)  # of a start that could not be recorded
-        process.tell({"settings": dict(program.settings), "limit_mib": limit})
+        process.add_message({"settings": dict(program.settings), "limit_mib": limit})
         self._processes[process.number] = process
         return process
 
@@ -849,7 +851,7 @@ class Coordinator:
         for process in list(self._processes.values()):
             if not process.trials and not process.closed:
                 process.closed = True
-                process.tell({"close": True})
+                process.add_message({"close": True})
             try:
                 process.write()
             except OSError as reason:  # they are told when there is room
@@ -865,20 +867,20 @@ class Coordinator:
                 order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
                 self._order(process.device, order, {})
 
-    def _end_if_told(self, attempt: _Attempt) -> None:
+    def _end_if_done(self, attempt: _Attempt) -> None:
         """End a trial that its process has done with."""
-        process, told = attempt.process, attempt.ended
-        if process is None or not told:
+        process, message = attempt.process, attempt.ended
+        if process is None or not message:
             return
         event = {"seconds": time.time() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
-        self._ended(attempt, {**event, "status": int(told["ended"] == "failed")})
+        self._ended(attempt, {**event, "status": int(message["ended"] == "failed")})
 
     def _process_ended(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
         """End the trials of a process that has ended."""
         there = [self._running[number] for number in sorted(process.trials)]
         for attempt in there:
             self._read(attempt, to_end=True)
-            self._end_if_told(attempt)
+            self._end_if_done(attempt)
         del self._processes[process.number]
         left = [attempt for attempt in there if attempt.trial.number in self._running]
         status, shared = int(event["status"]), len(left) > 1
@@ -978,16 +980,16 @@ class Coordinator:
                 if attempt.pruned and attempt.asked is None:
                     self._prune(attempt)
 
-    def _take_fused(self, attempt: _Attempt, told: Mapping[str, Any]) -> None:
+    def _take_fused(self, attempt: _Attempt, message: Mapping[str, Any]) -> None:
         """Take what a process that may train several trials tells of one."""
-        if isinstance(told.get("ended"), str):
-            attempt.ended = dict(told)
-        changed = self._fusion.learn(attempt.trial.parameters, told)
-        speed = self._fusion.speed(attempt.trial.parameters, told)
+        if isinstance(message.get("ended"), str):
+            attempt.ended = dict(message)
+        changed = self._fusion.learn(attempt.trial.parameters, message)
+        speed = self._fusion.speed(attempt.trial.parameters, message)
         if speed is not None:
             self._fused_speeds[speed.fusible, speed.models] = speed
-        if told.get("obstacle"):
-            self._note(f"Trials like {attempt.trial.number} are not fused: {told['obstacle']}"[:500])
+        if message.get("obstacle"):
+            self._note(f"Trials like {attempt.trial.number} are not fused: {message['obstacle']}"[:500])
         for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())] if changed else ():
             if trial.fusible:
                 fusible, most = self._fusion.part(trial.number, trial.parameters)
@@ -1050,7 +1052,7 @@ class Coordinator:
         record = self.state.trials[number]
         self._decide_at_s = 0.0
         if record.ended:
-            self._untold.append(record)
+            self._unreported.append(record)
             self._take_duration(float(event["seconds"]))
             self._just_ended.append(
                 replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
@@ -1059,7 +1061,7 @@ class Coordinator:
                 self._note(f"Trial {number} finished without reporting {self.sweep.metric!r}", key="no metric")
         else:
             self._waiting[number] = self._trial(record)
-        self._tell({"event": what, **record.to_json()})
+        self._publish({"event": what, **record.to_json()})
 
     def _outcome(  # noqa: PLR0911 - a table of cases
         self, attempt: _Attempt, status: int, event: Mapping[str, Any]
@@ -1139,9 +1141,9 @@ class Coordinator:
         known = (key or note) in self._notes
         self._notes[key or note] = note
         if not known:
-            self._tell({"event": "note", "note": note})
+            self._publish({"event": "note", "note": note})
 
-    def _tell(self, event: Mapping[str, Any]) -> None:
+    def _publish(self, event: Mapping[str, Any]) -> None:
         if self._watcher is not None:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
 

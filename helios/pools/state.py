@@ -150,10 +150,10 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
 
 
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
-    told = dict(entry["run"])
+    values = dict(entry["run"])
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
-        for beside, steps, seconds in told.pop("speeds", ())
+        for beside, steps, seconds in values.pop("speeds", ())
     )
     return TrialRun(
         pool=pool,
@@ -167,7 +167,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],
         speeds=speeds,
-        **told,
+        **values,
     )
 
 

@@ -67,10 +67,10 @@ class PoolWhatIf:
         }
 
     def _comparison(self, found: PoolComparison) -> dict[str, Any]:
-        told = found.to_json()
+        values = found.to_json()
         for name, outcome in found.outcomes.items():
-            told["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
-        return told
+            values["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
+        return values
 
 
 def pool_whatif_table(result: PoolWhatIf) -> RenderableType:

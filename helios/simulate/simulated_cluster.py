@@ -318,8 +318,8 @@ class SimulatedCluster(ABC):
 def refuse_unequal(**lengths: int) -> None:
     """Raise ``WorkloadInvalid`` unless there is one row and one estimate for each job."""
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {told}")
+        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {counts}")
 
 
 def _unique_ids(job_id: NDArray[np.object_]) -> list[str]:
