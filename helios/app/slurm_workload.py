@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from helios.app.history import LoadedHistory
 from helios.app.own_order import own_order_waits
 from helios.app.service_replay import (
-    FAILURES_TO_SUSPEND,
     PREDICT_AGAIN_S,
     SITE_FACTOR_MOST,
     NamedPredictor,
@@ -271,8 +270,6 @@ def simulate_services_on_slurm(
     history: LoadedHistory,
     every: timedelta | None = None,
     most: int = SITE_FACTOR_MOST,
-    failures_to_suspend: int = FAILURES_TO_SUSPEND,
-    predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
     jobwise: bool = True,
     latency: SlurmLatency | None = None,
@@ -291,7 +288,7 @@ def simulate_services_on_slurm(
         Least time between two calls of a service; None: each its own.
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
-    predict_again_s, most_of_one_user, jobwise
+    most_of_one_user, jobwise
         As for :func:`helios.app.service_replay.replay_services`.
     latency : SlurmLatency, optional
         How quickly the controller reacts.
@@ -301,7 +298,7 @@ def simulate_services_on_slurm(
     JobLargerThanPartition, PartitionUnknown
         A job could never start.
     """
-    active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
+    active_services = replayed_services(services, every=every)
     slurm = SimulatedSlurm(
         jobs.workload, site, jobs.jobs, name=history.cluster, site_factor_most=most, latency=latency, time_min=time_min
     )
@@ -312,7 +309,7 @@ def simulate_services_on_slurm(
         slurm,
         active_services,
         predictor=predictor,
-        predict_again_s=predict_again_s,
+        predict_again_s=PREDICT_AGAIN_S,
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
         own_order=own_order_waits(jobs.jobs, slurm.look(None).nodes),

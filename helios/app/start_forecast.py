@@ -73,13 +73,10 @@ class Draws:
     ----------
     started_s, ended_s : float64 array of shape (n_draws, n_jobs)
         s since the epoch; inf: not by the horizon.
-    horizon_s : float
-        s since the epoch.
     """
 
     started_s: Floats
     ended_s: Floats
-    horizon_s: float
 
 
 class QueueForecast:
@@ -129,18 +126,17 @@ class QueueForecast:
         self,
         jobs: Sequence[int],
         *,
-        horizons_s: Sequence[int] = HORIZONS_S,
         changes: Mapping[str, float] | None = None,
         draws: int | None = None,
     ) -> Draws:
         """Return the starts of pending jobs.
 
+        The simulations go on to the next of ``HORIZONS_S`` where a job has not started in all of them.
+
         Parameters
         ----------
         jobs : sequence of int
             From :meth:`position`.
-        horizons_s : sequence of int
-            How far the simulations go, s: the next where a job has not started in all of them.
         changes : mapping of str to float
             Columns of ``QUEUE`` that the first of the jobs asks for otherwise.
         draws : int, optional
@@ -153,7 +149,7 @@ class QueueForecast:
         """
         asked = np.asarray(jobs, dtype=np.int64)
         started_s = np.full((draws or self._draws, len(asked)), np.inf)
-        for horizon_s in horizons_s:
+        for horizon_s in HORIZONS_S:
             left = np.flatnonzero(np.isinf(started_s).any(axis=1))
             if not len(left):
                 break
@@ -161,7 +157,7 @@ class QueueForecast:
         limit_s = self._queue["time_limit_s"].to_numpy(dtype=np.float64)[asked].copy()
         limit_s[0] = (changes or {}).get("time_limit_s", limit_s[0])
         run_time_s = np.fmin(self._run_time_s[: len(started_s), asked], limit_s)
-        return Draws(started_s=started_s, ended_s=started_s + run_time_s, horizon_s=float(self.now_s + horizons_s[-1]))
+        return Draws(started_s=started_s, ended_s=started_s + run_time_s)
 
     def position(self, job_id: str, task: str = "") -> int | None:
         """Return the position of a pending job, or of a task of a pending array.

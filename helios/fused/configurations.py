@@ -155,10 +155,10 @@ def check_configuration(number: int, given: Mapping[str, Any], optimizer: str) -
         schedules=_as_tuple(given.get("schedule")),
         seed=given.get("seed", 0),
         data_seed=given.get("data_seed", given.get("seed", 0)),
-        clip_norm=_number_or(given.get("clip_norm"), math.inf),
+        clip_norm=math.inf if (norm := given.get("clip_norm")) is None else norm,
         patience=(given.get("early_stopping") or {}).get("patience", math.inf),
         min_delta=(given.get("early_stopping") or {}).get("min_delta", 0.0),
-        steps=_number_or(given.get("steps"), math.inf),
+        steps=math.inf if (steps := given.get("steps")) is None else steps,
     )
     _refuse_keys(configuration, given, (*own_keys, *OTHER_KEYS))
     for group in configuration.groups:
@@ -181,10 +181,6 @@ def _as_tuple(given: Any) -> tuple[Mapping[str, Any], ...]:
     if given is None:
         return ()
     return (given,) if isinstance(given, Mapping) else tuple(given)
-
-
-def _number_or(given: float | None, default: float) -> float:
-    return default if given is None else given
 
 
 def _refuse_keys(configuration: Configuration, given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -591,7 +591,11 @@ def _plain_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text.split('. ')[0][:200]}"
 
 
-def fastest(ways: Mapping[str, Callable[[], Any]], *, seconds: float = 0.2) -> dict[str, float]:
+MEASURED_S = 0.2
+"""About how long each way is measured, s."""
+
+
+def fastest(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """Return the shortest time of each way, s.
 
     They take turns, so that other load meets all alike.
@@ -599,7 +603,7 @@ def fastest(ways: Mapping[str, Callable[[], Any]], *, seconds: float = 0.2) -> d
     best = dict.fromkeys(ways, float("inf"))
     for run in ways.values():
         run()
-    end = time.perf_counter() + seconds * len(ways)
+    end = time.perf_counter() + MEASURED_S * len(ways)
     rounds = 0
     while rounds < 3 or (time.perf_counter() < end and rounds < 200):
         rounds += 1

@@ -71,9 +71,9 @@ class LongestWaits:
         """Return the longest wait by ``now_s``, s."""
         return int(self.longest_s[np.searchsorted(self.at_s, now_s, side="right") - 1])
 
-    def wait_bound(self, share: float, *, least_s: int = LEAST_BOUND_S) -> WaitBound:
-        """Return the bound of ``share`` x the longest wait so far, at least ``least_s``."""
-        return WaitBound(at_s=self.at_s, patience_s=np.maximum(share * self.longest_s, least_s).astype(np.int64))
+    def wait_bound(self, share: float) -> WaitBound:
+        """Return the bound of ``share`` x the longest wait so far, at least ``LEAST_BOUND_S``."""
+        return WaitBound(at_s=self.at_s, patience_s=np.maximum(share * self.longest_s, LEAST_BOUND_S).astype(np.int64))
 
     def ageing(self, share: float) -> Ageing:
         """Return the ageing by ``share`` x the longest wait so far."""

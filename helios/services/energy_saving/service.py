@@ -133,14 +133,15 @@ def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float
     return mean[:, -1]
 
 
-def most_within(demand: Demand, place: int, *, hours: int = 6, level: float = 0.9) -> float | None:
-    """Return the latest quantile of the most nodes needed within some hours.
+def most_within(demand: Demand, place: int) -> float | None:
+    """Return the most nodes needed within ``LIKELY_HOURS``, 9 of 10 times.
 
     None where it was not forecast.
     """
-    if hours * 3_600 not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
+    ahead_s, level = LIKELY_HOURS * 3_600, 0.9
+    if ahead_s not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
         return None
-    most = demand.most[place, -1, demand.ahead_s.index(hours * 3_600), demand.levels.index(level)]
+    most = demand.most[place, -1, demand.ahead_s.index(ahead_s), demand.levels.index(level)]
     return None if np.isnan(most) else float(most)
 
 
@@ -222,6 +223,7 @@ OLD_S = 3_600
 """Age from which a forecast of demand is too old to put nodes to sleep, s."""
 MOST_REMEMBERED = 1_024
 LIKELY_HOURS = 6
+"""Hours for which the most nodes needed are shown."""
 
 
 class Ces:
@@ -303,7 +305,7 @@ class Ces:
             members=tuple(members),
             level=round(level) if fresh else max(round(level), sum(node.powered for node in members)),
             needed=round(needed),
-            likely=most_within(demand, place, hours=LIKELY_HOURS),
+            likely=most_within(demand, place),
             rule=choice.rule.name if choice and choice.rule else "",
         )
 
