@@ -142,9 +142,9 @@ class NodeController(Controller[NodeControllerState]):
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
             applied_changes, memory = self.ledger(warehouse).applied_changes(), self.store.read(warehouse)
-        memory = self._with_a_look(replace(memory, cycle=replace(memory.cycle, asked_at={})))
+        memory = self._with_observation(replace(memory, cycle=replace(memory.cycle, asked_at={})))
         simulated = ShadowNodes(
-            look=self.nodes.snapshot, stands=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
+            read_snapshot=self.nodes.snapshot, applied=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
         )
         report: NodeCycleReport = self.run_cycle(
             NodeDomain(simulated, self.settings, memory),
@@ -238,16 +238,18 @@ class NodeController(Controller[NodeControllerState]):
             self.store.write(warehouse, memory, at=self.clock())
         return memory
 
-    def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
+    def _with_observation(self, memory: NodeControllerState) -> NodeControllerState:
         """Return the state as after one more observation of the nodes.
 
         A node must be idle in two consecutive snapshots, and a plan may have no cycle before it.
         """
-        look = self.nodes.snapshot()
-        follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
+        snapshot = self.nodes.snapshot()
+        follows = memory.looked_at is not None and snapshot.taken_at - memory.looked_at <= APART
         before = memory.idle if follows else {}
-        idle = {name: before.get(name, look.taken_at) for name, node in observed_nodes(look).items() if node.idle}
-        return replace(memory, idle=idle, looked_at=look.taken_at)
+        idle = {
+            name: before.get(name, snapshot.taken_at) for name, node in observed_nodes(snapshot).items() if node.idle
+        }
+        return replace(memory, idle=idle, looked_at=snapshot.taken_at)
 
     def expect(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with the demand for nodes."""

@@ -92,7 +92,7 @@ class UserCap:
 FREE = np.iinfo(np.int16).max
 """In place of a service's number, where no service has set the job's urgency."""
 NOT_NAMED = "the service no longer asks for it"
-_STANDS = frozenset({Result.DONE, Result.UNCHANGED})
+_APPLIED = frozenset({Result.DONE, Result.UNCHANGED})
 
 
 class ReplayGuards:
@@ -195,9 +195,9 @@ class ReplayGuards:
     def _limit(self, active: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
         its = [limit for limit in limits if self._limited_by.get(limit.job_id, active) >= active]
         outcomes = self._cluster.apply(its)
-        stands = {outcome.job_id for outcome in outcomes if outcome.result in _STANDS}
-        self._limited_by.update(dict.fromkeys(stands, active))
-        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(active, but=stands))
+        limited = {outcome.job_id for outcome in outcomes if outcome.result in _APPLIED}
+        self._limited_by.update(dict.fromkeys(limited, active))
+        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(active, but=limited))
         return _and(counts, Result.REFUSED, len(limits) - len(its))
 
     def _take_back_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:

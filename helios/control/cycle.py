@@ -29,7 +29,7 @@ from helios.ports import Ledger, Service
 
 READ_BACK = {Result.DONE, Result.UNCHANGED, Result.WOULD}
 NOT_WRITTEN = {Result.POSTPONED, Result.REFUSED}
-NOTHING_STANDS = {*READ_BACK, Result.GONE}
+SETTLED = {*READ_BACK, Result.GONE}
 SPENT = "the writes of this cycle are spent"
 LONGEST_FAULT = 300
 """Longest part of a service's error message that is kept, in characters."""
@@ -486,16 +486,16 @@ class Cycle:
                 rows, before = settled.of(mode), self.applied.of(mode)
                 pairs = self.domain.apply(self, plan, active)
                 self.audit.outcomes(name, mode, [outcome for outcome, _ in pairs])
-                for outcome, stands in pairs:
+                for outcome, row in pairs:
                     key: Key = (outcome.setting, outcome_target(outcome))
                     if key not in asked:
-                        if outcome.result in NOTHING_STANDS and (active is None or active.is_shadow):
+                        if outcome.result in SETTLED and (active is None or active.is_shadow):
                             rows.pop(key, None)
-                    elif outcome.result in READ_BACK and stands is not None:
-                        rows[key] = stands
+                    elif outcome.result in READ_BACK and row is not None:
+                        rows[key] = row
                     elif outcome.result in NOT_WRITTEN and key in before:
                         rows[key] = before[key]
-                    elif outcome.result in NOT_WRITTEN | NOTHING_STANDS:
+                    elif outcome.result in NOT_WRITTEN | SETTLED:
                         rows.pop(key, None)
         except _Stopped as stopped:
             self.audit.notes.append(f"acting was broken off: {stopped}")

@@ -222,8 +222,8 @@ class JobDomain:
             cluster = cluster_for_mode(
                 active.mode,
                 self.cluster,
-                look=lambda: snapshot,
-                stands={key: row.value for key, row in cycle.applied.shadow.items()},
+                read_snapshot=lambda: snapshot,
+                applied={key: row.value for key, row in cycle.applied.shadow.items()},
                 tolerance=self.tolerance,
             )
         asked = list(changes.values())
@@ -239,11 +239,11 @@ class JobDomain:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
         for outcome in cluster.apply(actions):
-            sent, stands = changes.get((outcome.setting, outcome.job_id)), None
+            sent, row = changes.get((outcome.setting, outcome.job_id)), None
             if active is not None and sent and not self.tolerance.is_nothing(sent.setting, sent.value):
                 after = outcome.after or describe_mode(sent.setting, sent.value)
-                stands = self._row(cycle, sent, active, after=after + self._again(cycle, sent.key))
-            applied.append((outcome, stands))
+                row = self._row(cycle, sent, active, after=after + self._again(cycle, sent.key))
+            applied.append((outcome, row))
         return applied
 
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
@@ -251,8 +251,8 @@ class JobDomain:
 
         None where nothing of it is applied.
         """
-        stands = any(not row.overridden for row in cycle.known.real.values())
-        if not stands and not carried_values(list(self.jobs.values())):
+        is_applied = any(not row.overridden for row in cycle.known.real.values())
+        if not is_applied and not carried_values(list(self.jobs.values())):
             return None
         result = revert_jobs(self.cluster, reason)
         return replace(result, left=applied_after(cycle.known, result))

@@ -161,14 +161,14 @@ class NodeDomain:
         )
         if why_cut_short(context.snapshot, cycle.memory):
             return reasons
-        look = NodeObservation(
+        observation = NodeObservation(
             nodes=context.nodes,
             power=context.power,
             at=context.snapshot.taken_at,
             settings=self.settings.power,
             released=bool(conditions.released),
         )
-        found = update_nodes(context.memory, context.applied, look)
+        found = update_nodes(context.memory, context.applied, observation)
         for entry in (*found.lines, *shadow_entries(context.applied, found.applied)):
             cycle.audit.lines.append(entry)
         cycle.audit.notes.extend(found.notes)
@@ -240,7 +240,7 @@ class NodeDomain:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
             context = self.context
             cluster = node_cluster_for_mode(
-                active.mode, self.cluster, look=lambda: context.snapshot, stands=context.applied.shadow
+                active.mode, self.cluster, read_snapshot=lambda: context.snapshot, applied=context.applied.shadow
             )
             actions = self._actions(plan, active, list(changes.values()))
         if not actions or cluster is None:
@@ -252,8 +252,8 @@ class NodeDomain:
             outcome, change = answer, changes.get((answer.setting, answer.node))
             if change is not None and change.setting is NodeSetting.WEIGHT:
                 outcome = replace(answer, reason=change.reason)  # the cluster has only the reason of the whole order
-            stands = None if active is None or change is None else self._settled(cycle, change, active, outcome)
-            applied.append((outcome, stands))
+            row = None if active is None or change is None else self._settled(cycle, change, active, outcome)
+            applied.append((outcome, row))
         self.activity.add([outcome for outcome, _ in applied], now=cycle.now)
         return applied
 
@@ -481,8 +481,8 @@ class _Draft:
         for change in self.send[active.name]:
             if change.setting is NodeSetting.KEEP_AWAKE and to_sleep:
                 longer = self._keep_longer(change, room, mode=active.mode.mode)
-                stands = is_in_desired_state(longer, self.context, active.mode.mode)
-                (self.same[active.name] if stands else kept).append(longer)
+                is_desired = is_in_desired_state(longer, self.context, active.mode.mode)
+                (self.same[active.name] if is_desired else kept).append(longer)
             elif change.setting is NodeSetting.POWER and sleeps(change) is to_sleep:
                 result, why = room.to_sleep(self.context.nodes[change.target]) if to_sleep else room.to_wake()
                 if why:
@@ -591,8 +591,8 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
     try:
         snapshot = cluster.snapshot()
         for _ in range(ROUNDS):
-            standing = applied_on(snapshot, real)
-            backs = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in standing]
+            rows_applied = applied_on(snapshot, real)
+            backs = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in rows_applied]
             answer = cluster.steer(_reverts(backs)) if backs else []
             may_do_more = add_round(outcomes, answer)  # before the next look, which may fail
             snapshot = cluster.snapshot() if answer else snapshot
@@ -647,8 +647,10 @@ def still_applied(real: AppliedByKey, snapshot: Snapshot) -> AppliedByKey:
 
     Overridden changes are dropped, because nothing of Helios is applied there and the observed value is the site's own.
     """
-    stands, seen = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
-    return {key: row for key, row in real.items() if key in stands or (row.target not in seen and not row.overridden)}
+    keys, observable = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
+    return {
+        key: row for key, row in real.items() if key in keys or (row.target not in observable and not row.overridden)
+    }
 
 
 def with_undo_records(applied: AppliedChanges, undo: Undo, *, at: datetime) -> AppliedChanges:
