@@ -58,17 +58,17 @@ class AdviceReport:
         """Return it as text, at most so many advices."""
         whose = ", ".join(self.users) or "everybody"
         days = (self.until - self.since).total_seconds() / 86_400
-        said = [f"{self.jobs:,} jobs of {whose} on {self.cluster} in {days:.0f} days, use known of {self.measured:,}."]
+        lines = [f"{self.jobs:,} jobs of {whose} on {self.cluster} in {days:.0f} days, use known of {self.measured:,}."]
         shown = self.advice if most is None else self.advice[:most]
         for number, one in enumerate(shown, start=1):
             first, *rest = one.lines()
             owner = "" if len(self.users) == 1 else f"user {one.user}, "
-            said += ["", f"{number}. {owner}{first}", *(f"   {line}" for line in rest)]
+            lines += ["", f"{number}. {owner}{first}", *(f"   {line}" for line in rest)]
         if not self.advice:
-            said += ["", "No advice: nothing stands out that enough alike jobs show."]
+            lines += ["", "No advice: nothing stands out that enough alike jobs show."]
         elif len(shown) < len(self.advice):
-            said += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --most N, or --json."]
-        return said
+            lines += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --most N, or --json."]
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""

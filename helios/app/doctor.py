@@ -303,9 +303,9 @@ def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) 
 
 def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     modes = modes_in_force(settings.database.url, name, configured_services(settings)) if name else {}
-    said = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
+    text = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
-    yield _finding("modes", OK, said if acts else f"{said}: nothing on the cluster is changed")
+    yield _finding("modes", OK, text if acts else f"{text}: nothing on the cluster is changed")
 
 
 def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:

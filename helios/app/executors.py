@@ -376,9 +376,9 @@ def _ask_slurm(script: str) -> None:
             hint="Run the sweep where sbatch works, or replay here: --workers N",
         ) from reason
     if asked.returncode != 0:
-        said = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
+        complaint = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
         raise DaskUnavailable(
-            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The batch script was:\n{script}"
+            f"Slurm refuses such jobs: {complaint}", hint=f"Change [slurm] in the plan. The batch script was:\n{script}"
         )
 
 

@@ -80,12 +80,12 @@ def explain_wait(
     setup = prepare_replay(history, request)
     job = _position(history, setup, job_id)
     taught = train_predictor(history, setup, request, progress)
-    said: list[str] = []
+    assumptions: list[str] = []
 
     def replayed(plan: Scenario, watch: JobTrace | None = None) -> Replay:
         predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
         replay = replay_scenario(plan, setup, predictor, progress, request=request, watch=watch)
-        said.extend(describe_sources(predictor))
+        assumptions.extend(describe_sources(predictor))
         return replay
 
     def start(plan: Scenario) -> OtherReplay:
@@ -124,7 +124,7 @@ def explain_wait(
         shorter=wait.shorter_limit(),
         beside=beside,
         recorded_wait_s=_recorded_wait_s(record),
-        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(said), *wait.notes()),
+        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(assumptions), *wait.notes()),
     )
 
 

@@ -159,7 +159,7 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
         Folder or files cannot be written.
     """
     jobs = choose_window(history, request.since, request.until, warm_up=timedelta(0)).jobs.reset_index(drop=True)
-    previous = _refuse_strangers(request.out)
+    previous = _refuse_foreign_files(request.out)
     if not request.anonymous:
         with _staging(request.out) as staging:
             lost, notes = _write_layouts(staging, jobs, history, request, progress)
@@ -311,7 +311,7 @@ def _replayed_waits(
 # Files.
 
 
-def _refuse_strangers(out: Path) -> frozenset[str]:
+def _refuse_foreign_files(out: Path) -> frozenset[str]:
     """Return the files of an earlier export in the folder.
 
     Raises
@@ -319,10 +319,10 @@ def _refuse_strangers(out: Path) -> frozenset[str]:
     UsageError
         It holds a file of another origin under a name that an export uses.
     """
-    ours = {*NAMES.values(), MANIFEST, RISK, LOSS}
+    written_names = {*NAMES.values(), MANIFEST, RISK, LOSS}
     try:
-        there = {path.name for path in out.iterdir()} & ours
-        listed = set(json.loads((out / MANIFEST).read_bytes())["helios_export"]) if MANIFEST in there else set()
+        present = {path.name for path in out.iterdir()} & written_names
+        listed = set(json.loads((out / MANIFEST).read_bytes())["helios_export"]) if MANIFEST in present else set()
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError, KeyError, TypeError) as reason:
@@ -331,12 +331,12 @@ def _refuse_strangers(out: Path) -> frozenset[str]:
                 f"{out} cannot be used: {reason.strerror}.", hint="Choose another: --out DIR"
             ) from reason
         listed = set()
-    if strangers := sorted(there - listed - ({MANIFEST} if listed else set())):
+    if foreign := sorted(present - listed - ({MANIFEST} if listed else set())):
         raise UsageError(
-            f"{out} holds {', '.join(strangers)}, and no export of Helios wrote it.",
+            f"{out} holds {', '.join(foreign)}, and no export of Helios wrote it.",
             hint="Move it away, or choose another folder: --out DIR",
         )
-    return frozenset(there)
+    return frozenset(present)
 
 
 def _write_layouts(

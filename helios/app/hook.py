@@ -130,8 +130,8 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
 def _answers(service: Service, mode: ServiceMode, seen: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
     """Return a service's urgencies and soft limits, s, for the pending jobs."""
     partitions = seen.pending["partition"].astype("str")
-    mine = seen.pending[partitions.isin(mode.partitions)] if mode.partitions else seen.pending
-    actions = list(service.decide(replace(seen, pending=mine)))
+    pending = seen.pending[partitions.isin(mode.partitions)] if mode.partitions else seen.pending
+    actions = list(service.decide(replace(seen, pending=pending)))
     orders = {
         place.job_id: place.urgency for action in actions if isinstance(action, Reorder) for place in action.order
     }

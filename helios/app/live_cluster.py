@@ -52,12 +52,12 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
     if not partitions:
         return []
     try:
-        there = _partitions_of(settings, cluster)
+        known = _partitions_of(settings, cluster)
     except HeliosError as reason:
         return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.message}"]
-    if unknown := [name for name in partitions if name not in there]:
+    if unknown := [name for name in partitions if name not in known]:
         names = " and no ".join(map(repr, unknown))
-        raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(there)}")
+        raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(known)}")
     return []
 
 

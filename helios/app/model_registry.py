@@ -375,11 +375,11 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
                 "No other model was active before, so there is nothing to go back to.",
                 hint="List the models: helios model list. Then promote one: helios model promote ID (or shrinkage)",
             )
-        said = "; ".join([why, *passed])
-        warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
+        why_all = "; ".join([why, *passed])
+        warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=why_all, at=now)
     promoted = chosen or SHRINKAGE
     return TrainingOutcome(
-        step=AuditStep.ROLLED_BACK, model_id=promoted, promoted=promoted, previous=previous, why=said
+        step=AuditStep.ROLLED_BACK, model_id=promoted, promoted=promoted, previous=previous, why=why_all
     )
 
 

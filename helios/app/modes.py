@@ -224,11 +224,11 @@ def _text_of(file: Path) -> str:
 
 def _read(text: str, *, where: str) -> Pause:
     try:
-        said = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        said = {}
-    said = said if isinstance(said, Mapping) else {}
-    return Pause(where=where, **{name: str(said.get(name, "")) for name in ("by", "since", "reason")})
+        content = {}
+    content = content if isinstance(content, Mapping) else {}
+    return Pause(where=where, **{name: str(content.get(name, "")) for name in ("by", "since", "reason")})
 
 
 def _mode_of(last: pd.DataFrame, service: str) -> ServiceMode:

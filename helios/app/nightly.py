@@ -329,8 +329,8 @@ def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: dat
         readings=now - timedelta(days=retention.readings_days),
     )
     with Warehouse.open(url) as warehouse:
-        gone = warehouse.forget(cluster, horizon)
-    old = ", ".join(f"{rows:,} {what}" for what, rows in gone.items() if rows)
+        deleted = warehouse.forget(cluster, horizon)
+    old = ", ".join(f"{rows:,} {what}" for what, rows in deleted.items() if rows)
     return f"deleted because they were old: {old}" if old else ""
 
 

@@ -60,7 +60,7 @@ class NodeDemand:
         self._learned_s: int | None = None
         self._demand: Demand | None = None
         self._looked_s: int | None = None
-        self._patient = patient
+        self._synchronous = patient
         self.why_not = ""
         self._learning: Future[dict[str, _Learned]] | None = None
 
@@ -105,15 +105,15 @@ class NodeDemand:
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
             self._learned = learning.result()
-        strangers = any(pool not in self._learned for pool in seen.pools)
+        new_pools = any(pool not in self._learned for pool in seen.pools)
         old = self._learned_s is None or seen.ended_s - self._learned_s >= DAY * STEP_S
-        if self._learning is not None or not (old or strangers):
+        if self._learning is not None or not (old or new_pools):
             return
         self._learned_s = seen.ended_s
-        if self._patient:
+        if self._synchronous:
             self._learned = _learned(seen, calendar)
         else:
-            self._learning = _beside(lambda: _learned(seen, calendar))
+            self._learning = _in_thread(lambda: _learned(seen, calendar))
 
     def _history(self, snapshot: Snapshot) -> tuple[pd.DataFrame, ZoneInfo]:
         since = snapshot.taken_at - timedelta(days=self._settings.demand.history_days)
@@ -175,7 +175,7 @@ def _unplaced(history: pd.DataFrame) -> str:
     )
 
 
-def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Learned]]:
+def _in_thread(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Learned]]:
     """Train in a daemon thread and return the future result.
 
     The end of the process does not wait for this thread, as it would for that of an executor.
@@ -284,12 +284,12 @@ def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) 
     """Return the state of the jobs in a pool's partitions at each step."""
     partitions = set(str(nodes["partitions"].iloc[0]).split(","))
     shared = [bool(partitions & set(str(one).split(","))) for one in jobs["partition"].astype(object)]
-    mine = jobs[np.array(shared, dtype=np.bool_)]
+    pool_jobs = jobs[np.array(shared, dtype=np.bool_)]
     gpus = max(float(nodes["gpus"].max()), 1.0)
-    of_gpus = np.where(mine["gpus"] > 0, mine["gpus"] / gpus, mine["nodes"].fillna(1.0))
-    limit_s = mine["time_limit_s"].to_numpy()
+    of_gpus = np.where(pool_jobs["gpus"] > 0, pool_jobs["gpus"] / gpus, pool_jobs["nodes"].fillna(1.0))
+    limit_s = pool_jobs["time_limit_s"].to_numpy()
     return state_of_jobs(
-        mine,
+        pool_jobs,
         nodes=np.asarray(of_gpus, dtype=np.float64),
         # The limit says which jobs end alike, and better than a prediction: on KTH-SP2 what ends within 3 h is off by
         # 8.8 nodes with limits and by 13.8 with shrinkage's medians; on SDSC-BLUE by 123 and 159 CPUs. Predictions of

@@ -205,7 +205,7 @@ class ReplayGuards:
 
         Jobs that are no longer pending have no result.
         """
-        dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == active and job_id not in but)
+        dropped = tuple(job_id for job_id, setter in self._limited_by.items() if setter == active and job_id not in but)
         for job_id in dropped:
             del self._limited_by[job_id]
         if dropped:

@@ -120,11 +120,11 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
     UsageError
         The policy has no such option, a value is not understood, or the options contradict each other.
     """
-    there = {name: option for name, option in OPTIONS.items() if policy not in option.not_of}
-    if unknown := [name for name in written if name not in there]:
-        has = "; ".join(f"{name}: {option.description}" for name, option in there.items()) or "none"
+    options = {name: option for name, option in OPTIONS.items() if policy not in option.not_of}
+    if unknown := [name for name in written if name not in options]:
+        has = "; ".join(f"{name}: {option.description}" for name, option in options.items()) or "none"
         raise UsageError(f"{policy} has no option {', '.join(unknown)}.", hint=f"Its options: {has}")
-    read = {there[name].kept_as: there[name].read(value) for name, value in written.items()}
+    read = {options[name].kept_as: options[name].read(value) for name, value in written.items()}
     if {"patience_s", "bound_share"} <= set(read):
         raise UsageError(
             f"{policy} cannot have patience together with bound_share: both say when a job goes first.",

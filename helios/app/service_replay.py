@@ -596,9 +596,9 @@ def simulate_services(
         most_of_one_user=most_of_one_user,
     )
     jobs_per_s = len(window.setup.workload) / (perf_counter() - begun)
-    said = [*describe_sources(predictor), *(note for active in active_services for note in active.notes())]
+    notes = [*describe_sources(predictor), *(note for active in active_services for note in active.notes())]
     return ServiceReplay(
-        whatif=answer_request(history, window.request, window.setup, runs=[*runs, simulated], said=said),
+        whatif=answer_request(history, window.request, window.setup, runs=[*runs, simulated], said=notes),
         active_services=tuple(active_services),
         jobs_per_s=jobs_per_s,
     )

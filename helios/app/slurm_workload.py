@@ -319,7 +319,7 @@ def simulate_services_on_slurm(
     return SlurmServiceReplay(
         replay=slurm.timeline.result(),
         active_services=tuple(active_services),
-        notes=(*(_said_of(active) for active in active_services), *describe_sources(predictor.online)),
+        notes=(*(_outcome_in_words(active) for active in active_services), *describe_sources(predictor.online)),
     )
 
 
@@ -382,10 +382,10 @@ class InWorkloadOrder(NamedPredictor):
         return quantiles_s
 
 
-def _said_of(active: ReplayedService) -> str:
+def _outcome_in_words(active: ReplayedService) -> str:
     did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(active.outcomes.items())) or "nothing"
-    said = f"Service {active.name} was called {active.asked:,} times; its requested changes ended as: {did}."
+    text = f"Service {active.name} was called {active.asked:,} times; its requested changes ended as: {did}."
     if active.problems:
         first = "; ".join(f"{problem} ({times:,} times)" for problem, times in islice(active.problems.items(), 3))
-        said += f" It raised {first}{', and was suspended' if active.suspended else ''}."
-    return said
+        text += f" It raised {first}{', and was suspended' if active.suspended else ''}."
+    return text

@@ -103,11 +103,11 @@ def check_starts(
         asked = chance.permutation(known)[:JOBS_EACH]
         queue = QueueForecast(seen, site, history[ended_s <= at_s])
         places = [queue.position(str(seen.pending["job_id"].iloc[row])) for row in asked]
-        there = [(row, place) for row, place in zip(asked.tolist(), places, strict=True) if place is not None]
-        if there:
-            waits_s = queue.starts([place for _, place in there]).started_s - at_s
+        waiting = [(row, place) for row, place in zip(asked.tolist(), places, strict=True) if place is not None]
+        if waiting:
+            waits_s = queue.starts([place for _, place in waiting]).started_s - at_s
             quantiles += list(wait_quantiles(waits_s).T)
-            truth_s += [float(started[row]) - at_s for row, _ in there]
+            truth_s += [float(started[row]) - at_s for row, _ in waiting]
     if len(truth_s) < FEWEST:
         raise NotEnoughHistory(
             f"Only {len(truth_s)} pending jobs of the last {LOOKS_BACK.days} days could be forecast."

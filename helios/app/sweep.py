@@ -340,8 +340,8 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
             notes.append(f"Left out: {', '.join(filter(None, (policy, backfill, run_times)))}. {reason.message}")
     if not chosen:
         raise UsageError("No combination in the plan can be replayed.", hint="\n".join(notes))
-    if strangers := set(plan.options) - {scenario.policy for scenario in chosen}:
-        names = ", ".join(sorted(strangers))
+    if unknown := set(plan.options) - {scenario.policy for scenario in chosen}:
+        names = ", ".join(sorted(unknown))
         raise UsageError(
             f"The plan has options for {names}, but does not replay {names}.",
             hint=f"Add {names} to policies, or leave the options out.",

@@ -65,8 +65,8 @@ class SyncResult:
         """Return the result in one line of text."""
         found = f"{self.jobs_new:,} new jobs, {self.jobs_updated:,} updated, {self.node_events:,} node events"
         refused = f", {self.rejected:,} rows make no sense (helios trace rejects)" if self.rejected else ""
-        said = "".join(f"; {note}" for note in self.notes)
-        return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{said}"
+        notes_text = "".join(f"; {note}" for note in self.notes)
+        return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{notes_text}"
 
 
 def sync_history(

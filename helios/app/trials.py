@@ -238,25 +238,25 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
     jobs, submitted_s = setup.machine.jobs, setup.workload.submitted_s
     any_pair = np.zeros(len(jobs), dtype=bool)
     any_pair[np.concatenate([*_pairs(setup, SURE), *_pairs(setup, POSSIBLE)])] = True
-    others, mine = setup.counted & ~any_pair, setup.counted & any_pair
+    others, packed = setup.counted & ~any_pair, setup.counted & any_pair
     if gain is None:
         result = setup.machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
         return _ReplayWaits(
-            packed=0, others_s=result.wait_s[others], trials_s=(result.ended_s - submitted_s)[mine].astype(np.float64)
+            packed=0, others_s=result.wait_s[others], trials_s=(result.ended_s - submitted_s)[packed].astype(np.float64)
         )
     first, second = _pairs(setup, column)
     machine, row = _packed(setup.machine, first, second, gain)
     result = machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
     ended_s = result.ended_s[row].astype(np.float64)
     run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
-    for of, end_s in zip((first, second), shared_run_times(run_time_s[first], run_time_s[second], gain), strict=True):
-        ended_s[of] = result.started_s[row[of]] + end_s
+    for pair, end_s in zip((first, second), shared_run_times(run_time_s[first], run_time_s[second], gain), strict=True):
+        ended_s[pair] = result.started_s[row[pair]] + end_s
     counted = np.zeros(len(jobs), dtype=bool)
     counted[np.concatenate([first, second])] = True
     return _ReplayWaits(
         packed=int((counted & setup.counted).sum()),
         others_s=(result.started_s[row] - submitted_s)[others],
-        trials_s=(ended_s - submitted_s)[mine],
+        trials_s=(ended_s - submitted_s)[packed],
     )
 
 

@@ -604,16 +604,16 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
         left = AppliedChanges(real=real)
         return ReleaseResult(outcomes=list(outcomes.values()), message=message, failure=failure, left=left)
     in_hand = {
-        key: said
-        for key, said in outcomes.items()
-        if said.setting is NodeSetting.POWER and said.result is Result.REFUSED
+        key: outcome
+        for key, outcome in outcomes.items()
+        if outcome.setting is NodeSetting.POWER and outcome.result is Result.REFUSED
     }
     remaining = [row.target or THE_LIST for row in applied_on(snapshot, real) if row.key not in in_hand]
     names = tuple(dict.fromkeys(remaining))
     message = f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
     if names:
         message = f"{Result.POSTPONED}: {len(names)} cannot be reverted yet: {', '.join(names[:20])}; asked again"
-    whose = ", ".join(f"{said.node} ({said.remark})" for said in list(in_hand.values())[:20])
+    whose = ", ".join(f"{outcome.node} ({outcome.remark})" for outcome in list(in_hand.values())[:20])
     return ReleaseResult(
         outcomes=list(outcomes.values()),
         message=message,

@@ -604,23 +604,23 @@ def _state_keys(model: nn.Module) -> dict[str, str]:
 
 def difference(template: nn.Module, model: nn.Module) -> str | None:
     """Return how a model's structure differs from another's, or None if it does not."""
-    ours, theirs = dict(template.named_modules()), dict(model.named_modules())
-    for name in dict.fromkeys([*ours, *theirs]):
-        if name not in ours or name not in theirs or type(ours[name]) is not type(theirs[name]):
-            kinds = [type(modules[name]).__name__ if name in modules else "nothing" for modules in (theirs, ours)]
+    expected, actual = dict(template.named_modules()), dict(model.named_modules())
+    for name in dict.fromkeys([*expected, *actual]):
+        if name not in expected or name not in actual or type(expected[name]) is not type(actual[name]):
+            kinds = [type(modules[name]).__name__ if name in modules else "nothing" for modules in (actual, expected)]
             return f"module {name!r} is {kinds[0]}, not {kinds[1]}"
     for kind in (named_trained, named_untrained):
-        here, there = dict(kind(template)), dict(kind(model))
-        for name in dict.fromkeys([*here, *there]):
+        old, new = dict(kind(template)), dict(kind(model))
+        for name in dict.fromkeys([*old, *new]):
             forms = [
                 (tuple(tensors[name].shape), tensors[name].dtype) if name in tensors else "nothing"
-                for tensors in (there, here)
+                for tensors in (new, old)
             ]
             if forms[0] != forms[1]:
                 return f"tensor {name!r} is {forms[0]}, not {forms[1]}"
-    for name, module in ours.items():
+    for name, module in expected.items():
         for key, value in vars(module).items():
-            other = vars(theirs[name]).get(key)
+            other = vars(actual[name]).get(key)
             if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
                 differs = not torch.equal(value, other)
             else:

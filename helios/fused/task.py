@@ -298,8 +298,8 @@ class FusedTask:
         if not self._by_number:
             self._structure = Counter(kinds[trial.number] for trial in ready).most_common(1)[0][0]
             self._trainer, self._judge, self._most = None, None, sys.maxsize
-        there = list(self._by_number.values())
-        common = (there or [trial for trial in ready if kinds[trial.number] == self._structure])[0].common
+        training = list(self._by_number.values())
+        common = (training or [trial for trial in ready if kinds[trial.number] == self._structure])[0].common
         joining: list[FusedTrial] = []
         for trial in ready:
             if kinds[trial.number] != self._structure or trial.common != common:
@@ -429,11 +429,11 @@ class FusedTask:
             return 1
         room = self._room_bytes()
         options = {**trials[0].common, "device": self._device}
-        of = (self._program.build, self._program.loss, self._data, trials[0].configuration)
-        one = peak_bytes(1, *of, steps=1, way="serial", **options)
+        program = (self._program.build, self._program.loss, self._data, trials[0].configuration)
+        one = peak_bytes(1, *program, steps=1, way="serial", **options)
         if one * len(trials) < LIKELY_SHARE * room:
             return len(trials)
-        count = models_that_fit(int(room), *of, most=len(trials), **options)
+        count = models_that_fit(int(room), *program, most=len(trials), **options)
         if count < len(trials):
             self._most = count
         return count

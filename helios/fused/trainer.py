@@ -690,7 +690,5 @@ def _largest(tensor: torch.Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _agree(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float, scale: float) -> bool:
-    return bool(
-        torch.allclose(ours, theirs.to(ours), rtol=tolerance, atol=tolerance * max(scale, 1e-12), equal_nan=True)
-    )
+def _agree(one: torch.Tensor, other: torch.Tensor, tolerance: float, scale: float) -> bool:
+    return bool(torch.allclose(one, other.to(one), rtol=tolerance, atol=tolerance * max(scale, 1e-12), equal_nan=True))

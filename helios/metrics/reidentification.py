@@ -139,12 +139,12 @@ def _find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, steps_per_week: in
     """
     both = pd.concat([exported[_SEEN], log[_SEEN]], ignore_index=True)
     size = both.groupby(list(SIZES), dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
-    mine, theirs = exported["step"].to_numpy(), log["step"].to_numpy()
-    first, span = theirs.min(), theirs.max() - theirs.min() + 1
-    known = np.unique(size[len(exported) :] * span + theirs - first)
-    asked = np.unique(np.column_stack([size[: len(exported)], mine]), axis=0)
+    steps, log_steps = exported["step"].to_numpy(), log["step"].to_numpy()
+    first, span = log_steps.min(), log_steps.max() - log_steps.min() + 1
+    known = np.unique(size[len(exported) :] * span + log_steps - first)
+    asked = np.unique(np.column_stack([size[: len(exported)], steps]), axis=0)
     asked = asked[:: -(-len(asked) // _SAMPLE)]
-    weeks = np.arange(-((theirs.max() - mine.min()) // steps_per_week), (mine.max() - first) // steps_per_week + 1)
+    weeks = np.arange(-((log_steps.max() - steps.min()) // steps_per_week), (steps.max() - first) // steps_per_week + 1)
     matches = np.zeros(len(weeks), dtype=np.int64)
     for number, week in enumerate(weeks):
         place = asked[:, 1] - week * steps_per_week - first
@@ -194,6 +194,6 @@ def _unique_in_sizes(jobs: pd.DataFrame, owners: NDArray[np.int64]) -> float:
 def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64]) -> Linkage:
     both = pd.concat([exported, log], ignore_index=True)
     cells = both.groupby(list(both), dropna=False, sort=False).ngroup().to_numpy()
-    mine, theirs = (np.bincount(part, minlength=cells.max() + 1) for part in np.split(cells, [len(exported)]))
-    linked = ((mine == 1) & (theirs == 1))[cells[: len(exported)]]
+    counts, log_counts = (np.bincount(part, minlength=cells.max() + 1) for part in np.split(cells, [len(exported)]))
+    linked = ((counts == 1) & (log_counts == 1))[cells[: len(exported)]]
     return Linkage(jobs=float(linked.mean()), users=_share_of_users(linked, owners))

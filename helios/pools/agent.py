@@ -732,14 +732,14 @@ class Agent:
     def _measure_gpus(self) -> None:
         """Share what each GPU used since the last look among the trials on it."""
         for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
-            there = [trial for trial in self._running.values() if trial.gpu == gpu]
+            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
             energy_j, busy = _gpu_use(gpu)
             before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
-            for trial in there:
+            for trial in on_gpu:
                 if busy is not None:
                     trial.busy.append(busy)
                 if energy_j is not None and before_j is not None:
-                    trial.energy_j += (energy_j - before_j) / len(there)
+                    trial.energy_j += (energy_j - before_j) / len(on_gpu)
 
     def _trees(self) -> dict[int, list[psutil.Process]]:
         """Return all processes of each running trial."""
@@ -786,18 +786,18 @@ class Agent:
         waited: set[int] = set()
         for _ in range(100):  # whoever is killed leaves its children to this process
             left = [pid for pid in _own_children() if pid not in leaders]
-            ours = [pid for pid in left if _belongs(pid, trial)]
-            for pid in ours:
+            own = [pid for pid in left if _belongs(pid, trial)]
+            for pid in own:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
             # One that is ending tells no longer whose it is, and has yet to leave its children.
-            ending = {pid for pid in left if pid not in ours and pid not in waited and _is_ending(pid)}
+            ending = {pid for pid in left if pid not in own and pid not in waited and _is_ending(pid)}
             for pid in ending:
                 with contextlib.suppress(OSError):
                     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             waited |= ending
-            if not ours and not ending:
+            if not own and not ending:
                 return
 
     def end_trials(self) -> None:

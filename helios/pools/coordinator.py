@@ -496,8 +496,8 @@ class Coordinator:
 
     def _end(self, attempt: _Attempt, grace_s: float) -> None:
         number = attempt.trial.number if attempt.process is None else attempt.process.number
-        if (there := self._agents.get(_node_of(attempt.device))) is not None:
-            there.send({"do": "end", "number": number, "grace_s": grace_s})
+        if (agent := self._agents.get(_node_of(attempt.device))) is not None:
+            agent.send({"do": "end", "number": number, "grace_s": grace_s})
 
     # Trials before they start.
 
@@ -877,12 +877,12 @@ class Coordinator:
 
     def _process_ended(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
         """End the trials of a process that has ended."""
-        there = [self._running[number] for number in sorted(process.trials)]
-        for attempt in there:
+        attempts = [self._running[number] for number in sorted(process.trials)]
+        for attempt in attempts:
             self._read(attempt, to_end=True)
             self._end_if_done(attempt)
         del self._processes[process.number]
-        left = [attempt for attempt in there if attempt.trial.number in self._running]
+        left = [attempt for attempt in attempts if attempt.trial.number in self._running]
         status, shared = int(event["status"]), len(left) > 1
         of_memory = bool(event["out_of_memory"]) or (status != 0 and any(map(self._says_no_memory, left[:1])))
         crashed = status not in _OUTSIDE | {0, 127} and not of_memory
@@ -967,8 +967,8 @@ class Coordinator:
             if now - since >= 1.0 and report.step > step:
                 rate = (report.step - step) / (now - since)
                 attempt.trial = replace(attempt.trial, steps_per_s=rate)
-                of = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
-                of[attempt.trial.number] = rate
+                speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
+                speeds[attempt.trial.number] = rate
                 attempt.speeds[attempt.beside] = (rate, now - since)
         metric = self.sweep.metric
         value = report.metrics.get(metric) if metric else None
@@ -1007,9 +1007,9 @@ class Coordinator:
 
     def _change_neighbours(self, device: Device) -> None:
         """Start measuring anew on a device, since other trials run beside each other now."""
-        there = [attempt for attempt in self._running.values() if attempt.device is device]
-        for attempt in there:
-            others = [each for each in there if each.process is None or each.process is not attempt.process]
+        neighbours = [attempt for attempt in self._running.values() if attempt.device is device]
+        for attempt in neighbours:
+            others = [each for each in neighbours if each.process is None or each.process is not attempt.process]
             beside = [other.trial.family for other in others if other is not attempt]
             if attempt.process is not None and len(attempt.process.trials) > 1:
                 beside.append(fused_with(len(attempt.process.trials) - 1))

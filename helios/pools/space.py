@@ -1280,12 +1280,14 @@ class OptunaSearch:
         return value
 
     def _distribution(self, space: tuple[Value, ...] | ValueRange) -> Any:
-        of = self._optuna.distributions
+        distributions = self._optuna.distributions
         if isinstance(space, tuple):
-            return of.CategoricalDistribution(space)
+            return distributions.CategoricalDistribution(space)
         if space.whole:
-            return of.IntDistribution(int(space.low), int(space.high), log=space.log, step=int(space.step or 1))
-        return of.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
+            return distributions.IntDistribution(
+                int(space.low), int(space.high), log=space.log, step=int(space.step or 1)
+            )
+        return distributions.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
 
     def _trial(self, number: int) -> Any:
         if number not in self._trials:
@@ -1298,9 +1300,11 @@ class OptunaSearch:
 
         One that finished without its metric has failed, for Optuna.
         """
-        of = self._optuna.trial.TrialState
+        states = self._optuna.trial.TrialState
         value = finite(metric) if state is TrialState.FINISHED else None
-        optuna_state = of.PRUNED if state is TrialState.PRUNED else of.FAIL if value is None else of.COMPLETE
+        optuna_state = (
+            states.PRUNED if state is TrialState.PRUNED else states.FAIL if value is None else states.COMPLETE
+        )
         with _disk(self._folder), _quiet():
             self._study.tell(number, value, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)

@@ -189,18 +189,18 @@ def pool_view(
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
     table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
     for device in snapshot.devices:
-        there = [trial for trial in running if trial.device == device.name]
-        used = sum(trial.memory_mib or 0.0 for trial in there)
+        on_device = [trial for trial in running if trial.device == device.name]
+        used = sum(trial.memory_mib or 0.0 for trial in on_device)
         table.add_row(
             escape(device.name),
-            f"{len(by_process(there))} of {device.slots}",
+            f"{len(by_process(on_device))} of {device.slots}",
             escape(device.model),
             "",
             "",
             memory_in_words(used),
             memory_in_words(device.memory_mib),
         )
-        for trial in there[:MOST_SHOWN]:
+        for trial in on_device[:MOST_SHOWN]:
             table.add_row("", *_running_cells(trial, snapshot.now_s))
     lines.append(table)
     if best:

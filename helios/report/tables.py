@@ -193,9 +193,9 @@ def _bound_table(answer: Mapping[str, Any]) -> Table:
     """Show the share of jobs at or below p90, by Helios and by shrinkage."""
     sources = (answer, answer["controls"].get("shrinkage") or {})
     table = plain_table("At or below p90 (90 % is right)", "Jobs", "Helios", "shrinkage")
-    table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(of.get("coverage_p90")) for of in sources))
+    table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(source.get("coverage_p90")) for source in sources))
     for group, found in answer["coverage_p90_by_group"].items():
-        shares = [(of.get("coverage_p90_by_group") or {}).get(group, {}).get("share") for of in sources]
+        shares = [(source.get("coverage_p90_by_group") or {}).get(group, {}).get("share") for source in sources]
         table.add_row(GROUP_NAMES.get(group, group), f"{found['jobs']:,}", *map(percent, shares))
     return table
 

@@ -404,8 +404,8 @@ def _expected(
     if math.isnan(run_time_s):
         return "no prediction, so neutral"
     width = f" ({rounded_duration(p10_s)} to {rounded_duration(p90_s)})" if p10_s <= p90_s else ""
-    of = f" of at most {rounded_duration(HORIZON_S)}" if ages else ""
-    predicted = f"predicted {rounded_duration(run_time_s)}{of}{width}"
+    cut = f" of at most {rounded_duration(HORIZON_S)}" if ages else ""
+    predicted = f"predicted {rounded_duration(run_time_s)}{cut}{width}"
     if gpus == 0:
         return f"{predicted} without GPUs"
     return f"{predicted} on {count_in_words(gpus, 'GPU')}: {gpu_time(run_time_s * gpus)}{large}"

@@ -225,9 +225,9 @@ class NodeActions:
 
     def _kept(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
         outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
-        strangers = [name for name in _names(listed) if name not in self._number]
-        if strangers:
-            return outcome(result=Result.FAILED, remark=f"there is no node {strangers[0]}")
+        unknown = [name for name in _names(listed) if name not in self._number]
+        if unknown:
+            return outcome(result=Result.FAILED, remark=f"there is no node {unknown[0]}")
         if self.sleep is None:
             return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
         if listed == self._keeps:
@@ -349,8 +349,10 @@ class NodeHolding:
         grid = np.arange(start_s, max(self.until_s, start_s + 1), step_s)
         most, mean = np.zeros((2, self.n_partitions, len(grid)))
         for partition in range(self.n_partitions):
-            mine = self.partition == partition
-            most[partition], mean[partition] = _in_steps(self.at_s[mine], self.nodes[mine], grid, step_s)
+            in_partition = self.partition == partition
+            most[partition], mean[partition] = _in_steps(
+                self.at_s[in_partition], self.nodes[in_partition], grid, step_s
+            )
         return start_s, most, mean
 
 
@@ -410,14 +412,14 @@ def node_tally(state: EngineState, partitions: tuple[str, ...], *, resource: str
     clock = state.clock[0]
     seconds = {
         name: NodeSeconds(
-            busy=float(of["busy_node_s"]),
-            idle=float(of["awake_node_s"] - of["busy_node_s"]),
-            asleep=float(of["asleep_node_s"]),
-            falling_asleep=float(of["falling_node_s"]),
-            waking=float(of["waking_node_s"]),
-            **{f"{resource}_busy": float(of["gpu_s"])},
+            busy=float(row["busy_node_s"]),
+            idle=float(row["awake_node_s"] - row["busy_node_s"]),
+            asleep=float(row["asleep_node_s"]),
+            falling_asleep=float(row["falling_node_s"]),
+            waking=float(row["waking_node_s"]),
+            **{f"{resource}_busy": float(row["gpu_s"])},
         )
-        for name, of in zip(partitions, state.partitions, strict=True)
+        for name, row in zip(partitions, state.partitions, strict=True)
     }
     counted = ("sleeps", "sleep_moments", "wakes", "wake_moments", "delays", "delay_moments")
     return NodeTally(

@@ -43,12 +43,12 @@ JOB, BUDGET, TAKEN, AHEAD, QUEUED = 0, 1, 2, 3, 4
 
 @kernel
 def _note(state: EngineState, job: int, row: Any, now: int) -> None:
-    its, partition = state.jobs[job], state.jobs[job].partition
+    record, partition = state.jobs[job], state.jobs[job].partition
     row.at_s, row.shadow_s, row.extra = now, NEVER, 0
     row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
     row.head = first_up_to(state, partition, -1)
-    row.incumbent = first_up_to(state, partition, its.gpus)
-    if row.head != job and its.gpus <= row.room:
+    row.incumbent = first_up_to(state, partition, record.gpus)
+    if row.head != job and record.gpus <= row.room:
         _note_reservation(state, row, now)
 
 
@@ -69,8 +69,8 @@ def _note_reservation(state: EngineState, row: Any, now: int) -> None:
 def _count_ahead(state: EngineState, job: int, status: NDArray[np.int64]) -> None:
     status[AHEAD] = status[QUEUED] = 0
     for other in range(state.clock[0].arrived):
-        its = state.jobs[other]
-        if its.partition == state.jobs[job].partition and its.started_s == NEVER:
+        record = state.jobs[other]
+        if record.partition == state.jobs[job].partition and record.started_s == NEVER:
             status[QUEUED] += 1
             status[AHEAD] += before(state.pending, other, job)
 

@@ -147,8 +147,8 @@ class CommandsBackend(Backend):
         except ClusterUnavailable as reason:
             complaint = reason.message
         parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", complaint, flags=re.MULTILINE)
-        said = {int(number): text for text, number in zip(parts[0::2], parts[1::2], strict=False)}
-        answers = (said.get(number, UNANSWERED) for number in range(len(commands)))
+        texts = {int(number): text for text, number in zip(parts[0::2], parts[1::2], strict=False)}
+        answers = (texts.get(number, UNANSWERED) for number in range(len(commands)))
         return [quoted(text) if text.strip() else "" for text in answers]
 
     def _cron_jobs(self) -> frozenset[str]:

@@ -386,13 +386,13 @@ class SlurmCluster:
         answers: dict[str, str] = {}
         for group in filter(None, (arrays, others)):
             try:
-                said = self.backend.change(group)
+                of_group = self.backend.change(group)
             except HeliosError as reason:
                 if not answers:
                     raise
                 # Something was written before, which must be read back and reported.
-                said = [reason.message] * len(group)
-            answers |= {update.job_id: answer for update, answer in zip(group, said, strict=True)}
+                of_group = [reason.message] * len(group)
+            answers |= {update.job_id: answer for update, answer in zip(group, of_group, strict=True)}
         return answers
 
 
@@ -420,8 +420,8 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
     if change.takes_back:
         own, now = before.jobs[change.job_id]["priority"], after.jobs[change.job_id]["priority"]
         wrote = change.terms.words(change.setting, before.hidden(change.job_id))
-        said = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
-        return replace(said, before=f"priority {own}", after=f"priority {now}")
+        done = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
+        return replace(done, before=f"priority {own}", after=f"priority {now}")
     # It was written. With any other outcome it would not be recorded as a change to revert.
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 

@@ -474,11 +474,11 @@ class SlurmNodes:
                 answers[at] = reason.message  # the list may have been written, so it must be read back and reported
         if nodes:
             try:
-                said = self.backend.change_nodes([change.update for change in nodes.values()])
+                of_nodes = self.backend.change_nodes([change.update for change in nodes.values()])
             except HeliosError as reason:
                 if first and not answers:
                     raise
                 # Something was written before, which must be read back and reported.
-                said = [reason.message] * len(nodes)
-            answers |= dict(zip(nodes, said, strict=True))
+                of_nodes = [reason.message] * len(nodes)
+            answers |= dict(zip(nodes, of_nodes, strict=True))
         return answers

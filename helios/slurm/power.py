@@ -186,7 +186,7 @@ def in_hand(node: RawNode) -> str:
         return f"it is down{why}"
     if node["state"] not in _BASES:
         return f"its state is {node['state']}"
-    if found := next((said for flag, said in _OVERRIDDEN.items() if flag in state_flags(node)), ""):
+    if found := next((text for flag, text in _OVERRIDDEN.items() if flag in state_flags(node)), ""):
         return f"{found}{why}"
     unknown = state_flags(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
     return f"its flag {min(unknown)} is not known to Helios" if unknown else ""
@@ -200,7 +200,7 @@ def excluded_reason(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> st
     """
     if why := in_hand(node):
         return why
-    if found := next((said for flag, said in _SLURMS.items() if flag in state_flags(node)), ""):
+    if found := next((text for flag, text in _SLURMS.items() if flag in state_flags(node)), ""):
         return found
     if power(node) is None:
         return "it does not answer"

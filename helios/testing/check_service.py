@@ -87,10 +87,10 @@ def node_situations() -> Iterator[tuple[str, Snapshot]]:
 def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
     """Yield what is wrong with the answer of a service that acts on nodes."""
     actions = [action for action in proposed if isinstance(action, KINDS)]
-    strangers = [action for action in proposed if not isinstance(action, KINDS)]
-    if strangers:
+    foreign = [action for action in proposed if not isinstance(action, KINDS)]
+    if foreign:
         yield (
-            f"{strangers[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
+            f"{foreign[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
             "helios.actions, or act on jobs: without domain = Domain.NODES"
         )
         return
@@ -407,10 +407,10 @@ def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Ite
 
 def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
     actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Revert)]
-    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
-    if strangers:
-        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(strangers[0], KINDS) else ""
-        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
+    foreign = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
+    if foreign:
+        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(foreign[0], KINDS) else ""
+        yield f"{foreign[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
         return
     yield from _of_the_names(actions, snapshot)
     yield from _of_the_reasons(actions)

@@ -330,9 +330,9 @@ class FakeCluster(Faults):
         job = self._pending(change.job_id)
         if job is None:
             return change.outcome(Result.GONE, remark=GONE)
-        said = judge_change(change, self._ground(change, job))
-        if said is not None:
-            return said
+        outcome = judge_change(change, self._ground(change, job))
+        if outcome is not None:
+            return outcome
         before = _value(job, change.setting)
         if self._left == 0:
             return change.outcome(Result.POSTPONED, before=before, remark="the writes of this cycle are spent")

@@ -355,11 +355,11 @@ class _PoolAssessment:
 
     @property
     def _situation(self) -> str:
-        of = f"{self.needed} of {sum(bool(node.power) for node in self.members)} nodes of {self.name} needed"
+        needed = f"{self.needed} of {sum(bool(node.power) for node in self.members)} nodes of {self.name} needed"
         likely = "" if self.likely is None else f", at most {self.likely:.0f} within {LIKELY_HOURS} h (9 of 10 times)"
         spare = max(min(self.level, len(self.members)) - self.needed, 0)
         by = f" by the {self.rule.removeprefix('the ')}" if self.rule else ""
-        return f"{of}{likely}; {spare} kept in reserve{by}"
+        return f"{needed}{likely}; {spare} kept in reserve{by}"
 
 
 def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[NodeCandidate]) -> KeepAwake:

@@ -115,9 +115,10 @@ def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) ->
     for shelf in range(lowest + 1, end):
         if state.level_nodes[state.partitions[partition].first_level + shelf] > 0:
             node = first_node(state, partition, shelf)
-            mine, its = nodes[node].tier_end, nodes[best].tier_end
-            if mine < its or (
-                mine == its and (placement == SPREAD or (placement == WEIGHTED and nodes[node].rank < nodes[best].rank))
+            mine, record = nodes[node].tier_end, nodes[best].tier_end
+            if mine < record or (
+                mine == record
+                and (placement == SPREAD or (placement == WEIGHTED and nodes[node].rank < nodes[best].rank))
             ):
                 best = node
     return _any_alike(state, best, lowest, end, _drawn(state, job, number)) if placement == RANDOM else best

@@ -264,11 +264,11 @@ def set_power(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
 @entry_point
 def keep_awake(state: EngineState, node: int, kept: bool) -> None:
     """Exclude ``node`` from the idle timer, or include it again."""
-    its = state.nodes[node]
-    its.kept = int(kept)
+    record = state.nodes[node]
+    record.kept = int(kept)
     if kept:
         strike(state, node)
-    elif its.power == AWAKE and its.free == state.partitions[home_of(state, node)].gpus_per_node:
+    elif record.power == AWAKE and record.free == state.partitions[home_of(state, node)].gpus_per_node:
         enlist(state, node)
 
 

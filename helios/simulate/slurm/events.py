@@ -177,12 +177,12 @@ def _enter(state: SlurmState, job: int) -> None:
 
     Of an array only the first pending task is queued; the others wait behind it.
     """
-    clock, its = state.clock[0], state.jobs[job]
-    if its.previous_task != NOBODY and state.jobs[its.previous_task].status in (FUTURE, PENDING):
+    clock, record = state.clock[0], state.jobs[job]
+    if record.previous_task != NOBODY and state.jobs[record.previous_task].status in (FUTURE, PENDING):
         return
     weigh(state, job)
     queue_up(state, job)
-    if its.asks:
+    if record.asks:
         change(state, clock.now_ms)
         _ask(state, clock.now_ms)
     else:

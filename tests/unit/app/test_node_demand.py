@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.node_demand import NodeDemand, _beside, busy_by_pool
+from helios.app.node_demand import NodeDemand, _in_thread, busy_by_pool
 from helios.config import Settings
 from helios.model import JOBS, STEP_S, Snapshot
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
@@ -189,5 +189,5 @@ def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
 
 
 def test_the_end_of_the_daemon_does_not_wait_for_what_learns() -> None:
-    told = _beside(lambda: {"daemon": current_thread().daemon})  # type: ignore[dict-item]  # no forecaster is needed
+    told = _in_thread(lambda: {"daemon": current_thread().daemon})  # type: ignore[dict-item]  # no forecaster is needed
     assert told.result(timeout=TEST_TIMEOUT_S) == {"daemon": True}
