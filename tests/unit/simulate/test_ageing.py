@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helios.errors import UsageError
 from helios.ports import RUN_TIME
-from helios.services.queue_orders import divide_large_jobs, shortest_service_first
+from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import Ageing, Backfill, LongestWaits, WaitBound, replay
 from helios.simulate.ageing import EVERY_S, LEAST_BOUND_S, LEAST_TAU_S
 from helios.simulate.core.state import NEVER
