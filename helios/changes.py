@@ -116,7 +116,7 @@ class SettingChange(Generic[Value]):
     unseen: bool = False
 
     @property
-    def takes_back(self) -> bool:
+    def is_revert(self) -> bool:
         """Whether it is part of a ``Revert``."""
         return self.action == Revert.__name__
 
@@ -228,13 +228,13 @@ class ChangeContext:
     suspect: str = ""
 
 
-def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def check_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     """Return the outcome of a change that is not written.
 
     It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
-    if change.takes_back:
-        return _of_a_restore(change, ground)
+    if change.is_revert:
+        return _outcome_of_revert(change, ground)
     why = ground.excluded_reason
     if not why and change.setting is JobSetting.SOFT_LIMIT:
         if not ground.soft_limits:
@@ -252,7 +252,7 @@ def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome |
     return None
 
 
-def _of_a_restore(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def _outcome_of_revert(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     if ground.is_set:
         return None
     if ground.before is None and ground.hidden:

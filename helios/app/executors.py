@@ -159,7 +159,7 @@ class SweepWorker:
 
     def __init__(self, history: LoadedHistory) -> None:
         self._history = history
-        self._stages: dict[str, ReplaySetup] = {}
+        self._setups: dict[str, ReplaySetup] = {}
         self._drawn: dict[str, ReplaySetup] = {}
         self._taught: dict[str, DurationModel | None] = {}
         self._lock = Lock()
@@ -187,7 +187,7 @@ class SweepWorker:
         request, about = cell.request, cell.to_json()
         machine = str({name: about[name] for name in OF_THE_SETUP})
         with self._lock:
-            original = setup = _kept(self._stages, machine, lambda: prepare_replay(self._history, request))
+            original = setup = _kept(self._setups, machine, lambda: prepare_replay(self._history, request))
             resampler, predictor, taught = None, None, None
             if cell.repeat:
                 of_draw = f"{machine} {cell.repeat} {cell.over} {request.seed}"
@@ -240,7 +240,7 @@ COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "
 """Packages whose releases must agree: messages are pickled, and figures must not depend on the worker."""
 SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
 CONNECT_S = 10.0
-ASK_S = 60.0
+TEST_ONLY_S = 60.0
 JOIN_S = 600.0
 """How long a site's own Slurm may take to start the first worker."""
 
@@ -348,7 +348,7 @@ def run_on_slurm(
             hint="Give cores and memory; other keys are the options of dask_jobqueue.SLURMCluster.",
         ) from reason
     with cluster:
-        _ask_slurm(cluster.job_script())
+        _test_submission(cluster.job_script())
         cluster.scale(jobs=jobs)
         yield from run_on_dask(history, cells, address=cluster.scheduler_address, join_s=join_s)
 
@@ -361,14 +361,14 @@ def _need(module: str, *, extra: str, instead: str) -> None:
         )
 
 
-def _ask_slurm(script: str) -> None:
+def _test_submission(script: str) -> None:
     """Raise DaskUnavailable if Slurm would refuse such a job.
 
     dask-jobqueue only logs a refusal, and waits for ever.
     """
     try:
         asked = subprocess.run(
-            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False, timeout=ASK_S
+            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False, timeout=TEST_ONLY_S
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
         raise DaskUnavailable(

@@ -78,7 +78,7 @@ class NodeController(Controller[NodeControllerState]):
 
     Parameters
     ----------
-    patient : bool
+    synchronous : bool
         As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
     """
 
@@ -86,7 +86,12 @@ class NodeController(Controller[NodeControllerState]):
     lock = LOCK_OF_NODES
 
     def __init__(
-        self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc, patient: bool = True
+        self,
+        site: LiveCluster,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] = now_utc,
+        synchronous: bool = True,
     ) -> None:
         store = ControllerStateStore(
             kind=NodeControllerState,
@@ -99,7 +104,7 @@ class NodeController(Controller[NodeControllerState]):
         super().__init__(site, settings, clock=clock, store=store)
         self._demand: NodeDemand | None = None
         self._defect = ""
-        self._patient = patient
+        self._synchronous = synchronous
         self._tallied_at: datetime | None = None
 
     @property
@@ -256,7 +261,7 @@ class NodeController(Controller[NodeControllerState]):
         from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - a pause must not wait for this import
 
         if self._demand is None:
-            self._demand = NodeDemand(self.site.name, self.settings, patient=self._patient)
+            self._demand = NodeDemand(self.site.name, self.settings, synchronous=self._synchronous)
         try:
             expected = self._demand(snapshot)
             if expected.demand is None and self._demand.why_not:

@@ -44,7 +44,7 @@ class NodeDemand:
         Its name in the warehouse.
     settings : Settings
         The configuration in force.
-    patient : bool
+    synchronous : bool
         Whether the first call waits until the forecasters are trained, which takes seconds to minutes. Otherwise they
         are trained in a thread, and until then there is no forecast, so that no node is put to sleep.
 
@@ -54,13 +54,13 @@ class NodeDemand:
         Why there is no forecast, and what to do, for a person; empty: there is one.
     """
 
-    def __init__(self, cluster: str, settings: Settings, *, patient: bool = True) -> None:
+    def __init__(self, cluster: str, settings: Settings, *, synchronous: bool = True) -> None:
         self._cluster, self._settings = cluster, settings
         self._learned: dict[str, _Learned] = {}
         self._learned_s: int | None = None
         self._demand: Demand | None = None
         self._looked_s: int | None = None
-        self._synchronous = patient
+        self._synchronous = synchronous
         self.why_not = ""
         self._learning: Future[dict[str, _Learned]] | None = None
 

@@ -71,7 +71,7 @@ def operations_for(
             "No configured service acts on nodes, and this daemon was to act on nothing else.",
             hint="Name one in helios.toml: [services.ces]",
         )
-    operations = Operations(settings, cluster=cluster, patient=False)
+    operations = Operations(settings, cluster=cluster, synchronous=False)
     here = {domain for domain, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
     notices = Notices(settings, sender="-".join(sorted(here)), cluster=lambda: operations.site.name)
     return DaemonOperations(
@@ -103,9 +103,9 @@ class Operations:
         cluster: str | None = None,
         opens: Callable[[Settings], LiveCluster] = open_live_cluster,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        patient: bool = True,
+        synchronous: bool = True,
     ) -> None:
-        self._patient = patient
+        self._synchronous = synchronous
         self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
         self._site: LiveCluster | None = None
         self._cycles: JobController | None = None
@@ -152,7 +152,9 @@ class Operations:
         """
         with self._lock:
             if self._node_cycles is None:
-                self._node_cycles = NodeController(self.site, self.settings, clock=self._clock, patient=self._patient)
+                self._node_cycles = NodeController(
+                    self.site, self.settings, clock=self._clock, synchronous=self._synchronous
+                )
             return self._node_cycles
 
     @property

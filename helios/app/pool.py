@@ -126,7 +126,7 @@ def run_pool(
     container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
     with StateFile(into, sweep.fingerprint(), shared=shared) as state:
-        with state.turn():
+        with state.exclusive():
             search = open_search(sweep, into / "search", others=state.joined if shared else None)
         try:
             coordinator = Coordinator(
@@ -149,7 +149,7 @@ def run_pool(
             end = coordinator.run()
         finally:
             search.close()
-        with state.turn():  # reads what others wrote
+        with state.exclusive():  # reads what others wrote
             others = sum(not trial.ended and not state.is_mine(trial) for trial in state.trials.values())
         elsewhere = (f"{others:,} trials are with other pools of this folder",) if others else ()
         trials = [state.trials[number] for number in sorted(state.trials)]

@@ -197,10 +197,10 @@ class ReplayGuards:
         outcomes = self._cluster.apply(its)
         limited = {outcome.job_id for outcome in outcomes if outcome.result in _APPLIED}
         self._limited_by.update(dict.fromkeys(limited, active))
-        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(active, but=limited))
+        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._revert_limits(active, but=limited))
         return _and(counts, Result.REFUSED, len(limits) - len(its))
 
-    def _take_back_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
+    def _revert_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
         """Revert a service's soft limits except some, and yield the results.
 
         Jobs that are no longer pending have no result.
@@ -209,8 +209,8 @@ class ReplayGuards:
         for job_id in dropped:
             del self._limited_by[job_id]
         if dropped:
-            restore = Revert(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
-            yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
+            revert = Revert(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            yield from (it.result for it in self._cluster.apply([revert]) if it.result is not Result.GONE)
 
 
 def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:

@@ -337,8 +337,8 @@ def slurm_whatif(
     recorded_s = seconds_of(jobs.jobs["started_at"])
     known = counted & ~np.isnan(recorded_s)
     replays = {"Slurm as it is set up": today.started_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
-    judged = (
+    scores = (
         fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])
         for name, replayed_s in replays.items()
     )
-    return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(judged) if known.sum() >= FEWEST_JOBS else ())
+    return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(scores) if known.sum() >= FEWEST_JOBS else ())

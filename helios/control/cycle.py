@@ -385,7 +385,7 @@ class Cycle:
 
     def _act(self, snapshot: Snapshot, services: Sequence[ActiveService]) -> None:
         domain = self.domain
-        self.requested, memory = self._ask(services, snapshot)
+        self.requested, memory = self._request_changes(services, snapshot)
         if self.held_back is not None and self.audit.is_news(HELIOS, self.held_back):
             self._say(self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep")
         active_services = []  # those that are neither off nor suspended, asked or not
@@ -420,7 +420,7 @@ class Cycle:
             breaker = breaker.after_a_good_cycle()
         self.memory = replace(memory, breaker=breaker, said=self.audit.said, suspended=())
 
-    def _ask(
+    def _request_changes(
         self, services: Sequence[ActiveService], snapshot: Snapshot
     ) -> tuple[dict[str, RequestedChanges[Any]], ControllerState]:
         """Ask each service that is due, all with the same snapshot.
@@ -584,5 +584,5 @@ def shadow_intent(
 ) -> AppliedByKey:
     """Return the shadow changes, without those of services that are no shadows now."""
     shadows = {active.name for active in services if active.is_shadow}
-    gone = {back.key for back in ends if back.service not in shadows}
+    gone = {reversion.key for reversion in ends if reversion.service not in shadows}
     return {key: row for key, row in applied.shadow.items() if key not in gone}

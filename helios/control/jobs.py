@@ -175,8 +175,10 @@ class JobDomain:
             unwanted[mode] = self._unwanted(cycle, mode, group, keep=keep)
         writers, most = groups[Mode.ACTIVE], self.settings.slurm.writes_per_cycle
         # A value that cannot be read is neither overwritten nor forgotten. A later cycle that can read it reverts it.
-        forget = {back.key for back in unwanted[Mode.ACTIVE] if not self._may_stand(back.key)}
-        reversions = [back for back in unwanted[Mode.ACTIVE] if self.jobs[back.key[1]].carries(back.key[0])]
+        forget = {reversion.key for reversion in unwanted[Mode.ACTIVE] if not self._may_stand(reversion.key)}
+        reversions = [
+            reversion for reversion in unwanted[Mode.ACTIVE] if self.jobs[reversion.key[1]].carries(reversion.key[0])
+        ]
         left = most - len(reversions)
         if sum(len(send[active.name]) for active in writers) > left:
             # The largest changes of the order are sent first, then the soft limits in the order of the queue.
@@ -213,10 +215,14 @@ class JobDomain:
         """Change jobs for one service, or revert what no service asks for."""
         cluster: Cluster | None = self.cluster
         changes: dict[Key, Change[float]] = {}
-        backs: Iterable[Reversion] = plan.reversions
+        reversions: Iterable[Reversion] = plan.reversions
         if active is not None:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
-            backs = [back for back in plan.shadow_reversions if active.is_shadow and back.service == active.name]
+            reversions = [
+                reversion
+                for reversion in plan.shadow_reversions
+                if active.is_shadow and reversion.service == active.name
+            ]
             snapshot = cycle.snapshot
             assert snapshot is not None
             cluster = cluster_for_mode(
@@ -232,7 +238,7 @@ class JobDomain:
                 read = self.jobs[change.target].value(change.setting)
                 found = f"{describe_mode(change.setting, read)} was found instead of what Helios had set"
                 asked[place] = replace(change, reason=f"{change.reason}; set again, once: {found}")
-        actions = [*to_job_actions(asked), *_reverts(backs)]
+        actions = [*to_job_actions(asked), *_reverts(reversions)]
         if not actions or cluster is None:
             return []
         if active is None or active.mode.writes:
@@ -476,8 +482,8 @@ def _governs(requested: RequestedChanges[float] | None, key: Key, job: PendingJo
     return job.partition in requested.partitions if key[0] is JobSetting.ORDER else "SoftLimit" in requested.kinds
 
 
-def _reverts(backs: Iterable[Reversion]) -> list[Revert]:
+def _reverts(reversions: Iterable[Reversion]) -> list[Revert]:
     grouped: dict[tuple[JobSetting, str], list[str]] = {}
-    for back in backs:
-        grouped.setdefault((JobSetting(back.key[0]), back.why), []).append(back.key[1])
+    for reversion in reversions:
+        grouped.setdefault((JobSetting(reversion.key[0]), reversion.why), []).append(reversion.key[1])
     return [Revert(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]

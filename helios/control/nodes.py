@@ -57,7 +57,7 @@ from helios.ports import Ledger, NodeCluster
 
 SOON_S = 600.0
 """Time before the end of the cluster's idle timer from which a node counts as about to sleep, s."""
-TAKEN_BACK = "what stands there is reverted first"
+REVERTED_FIRST = "what stands there is reverted first"
 THE_LIST = "the keep-awake list"
 NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is not known here"
 COST = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
@@ -200,9 +200,9 @@ class NodeDomain:
         # The cluster's own timer may put these to sleep. It is off where Helios puts nodes to sleep itself.
         awake = {node.name for node in context.nodes.values() if not node.kept_awake}
         may_sleep = awake if context.only_lists else set()
-        room = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
-        reversions, waiting = self._given_back(cycle, writers, room)
-        draft.let_through(writers, room, without={back.key for back in reversions})
+        budget = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
+        reversions, waiting = self._due_reversions(cycle, writers, budget)
+        draft.let_through(writers, budget, without={reversion.key for reversion in reversions})
         would_sleep = {row.target for row in context.applied.shadow.values() if row.value == ASLEEP}
         for active in services:
             if active.is_shadow:
@@ -314,15 +314,15 @@ class NodeDomain:
             and (now - node.idle_since).total_seconds() >= idle_s
         ]
 
-    def _given_back(
-        self, cycle: Cycle, writers: Sequence[ActiveService], room: PowerBudget
+    def _due_reversions(
+        self, cycle: Cycle, writers: Sequence[ActiveService], budget: PowerBudget
     ) -> tuple[list[Reversion], list[Key]]:
         """Return the changes to revert now, and those that must wait.
 
         Nodes wait that still fall asleep, that were drained since, or that exceed the budget of power changes.
         """
         modes = {active.name: active.mode for active in writers}
-        back: list[Reversion] = []
+        reversion: list[Reversion] = []
         waiting: list[Key] = []
         for row in self.context.applied.real.values():
             why = "" if row.overridden else self._why_not_stand(row, modes, cycle.requested)
@@ -330,13 +330,13 @@ class NodeDomain:
                 continue
             node = self.context.nodes.get(row.target)
             if row.setting is NodeSetting.POWER and (
-                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or room.to_wake()[1]
+                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or budget.to_wake()[1]
             ):
                 waiting.append(row.key)
             else:
-                back.append(Reversion(key=row.key, service=row.service, why=why, own=row.own))
+                reversion.append(Reversion(key=row.key, service=row.service, why=why, own=row.own))
         most = self.settings.slurm.writes_per_cycle
-        return back[:most], [*waiting, *(late.key for late in back[most:])]
+        return reversion[:most], [*waiting, *(late.key for late in reversion[most:])]
 
     def _why_not_stand(
         self,
@@ -392,14 +392,14 @@ class NodeDomain:
             for change in plan.same.get(active.name, ()):
                 if change.key in real and real[change.key].service != active.name and change.value != AWAKE:
                     real[change.key] = replace(real[change.key], service=active.name)
-        for back in plan.reversions:
-            if back.key[0] is NodeSetting.POWER:
-                real[back.key] = replace(cycle.applied.real[back.key], value=AWAKE)
+        for reversion in plan.reversions:
+            if reversion.key[0] is NodeSetting.POWER:
+                real[reversion.key] = replace(cycle.applied.real[reversion.key], value=AWAKE)
         return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
 
     def _actions(self, plan: ReconcilePlan, active: ActiveService, changes: list[Change[str]]) -> list[NodeAction]:
         if active.is_shadow:
-            ends = [back for back in plan.shadow_reversions if back.service == active.name]
+            ends = [reversion for reversion in plan.shadow_reversions if reversion.service == active.name]
             return [*to_node_actions(changes, own={}), *_reverts(ends)]
         if any(change.setting is NodeSetting.WEIGHT for change in changes):
             # A fill order is sent as a whole, because a weight depends on the other nodes in the order.
@@ -461,7 +461,7 @@ class _Draft:
             self.refused.setdefault(name, []).extend(refused[name])
 
     def let_through(
-        self, services: Sequence[ActiveService], room: PowerBudget, *, without: Collection[Key] = ()
+        self, services: Sequence[ActiveService], budget: PowerBudget, *, without: Collection[Key] = ()
     ) -> None:
         """Keep the changes within the budget of power changes.
 
@@ -470,21 +470,21 @@ class _Draft:
         for active in services:
             asked = self.send[active.name]
             self.send[active.name] = [change for change in asked if change.key not in without]
-            late = [change.outcome(Result.POSTPONED, TAKEN_BACK) for change in asked if change.key in without]
+            late = [change.outcome(Result.POSTPONED, REVERTED_FIRST) for change in asked if change.key in without]
             self.refused[active.name].extend(late)
         for to_sleep in (False, True):
             for active in services:
-                self._pass(active, room, to_sleep=to_sleep)
+                self._pass(active, budget, to_sleep=to_sleep)
 
-    def _pass(self, active: ActiveService, room: PowerBudget, *, to_sleep: bool) -> None:
+    def _pass(self, active: ActiveService, budget: PowerBudget, *, to_sleep: bool) -> None:
         kept: list[Change[str]] = []
         for change in self.send[active.name]:
             if change.setting is NodeSetting.KEEP_AWAKE and to_sleep:
-                longer = self._keep_longer(change, room, mode=active.mode.mode)
+                longer = self._keep_longer(change, budget, mode=active.mode.mode)
                 is_desired = is_in_desired_state(longer, self.context, active.mode.mode)
                 (self.same[active.name] if is_desired else kept).append(longer)
             elif change.setting is NodeSetting.POWER and sleeps(change) is to_sleep:
-                result, why = room.to_sleep(self.context.nodes[change.target]) if to_sleep else room.to_wake()
+                result, why = budget.to_sleep(self.context.nodes[change.target]) if to_sleep else budget.to_wake()
                 if why:
                     self.refused[active.name].append(change.outcome(result, why))
                 else:
@@ -493,14 +493,14 @@ class _Draft:
                 kept.append(change)
         self.send[active.name] = kept
 
-    def _keep_longer(self, change: Change[str], room: PowerBudget, *, mode: Mode) -> Change[str]:
+    def _keep_longer(self, change: Change[str], budget: PowerBudget, *, mode: Mode) -> Change[str]:
         """Return the keep-awake list with nodes that may not leave it now."""
         row, nodes = self.context.applied.of(mode).get(LIST), self.context.nodes
         named = nodes_named(change.value)
         leaving = [] if row is None else [name for name in nodes_named(row.value) if name not in named]
         stays, first = [], ""
         for node in (nodes[name] for name in leaving if name in nodes):
-            why = why_not_asleep(node, self.context) or room.to_sleep(node)[1]
+            why = why_not_asleep(node, self.context) or budget.to_sleep(node)[1]
             if why:
                 stays.append(node.name)
                 first = first or f"{node.name}: {why}"
@@ -592,8 +592,8 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
         snapshot = cluster.snapshot()
         for _ in range(ROUNDS):
             rows_applied = applied_on(snapshot, real)
-            backs = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in rows_applied]
-            answer = cluster.steer(_reverts(backs)) if backs else []
+            reversions = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in rows_applied]
+            answer = cluster.steer(_reverts(reversions)) if reversions else []
             may_do_more = add_round(outcomes, answer)  # before the next look, which may fail
             snapshot = cluster.snapshot() if answer else snapshot
             if not may_do_more:
@@ -661,10 +661,10 @@ def with_undo_records(applied: AppliedChanges, undo: Undo, *, at: datetime) -> A
     return replace(applied, real={**undo.rows(at=at, service=HELIOS), **applied.real})
 
 
-def _reverts(backs: Iterable[Reversion]) -> list[RevertNodes]:
-    """Return the actions that revert ``backs``, wakes first."""
+def _reverts(reversions: Iterable[Reversion]) -> list[RevertNodes]:
+    """Return the actions that revert ``reversions``, wakes first."""
     grouped: dict[tuple[NodeSetting, str], list[tuple[str, str]]] = {}
-    for back in backs:
-        grouped.setdefault((NodeSetting(back.key[0]), back.why), []).append((back.key[1], back.own))
+    for reversion in reversions:
+        grouped.setdefault((NodeSetting(reversion.key[0]), reversion.why), []).append((reversion.key[1], reversion.own))
     ranked = sorted(grouped.items(), key=lambda item: list(NodeSetting).index(item[0][0]))
     return [RevertNodes(setting=setting, own=tuple(own), reason=why) for (setting, why), own in ranked]

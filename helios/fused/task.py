@@ -41,9 +41,9 @@ OWN_KEYS = {*COMMON, "epochs", *OTHER_KEYS, *(key for _, keys in OPTIMIZERS.valu
 """Names of parameters that are not for ``build``."""
 LATEST, CHECKPOINT = "latest", "model.pt"
 """File that names the last complete checkpoint, as ``helios_task`` has it, and the checkpoint itself."""
-LOOK_S = 0.25
+POLL_S = 0.25
 """About how long the models train until requests and new trials are looked for."""
-IDLE_S, IDLE_LOOK_S = 10.0, 0.02
+IDLE_S, IDLE_POLL_S = 10.0, 0.02
 """How long to wait for a trial when there is none, and how often to look."""
 COST = 20
 """One part in so many of the time goes into checkpoints at most."""
@@ -220,7 +220,7 @@ class FusedTask:
         self._most = sys.maxsize
         self._made_for = 0
         self._chunk = 1
-        self._judge: nn.Module | None = None
+        self._evaluated: nn.Module | None = None
 
     def run(self) -> None:
         """Train until no trial is left and none will come."""
@@ -239,7 +239,7 @@ class FusedTask:
             elif self._closed or time.monotonic() - idle_since_s > IDLE_S:
                 return
             else:
-                time.sleep(IDLE_LOOK_S)
+                time.sleep(IDLE_POLL_S)
 
     def _end_soon(self, *_: Any) -> None:
         self._ending = True
@@ -291,13 +291,13 @@ class FusedTask:
         ready = [trial for message in messages if (trial := self._prepare(message)) is not None]
         if not ready:
             return
-        kinds = {trial.number: self._look_at(trial) for trial in ready}
+        kinds = {trial.number: self._model_structure(trial) for trial in ready}
         ready = [trial for trial in ready if kinds[trial.number]]
         if not ready:
             return
         if not self._by_number:
             self._structure = Counter(kinds[trial.number] for trial in ready).most_common(1)[0][0]
-            self._trainer, self._judge, self._most = None, None, sys.maxsize
+            self._trainer, self._evaluated, self._most = None, None, sys.maxsize
         training = list(self._by_number.values())
         common = (training or [trial for trial in ready if kinds[trial.number] == self._structure])[0].common
         joining: list[FusedTrial] = []
@@ -348,7 +348,7 @@ class FusedTask:
             return None
         return trial
 
-    def _look_at(self, trial: FusedTrial) -> str:
+    def _model_structure(self, trial: FusedTrial) -> str:
         """Return the structure of a trial's model, empty where it cannot be built."""
         try:
             with torch.random.fork_rng([]):
@@ -365,7 +365,7 @@ class FusedTask:
     def _make_trainer(self, joining: Sequence[FusedTrial]) -> None:
         """Train those that are there and those that join as one new stack."""
         kept = [(trial, self._now().checkpoint(at)) for at, trial in self._by_number.items()]
-        self._by_number, self._trainer, self._judge = {}, None, None
+        self._by_number, self._trainer, self._evaluated = {}, None, None
         trials = [*kept, *((trial, trial.saved(self._device)) for trial in joining)]
         count = self._count_that_fits([trial for trial, _ in trials])
         while True:
@@ -427,18 +427,18 @@ class FusedTask:
         """Return how many models the memory holds."""
         if len(trials) == 1:
             return 1
-        room = self._room_bytes()
+        available_bytes = self._available_bytes()
         options = {**trials[0].common, "device": self._device}
         program = (self._program.build, self._program.loss, self._data, trials[0].configuration)
         one = peak_bytes(1, *program, steps=1, way="serial", **options)
-        if one * len(trials) < LIKELY_SHARE * room:
+        if one * len(trials) < LIKELY_SHARE * available_bytes:
             return len(trials)
-        count = models_that_fit(int(room), *program, most=len(trials), **options)
+        count = models_that_fit(int(available_bytes), *program, most=len(trials), **options)
         if count < len(trials):
             self._most = count
         return count
 
-    def _room_bytes(self) -> float:
+    def _available_bytes(self) -> float:
         limit = (self._limit_mib or sys.maxsize) * 2.0**20
         if self._device.type == "cuda":
             return min(limit, float(torch.cuda.mem_get_info(self._device)[0]))
@@ -459,7 +459,7 @@ class FusedTask:
         trainer, began_s = self._now(), time.monotonic()
         trainer.train(steps=self._chunk, on_epoch=self._report)
         took_s = max(1e-6, time.monotonic() - began_s)
-        self._chunk = max(1, min(2 * self._chunk, int(self._chunk * LOOK_S / took_s)))
+        self._chunk = max(1, min(2 * self._chunk, int(self._chunk * POLL_S / took_s)))
         for at in list(trainer.finished):
             finished = trainer.finished.pop(at)
             self._finish(self._by_number.pop(at), finished)
@@ -495,9 +495,9 @@ class FusedTask:
             return {}
         finished = trainer.finished.get(at)
         state = finished.checkpoint if finished is not None else trainer.checkpoint(at)
-        if self._judge is None:
-            self._judge = trainer.model(at)
-        model = self._judge
+        if self._evaluated is None:
+            self._evaluated = trainer.model(at)
+        model = self._evaluated
         model.load_state_dict(state["model"])
         model.eval()
         inputs, target = self._validation

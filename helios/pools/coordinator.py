@@ -510,7 +510,7 @@ class Coordinator:
         if len(self._waiting) >= room:
             return
         if not self._exhausted:
-            with self.state.turn():
+            with self.state.exclusive():
                 self._ask_search(room)
         if self.state.shared and self._exhausted and not self._waiting and time.time() >= self._adopt_at_s:
             self._adopt_at_s = time.time() + (_ADOPT_S if self._running else 0.0)
@@ -552,7 +552,7 @@ class Coordinator:
     def _report_end(self, record: TrialRecord) -> bool:
         """Tell the search how a trial ended, and return whether it could note it."""
         try:
-            with self.state.turn():
+            with self.state.exclusive():
                 self._search.tell(record.number, record.state, record.value)
         except FileUnwritable as reason:
             self._hold(reason.message)
@@ -975,7 +975,7 @@ class Coordinator:
         if value is not None and isfinite(value):
             attempt.value = value
             if report.step is not None and not attempt.pruned:
-                with suppress(FileUnwritable), self.state.turn():  # then it is not pruned at this step
+                with suppress(FileUnwritable), self.state.exclusive():  # then it is not pruned at this step
                     attempt.pruned = self._search.report(attempt.trial.number, report.step, value)
                 if attempt.pruned and attempt.asked is None:
                     self._prune(attempt)

@@ -258,13 +258,13 @@ class SimCluster(SimulatedCluster):
 
     def _change(self, change: SettingChange[float], job: int) -> Outcome:
         is_limit = change.setting is JobSetting.SOFT_LIMIT
-        if is_limit and not change.takes_back and change.wanted >= self._limit_s[job]:
+        if is_limit and not change.is_revert and change.wanted >= self._limit_s[job]:
             return change.outcome(Result.REFUSED, remark=TOO_LONG)
         values = self._values(change.setting)
         before = float(values[job])
         if _alike(before, change.wanted):
             return change.outcome(Result.UNCHANGED, before=before, after=before)
-        if job in self._excluded_reason and not change.takes_back:
+        if job in self._excluded_reason and not change.is_revert:
             return change.outcome(Result.REFUSED, before=before, remark=self._excluded_reason[job])
         values[job] = change.wanted
         if job not in self._held:

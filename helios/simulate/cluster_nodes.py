@@ -175,7 +175,7 @@ class NodeActions:
         elif isinstance(action, FillFirst):
             yield from self._filled(action)
         else:
-            yield from self._restored(action, now)
+            yield from self._reverted(action, now)
 
     # Power.
 
@@ -248,19 +248,19 @@ class NodeActions:
                 self._tier[self._number[name]] = tier
         yield from self._weighed(list(wanted), before, fill)
 
-    def _restored(self, restore: RevertNodes, now: int) -> Iterator[NodeOutcome]:
-        if restore.setting is NodeSetting.POWER:
-            for name, _ in restore.own:
-                yield self._woken(name, restore, now)
-        elif restore.setting is NodeSetting.KEEP_AWAKE:
-            for _, listed in restore.own:
-                yield self._kept(_listed(_names(listed)), restore)
+    def _reverted(self, revert: RevertNodes, now: int) -> Iterator[NodeOutcome]:
+        if revert.setting is NodeSetting.POWER:
+            for name, _ in revert.own:
+                yield self._woken(name, revert, now)
+        elif revert.setting is NodeSetting.KEEP_AWAKE:
+            for _, listed in revert.own:
+                yield self._kept(_listed(_names(listed)), revert)
         else:
             before = self.weight
-            for name, weight in restore.own:
+            for name, weight in revert.own:
                 if name in self._number:
                     self._tier[self._number[name]] = int(weight) - self._site_weight[self._number[name]]
-            yield from self._weighed([name for name, _ in restore.own], before, restore)
+            yield from self._weighed([name for name, _ in revert.own], before, revert)
 
     def _weighed(
         self, names: list[str], before: NDArray[np.int64], action: FillFirst | RevertNodes

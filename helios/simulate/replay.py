@@ -248,7 +248,7 @@ def replay(
         run_time_s = _true_run_times(workload, order, run_time_s)
     bounds = np.empty(0 if guard is None else len(guard.at_s), dtype=GUARD)
     if guard is not None:
-        bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
+        bounds["at_s"], bounds["bound_s"] = guard.at_s, guard.bound_s
     state = new_state(
         workload,
         shape,
@@ -296,7 +296,7 @@ def replay(
         believed_s=scores.believed_s,
         estimate_s=None if estimate_s is None and predictor is None else scores.plans.copy(),
         holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
-        bound_s=int(state.guard["patience_s"][-1]) if len(state.guard) else None,
+        bound_s=int(state.guard["bound_s"][-1]) if len(state.guard) else None,
     )
 
 

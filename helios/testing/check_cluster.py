@@ -37,7 +37,7 @@ def check_cluster(make: Make) -> None:
     AssertionError
         A promise of the contract is broken. The message says which one, and what was observed.
     """
-    for promise in (_looks, _reorders, _is_idempotent, _leaves_alone, _softens, _takes_back, _takes_back_by_name):
+    for promise in (_looks, _reorders, _is_idempotent, _leaves_alone, _softens, _reverts_all, _reverts_by_name):
         cluster = make()
         try:
             promise(cluster)
@@ -115,7 +115,7 @@ def _softens(cluster: Cluster) -> None:
     _must(_results(again) == {Result.UNCHANGED}, "a soft limit that already is so is UNCHANGED", again)
 
 
-def _takes_back(cluster: Cluster) -> None:
+def _reverts_all(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     cluster.apply(_some_of_everything(snapshot))
     done = cluster.apply([Revert(reason="contract")])
@@ -130,7 +130,7 @@ def _takes_back(cluster: Cluster) -> None:
     _must(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
 
 
-def _takes_back_by_name(cluster: Cluster) -> None:
+def _reverts_by_name(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, _ = _jobs_to_try(snapshot)
     cluster.apply(_some_of_everything(snapshot))

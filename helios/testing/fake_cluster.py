@@ -17,7 +17,7 @@ import pandas as pd
 
 from helios import ownership
 from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import GONE, ChangeContext, SettingChange, judge_change, setting_changes, slurm_value_mapping
+from helios.changes import GONE, ChangeContext, SettingChange, check_change, setting_changes, slurm_value_mapping
 from helios.choices import Domain
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, Snapshot
@@ -330,7 +330,7 @@ class FakeCluster(Faults):
         job = self._pending(change.job_id)
         if job is None:
             return change.outcome(Result.GONE, remark=GONE)
-        outcome = judge_change(change, self._ground(change, job))
+        outcome = check_change(change, self._ground(change, job))
         if outcome is not None:
             return outcome
         before = _value(job, change.setting)

@@ -182,7 +182,7 @@ class _NodePool:
     kinds: set[str] = field(default_factory=set)
     gpus: float = 0.0
     cpus: float = 0.0
-    room: int = 0
+    free_nodes: int = 0
 
     def nodes_for(self, *, gpus: float, cpus: float, asked: float) -> float:
         """Return the nodes that one job needs.
@@ -201,7 +201,7 @@ def _pools(nodes: Sequence[NodeCandidate]) -> list[_NodePool]:
         pool.partitions |= node.partitions
         pool.kinds |= node.kinds
         pool.gpus, pool.cpus = max(pool.gpus, node.gpus), max(pool.cpus, node.cpus)
-        pool.room += node.idle or node.asleep
+        pool.free_nodes += node.idle or node.asleep
     return list(pools.values())
 
 
@@ -212,7 +212,7 @@ def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_
         for pool in pools
         if pool.partitions & asked and (pool.gpus or not needs_gpus) and (not gpu_type or gpu_type in pool.kinds)
     ]
-    return min(fits, key=lambda pool: (-pool.room, pool.name), default=None)
+    return min(fits, key=lambda pool: (-pool.free_nodes, pool.name), default=None)
 
 
 def _known(value: float) -> float:
@@ -274,7 +274,7 @@ class Ces:
         queued = nodes_wanted_by_queue(snapshot, nodes)
         fresh = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
         of_pool = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
-        judged: list[_PoolAssessment] = []
+        assessments: list[_PoolAssessment] = []
         taken: set[str] = set()
         for name, members in of_pool:
             if name not in demand.pools or not demand.busy.shape[1]:
@@ -285,8 +285,8 @@ class Ces:
             down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake)
             pool = replace(pool, down=tuple(down), up=tuple(to_wake(pool.members, -count, everywhere=nodes)))
             taken |= {node.name for node in pool.down}
-            judged.append(pool)
-        return judged
+            assessments.append(pool)
+        return assessments
 
     def _assess_pool(
         self, demand: Demand, name: str, members: list[NodeCandidate], queued: float, *, fresh: bool

@@ -2,8 +2,8 @@
 
 For every partition, each of AWAKE, WAKING, ASLEEP and FALLING, and every number of free GPUs (level) the set of such
 nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices. The set of
-number ``shelf`` is that of power ``shelf // levels`` and level ``shelf % levels``, with ``levels`` one more than the
-GPUs of a node.
+number ``node_set`` is that of power ``node_set // levels`` and level ``node_set % levels``, with ``levels`` one more
+than the GPUs of a node.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def with_reserved(state: EngineState, partition: int, size: int, deepest: int) -
 
 
 @kernel
-def turn(state: EngineState, partition: int, node: int, power: int) -> None:
+def change_power(state: EngineState, partition: int, node: int, power: int) -> None:
     """Change the power state of ``node`` to ``power``."""
     home, record = state.partitions[partition], state.nodes[node]
     held = home.gpus_per_node - state.nodes[node].free
@@ -318,20 +318,20 @@ def _flip(state: EngineState, partition: int, node: int, level: int, by: int) ->
     The set is that of its power and ``level``.
     """
     home, record = state.partitions[partition], state.nodes[node]
-    shelf = record.power * (home.gpus_per_node + 1) + level
+    node_set = record.power * (home.gpus_per_node + 1) + level
     bit = np.uint64(1) << np.uint64(record.rank % WORD_BITS)
-    state.bits[home.first_word + shelf * home.words + record.rank // WORD_BITS] ^= bit
-    state.level_nodes[home.first_level + shelf] += by
+    state.bits[home.first_word + node_set * home.words + record.rank // WORD_BITS] ^= bit
+    state.level_nodes[home.first_level + node_set] += by
 
 
 @kernel
-def first_node(state: EngineState, partition: int, shelf: int) -> int:
-    """Return the first node of the set number ``shelf``.
+def first_node(state: EngineState, partition: int, node_set: int) -> int:
+    """Return the first node of the set ``node_set``.
 
     The set must not be empty.
     """
     home = state.partitions[partition]
-    word = home.first_word + shelf * home.words
+    word = home.first_word + node_set * home.words
     start = word
     while state.bits[word] == 0:
         word += 1
@@ -341,12 +341,12 @@ def first_node(state: EngineState, partition: int, shelf: int) -> int:
 
 
 @kernel
-def n_below(state: EngineState, partition: int, shelf: int, rank: int) -> int:
-    """Count the nodes of the set number ``shelf`` that rank before ``rank``."""
+def n_below(state: EngineState, partition: int, node_set: int, rank: int) -> int:
+    """Count the nodes of the set ``node_set`` that rank before ``rank``."""
     home = state.partitions[partition]
     if rank >= home.nodes:
-        return int(state.level_nodes[home.first_level + shelf])
-    n, first = 0, home.first_word + shelf * home.words
+        return int(state.level_nodes[home.first_level + node_set])
+    n, first = 0, home.first_word + node_set * home.words
     for word in range(rank // WORD_BITS):
         n += _ones(state.bits[first + word])
     if rank % WORD_BITS:
@@ -356,10 +356,10 @@ def n_below(state: EngineState, partition: int, shelf: int, rank: int) -> int:
 
 
 @kernel
-def nth_node(state: EngineState, partition: int, shelf: int, n: int) -> int:
-    """Return the node of the set number ``shelf`` before which ``n`` others rank."""
+def nth_node(state: EngineState, partition: int, node_set: int, n: int) -> int:
+    """Return the node of the set ``node_set`` before which ``n`` others rank."""
     home = state.partitions[partition]
-    word = home.first_word + shelf * home.words
+    word = home.first_word + node_set * home.words
     start = word
     while _ones(state.bits[word]) <= n:
         n -= _ones(state.bits[word])
@@ -404,7 +404,7 @@ def home_of(state: EngineState, node: int) -> int:
 def wake(state: EngineState, partition: int, node: int) -> None:
     """Begin to wake ``node``, which is asleep."""
     clock, record = state.clock[0], state.nodes[node]
-    turn(state, partition, node, WAKING)
+    change_power(state, partition, node, WAKING)
     record.until_s = clock.now_s + clock.boot_s
     state.nodes[(clock.first_waking + clock.waking) % len(state.nodes)].waking = node
     clock.waking += 1
@@ -419,7 +419,7 @@ def fall(state: EngineState, partition: int, node: int) -> None:
     """
     clock, record = state.clock[0], state.nodes[node]
     strike(state, node)
-    turn(state, partition, node, FALLING)
+    change_power(state, partition, node, FALLING)
     state.partitions[partition].free_gpus -= state.nodes[node].free
     record.until_s = clock.now_s + clock.shutdown_s
     state.nodes[(clock.first_falling + clock.falling) % len(state.nodes)].falling = node
@@ -452,7 +452,7 @@ def get_up(state: EngineState, now: int) -> None:
         clock.first_waking = (clock.first_waking + 1) % len(state.nodes)
         clock.waking -= 1
         partition = home_of(state, node)
-        turn(state, partition, node, AWAKE)
+        change_power(state, partition, node, AWAKE)
         state.nodes[node].idle_since_s = now
         if state.nodes[node].free == state.partitions[partition].gpus_per_node:
             enlist(state, node)
@@ -471,7 +471,7 @@ def fell(state: EngineState, now: int) -> int:
     clock.first_falling = (clock.first_falling + 1) % len(state.nodes)
     clock.falling -= 1
     partition = home_of(state, node)
-    turn(state, partition, node, ASLEEP)
+    change_power(state, partition, node, ASLEEP)
     state.partitions[partition].free_gpus += state.nodes[node].free
     return partition
 

@@ -83,24 +83,24 @@ def choice(state: EngineState, job: int, number: int, least: int) -> int:
             least += 1
         return first_node(state, partition, least)
     power, levels = AWAKE, home.gpus_per_node + 1
-    shelf = _lowest_shelf(state, partition, least, levels)
-    while shelf == NOBODY and power < ASLEEP:
+    node_set = _first_nonempty(state, partition, least, levels)
+    while node_set == NOBODY and power < ASLEEP:
         power += 1
-        shelf = _lowest_shelf(state, partition, power * levels + least, (power + 1) * levels)
-    return _chosen(state, job, number, shelf, (power + 1) * levels)
+        node_set = _first_nonempty(state, partition, power * levels + least, (power + 1) * levels)
+    return _chosen(state, job, number, node_set, (power + 1) * levels)
 
 
 @kernel
-def _lowest_shelf(state: EngineState, partition: int, shelf: int, end: int) -> int:
-    """Return the first set from number ``shelf`` on that is not empty.
+def _first_nonempty(state: EngineState, partition: int, node_set: int, end: int) -> int:
+    """Return the first set from number ``node_set`` on that is not empty.
 
     NOBODY: there is none before ``end``.
     """
     first = state.partitions[partition].first_level
-    while shelf < end:
-        if state.level_nodes[first + shelf] > 0:
-            return shelf
-        shelf += 1
+    while node_set < end:
+        if state.level_nodes[first + node_set] > 0:
+            return node_set
+        node_set += 1
     return NOBODY
 
 
@@ -112,9 +112,9 @@ def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) ->
     """
     partition, placement, nodes = state.jobs[job].partition, state.clock[0].placement, state.nodes
     best = first_node(state, partition, lowest)
-    for shelf in range(lowest + 1, end):
-        if state.level_nodes[state.partitions[partition].first_level + shelf] > 0:
-            node = first_node(state, partition, shelf)
+    for node_set in range(lowest + 1, end):
+        if state.level_nodes[state.partitions[partition].first_level + node_set] > 0:
+            node = first_node(state, partition, node_set)
             mine, record = nodes[node].tier_end, nodes[best].tier_end
             if mine < record or (
                 mine == record
@@ -132,13 +132,13 @@ def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int)
     """
     partition, tier_end = home_of(state, best), state.nodes[best].tier_end
     n_alike = 0
-    for shelf in range(lowest, end):
-        n_alike += n_below(state, partition, shelf, tier_end)
+    for node_set in range(lowest, end):
+        n_alike += n_below(state, partition, node_set, tier_end)
     n = drawn % n_alike
-    for shelf in range(lowest, end):
-        n_here = n_below(state, partition, shelf, tier_end)
+    for node_set in range(lowest, end):
+        n_here = n_below(state, partition, node_set, tier_end)
         if n < n_here:
-            return nth_node(state, partition, shelf, n)
+            return nth_node(state, partition, node_set, n)
         n -= n_here
     return NOBODY
 

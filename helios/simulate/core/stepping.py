@@ -302,7 +302,7 @@ def _shelve(state: EngineState, home: np.void) -> None:
     first, words, levels = int(home["first_word"]), int(home["words"]), int(home["gpus_per_node"]) + 1
     nodes = state.nodes[int(home["first_node"]) : int(home["first_node"] + home["nodes"])]
     rank = nodes["rank"].astype(np.int64)
-    shelf = nodes["power"].astype(np.int64) * levels + nodes["free"]
+    node_set = nodes["power"].astype(np.int64) * levels + nodes["free"]
     state.bits[first : first + words * levels * N_SETS] = 0
     bit = np.uint64(1) << (rank % WORD_BITS).astype(np.uint64)
-    np.bitwise_or.at(state.bits, first + shelf * words + rank // WORD_BITS, bit)
+    np.bitwise_or.at(state.bits, first + node_set * words + rank // WORD_BITS, bit)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobSetting, Outcome, Result
-from helios.changes import ChangeContext, SettingChange, judge_change, slurm_value_mapping
+from helios.changes import ChangeContext, SettingChange, check_change, slurm_value_mapping
 from helios.errors import UsageError
 from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
@@ -305,7 +305,7 @@ class SimulatedSlurm(SimulatedCluster):
         return pending
 
     def _change(self, change: SettingChange[int], job: int) -> Outcome:
-        if (kept := judge_change(change, self._ground(change, job))) is not None:
+        if (kept := check_change(change, self._ground(change, job))) is not None:
             return kept
         its, before = np.array([job]), self._value(change.setting, job)
         if change.setting is JobSetting.ORDER:

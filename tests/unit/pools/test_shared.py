@@ -36,7 +36,7 @@ def test_each_reads_what_the_other_wrote_before_it_writes(tmp_path: Path) -> Non
         assert not two.is_mine(two.trials[0])
         assert two.has_owner(two.trials[0])
         finish(one, 0)
-        with two.turn():
+        with two.exclusive():
             assert two.trials[0].ended
     with a_state(tmp_path, shared=False) as after:
         assert {number: trial.state for number, trial in after.trials.items()} == {0: "finished", 1: "waiting"}
