@@ -49,7 +49,7 @@ def test_only_trials_of_a_pool_that_is_gone_are_taken_over(tmp_path: Path) -> No
         gone.started(0, device="cpu:0", memory_limit_mib=None)
         assert one.adopt() == []
         pool = gone.pool
-        for handle in (gone._own_lock, gone._handle, gone._turn_lock):  # as a kill does
+        for handle in (gone._own_lock, gone._handle, gone._write_lock):  # as a kill does
             os.close(handle)
         (taken,) = one.adopt()
         assert (taken.number, taken.state, taken.attempts) == (0, TrialState.WAITING, 1)
