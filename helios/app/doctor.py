@@ -69,7 +69,11 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
     )
-    found = [_as_grave(finding) if finding.check == HOOK and _orders(settings, name) else finding for finding in found]
+    if _orders(settings, name):  # then nothing of the hook is only a warning
+        found = [
+            replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
+            for finding in found
+        ]
     return [*found, *(finding for check in checks for finding in _tried(check))]
 
 
@@ -83,10 +87,6 @@ def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
     unpublished = [] if settings.hook.publish else [_unpublished(FAIL)]
     found = [*(it for it in preflight(settings) if it.check == HOOK), *unpublished]
     return [finding for finding in found if finding.verdict is not OK]
-
-
-def _as_grave(finding: PreflightFinding) -> PreflightFinding:
-    return replace(finding, verdict=FAIL) if finding.verdict is WARN else finding
 
 
 def _orders(settings: Settings, name: str) -> bool:

@@ -192,7 +192,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
     """
     slurm = settings.slurm
     undo = JobsUndo(Path(settings.control.state_folder))
-    cluster, shell = open_cluster(slurm, undo=undo), _shell(settings)
+    cluster, shell = open_cluster(slurm, undo=undo), connect(slurm.model_copy(update={"backend": "commands"})).shell
     applied = accounting.Accounting(shell=shell, timeout_s=READING_S)
     return LiveCluster(
         name=cluster.name,
@@ -244,10 +244,6 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         clock_skew_s=settings.control.clock_skew_s,
         more=more,
     )
-
-
-def _shell(settings: Settings) -> Shell:
-    return connect(settings.slurm.model_copy(update={"backend": "commands"})).shell
 
 
 def _controller(backend: Backend) -> str | None:

@@ -115,16 +115,12 @@ def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
 
 def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.int64]:
     partition = jobs["partition"].astype("category")
-    groups = np.array([_group(str(name), group_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
-    return groups[partition.cat.codes]
-
-
-def _group(partition: str, group_of: dict[str, int]) -> int:
-    """Return the group of the first known partition of a job.
-
-    ``partition`` may name several. -1: none is known.
-    """
-    return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
+    # A job may name several partitions: its group is that of the first known one, -1 where none is known.
+    groups = [
+        next((group_of[name] for name in str(names).split(",") if name in group_of), -1)
+        for names in partition.cat.categories
+    ]
+    return np.array([*groups, -1], dtype=np.int64)[partition.cat.codes]
 
 
 def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:

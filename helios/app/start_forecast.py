@@ -301,7 +301,10 @@ def forecast_start(
     raw_s, raw_ends_s = wait_quantiles(waits_s), wait_quantiles(ends_s)
     found_s = calibrated(raw_s, wider=wider)
     shift_s = np.where(np.isfinite(raw_s), found_s - np.where(np.isfinite(raw_s), raw_s, 0.0), 0.0)
-    moments = [_moment(now, after_s) for after_s in (*found_s, *(raw_ends_s + shift_s))]
+    moments = [
+        now + timedelta(seconds=round(float(after_s))) if np.isfinite(after_s) else None
+        for after_s in (*found_s, *(raw_ends_s + shift_s))
+    ]
     by_limits = queue.by_limits or bool(np.isnan(job["p50_s"]))
     fitting_s = math.nan if by_limits else fitting_limit_s(job)
     limits = ("It rests on time limits, because too little has ended to predict run times.",) if by_limits else ()
@@ -399,10 +402,6 @@ def _earlier(
             p50_at = now + timedelta(seconds=round(float(np.median(after_s))))
             found.append(EarlierStart(change=change, p50_at=p50_at, gain_s=gain_s))
     yield from sorted(found, key=lambda way: -way.gain_s)
-
-
-def _moment(now: datetime, wait_s: float) -> datetime | None:
-    return now + timedelta(seconds=round(float(wait_s))) if np.isfinite(wait_s) else None
 
 
 def closed_nodes(nodes: pd.DataFrame) -> NDArray[np.bool_]:

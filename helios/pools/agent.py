@@ -672,15 +672,16 @@ class Agent:
             out_of_memory |= self._groups.kills(trial.group) > trial.group_kills and returncode != 0
             if trial.segment is None:
                 _remove(trial.group)
+        utilization: float | None = cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0))
+        if trial.gpu:
+            utilization = sum(trial.busy) / len(trial.busy) if trial.busy else None
         self._send(
             {
                 "event": "ended",
                 "number": trial.number,
                 "status": returncode,
                 "seconds": seconds,
-                "utilization": _mean(trial.busy)
-                if trial.gpu
-                else cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0)),
+                "utilization": utilization,
                 "energy_j": trial.energy_j or None,
                 "peak_memory_mib": trial.peak_mib or None,
                 "out_of_memory": out_of_memory,
@@ -913,10 +914,6 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
                 busy = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
             energy_j = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
     return energy_j, busy
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _kernel_kills() -> int:
