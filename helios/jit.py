@@ -78,7 +78,7 @@ def kernel(function: _Function) -> _Function:
 
 
 def entry_point(function: _Function) -> _Function:
-    """Compile ``function`` of the simulator at its first call, and keep it on disk."""
+    """Compile ``function`` at its first call, and cache it on disk."""
     return cached_jit(function, **_CORE)
 
 
@@ -142,7 +142,7 @@ def _file_of(module: str) -> Path | None:
 
 
 class _Reporter(event.Listener):
-    """Logs what is compiled because it is not on disk, without the parts of it."""
+    """Logs what is compiled, without its parts."""
 
     depth = 0
 

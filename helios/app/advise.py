@@ -113,7 +113,7 @@ def advise_on(
     used: pd.DataFrame | None = None,
     notes: tuple[str, ...] = (),
 ) -> AdviceReport:
-    """Advise users by the jobs of a history that were submitted in [since, until).
+    """Advise users by the jobs submitted in [since, until).
 
     Without a begin it is ``WINDOW`` before the end, without an end the last submission.
     """
@@ -178,7 +178,7 @@ def usage_of_file(path: Path) -> pd.DataFrame:
 def usage_of_cluster(
     settings: SlurmSettings, cluster: str, since: datetime, until: datetime, *, users: Collection[str]
 ) -> Usage:
-    """Return what jobs used from the accounting of the cluster that this machine reaches.
+    """Return what jobs used, from this machine's accounting.
 
     None, and why, where it does not answer or is of another cluster.
     """

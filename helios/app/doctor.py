@@ -189,7 +189,7 @@ def check_settings(settings: Settings) -> list[HeliosError]:
 
 
 def _only_name(settings: Settings) -> str:
-    """Return the name of the default or else the only cluster of the warehouse.
+    """Return the name of the default or only cluster.
 
     Empty where there are several, or where the warehouse cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Execution of the replays of a sweep, in this process, on Dask or on Slurm.
+"""Execution of a sweep's replays here, on Dask or on Slurm.
 
 A cell is one replay. It states everything that its figures depend on, and nothing of where it is replayed. What cells
 share, the jobs on their machine and the model trained beforehand, is cached in each process.
@@ -42,7 +42,7 @@ LIBRARIES = ("lightgbm", "numpy")
 
 @cache
 def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
-    """Return a digest of the package's sources and the releases behind a sweep's results.
+    """Return a digest of the sources and releases behind a result.
 
     It has 16 characters. A result of other sources is never reused, also where the edit could not have changed it.
     """
@@ -276,7 +276,7 @@ def run_in_processes(
 def run_on_dask(
     history: LoadedHistory, cells: Sequence[SweepRun], *, address: str, join_s: float = 0.0
 ) -> Generator[FinishedRun, None, None]:
-    """Replay the cells on the workers of the Dask scheduler at ``address``, as an ``Engine``.
+    """Replay the cells on the workers of a Dask scheduler.
 
     With ``join_s`` its first worker may take that long to join, s.
 

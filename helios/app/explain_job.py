@@ -46,7 +46,7 @@ def rows_named(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
 
 
 def near_ids(ids: pd.Series, job_id: str) -> list[str]:
-    """Return the known ids nearest in number, or in letters where ids are no numbers."""
+    """Return the known ids that are most like this one."""
     known = ids.drop_duplicates()
     numbers = pd.to_numeric(known, errors="coerce")
     digits = job_id.partition("_")[0].partition("-")[0]

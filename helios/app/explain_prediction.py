@@ -134,7 +134,7 @@ def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Cho
 
 
 def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
-    """Return a chooser that trains a model on what had ended by the job's moment.
+    """Return a chooser that trains on what had ended by then.
 
     Shrinkage alone predicts where that is too little.
     """

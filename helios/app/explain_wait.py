@@ -129,7 +129,7 @@ def explain_wait(
 
 
 class _Wait:
-    """Wait of one job in one replay, from the notes on each scheduling pass.
+    """Wait of one job in a replay, from notes on each pass.
 
     Attributes
     ----------

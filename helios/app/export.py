@@ -342,7 +342,7 @@ def _refuse_foreign_files(out: Path) -> frozenset[str]:
 def _write_layouts(
     folder: Path, jobs: pd.DataFrame, history: LoadedHistory, request: ExportRequest, progress: Progress
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Write a file in each layout, and return what each cannot hold, and notes."""
+    """Write a file in each layout, and return their limits."""
     notes, lost = [*history.notes], {}
     for place, layout in enumerate(request.layouts):
         progress("Writing", place / len(request.layouts))
@@ -356,7 +356,7 @@ def _write_layouts(
 
 
 def _publish(staging: Path, previous: frozenset[str], about: dict[str, Any]) -> tuple[Path, ...]:
-    """Move what was written into the folder around it, in place of an earlier export."""
+    """Move what was written into the folder around it."""
     sums = {path.name: file_sha256(path) for path in sorted(staging.iterdir())}
     _write_json(staging / MANIFEST, {"helios_export": sums, **about})
     # The files of an earlier export go first: its plain ones must not lie beside anonymous ones.
@@ -369,7 +369,7 @@ def _publish(staging: Path, previous: frozenset[str], about: dict[str, Any]) -> 
 
 
 def _name_others(out: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note on files in the folder that are no part of the export."""
+    """Return a note on other files in the folder."""
     others = sorted({path.name for path in out.iterdir()} - {path.name for path in files})
     return (f"{out} also holds {', '.join(others[:5])}, which is no part of this export.",) if others else ()
 

@@ -123,7 +123,7 @@ class JobController(Controller[ControllerState]):
         return report
 
     def summary(self) -> CycleSummary:
-        """Run a cycle in the modes in force and summarise it for the daemon.
+        """Run a cycle and summarise it for the daemon.
 
         Raises
         ------

@@ -176,7 +176,7 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
 
 
 def resume_here(folder: Path) -> bool:
-    """Remove only the pause file of this machine, and return whether there was one.
+    """Remove this machine's pause file, and return whether there was one.
 
     Needs neither the cluster nor the database.
 

@@ -67,7 +67,7 @@ class NightlyReport:
 def nightly_pages(
     settings: Settings, cluster: str | None, day: str, folder: Path, *, now: datetime, recipient: str = "root"
 ) -> NightlyReport:
-    """Write the report of a day as a page, a text and a mail.
+    """Write a day's report as page, text and mail.
 
     Writing the same day again replaces its files.
 
@@ -357,7 +357,7 @@ def _check_order(cluster: str, settings: Settings, seen: list[Snapshot], *, now:
 
 
 def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None, *, now: datetime) -> str:
-    """Check forecasts of starts on the last weeks, and return the outcome in one line."""
+    """Check forecasts of starts on the last weeks."""
     if rules is None:
         return ""
     from helios.app.start_check import LOOKS_BACK, check_starts, store_check  # noqa: PLC0415 - it compiles

@@ -161,7 +161,7 @@ class NodeController(Controller[NodeControllerState]):
         return report
 
     def summary(self) -> NodeCycleSummary:
-        """Run a cycle in the modes in force and summarise it for the daemon.
+        """Run a cycle and summarise it for the daemon.
 
         Raises
         ------

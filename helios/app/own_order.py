@@ -26,7 +26,7 @@ _COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
 
 
 def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
-    """Return the longest wait of the last ``LOOKS_BACK`` in the site's own order, s.
+    """Return the longest recent wait in the site's own order, s.
 
     NaN: no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with their
     predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
@@ -52,7 +52,7 @@ def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
 
 
 def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | None:
-    """Return the longest waits so far of a workload in the site's own order.
+    """Return a workload's longest waits in the site's own order.
 
     None: the cluster has no GPUs, or no job asks for one.
 
@@ -89,7 +89,7 @@ def _by_value(column: pd.Series) -> pd.Series:
 
 
 def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
-    """Return queued jobs with the GPUs of all their tasks and an expected run time.
+    """Return queued jobs with all GPUs and expected run times.
 
     ``queue`` has the columns of ``QUEUE``. A running job runs for no less than it has.
     """

@@ -60,7 +60,7 @@ def run_pool(
     database: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> PoolResult:
-    """Run the trials of a sweep file on this machine, or go on with them.
+    """Run or resume the trials of a sweep file here.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def job_script(
     slots: int | None = None,
     pool: int | None = None,
 ) -> str:
-    """Return a batch script that runs the trials of a sweep in one allocation.
+    """Return a batch script that runs a sweep in one allocation.
 
     Parameters
     ----------

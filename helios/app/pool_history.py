@@ -1,4 +1,4 @@
-"""What trials of earlier pools needed, kept in the warehouse where there is one."""
+"""Runs of earlier trials, kept in the warehouse."""
 
 from __future__ import annotations
 

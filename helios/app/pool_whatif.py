@@ -231,7 +231,7 @@ def _trials(
 
 
 def _draw(middle: float | None, high: float | None, normal_high: float, normal: float) -> float | None:
-    """Return a value of a lognormal distribution that has this median and this quantile."""
+    """Return a lognormal value, by its median and one quantile."""
     if middle is None or high is None:
         return middle
     return float(middle * (high / middle) ** (normal / normal_high))

@@ -1,4 +1,4 @@
-"""Guards and reverts of a service replay, by the rules of a live cycle.
+"""Guards and reverts of a replay, as in a live cycle.
 
 The rules are those of :mod:`helios.control`. Where several services ask for one setting of a job, the first service
 gets it, and keeps it also in cycles in which it is not asked. What a service was asked about and no longer names is
@@ -59,7 +59,7 @@ class UserCap:
 
     @property
     def binds(self) -> bool:
-        """Whether there is more than one user, so that the cap can have an effect."""
+        """Whether there is more than one user."""
         return bool((self._user != self._user[:1]).any())
 
     def passed(self, active: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
@@ -180,7 +180,7 @@ class ReplayGuards:
         return distinct, urgency[last]
 
     def _unnamed(self, active: int, named: Positions) -> Positions:
-        """Return the pending jobs that a service named last time and does not now.
+        """Return the pending jobs that a service no longer names.
 
         Only jobs whose urgency this service has set count.
         """

@@ -213,7 +213,7 @@ def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Ge
 
 
 def _moved_by_days(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
-    """Move the jobs of each user by whole days, around the end of the window.
+    """Shift the jobs of each user by whole days, cyclically.
 
     Jobs without a user move together.
     """

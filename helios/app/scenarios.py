@@ -222,7 +222,7 @@ class Scenario:
         return self.wait_share is not None or self.bound_share is not None
 
     def rules(self, own_order: LongestWaits | None) -> dict[str, Any]:
-        """Return order, column of predictions, ageing and wait bound, as a replay takes them.
+        """Return the options of a replay under this scenario.
 
         ``own_order`` is needed where ``needs_own_order``.
         """
@@ -369,7 +369,7 @@ FRONTIER_LARGE_DIVISOR = 4.0
 
 
 def frontier_scenarios() -> list[Scenario]:
-    """Return the settings of ``qssf`` between the shortest mean and the shortest longest wait.
+    """Return ``qssf`` settings between shortest mean and shortest longest wait.
 
     They follow the site's own order and the control that predicts nothing.
     """

@@ -138,7 +138,7 @@ class ReplayPredictions:
         return anew
 
     def _follow_own_order(self, now_s: int) -> bool:
-        """Update the longest wait of the site's own order and return whether it changed."""
+        """Update the longest own wait, and return whether it changed."""
         if self._own_order is None:
             return False
         self._own_order_at_s = now_s + EVERY_S
@@ -184,7 +184,7 @@ class ReplayState:
         self._all = True
 
     def next_s(self) -> int:
-        """Return when the service may have something new to request, s since the epoch.
+        """Return when the service is next worth calling, s.
 
         -NEVER: now.
         """
@@ -479,7 +479,7 @@ class _ReplayRun:
         return later_s
 
     def _request_changes(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
-        """Call a jobwise service for the jobs of which it may request something new.
+        """Call a jobwise service for its outdated jobs.
 
         None: there is nothing to apply, or it raised.
         """

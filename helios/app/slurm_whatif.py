@@ -38,7 +38,7 @@ POOL = "all"
 
 
 def capacity(site: SlurmSite, resource: str) -> int:
-    """Return how many GPUs or CPUs (``gpus``, ``cpus``) the nodes of a site have."""
+    """Return the GPUs or CPUs of a site."""
     return sum(len(group.names) * _each(group, resource) for group in site.nodes)
 
 

@@ -160,7 +160,7 @@ class QueueForecast:
         return Draws(started_s=started_s, ended_s=started_s + run_time_s)
 
     def position(self, job_id: str, task: str = "") -> int | None:
-        """Return the position of a pending job, or of a task of a pending array.
+        """Return the position of a pending job or task.
 
         None: it is not simulated.
         """
@@ -431,7 +431,7 @@ def never_starts(job: pd.Series[Any]) -> str:
 
 
 def _queue(snapshot: Snapshot, now_s: int) -> pd.DataFrame:
-    """Return a row for each job that runs or waits, and for each pending task."""
+    """Return a row for each job and each pending task."""
     running, pending = snapshot.running, snapshot.pending
     waits = np.array([not never_starts(row) for _, row in pending.iterrows()], dtype=np.bool_)
     parts = []
@@ -492,7 +492,7 @@ def _by_limit(limit_s: Floats) -> Floats:
 
 
 def _past(history: pd.DataFrame, queue: pd.DataFrame, now_s: int) -> pd.DataFrame:
-    """Return the jobs submitted before now, with the run time that is known of each."""
+    """Return the jobs submitted before now, with known run times."""
     submitted_s = seconds_of(history["submitted_at"])
     earliest_s = now_s - WEEKS * 7 * DAY_S - 1
     recent = (submitted_s < now_s) & (submitted_s >= earliest_s) & history["run_time_s"].notna().to_numpy()

@@ -176,7 +176,7 @@ def idle_levels(found: Study) -> list[NamedLevel]:
 
 
 def unusable_levels(found: Study) -> list[NamedLevel]:
-    """Return what was free on each day while jobs waited that did not fit.
+    """Return what was free each day although jobs waited.
 
     By reason where that is known.
     """

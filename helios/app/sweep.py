@@ -1,4 +1,4 @@
-"""Sweeps of many replays, with a plan as input and a file of results.
+"""Sweeps of many replays, from a plan to a results file.
 
 A replay whose result the file already has is not repeated. Replays run in this process or on Dask workers.
 """
@@ -318,7 +318,7 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
 
 
 def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
-    """Return the valid scenarios of a plan, and a note on each invalid one."""
+    """Return a plan's valid scenarios, and notes on the others."""
     if any(isinstance(value, int) and value < 1 for value in plan.estimates):
         raise UsageError(
             "estimates in the plan holds a number of seconds below 1.",

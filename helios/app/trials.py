@@ -1,4 +1,4 @@
-"""Report of repeated jobs, with a replay of the queue in which they share GPUs."""
+"""Report of repeated jobs, and a replay in which they share GPUs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def trials_report(
     packing: PackingCase | None = None,
     progress: Progress = no_progress,
 ) -> TrialsReport:
-    """Report the repeated jobs of a window, and what packing them would have changed."""
+    """Report repeated jobs, and what packing would have changed."""
     packing = packing or PackingCase()
     with open_context(ask) as context:
         progress("Reading the warehouse", 0.0)
@@ -188,7 +188,7 @@ class _ReplayWaits:
 def _replays(
     loaded: LoadedHistory, since: datetime, until: datetime, packing: PackingCase, progress: Progress
 ) -> tuple[list[PackedReplay], int, tuple[str, ...]]:
-    """Replay a window and draws of it, with nothing and with repeated jobs packed."""
+    """Replay a window and draws of it, unpacked and packed."""
     request = WhatIfRequest(
         plans=(),
         since=max(since, loaded.jobs["submitted_at"].min()),
@@ -288,7 +288,7 @@ def _packed(
 def _compare(
     name: str, gain: float | None, runs: Sequence[_ReplayWaits], without: Sequence[_ReplayWaits]
 ) -> PackedReplay:
-    """Return the waits of a replay, and the range of its differences over draws."""
+    """Return a replay's waits, and its range over draws."""
     differences = {
         "less": [_mean(base.others_s) - _mean(run.others_s) for run, base in zip(runs, without, strict=True)],
         "trials_less": [_mean(base.trials_s) - _mean(run.trials_s) for run, base in zip(runs, without, strict=True)],

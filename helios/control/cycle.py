@@ -51,7 +51,7 @@ class ActiveService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversion:
-    """A change of Helios that is to be reverted, with its service and a reason.
+    """An applied change that is to be reverted.
 
     Attributes
     ----------
@@ -525,7 +525,7 @@ class Cycle:
             self.memory = replace(self.memory, suspended=reasons)
 
     def _write_undo(self, applied: AppliedChanges, *, if_it_differs: bool = False) -> None:
-        """Write the changes to revert into the undo file, where the domain has one.
+        """Write what to revert into the domain's undo file.
 
         Also where this cycle changed nothing: a process that takes over the lease may have an older file.
         """

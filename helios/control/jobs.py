@@ -291,7 +291,7 @@ class JobDomain:
         return job.carries(key[0]) or not job.readable(key[0])
 
     def _unwanted(self, cycle: Cycle, mode: Mode, group: Sequence[ActiveService], *, keep: set[Key]) -> list[Reversion]:
-        """Return the changes of services in ``mode`` that are no longer to be applied."""
+        """Return the changes that services in ``mode`` no longer want."""
         modes = {active.name: active.mode for active in group}
         none_now = "is no shadow now" if mode is Mode.SHADOW else "may not write now"
         unwanted = []

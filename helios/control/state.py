@@ -1,4 +1,4 @@
-"""State of control between cycles, with the circuit breaker and the suspension of services.
+"""State of control between cycles.
 
 It is stored as JSON text, so that a restart loses nothing and shortens no wait. The functions are pure: the time is an
 argument.
@@ -139,7 +139,7 @@ SUSPENDED_FOR = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Failures of a service in a row, with time and error of the last."""
+    """Consecutive failures of a service, and the last one."""
 
     in_row: int
     last_at: Time

@@ -1,4 +1,4 @@
-"""Configurations of a fused run, and the PyTorch optimiser and schedules that each describes.
+"""Configurations of a fused run, and their optimisers and schedules.
 
 Each model has an optimiser and schedules of PyTorch itself. In a stack they hold empty tensors: they check values,
 keep learning rates and momenta by PyTorch's own rules, and give checkpoints their ordinary form. The arithmetic for
@@ -296,7 +296,7 @@ def _make_schedules(configuration: Configuration, optimizer: torch.optim.Optimiz
 
 
 def make_member(configuration: Configuration, named: Sequence[tuple[str, torch.Tensor]]) -> Member:
-    """Return a model's settings at its start, over its parameters or over stand-ins for them."""
+    """Return a model's settings at its start."""
     optimizer, schedules = make_optimizer(configuration, named)
     return Member(configuration, [parameter for _, parameter in named], optimizer, schedules)
 

@@ -130,7 +130,7 @@ def check_module(module: nn.Module) -> None:
 
 
 def read_optimizers(module: Any) -> dict[str, Any]:
-    """Return what ``configure_optimizers`` of a module describes, as keys of a configuration and ``optimizer``.
+    """Return the configuration that ``configure_optimizers`` describes.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def read_optimizers(module: Any) -> dict[str, Any]:
 
 
 def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
-    """Return the optimisers and the schedules, of all forms in which Lightning takes them."""
+    """Return the optimisers and the schedules."""
     if isinstance(returned, Mapping):
         schedule = returned.get("lr_scheduler")
         return [returned["optimizer"]], [] if schedule is None else [schedule]

@@ -1,4 +1,4 @@
-"""Process of a training pool that trains the trials it is given as one stack.
+"""Process of a pool that trains its trials as one stack.
 
 ``python -m helios.fused.task PROGRAM TRIALS``: ``PROGRAM`` is a Python file with ``build``, ``loss``, ``data`` and,
 optionally, ``metrics`` and ``configure``. ``TRIALS`` is a file of JSON lines that the pool appends to: settings first,
@@ -72,7 +72,7 @@ class FusedTrial:
     seen: tuple[int, int] | None = None
 
     def report(self, **fields: Any) -> None:
-        """Append a line to the report file, or drop it where that cannot be written."""
+        """Append a line to the report file, if it can be written."""
         line = json.dumps({**fields, "time_s": round(time.time(), 3)}).encode() + b"\n"
         try:
             handle = os.open(self.folder / "report.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -154,7 +154,7 @@ def configure(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> tup
 
 
 def load_program(path: Path) -> ModuleType:
-    """Import a user's file, whose folder is on the path for what it imports itself.
+    """Import a user's file, with its folder on the path.
 
     Raises
     ------

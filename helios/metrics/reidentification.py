@@ -133,7 +133,7 @@ def _known(jobs: pd.DataFrame, *, round_s: int, offset_s: int) -> pd.DataFrame:
 
 
 def _find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, steps_per_week: int) -> tuple[int, int]:
-    """Try all shifts by whole weeks, and return their number and the best, in weeks.
+    """Return how many weekly shifts were tried, and the best.
 
     The best is the one under which most combinations of size and submission of the export are in the log.
     """
@@ -164,7 +164,7 @@ def _owners(jobs: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _cells(known: pd.DataFrame) -> NDArray[np.int64]:
-    """Return a number for each job, the same for jobs of one size and submission."""
+    """Return each job's number of its size and submission."""
     return known.groupby(_SEEN, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
 
 

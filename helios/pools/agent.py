@@ -184,7 +184,7 @@ def _candidates() -> Iterator[ControlGroups]:
 
 
 def _prepare(parent: int | None, group: Path | None) -> None:
-    """Make a process that was forked one of this pool, before its program starts.
+    """Prepare a forked process, before its program starts.
 
     It ends with ``parent``, where there is one.
     """
@@ -414,7 +414,7 @@ class Agent:
     # Trials in containers, each of which runs one at a time.
 
     def _start_in_segment(self, order: dict[str, Any], number: int, limit: float | None) -> None:
-        """Start a trial in a container that is free, or in a new one."""
+        """Start a trial in a free or new container."""
         template, groups = order["segment"], self._groups if order.get("gpu") is None else None
         free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
         segment = next((each for each in free if each.limit_mib == limit), None)
@@ -731,7 +731,7 @@ class Agent:
         self._send({"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}})
 
     def _measure_gpus(self) -> None:
-        """Share what each GPU used since the last look among the trials on it."""
+        """Share each GPU's recent use among its trials."""
         for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
             on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
             energy_j, busy = _gpu_use(gpu)
@@ -775,7 +775,7 @@ class Agent:
         return None
 
     def _kill_tree(self, trial: _Running) -> None:
-        """Kill all processes of a trial, also those that left its session, or its container."""
+        """Kill all processes of a trial."""
         if trial.segment is not None:
             self._kill_segment(trial.segment)
             return

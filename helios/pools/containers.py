@@ -1,4 +1,4 @@
-"""Containers of trials, each started by the first runtime of this machine that can.
+"""Containers of trials, by the first runtime that works here.
 
 A container is a *segment*: it starts once and then runs trials one after another, by the text of ``warm.py`` that an
 interpreter inside of it is given. So an image needs Python 3.9 or newer, and nothing of Helios. Images that are

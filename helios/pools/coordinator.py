@@ -1,4 +1,4 @@
-"""Coordinator of a pool, which runs the trials of a sweep on the pool's devices.
+"""Coordinator of a pool, which runs a sweep's trials.
 
 It asks the search for trials and a service which of them to start where, has the agent start them, reads what they
 report, and records how they end. It waits for events and does nothing in between but read reports.
@@ -477,7 +477,7 @@ class Coordinator:
             self._stop("it was interrupted" if number == signal.SIGINT else "it was told to end")
 
     def _stop(self, reason: str) -> None:
-        """Ask every trial for a checkpoint, and end it when it had time for one."""
+        """Request a checkpoint of every trial, then end it."""
         self._stop_reason = self._stop_reason or reason
         self._publish({"event": "stopping", "reason": reason})
         now = time.time()
@@ -550,7 +550,7 @@ class Coordinator:
         self._note(f"No trial is started: {problem}")
 
     def _report_end(self, record: TrialRecord) -> bool:
-        """Tell the search how a trial ended, and return whether it could note it."""
+        """Record a trial's end with the search, if it can be written."""
         try:
             with self.state.exclusive():
                 self._search.tell(record.number, record.state, record.value)
@@ -560,7 +560,7 @@ class Coordinator:
         return True
 
     def _settle(self) -> None:
-        """Tell the search of results that are written, and sync these now and then."""
+        """Report written results to the search, and sync them."""
         while self._unreported and not self.state.problem and self._report_end(self._unreported[0]):
             del self._unreported[0]
         if self.state.unsynced and time.time() >= self._sync_at_s:
@@ -800,7 +800,7 @@ class Coordinator:
         )
 
     def _order(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
-        """Have the agent of a device start a process, with ``own`` in its environment."""
+        """Have the agent of a device start a process."""
         node = self._nodes.get(_node_of(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
         if (threads := self.sweep.env.get("OMP_NUM_THREADS")) is not None:
@@ -844,7 +844,7 @@ class Coordinator:
         return process
 
     def _launch(self) -> None:
-        """Start the processes that were made, and tell all what they are to train.
+        """Start new processes, and send all their trials.
 
         Those without trials are told that none will come.
         """
@@ -1006,7 +1006,7 @@ class Coordinator:
             attempt.terminate_at_s = time.time() + _PRUNE_GRACE_S
 
     def _change_neighbours(self, device: Device) -> None:
-        """Start measuring anew on a device, since other trials run beside each other now."""
+        """Start measuring anew on a device with other trials."""
         neighbours = [attempt for attempt in self._running.values() if attempt.device is device]
         for attempt in neighbours:
             others = [each for each in neighbours if each.process is None or each.process is not attempt.process]

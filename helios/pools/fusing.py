@@ -135,7 +135,7 @@ class Fusion:
         return key, tuple((name, value) for name, value in key if not isinstance(value, float))
 
     def learn(self, parameters: Mapping[str, Value], message: Mapping[str, Any]) -> bool:
-        """Take what a process tells of a trial, and return whether parts may have changed."""
+        """Learn from a process's report, and return whether parts may have changed."""
         key, like = self._keys(parameters)
         before = self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters))
         if structure := message.get("structure"):

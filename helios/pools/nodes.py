@@ -1,4 +1,4 @@
-"""Other nodes of an allocation, each with a Slurm job step that starts trials there.
+"""Other nodes of an allocation, each with a job step.
 
 The step runs the same agent as on this machine, and Slurm carries what it is told and says. So a node needs one step,
 however many trials it runs, and there is no network protocol of our own.

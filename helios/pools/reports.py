@@ -222,7 +222,7 @@ class ReportReader:
         self._in_long_line = False
 
     def read(self, *, last: bool = False) -> list[Report]:
-        """Return what was written since the last call, at most ``MOST_LINES`` lines of it.
+        """Return at most ``MOST_LINES`` lines written since the last call.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ class EventReader:
         self._damaged: set[Path] = set()
 
     def read(self) -> list[Report]:
-        """Return what was written since the last call, of each file at most ``STEP`` bytes."""
+        """Return what was written since the last call."""
         self.problem = ""
         for path in _event_files(self.folder):
             if path not in self._files and len(self._files) < MOST_FILES:

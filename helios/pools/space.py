@@ -79,7 +79,7 @@ class ValueRange:
     whole: bool = False
 
     def values(self) -> Sequence[Value] | None:
-        """Return every value of the range, None where it has no end of them."""
+        """Return every value of the range, None if it is continuous."""
         if self.whole:
             return range(int(self.low), int(self.high) + 1, int(self.step or 1))
         if self.low == self.high:
@@ -293,7 +293,7 @@ OWN_PLACEHOLDERS = ("trial", "checkpoints")
 
 
 def format_value(value: Value) -> str:
-    """Return a value as it stands in a command, truth values as ``true`` and ``false``."""
+    """Return a value as it is written in a command."""
     return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
@@ -455,7 +455,7 @@ def _read_text(path: Path, largest: int) -> str:
 
 
 def line_number(text: str, keys: Sequence[str | int]) -> int:
-    """Return the line of a TOML text on which the value of nested keys begins.
+    """Return the line of a TOML text where keys are set.
 
     Where the keys are not all there, the line of those that are. Statements are found by reading as few lines as are
     valid TOML, since the standard library's reader gives no lines.
@@ -819,7 +819,7 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
 
 
 def _try_out(method: SearchMethod) -> None:
-    """Run two trials in memory, since some classes look at their arguments only then."""
+    """Check a search by running two trials in memory."""
     with _quiet():
         study = load_optuna().create_study(sampler=_make_sampler(method, 0), pruner=_make_pruner(method))
         for _ in range(2):
@@ -954,7 +954,7 @@ class Search(Protocol):
         """
 
     def tell(self, number: int, state: TrialState, metric: float | None) -> None:
-        """Record how a trial ended, as finished, failed or pruned. Once told, nothing changes it.
+        """Record for good how a trial ended.
 
         Raises
         ------
@@ -978,7 +978,7 @@ class Search(Protocol):
 
 
 def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None) -> Search:
-    """Open the search of a sweep in its own folder, or go on with it.
+    """Open or resume the search of a sweep in a folder.
 
     Parameters
     ----------
@@ -1100,7 +1100,7 @@ class ListSearch:
 
 @contextmanager
 def _whole(handle: int) -> Iterator[int]:
-    """Give the end of a file, and cut it off there after a failure."""
+    """Yield a file's end, and truncate there after a failure."""
     size = os.fstat(handle).st_size
     try:
         yield size
@@ -1165,7 +1165,7 @@ THINNED = 1.01
 
 
 class _Journal:
-    """Optuna's journal file, and the lock by which its dashboard and this process take turns.
+    """Optuna's journal file, with the lock of its dashboard.
 
     A kill leaves neither a line that was only written in part nor, since the lock says whose it is, the lock.
     """
@@ -1202,7 +1202,7 @@ class _Journal:
 
 
 class OptunaSearch:
-    """A search by a sampler of Optuna, or a grid or list with a pruner."""
+    """A search with a sampler or pruner of Optuna."""
 
     def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, *, others: int = 0) -> None:
         assert sweep.search is not None
@@ -1310,7 +1310,7 @@ class OptunaSearch:
         self._trials.pop(number, None)
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Record the metric at a step, and return whether the trial is to be pruned."""
+        """Record a metric, and return whether to prune the trial."""
         with _disk(self._folder), _quiet():
             trial = self._trial(number)
             known = self._study.get_trials(deepcopy=False)[number]
@@ -1328,7 +1328,7 @@ class OptunaSearch:
 
 
 def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
-    """Return the space of each parameter, for listed trials one that holds what is listed."""
+    """Return the space of each parameter."""
     if not sweep.listed:
         return dict(sweep.parameters)
     spaces: dict[str, tuple[Value, ...] | ValueRange] = {}

@@ -299,7 +299,7 @@ class StateFile:
 
     @contextmanager
     def exclusive(self, *, catch_up: bool = True) -> Iterator[None]:
-        """Keep the other pools of the folder from writing, having read what they wrote."""
+        """Lock out the folder's other pools, after reading their lines."""
         if not self.shared or self._is_exclusive:
             yield
             return

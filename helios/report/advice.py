@@ -162,7 +162,7 @@ def usage_advice(used: pd.DataFrame) -> list[Advice]:
 
 
 def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[Advice]:
-    """Yield what the report of repeated trials says, a row of it for each user."""
+    """Yield the report of repeated trials as advice."""
     for row in rows.to_dict("records"):
         low, high = float(row["saved_hours_low"]), float(row["saved_hours_high"])
         if high < 1 or row["fusible_hours_high"] <= 0:

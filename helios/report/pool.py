@@ -115,7 +115,7 @@ def memory_in_words(mib: float | None) -> str:
 
 
 def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
-    """Return the trials, the best first where there is a metric, then by number."""
+    """Return the trials, the best first."""
     sign = -1.0 if result.maximize else 1.0
 
     def key(trial: Mapping[str, Any]) -> tuple[bool, float, int]:
@@ -126,7 +126,7 @@ def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
 
 
 def pool_table(result: PoolResult) -> RenderableType:
-    """Show the best trials, those that failed, and how many there are of each kind."""
+    """Show the best and the failed trials."""
     shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
     failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
     table = plain_table(

@@ -118,5 +118,5 @@ def _share(found: PoolComparison, rule: str) -> float:
 
 
 def _range(cells: Sequence[str]) -> str:
-    """Return one cell for all cases, the first above the last where they differ."""
+    """Return one cell for all cases, first to last."""
     return cells[0] if cells[0] == cells[-1] else f"{cells[0]}\nto {cells[-1]}"

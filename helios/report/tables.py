@@ -190,7 +190,7 @@ def _error_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _bound_table(answer: Mapping[str, Any]) -> Table:
-    """Show the share of jobs at or below p90, by Helios and by shrinkage."""
+    """Show the shares of jobs at or below p90."""
     sources = (answer, answer["controls"].get("shrinkage") or {})
     table = plain_table("At or below p90 (90 % is right)", "Jobs", "Helios", "shrinkage")
     table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(source.get("coverage_p90")) for source in sources))

@@ -324,7 +324,7 @@ class Qssf:
         return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
-        """Return the reason for the place of each of the jobs in these rows."""
+        """Return the reason for each job's place."""
         jobs = snapshot.pending_values
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
         longest_s = self._longest_s(jobs, len(urgency))
@@ -371,7 +371,7 @@ class Qssf:
     def _keys(
         self, jobs: Columns, eligible_us: NDArray[np.int64], longest_s: float, now_us: int
     ) -> tuple[NDArray[np.float64], int]:
-        """Return the keys, and the last moment at which they stay the same, µs."""
+        """Return the keys, and until when they hold, µs."""
         gpus = jobs("gpus")
         run_time_s = NEUTRAL_GPU_S if self._goes_by_size(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)

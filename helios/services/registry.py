@@ -197,7 +197,7 @@ def domain_of(service: object) -> Domain:
 
 
 def find_flaws(service_class: Any) -> list[str]:
-    """Return what prevents a class from being a service, each with what to do.
+    """Return what prevents a class from being a service.
 
     It is empty for a valid service.
     """

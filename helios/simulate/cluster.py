@@ -148,7 +148,7 @@ class SimCluster(SimulatedCluster):
     # Time.
 
     def next_event_s(self) -> int | None:
-        """Run the passes that are due and return the time of the next event.
+        """Run due passes and return the next event's time.
 
         An event is the end or arrival of a job, or a change of a node's power by itself. It may be now. None: nothing
         is left to happen.

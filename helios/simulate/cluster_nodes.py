@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster, the actions on them, and their use over time."""
+"""Nodes of a simulated cluster, and their use over time."""
 
 from __future__ import annotations
 

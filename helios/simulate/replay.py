@@ -515,7 +515,7 @@ class JobKeys:
 
 
 class PendingIndex:
-    """Positions of the jobs that wait, kept up to date while a replay goes on.
+    """Positions of the waiting jobs of a running replay.
 
     Parameters
     ----------
@@ -584,7 +584,7 @@ class PredictorQueries:
 
 
 class AgeingRunner:
-    """Runner of a replay that queues the waiting jobs anew when their ageing time changes."""
+    """Runner that requeues jobs when the ageing time changes."""
 
     def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Carry) -> None:
         self._ageing, self._scores, self._carry = ageing, scores, carry

@@ -237,7 +237,7 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _frames(self) -> Frames:
-        """Return functions that make the frames of running jobs and of nodes as of now."""
+        """Return makers of the frames of jobs and nodes."""
 
     def snapshot(self) -> LazySnapshot:
         """Return a snapshot without predictions."""
@@ -266,7 +266,7 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _changed(self) -> list[str]:
-        """Return the ids of the pending jobs on which Helios may have set something."""
+        """Return the pending jobs that Helios may have changed."""
 
     @abstractmethod
     def _is_set(self, setting: JobSetting, job: int) -> bool:
@@ -274,7 +274,7 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _change(self, change: SettingChange[Any], job: int) -> Outcome:
-        """Change a setting of a pending job, unless it must stay, and return the outcome."""
+        """Change a setting of a pending job, if that is allowed."""
 
     @abstractmethod
     def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:

@@ -115,13 +115,13 @@ class QueueReading:
         return setting is JobSetting.ORDER and self.hidden(job_id) != 0
 
     def written(self, setting: JobSetting, job_id: str, value: int) -> Written:
-        """Return the entry of the undo file for a value of a pending job."""
+        """Return a pending job's entry of the undo file."""
         job = self.jobs[job_id]
         return Written(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
 
 
 def has_soft_limits(configuration: Mapping[str, str]) -> bool:
-    """Return whether a TimeMin is a soft limit on a cluster of this configuration."""
+    """Return whether TimeMin is a soft limit here."""
     flags = {part.partition("=")[0].strip().lower() for part in configuration.get("SchedulerParameters", "").split(",")}
     release = parse.release(configuration.get("SLURM_VERSION", ""))
     return release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags

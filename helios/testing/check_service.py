@@ -85,7 +85,7 @@ def node_situations() -> Iterator[tuple[str, Snapshot]]:
 
 
 def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
-    """Yield what is wrong with the answer of a service that acts on nodes."""
+    """Yield faults in the answer of a node service."""
     actions = [action for action in proposed if isinstance(action, KINDS)]
     foreign = [action for action in proposed if not isinstance(action, KINDS)]
     if foreign:

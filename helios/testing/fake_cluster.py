@@ -86,7 +86,7 @@ class Faults:
             raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
 
     def _refusal(self, target: str) -> str:
-        """Return why the write to ``target`` fails, or count it and return an empty text."""
+        """Count a write, or return why it fails."""
         if refusal := self._refused.get(target, ""):
             return refusal
         if self._crash_after == 0:

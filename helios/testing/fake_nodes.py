@@ -52,7 +52,7 @@ class PoweredNode:
 
     @property
     def usable(self) -> bool:
-        """Whether a job may start on it, at the latest once it is awake."""
+        """Whether a job may start on it, once awake."""
         return not (self.drained or self.down or self.jobs or self.told_to_sleep)
 
 
@@ -558,7 +558,7 @@ class FakeNodes(PoweredNodes, Faults):
     def _write(
         self, change: _Change, read: Callable[[], str], write: Callable[[], None], is_done: Callable[[], bool]
     ) -> NodeOutcome:
-        """Write a change, as far as no failure was asked for, and return its outcome."""
+        """Write a change, unless a failure was asked for."""
         before = read()
         if refusal := self._refusal(change.node):
             return change.outcome(Result.FAILED, before=before, remark=refusal)

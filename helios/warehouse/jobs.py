@@ -172,7 +172,7 @@ def _begin(connection: sa.Connection, cluster_id: int, trace: LoadedFile) -> int
 
 
 def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
-    """Return one row for each job, the one that knows most of its run.
+    """Return the row of each job that knows most.
 
     Values that this row lacks come from the job's other rows, as if those had been loaded before. Not so for a ``live``
     accounting, where a missing value means that there is none.

@@ -39,7 +39,7 @@ def awaits(state: EngineState, now: int, scored: int) -> bool:
 
 @kernel
 def end_due(state: EngineState, now: int) -> int:
-    """End the jobs that end ``now``, after the changes of nodes that are due.
+    """Change the nodes that are due, then end jobs.
 
     Returns how many jobs ended.
     """

@@ -36,7 +36,7 @@ def enlist(state: EngineState, node: int) -> None:
 
 @kernel
 def strike(state: EngineState, node: int) -> None:
-    """Take ``node`` out of the list of idle nodes, if it is in it."""
+    """Remove ``node`` from the idle nodes."""
     clock, record = state.clock[0], state.nodes[node]
     if record.earlier != NOBODY or clock.idle_first == node:
         _join(state, record.earlier, record.later)

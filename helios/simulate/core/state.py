@@ -252,7 +252,7 @@ def _starts(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 
 def _full_sets(partitions: NDArray[np.void], levels: NDArray[np.int64], shape: ClusterShape) -> NDArray[np.uint64]:
-    """Return the sets of nodes of an idle cluster, and count their members in ``levels``."""
+    """Return an idle cluster's sets of nodes, counted in ``levels``."""
     bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()) * N_SETS, dtype=np.uint64)
     for partition, nodes in zip(partitions, shape.nodes.tolist(), strict=True):
         top, words = int(partition["gpus_per_node"]), int(partition["words"])

@@ -30,7 +30,7 @@ BARRED, HELD = 1, 2
 
 @dataclass(frozen=True, eq=False)
 class StepColumns(Table):
-    """Counts that show whether a job may start, without a walk through the queue.
+    """Counts that show whether a job may start.
 
     ``upto`` is how many arrivals and ends are in the counts. The others have one number for each partition.
     """
@@ -252,7 +252,7 @@ def admit(state: EngineState, jobs: _Jobs) -> None:
 
 @entry_point
 def set_power(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
-    """Put idle ``nodes`` that are awake to sleep (FALLING), or wake sleeping ones (WAKING)."""
+    """Put idle ``nodes`` to sleep (FALLING) or wake them (WAKING)."""
     state.clock[0].now_s = now
     for place in range(len(nodes)):
         if power == FALLING:

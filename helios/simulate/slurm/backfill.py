@@ -1,4 +1,4 @@
-"""Backfill pass, which plans starts so that no job is delayed by a later one.
+"""Backfill pass, in which no job delays an earlier one.
 
 After ``_attempt_backfill`` of Slurm's ``backfill.c`` and ``_will_run_test`` of its ``select/cons_tres`` (22.05). The
 future is a list of slots, each with the nodes that no planned job has reserved. A job is tried on the nodes that are
@@ -245,7 +245,7 @@ def _note_idle(state: SlurmState) -> None:
 
 @kernel
 def _tasks_left(state: SlurmState, job: int) -> int:
-    """Count the tasks of the array from ``job`` on that a pass may plan."""
+    """Count the array tasks that a pass may plan."""
     count = 0
     while job != NOBODY and count < state.clock[0].max_array:
         count += 1

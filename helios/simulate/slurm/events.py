@@ -61,7 +61,7 @@ def next_moment(state: SlurmState) -> int:
 
 @kernel
 def _later(moment: int, of_ms: int, step_ms: int) -> int:
-    """Return the first moment from ``moment`` on that is a multiple of ``step_ms`` after ``of_ms``."""
+    """Return the first tick of ``step_ms`` since ``of_ms`` from ``moment`` on."""
     return int(of_ms + (moment - of_ms + step_ms - 1) // step_ms * step_ms)
 
 

@@ -181,7 +181,7 @@ def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int)
 def _single_node(  # noqa: PLR0917 - numba kernels are called by position
     state: SlurmState, whose: int, base: int, number: int, cpus: int, units: int
 ) -> int:
-    """Return the first node of a run that holds all that is left, or NOBODY.
+    """Return the first node of a sufficient run, or NOBODY.
 
     Slurm searches for the node with the fewest CPUs for the job, but no node has more than the job asks for (observed
     on 22.05).

@@ -370,7 +370,7 @@ def _fair_parent(shares: NDArray[np.void], number: int) -> int:
 
 
 def _share_levels(shares: NDArray[np.void]) -> None:
-    """Sum the shares that compete with each other, and normalise them down the tree."""
+    """Normalise the shares down the tree."""
     competes = shares["shares"] >= 0
     for number in range(1, len(shares)):
         record = shares[number]

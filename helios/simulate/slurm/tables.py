@@ -213,7 +213,7 @@ def _in_minutes(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the array tasks in order, and the number of the chain of each.
+    """Return the array tasks in order, with their chains.
 
     Only tasks of one array that ask for the same are in one chain.
     """
