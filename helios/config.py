@@ -466,7 +466,7 @@ class LoadedSettings:
         return [
             ConfigValue(
                 key=key,
-                value=_shown(key, getattr(getattr(self.settings, section), name)),
+                value=_without_secrets(key, getattr(getattr(self.settings, section), name)),
                 origin=self.origins.get(key, "default"),
                 variable=_variable(section, name),
                 doc=doc,
@@ -576,7 +576,7 @@ def without_password(value: Any) -> Any:
     return re.sub(r"([?&][^=&]*password[^=&]*=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
 
 
-def _shown(key: str, value: Any) -> Any:
+def _without_secrets(key: str, value: Any) -> Any:
     """Return a value without what is secret in it."""
     masked = without_password(value)
     return re.sub(r"(://[^/]*/).+", r"\1***", masked) if key in SECRET_KEYS else masked

@@ -289,7 +289,7 @@ class _Attributes(AttributeTemplate):
 @lower_getattr_generic(_TableType)  # type: ignore[untyped-decorator]  # as Numba is
 def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> Any:
     member, first = kind.members[name], kind.place(name)
-    words = [_word(builder, block, first + place) for place in range(_n_words(member))]
+    words = [_load_constant(builder, block, first + place) for place in range(_n_words(member))]
     if isinstance(member, _TableType):
         return builder.inttoptr(words[0], _WORD.as_pointer())
     if isinstance(member, types.UniTuple):
@@ -304,7 +304,7 @@ def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> An
     return array._getvalue()
 
 
-def _word(builder: Any, block: Any, place: int) -> Any:
+def _load_constant(builder: Any, block: Any, place: int) -> Any:
     """Read a word that never changes, and tell the compiler so."""
     word = builder.load(builder.gep(block, [ir.IntType(32)(place)]))
     word.set_metadata("invariant.load", builder.module.add_metadata([]))

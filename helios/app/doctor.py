@@ -55,7 +55,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
-        lambda: _closed(settings),
+        lambda: _open_files(settings),
         lambda: _warehouse(settings),
         lambda: _history(settings, name, now),
         lambda: _model(settings, name, now),
@@ -74,7 +74,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
             replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
             for finding in found
         ]
-    return [*found, *(finding for check in checks for finding in _tried(check))]
+    return [*found, *(finding for check in checks for finding in _run_check(check))]
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
@@ -109,7 +109,7 @@ def _finding(check: str, level: FindingLevel, message: str, hint: str = "") -> P
     return PreflightFinding(check=check, verdict=level, message=message, hint="" if level is OK else hint)
 
 
-def _tried(check: Callable[[], Iterator[PreflightFinding]]) -> list[PreflightFinding]:
+def _run_check(check: Callable[[], Iterator[PreflightFinding]]) -> list[PreflightFinding]:
     try:
         return list(check())
     except HeliosError as reason:
@@ -142,7 +142,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
         "history": lambda: _history(settings, name, now),
         "model": lambda: _model(settings, name, now, reads=False),
     }
-    return [replace(next(iter(_tried(check))), check=line) for line, check in checks.items()]
+    return [replace(next(iter(_run_check(check))), check=line) for line, check in checks.items()]
 
 
 def _services_in_force(settings: Settings, name: str) -> Iterator[PreflightFinding]:
@@ -219,7 +219,7 @@ def _state_folder(settings: Settings) -> Iterator[PreflightFinding]:
     yield _finding("state folder", OK, f"{folder} can be written")
 
 
-def _closed(settings: Settings) -> Iterator[PreflightFinding]:
+def _open_files(settings: Settings) -> Iterator[PreflightFinding]:
     """Report files of Helios that other accounts can read or write.
 
     They name users and their jobs.

@@ -187,12 +187,12 @@ class SweepWorker:
         request, about = cell.request, cell.to_json()
         machine = str({name: about[name] for name in OF_THE_SETUP})
         with self._lock:
-            original = setup = _kept(self._setups, machine, lambda: prepare_replay(self._history, request))
+            original = setup = _cached(self._setups, machine, lambda: prepare_replay(self._history, request))
             resampler, predictor, taught = None, None, None
             if cell.repeat:
                 of_draw = f"{machine} {cell.repeat} {cell.over} {request.seed}"
                 resampler = resampler_for(original, cell.over)
-                setup = _kept(
+                setup = _cached(
                     self._drawn,
                     of_draw,
                     lambda: redraw(original, resampler, repeat=cell.repeat, seed=request.seed),
@@ -200,7 +200,7 @@ class SweepWorker:
             if cell.plan.uses_predictions:
                 # What was learned before the window does not depend on the draw, so all draws share it.
                 of_model = f"{len(original.before)} {original.workload.submitted_s[0]} {request.seed}"
-                taught = _kept(
+                taught = _cached(
                     self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
                 )
         if cell.plan.uses_predictions:
@@ -217,7 +217,7 @@ class SweepWorker:
         }
 
 
-def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
+def _cached(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
     """Return the cached value of ``key``, computing it if it is missing.
 
     The oldest values are dropped beyond ``MOST_KEPT``.
@@ -302,7 +302,7 @@ def run_on_dask(
                 hint=f"Start some, on each machine: dask worker {address}",
             ) from reason
         refuse_other_releases(client, address, COMPARED, hint=SAME_RELEASES)
-        yield from _spread(client, history, cells, address)
+        yield from _replay_on_client(client, history, cells, address)
 
 
 def run_on_slurm(
@@ -382,7 +382,7 @@ def _test_submission(script: str) -> None:
         )
 
 
-def _spread(
+def _replay_on_client(
     client: Client, history: LoadedHistory, cells: Sequence[SweepRun], address: str
 ) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional

@@ -209,7 +209,7 @@ def _anonymise(
 
 
 def _too_risky(risk: Risk, bound: float, coarser: dict[int, float]) -> RiskTooHigh:
-    steps = "; ".join(f"--round {_written(step_s)}: {percent(share)}" for step_s, share in coarser.items())
+    steps = "; ".join(f"--round {_format_step(step_s)}: {percent(share)}" for step_s, share in coarser.items())
     return RiskTooHigh(
         f"Nothing was exported. Somebody who knows size and submission of a job finds its user in "
         f"{percent(risk.traced_jobs)} of the cases, and the bound is {percent(bound)}; "
@@ -219,7 +219,7 @@ def _too_risky(risk: Risk, bound: float, coarser: dict[int, float]) -> RiskTooHi
     )
 
 
-def _written(step_s: int) -> str:
+def _format_step(step_s: int) -> str:
     for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h")):
         if step_s % unit_s == 0:
             return f"{step_s // unit_s}{unit}"

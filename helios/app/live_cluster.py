@@ -206,14 +206,14 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
         know=cluster.know,
-        nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
+        nodes=_opened_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
         notes=cluster.notes,
         close=cluster.close,
     )
 
 
-def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
+def _opened_once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
     """Return a function that opens the nodes once and caches the result."""
     opened: list[NodeCluster] = []
 

@@ -143,7 +143,7 @@ class ReplayGuards:
         self._ordered_by[jobs[its]] = active
         self._ordered_by[jobs[dropped]] = self._ordered_by[-1] = FREE
         outcomes = self._cluster.change(jobs, np.where(its, urgency, np.where(dropped, 0.0, np.nan)))
-        return _and(outcomes, Result.REFUSED, int(another.sum()))
+        return _add_outcome(outcomes, Result.REFUSED, int(another.sum()))
 
     def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Apply what a service proposes, revert the rest, and count the results."""
@@ -198,7 +198,7 @@ class ReplayGuards:
         limited = {outcome.job_id for outcome in outcomes if outcome.result in _APPLIED}
         self._limited_by.update(dict.fromkeys(limited, active))
         counts = Counter(outcome.result for outcome in outcomes) + Counter(self._revert_limits(active, but=limited))
-        return _and(counts, Result.REFUSED, len(limits) - len(its))
+        return _add_outcome(counts, Result.REFUSED, len(limits) - len(its))
 
     def _revert_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
         """Revert a service's soft limits except some, and yield the results.
@@ -213,5 +213,5 @@ class ReplayGuards:
             yield from (it.result for it in self._cluster.apply([revert]) if it.result is not Result.GONE)
 
 
-def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:
+def _add_outcome(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:
     return {**outcomes, result: outcomes.get(result, 0) + jobs} if jobs else outcomes

@@ -115,7 +115,7 @@ class QueueForecast:
         self.by_limits = int(ended.sum()) < FEWEST_ENDED
         if self.by_limits:  # what is predicted from next to nothing is worth less than the limit
             self._queue[_QUANTILES] = np.nan
-        self._run_time_s = self._drawn(np.random.default_rng(seed))
+        self._run_time_s = self._draw_run_times(np.random.default_rng(seed))
         self._past = _past(history, self._queue, self.now_s)
         self._shifts_s = _shifts(self._past, self.now_s)
         self.notes: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ class QueueForecast:
         named = rows[tasks == task] if task else rows
         return int(named[0]) if len(named) else None
 
-    def _drawn(self, chance: np.random.Generator) -> Floats:
+    def _draw_run_times(self, chance: np.random.Generator) -> Floats:
         """Return run times of the queue's jobs, shape (n_draws, n_jobs), s.
 
         Draws come in pairs of opposite luck.

@@ -105,7 +105,7 @@ def sync_history(
             coverage = warehouse.coverage(cluster)
         except NoSuchCluster:
             coverage = None  # the first reading creates it
-        covered = _of(coverage, JOBS)
+        covered = _read_periods(coverage, JOBS)
         begin = start or (covered[0][0] if covered else now - FIRST_READING)
         intervals = list(missing(covered, begin=begin, now=now, window=window, overlap=overlap))
         found = [0, 0, 0]
@@ -117,7 +117,9 @@ def sync_history(
             found = [have + more for have, more in zip(found, loaded, strict=True)]
             warehouse.cover(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
         events = 0
-        for first, last in missing(_of(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap):
+        for first, last in missing(
+            _read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap
+        ):
             found_events = accounting.node_events(first, last)
             if len(found_events):
                 warehouse.add_node_events(cluster, found_events)
@@ -153,18 +155,18 @@ def missing(
     for first, last in [*covered, (now, now)]:
         gap_ends = min(first, now)
         if at < gap_ends:
-            yield from _split(at, gap_ends, window)
+            yield from _windows(at, gap_ends, window)
         at = max(at, min(last, trusted))
 
 
-def _split(first: datetime, last: datetime, window: timedelta) -> Iterator[tuple[datetime, datetime]]:
+def _windows(first: datetime, last: datetime, window: timedelta) -> Iterator[tuple[datetime, datetime]]:
     while first < last:
         end = min(first + window, last)
         yield first, end
         first = end
 
 
-def _of(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
+def _read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
     if coverage is None:
         return []
     rows = coverage[coverage["source"] == source]

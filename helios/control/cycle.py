@@ -387,7 +387,9 @@ class Cycle:
         domain = self.domain
         self.requested, memory = self._request_changes(services, snapshot)
         if self.held_back is not None and self.audit.is_news(HELIOS, self.held_back):
-            self._say(self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep")
+            self._log_summary(
+                self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep"
+            )
         active_services = []  # those that are neither off nor suspended, asked or not
         for active in services:
             failures = self.settings.control.failures_to_suspend
@@ -451,7 +453,7 @@ class Cycle:
                 fault = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:LONGEST_FAULT]
                 suspension = suspension.after_a_failure(active.name, what=fault, now=self.now)
                 reason, outcome = "the service was asked and failed", f"{Result.FAILED}: {fault}"
-                self._say(active.mode.mode, service=active.name, reason=reason, outcome=outcome)
+                self._log_summary(active.mode.mode, service=active.name, reason=reason, outcome=outcome)
                 self.audit.count(active.name, Result.FAILED)
         return requested, replace(self.memory, suspension=suspension, asked_at=asked_at)
 
@@ -459,9 +461,9 @@ class Cycle:
         kept = len(self.audit.lines) if self.domain.sticky else self.written
         for active in writers:
             reason = f"will change {len(plan.send[active.name])} {self.domain.name}"
-            self._say(active.mode.mode, service=active.name, reason=reason, outcome="meant")
+            self._log_summary(active.mode.mode, service=active.name, reason=reason, outcome="meant")
         if plan.reversions:
-            self._say(Mode.ACTIVE, reason=f"will revert {len(plan.reversions)} changes", outcome="meant")
+            self._log_summary(Mode.ACTIVE, reason=f"will revert {len(plan.reversions)} changes", outcome="meant")
         try:
             if self.undo is not None:
                 self.undo(Undo.of(plan.intent))
@@ -510,7 +512,7 @@ class Cycle:
             return  # a standby's state must not be stored
         news = reasons != self.memory.suspended  # a lasting reason is logged once
         if news and self.released is None:
-            self._say(self.mode, reason="; ".join(reasons), outcome="nothing was done")
+            self._log_summary(self.mode, reason="; ".join(reasons), outcome="nothing was done")
         if not self.domain.sticky:
             remember = news and self._write(None)
         else:
@@ -537,7 +539,7 @@ class Cycle:
         except HeliosError as error:
             self.audit.notes.append(f"the undo file could not be written: {error.message}")
 
-    def _say(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
+    def _log_summary(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.audit.lines.append(
             AuditEntry(service=service, mode=mode, action="Cycle", target=cluster, reason=reason, outcome=outcome)

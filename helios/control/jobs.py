@@ -248,7 +248,7 @@ class JobDomain:
             sent, row = changes.get((outcome.setting, outcome.job_id)), None
             if active is not None and sent and not self.tolerance.is_nothing(sent.setting, sent.value):
                 after = outcome.after or describe_mode(sent.setting, sent.value)
-                row = self._row(cycle, sent, active, after=after + self._again(cycle, sent.key))
+                row = self._row(cycle, sent, active, after=after + self._note_set_again(cycle, sent.key))
             applied.append((outcome, row))
         return applied
 
@@ -335,7 +335,7 @@ class JobDomain:
             if not active.mode.writes:
                 continue
             for change in plan.send.get(active.name, ()):
-                real[change.key] = self._row(cycle, change, active, after=self._again(cycle, change.key))
+                real[change.key] = self._row(cycle, change, active, after=self._note_set_again(cycle, change.key))
             for change in plan.same.get(active.name, ()):
                 if self.tolerance.is_nothing(change.setting, change.value):
                     real.pop(change.key, None)
@@ -360,7 +360,7 @@ class JobDomain:
             written_at=cycle.now,
         )
 
-    def _again(self, cycle: Cycle, key: Key) -> str:
+    def _note_set_again(self, cycle: Cycle, key: Key) -> str:
         row = cycle.applied.real.get(key)
         return SET_AGAIN if key in self.disputed or (row is not None and row.set_again) else ""
 
@@ -449,12 +449,12 @@ def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome]) ->
         return f"{Result.DONE}: looked again, no job carries anything that Helios is known to have set"
     parts = []
     if others:
-        parts.append(f"{len(others)} jobs still carry what Helios set: {_named(others)}")
+        parts.append(f"{len(others)} jobs still carry what Helios set: {_list_jobs(others)}")
     if hidden:
         carry = "jobs Slurm hides whether they still carry what Helios set"
-        parts.append(f"of {len(hidden)} {carry}: {_named(hidden)}. {OF_THE_HIDDEN}")
+        parts.append(f"of {len(hidden)} {carry}: {_list_jobs(hidden)}. {OF_THE_HIDDEN}")
     if unproved:
-        bear = f"{len(unproved)} jobs bear Helios' mark and are in no record: {_named(unproved)}"
+        bear = f"{len(unproved)} jobs bear Helios' mark and are in no record: {_list_jobs(unproved)}"
         parts.append(f"{bear}; not touched. {OF_THE_UNPROVED}")
     return f"{Result.MISMATCH}: {'; '.join(parts)}"
 
@@ -468,7 +468,7 @@ def applied_after(applied: AppliedChanges, result: ReleaseResult) -> AppliedChan
     return AppliedChanges(real={key: row for key, row in applied.real.items() if row.overridden or key in left})
 
 
-def _named(job_ids: Sequence[str]) -> str:
+def _list_jobs(job_ids: Sequence[str]) -> str:
     return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
 
 

@@ -141,7 +141,7 @@ def _woken_by_others(
         by, rest = "somebody woke it", "it is no longer asleep because of Helios"
     if node.power is NodePower.WAKING:
         memory = memory.with_wake(row.target, WakeUp(since=observation.at, by="Slurm"))
-    return memory, _line("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
+    return memory, _audit_entry("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
 
 
 def _weights(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
@@ -249,10 +249,10 @@ def _protects(memory: NodeControllerState) -> AuditEntry:
 def _theirs(row: AppliedChange, *, read: str) -> AuditEntry:
     rest = f"{Result.REFUSED}: {row.setting} is theirs from now on; what Helios set there it leaves"
     reason = f"somebody changed what service {row.service} had set"
-    return _line("HandsOff", row, reason=reason, outcome=rest, read=read)
+    return _audit_entry("HandsOff", row, reason=reason, outcome=rest, read=read)
 
 
-def _line(action: str, row: AppliedChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
+def _audit_entry(action: str, row: AppliedChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
     return AuditEntry(
         service=row.service,
         mode=row.mode,
@@ -273,4 +273,4 @@ def shadow_entries(before: AppliedChanges, after: AppliedChanges) -> Iterable[Au
     for key, row in before.shadow.items():
         if key not in after.shadow:
             would = f"{Result.WOULD}: Slurm would have woken it for a job, or somebody has changed it"
-            yield _line("Woken", row, reason="it is no longer idle", outcome=would, read="awake")
+            yield _audit_entry("Woken", row, reason="it is no longer idle", outcome=would, read="awake")

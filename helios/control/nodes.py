@@ -184,7 +184,7 @@ class NodeDomain:
 
         Values are first limited to what exists.
         """
-        return apply_node_guards(self._bounded(requested.changes, mode), context=self.context, mode=mode)
+        return apply_node_guards(self._limit_changes(requested.changes, mode), context=self.context, mode=mode)
 
     def allocate(
         self, cycle: Cycle, results: Mapping[str, GuardResult[str]], services: Sequence[ActiveService]
@@ -252,7 +252,7 @@ class NodeDomain:
             outcome, change = answer, changes.get((answer.setting, answer.node))
             if change is not None and change.setting is NodeSetting.WEIGHT:
                 outcome = replace(answer, reason=change.reason)  # the cluster has only the reason of the whole order
-            row = None if active is None or change is None else self._settled(cycle, change, active, outcome)
+            row = None if active is None or change is None else self._applied_after(cycle, change, active, outcome)
             applied.append((outcome, row))
         self.activity.add([outcome for outcome, _ in applied], now=cycle.now)
         return applied
@@ -284,7 +284,7 @@ class NodeDomain:
             **node_cycle_counts(cycle.snapshot, cycle.known, at=cycle.now, wanted=wanted),
         )
 
-    def _bounded(self, changes: Iterable[Change[str]], mode: ServiceMode) -> list[Change[str]]:
+    def _limit_changes(self, changes: Iterable[Change[str]], mode: ServiceMode) -> list[Change[str]]:
         """Limit weights to ``power.tiers``, and the keep-awake list to existing nodes.
 
         The list is also limited to the canary.
@@ -407,7 +407,7 @@ class NodeDomain:
             changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
         return to_node_actions(changes, own=self.context.applied.own())
 
-    def _settled(
+    def _applied_after(
         self, cycle: Cycle, change: Change[str], active: ActiveService, outcome: NodeOutcome
     ) -> AppliedChange | None:
         prior = cycle.applied.of(active.mode.mode).get(change.key)
@@ -474,9 +474,9 @@ class _Draft:
             self.refused[active.name].extend(late)
         for to_sleep in (False, True):
             for active in services:
-                self._pass(active, budget, to_sleep=to_sleep)
+                self._allocate(active, budget, to_sleep=to_sleep)
 
-    def _pass(self, active: ActiveService, budget: PowerBudget, *, to_sleep: bool) -> None:
+    def _allocate(self, active: ActiveService, budget: PowerBudget, *, to_sleep: bool) -> None:
         kept: list[Change[str]] = []
         for change in self.send[active.name]:
             if change.setting is NodeSetting.KEEP_AWAKE and to_sleep:

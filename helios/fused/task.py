@@ -268,18 +268,18 @@ class FusedTask:
                 trial.report(answer="pause")
                 request = "pause"
             if request in {"pause", "checkpoint"}:
-                trial.save(self._now().checkpoint(at))
+                trial.save(self._current_trainer().checkpoint(at))
                 trial.report(checkpoint=CHECKPOINT)
             if request in {"pause", "stop"}:
-                self._leave(at)
+                self._remove(at)
                 trial.end("paused" if request == "pause" else "stopped")
 
-    def _now(self) -> FusedTrainer:
+    def _current_trainer(self) -> FusedTrainer:
         assert self._trainer is not None
         return self._trainer
 
-    def _leave(self, at: int) -> None:
-        trainer = self._now()
+    def _remove(self, at: int) -> None:
+        trainer = self._current_trainer()
         trainer.remove(at)
         trainer.finished.pop(at)
         del self._by_number[at]
@@ -364,7 +364,7 @@ class FusedTask:
 
     def _make_trainer(self, joining: Sequence[FusedTrial]) -> None:
         """Train those that are there and those that join as one new stack."""
-        kept = [(trial, self._now().checkpoint(at)) for at, trial in self._by_number.items()]
+        kept = [(trial, self._current_trainer().checkpoint(at)) for at, trial in self._by_number.items()]
         self._by_number, self._trainer, self._evaluated = {}, None, None
         trials = [*kept, *((trial, trial.saved(self._device)) for trial in joining)]
         count = self._count_that_fits([trial for trial, _ in trials])
@@ -447,7 +447,7 @@ class FusedTask:
 
     def _add(self, trial: FusedTrial, state: Mapping[str, Any] | None) -> None:
         try:
-            at = self._now().add(trial.configuration, state)
+            at = self._current_trainer().add(trial.configuration, state)
         except ConfigurationInvalid as reason:  # a difference that its structure does not show
             trial.end("apart", str(reason), structure=f"{self._structure} {trial.number}")
         else:
@@ -456,7 +456,7 @@ class FusedTask:
     # Training.
 
     def _train(self) -> None:
-        trainer, began_s = self._now(), time.monotonic()
+        trainer, began_s = self._current_trainer(), time.monotonic()
         trainer.train(steps=self._chunk, on_epoch=self._report)
         took_s = max(1e-6, time.monotonic() - began_s)
         self._chunk = max(1, min(2 * self._chunk, int(self._chunk * POLL_S / took_s)))

@@ -145,7 +145,9 @@ def control_groups(prefix: str) -> ControlGroups | None:
                         old.rmdir()
             group = candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)
             try:
-                entered = subprocess.run(["true"], preexec_fn=partial(_enter, group), check=False, capture_output=True)
+                entered = subprocess.run(
+                    ["true"], preexec_fn=partial(_join_group, group), check=False, capture_output=True
+                )
             finally:
                 _remove(group)
             if entered.returncode == 0:
@@ -195,10 +197,10 @@ def _prepare(parent: int | None, group: Path | None) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - in a fork
         file.write(_OOM_SCORE)
     if group is not None:
-        _enter(group)
+        _join_group(group)
 
 
-def _enter(group: Path) -> None:
+def _join_group(group: Path) -> None:
     with (group / "cgroup.procs").open("w") as file:
         file.write("0")
 

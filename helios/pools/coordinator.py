@@ -435,7 +435,7 @@ class Coordinator:
             if events is None:
                 self._restart_agent(name)
             for event in events or ():
-                self._take(event)
+                self._handle_event(event)
 
     # Signals and the end of the allocation.
 
@@ -901,7 +901,7 @@ class Coordinator:
 
     # Trials that run.
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _handle_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "memory":
             for number, mib in event["mib"].items():
                 if (process := self._processes.get(int(number))) is not None:

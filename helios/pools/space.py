@@ -1082,7 +1082,7 @@ class ListSearch:
         if number in self._ended:
             return
         line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
-        with _disk(self._folder), _whole(self._record) as end:
+        with _disk(self._folder), _truncated_on_failure(self._record) as end:
             if os.pwrite(self._record, line.encode(), end) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._ended.add(number)
@@ -1099,7 +1099,7 @@ class ListSearch:
 
 
 @contextmanager
-def _whole(handle: int) -> Iterator[int]:
+def _truncated_on_failure(handle: int) -> Iterator[int]:
     """Yield a file's end, and truncate there after a failure."""
     size = os.fstat(handle).st_size
     try:
@@ -1194,7 +1194,7 @@ class _Journal:
         return self._file.read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with _whole(self._handle):
+        with _truncated_on_failure(self._handle):
             self._file.append_logs(logs)
 
     def close(self) -> None:

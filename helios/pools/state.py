@@ -260,7 +260,7 @@ class StateFile:
                     header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
                     self._first = header["pool"]
                 else:
-                    self._take(entry)
+                    self._apply_entry(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
                 raise FileUnreadable(
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
@@ -319,7 +319,7 @@ class StateFile:
             content = os.pread(self._handle, size - self._length, self._length)
             whole = content.rfind(b"\n") + 1
             for line in content[:whole].splitlines():
-                self._take(json.loads(line))
+                self._apply_entry(json.loads(line))
             self._length += whole
             if whole < len(content):  # of a pool that was killed
                 os.ftruncate(self._handle, self._length)
@@ -356,7 +356,7 @@ class StateFile:
                     adopted.append(trial)
         return adopted
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
+    def _apply_entry(self, entry: Mapping[str, Any]) -> None:
         """Apply a line to what is known."""
         if "joined" in entry:
             self.joined += 1
@@ -455,7 +455,7 @@ class StateFile:
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
         with self.exclusive():
             if "what" in entry:
-                self._take(json.loads(line))
+                self._apply_entry(json.loads(line))
             self._unwritten.append(line)
             if not self.problem:
                 self._write(lasting=lasting)

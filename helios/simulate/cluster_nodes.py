@@ -171,7 +171,7 @@ class NodeActions:
             yield self._woken(action.node, action, now)
         elif isinstance(action, KeepAwake):
             own = self._site_keeps if action.own is None else action.own
-            yield self._kept(_listed((*_names(own), *action.nodes)), action)
+            yield self._keep_awake(_listed((*_names(own), *action.nodes)), action)
         elif isinstance(action, FillFirst):
             yield from self._filled(action)
         else:
@@ -223,7 +223,7 @@ class NodeActions:
 
     # The keep-awake list.
 
-    def _kept(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
+    def _keep_awake(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
         outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
         unknown = [name for name in _names(listed) if name not in self._number]
         if unknown:
@@ -254,7 +254,7 @@ class NodeActions:
                 yield self._woken(name, revert, now)
         elif revert.setting is NodeSetting.KEEP_AWAKE:
             for _, listed in revert.own:
-                yield self._kept(_listed(_names(listed)), revert)
+                yield self._keep_awake(_listed(_names(listed)), revert)
         else:
             before = self.weight
             for name, weight in revert.own:

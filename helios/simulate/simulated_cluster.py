@@ -176,7 +176,7 @@ class SimulatedCluster(ABC):
             raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
         self._advance(until_s)
 
-    def _leave(self) -> None:
+    def _freeze_snapshots(self) -> None:
         """Fix the content of snapshots still in use, before time goes on."""
         if (columns := self._columns()) is not None:
             columns.kept()

@@ -326,7 +326,7 @@ class SlurmCluster:
             soft_limits=has_soft_limits(configuration),
         )
         with suppress(UndoNotWritten):  # a kill switch works with a full disk too
-            self._undo.add(_found(reading), queue=self._queue)
+            self._undo.add(_undo_corrections(reading), queue=self._queue)
         return reading
 
     def _left_out(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
@@ -426,7 +426,7 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _found(reading: QueueReading) -> Iterator[Written]:
+def _undo_corrections(reading: QueueReading) -> Iterator[Written]:
     """Yield corrections to the undo file.
 
     They are Helios' current values that only another record proves, and values of Helios that something else replaced.

@@ -70,11 +70,11 @@ def weights_by_tier(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> d
         members = [node for node in rank if own[node] == level]
         above = bisect_right(levels, level)
         room = (levels[above] - 1 if above < len(levels) else HEAVIEST) - level
-        weights |= {node: level + added for node, added in _added(members, rank, max(room, 0)).items()}
+        weights |= {node: level + added for node, added in _increments(members, rank, max(room, 0)).items()}
     return weights
 
 
-def _added(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[str, int]:
+def _increments(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[str, int]:
     """Return the increments for the nodes of one own weight.
 
     The increment is the tier's number, where there is room for it. Otherwise the tiers present are numbered without
@@ -424,7 +424,7 @@ class SlurmNodes:
         answers = self._answers(others, first=True)
         outcomes: dict[int, NodeOutcome] = {}
         if sleeps:
-            outcomes = self._too_late(sleeps, reading, first=not others)
+            outcomes = self._drop_late_sleeps(sleeps, reading, first=not others)
             ready = {at: change for at, change in sleeps.items() if at not in outcomes}
             answers |= self._answers(ready, first=not others)
         if not answers:
@@ -442,7 +442,7 @@ class SlurmNodes:
             return outcomes
         return outcomes | {at: node_outcome_after(changes[at], reading, after, answers[at]) for at in answers}
 
-    def _too_late(
+    def _drop_late_sleeps(
         self, sleeps: Mapping[int, PlannedNodeUpdate], reading: NodeReading, *, first: bool
     ) -> dict[int, NodeOutcome]:
         """Return the outcomes of sleeps that must no longer be written.

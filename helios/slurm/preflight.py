@@ -135,10 +135,10 @@ def examine(
         clock_skew_s=clock_skew_s,
         clock=clock,
     )
-    return [finding for check in (*_CHECKS, *more) for finding in _tried(check, ground)]
+    return [finding for check in (*_CHECKS, *more) for finding in _run_check(check, ground)]
 
 
-def _tried(check: Check, ground: PreflightContext) -> list[PreflightFinding]:
+def _run_check(check: Check, ground: PreflightContext) -> list[PreflightFinding]:
     try:
         return list(check(ground))
     except HeliosError as reason:

@@ -422,13 +422,13 @@ def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]
 
 def _of_the_names(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
     pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
-    for job_id in dict.fromkeys(job_id for action in actions for job_id in _named(action)):
+    for job_id in dict.fromkeys(job_id for action in actions for job_id in _targets(action)):
         if job_id in running:
             yield f"it names job {job_id}, which runs already; only pending jobs can be changed"
         elif job_id not in pending:
             yield f"it names job {job_id!r}, which is not in the snapshot; take ids from snapshot.pending['job_id']"
     for kind in (Reorder, SoftLimit):
-        named = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _named(action))
+        named = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _targets(action))
         for job_id, times in named.most_common(1):
             if times > 1:
                 yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
@@ -455,7 +455,7 @@ def _memory_complaints(make: Make, snapshots: list[Snapshot]) -> Iterator[str]:
         yield "its answer depends on what it was asked before; keep nothing between calls but the options"
 
 
-def _named(action: JobAction) -> Iterable[str]:
+def _targets(action: JobAction) -> Iterable[str]:
     if isinstance(action, Reorder):
         return [place.job_id for place in action.order]
     return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()

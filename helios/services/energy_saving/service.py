@@ -189,8 +189,8 @@ class _NodePool:
 
         It is a whole number if the job requests several nodes, otherwise its share of a node.
         """
-        share = gpus / self.gpus if gpus and self.gpus else _known(cpus) / self.cpus if self.cpus else 0.0
-        whole = _known(asked)
+        share = gpus / self.gpus if gpus and self.gpus else _finite_or_zero(cpus) / self.cpus if self.cpus else 0.0
+        whole = _finite_or_zero(asked)
         return max(whole, share) if whole > 1 else share or whole or 1.0
 
 
@@ -215,7 +215,7 @@ def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_
     return min(fits, key=lambda pool: (-pool.free_nodes, pool.name), default=None)
 
 
-def _known(value: float) -> float:
+def _finite_or_zero(value: float) -> float:
     return 0.0 if pd.isna(value) or math.isinf(value) else float(value)
 
 

@@ -348,10 +348,10 @@ def n_below(state: EngineState, partition: int, node_set: int, rank: int) -> int
         return int(state.level_nodes[home.first_level + node_set])
     n, first = 0, home.first_word + node_set * home.words
     for word in range(rank // WORD_BITS):
-        n += _ones(state.bits[first + word])
+        n += _count_bits(state.bits[first + word])
     if rank % WORD_BITS:
         below = (np.uint64(1) << np.uint64(rank % WORD_BITS)) - np.uint64(1)
-        n += _ones(state.bits[first + rank // WORD_BITS] & below)
+        n += _count_bits(state.bits[first + rank // WORD_BITS] & below)
     return n
 
 
@@ -361,8 +361,8 @@ def nth_node(state: EngineState, partition: int, node_set: int, n: int) -> int:
     home = state.partitions[partition]
     word = home.first_word + node_set * home.words
     start = word
-    while _ones(state.bits[word]) <= n:
-        n -= _ones(state.bits[word])
+    while _count_bits(state.bits[word]) <= n:
+        n -= _count_bits(state.bits[word])
         word += 1
     left = state.bits[word]
     for _ in range(n):
@@ -373,7 +373,7 @@ def nth_node(state: EngineState, partition: int, node_set: int, n: int) -> int:
 
 
 @kernel
-def _ones(word: np.uint64) -> int:
+def _count_bits(word: np.uint64) -> int:
     """Count the bits of ``word`` that are set (Warren, "Hacker's Delight", 2nd edition, 5-1)."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))

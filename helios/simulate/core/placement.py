@@ -23,10 +23,10 @@ def place(state: EngineState, job: int, now: int) -> int:
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
     full, up_s = home.gpus_per_node, now
     for number in range(jobs[job].gpus // full):
-        up_s = max(up_s, _take(state, job, choice(state, job, number, full), full, now))
+        up_s = max(up_s, _assign_gpus(state, job, choice(state, job, number, full), full, now))
     rest = jobs[job].gpus % full
     if rest > 0:
-        up_s = max(up_s, _take(state, job, choice(state, job, full, rest), rest, now))
+        up_s = max(up_s, _assign_gpus(state, job, choice(state, job, full, rest), rest, now))
     return up_s
 
 
@@ -51,7 +51,7 @@ def forget(state: EngineState, job: int) -> None:
 
 
 @kernel
-def _take(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
+def _assign_gpus(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
     """Give ``job`` ``gpus`` GPUs of ``node``.
 
     Returns when the node is up.
@@ -121,7 +121,7 @@ def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) ->
                 and (placement == SPREAD or (placement == WEIGHTED and nodes[node].rank < nodes[best].rank))
             ):
                 best = node
-    return _any_alike(state, best, lowest, end, _drawn(state, job, number)) if placement == RANDOM else best
+    return _any_alike(state, best, lowest, end, _random_number(state, job, number)) if placement == RANDOM else best
 
 
 @kernel
@@ -144,7 +144,7 @@ def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int)
 
 
 @kernel
-def _drawn(state: EngineState, job: int, number: int) -> int:
+def _random_number(state: EngineState, job: int, number: int) -> int:
     """Draw a number that depends on seed, job and choice only.
 
     So all policies see the same draws.

@@ -132,10 +132,10 @@ def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
         return
     if state.slots[slot].begin_s < from_s:
         before = slot
-        slot = _cut(state, slot, from_s)
+        slot = _split_slot(state, slot, from_s)
     while slot != NOBODY and state.slots[slot].begin_s < until_s:
         if state.slots[slot].end_s > until_s:
-            _cut(state, slot, until_s)
+            _split_slot(state, slot, until_s)
         for word in range(clock.words):
             state.slot_nodes[slot, word] &= ~state.words[2 * clock.words + word]
         slot = state.slots[slot].next
@@ -143,7 +143,7 @@ def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
 
 
 @kernel
-def _cut(state: SlurmState, slot: int, at_s: int) -> int:
+def _split_slot(state: SlurmState, slot: int, at_s: int) -> int:
     """Cut ``slot`` in two and return the later part."""
     clock = state.clock[0]
     part = clock.slots

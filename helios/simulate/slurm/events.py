@@ -160,7 +160,7 @@ def happen(state: SlurmState, moment: int) -> None:
             clock.pass_due = 1
     while clock.entered < len(state.entering) and state.jobs[state.entering[clock.entered]].enters_ms <= moment:
         clock.entered += 1
-        _enter(state, state.entering[clock.entered - 1])
+        _enqueue(state, state.entering[clock.entered - 1])
     if priorities:
         make_priorities(state)
 
@@ -172,7 +172,7 @@ def _ask(state: SlurmState, moment: int) -> None:
 
 
 @kernel
-def _enter(state: SlurmState, job: int) -> None:
+def _enqueue(state: SlurmState, job: int) -> None:
     """Add ``job`` to the queue.
 
     Of an array only the first pending task is queued; the others wait behind it.
