@@ -228,7 +228,7 @@ def run_nightly(
     cluster: str,
     now: datetime,
     read: Callable[[timedelta], SyncResult],
-    look: Callable[[], Snapshot],
+    read_snapshot: Callable[[], Snapshot],
     rules: Callable[[], SlurmSite] | None = None,
     progress: Progress = no_progress,
 ) -> NightlyRun:
@@ -238,7 +238,7 @@ def run_nightly(
     ----------
     read : callable
         Reads the accounting again from so long before the watermark.
-    look : callable
+    read_snapshot : callable
         Returns a snapshot, whose nodes are stored for the reports.
     rules : callable, optional
         Reads the scheduling rules of the cluster, for the check of forecasts of starts; None: they are not checked.
@@ -255,7 +255,7 @@ def run_nightly(
     seen: list[Snapshot] = []
 
     def nodes() -> str:
-        seen.append(look())
+        seen.append(read_snapshot())
         return _remember_nodes(url, cluster, seen[0])
 
     def study_of_month() -> str:

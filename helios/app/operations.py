@@ -250,7 +250,7 @@ class Operations:
             cluster=cycles.site.name,
             now=self._clock(),
             read=lambda again: self.read(again=again, progress=progress),
-            look=cycles.site.cluster.snapshot,
+            read_snapshot=cycles.site.cluster.snapshot,
             rules=cycles.site.rules,
             progress=progress,
         )

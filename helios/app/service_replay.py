@@ -457,7 +457,7 @@ class _ReplayRun:
                 later_s = min(later_s, active.next_due_s())
                 continue
             if applied is None:
-                snapshot = snapshot or self._cluster.look(self._predictions.predictions)
+                snapshot = snapshot or self._cluster.snapshot_with(self._predictions.predictions)
                 proposals = active.proposals(snapshot, now_s=now_s)
                 act = None if proposals is None else partial(self._claims.act, number, proposals)
             else:

@@ -312,7 +312,7 @@ def simulate_services_on_slurm(
         predict_again_s=PREDICT_AGAIN_S,
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
-        own_order=own_order_waits(jobs.jobs, slurm.look(None).nodes),
+        own_order=own_order_waits(jobs.jobs, slurm.snapshot_with(None).nodes),
         progress=lambda done: progress(label, done / len(jobs.workload)),
     )
     progress(label, 1.0)

@@ -771,9 +771,9 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
     """Return how Optuna searches, or None where it is not needed."""
     if not parameters and table.trials_file is None:
         raise _Refused("there are no trials", "parameters", hint="Name values in [parameters], or a trials_file.")
-    search_table = table.search
-    if search_table is None or search_table.trials is None:
-        at = ("search",) if search_table else ("parameters",)
+    search = table.search
+    if search is None or search.trials is None:
+        at = ("search",) if search else ("parameters",)
         if count is None:
             endless = next(name for name, space in parameters.items() if _values(space) is None)
             hint = 'Write how many in [search]: trials = 64 and metric = "..."; or a list of values, or a step.'
@@ -786,26 +786,24 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
         if count > MOST_TRIALS:
             hint = "Write fewer values, or how many of them in [search]: trials = 64."
             raise _Refused(f"these are {count:,} trials, above the {MOST_TRIALS:,} of a pool", *at, hint=hint)
-        if search_table is None or (search_table.sampler is None and search_table.pruner is None):
+        if search is None or (search.sampler is None and search.pruner is None):
             return None
-        if search_table.sampler is not None:
+        if search.sampler is not None:
             raise _Refused("a sampler needs a number of trials", "search", "sampler", hint="Write trials = 64.")
     elif table.trials_file is not None:
         raise _Refused("the file of trials says how many there are", "search", "trials")
-    elif count is not None and search_table.trials > count:
+    elif count is not None and search.trials > count:
         hint = "Leave trials out for every combination."
-        raise _Refused(
-            f"{search_table.trials} trials of {count} combinations repeat some", "search", "trials", hint=hint
-        )
-    sampler, sampler_options = _choice(search_table.sampler, "sampler", "TPESampler" if search_table.trials else "")
-    pruner, pruner_options = _choice(search_table.pruner, "pruner", "")
+        raise _Refused(f"{search.trials} trials of {count} combinations repeat some", "search", "trials", hint=hint)
+    sampler, sampler_options = _choice(search.sampler, "sampler", "TPESampler" if search.trials else "")
+    pruner, pruner_options = _choice(search.pruner, "pruner", "")
     method = SearchMethod(
-        trials=search_table.trials or count or 0,
+        trials=search.trials or count or 0,
         sampler=sampler,
         sampler_options=sampler_options,
         pruner=pruner,
         pruner_options=pruner_options,
-        seed=search_table.seed,
+        seed=search.seed,
     )
     for kind, alone in (("sampler", replace(method, pruner="")), ("pruner", replace(method, sampler=""))):
         try:

@@ -241,9 +241,9 @@ class SimulatedCluster(ABC):
 
     def snapshot(self) -> LazySnapshot:
         """Return a snapshot without predictions."""
-        return self.look(None)
+        return self.snapshot_with(None)
 
-    def look(self, predictions: Predictions | None) -> LazySnapshot:
+    def snapshot_with(self, predictions: Predictions | None) -> LazySnapshot:
         """Return a snapshot with predictions in the rows of pending jobs."""
         if (columns := self._columns()) is None:
             columns = QueueColumns(self._frames)
