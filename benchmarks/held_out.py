@@ -38,7 +38,7 @@ from helios.predict.scores import Scores, evaluation_set, pinball_losses, scores
 from helios.predict.timeline import RecordedWalk, empty_levels, untrained
 
 WINDOW_S = 28 * 86_400
-FEWEST_JUDGED = 200
+FEWEST_SCORED = 200
 MOST_JOBS = 200_000
 """Jobs of a trace that are read, the last ones."""
 MOST_WINDOWS = 6
@@ -113,7 +113,7 @@ def prediction_rows(name: str, history: LoadedHistory) -> Iterator[Row]:
         walk, last = RecordedWalk(table), int(np.searchsorted(table.submitted_s, end_s))
         first = int(np.searchsorted(table.submitted_s, begin_s))
         rows = np.flatnonzero(np.isfinite(table.run_time_s[:last]) & (np.arange(last) >= first))
-        if len(rows) < FEWEST_JUDGED:
+        if len(rows) < FEWEST_SCORED:
             continue
         try:
             model = train_on(walk, table, cluster="x", until=datetime.fromtimestamp(begin_s, UTC), seed=0)

@@ -39,8 +39,7 @@ from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, replay_s
 from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
 from helios.model import Snapshot
 from helios.ports import Service
-from helios.services.qssf import Qssf
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import Qssf, shortest_service_first
 from helios.simulate import Backfill, Replay, SimCluster, replay
 from tests.traces import TRACES
 

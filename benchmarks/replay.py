@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.published.compare import PHILLY
 from helios.ports import RUN_TIME, Order
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import shortest_service_first
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
 from helios.simulate.orders import first_in_first_out, shortest_job_first
 from tests.traces import TRACES

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -170,11 +171,7 @@ class Ranking(Reorder):
         return repr(self.plain())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reorder, (self.partition, self.order, self.reason)
-
-
-def _reorder(partition: str, order: tuple[Place, ...], reason: str) -> Reorder:
-    return Reorder(partition=partition, order=order, reason=reason)
+        return partial(Reorder, partition=self.partition, order=self.order, reason=self.reason), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

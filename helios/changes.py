@@ -116,7 +116,7 @@ class SettingChange(Generic[Value]):
     unseen: bool = False
 
     @property
-    def takes_back(self) -> bool:
+    def is_revert(self) -> bool:
         """Whether it is part of a ``Revert``."""
         return self.action == Revert.__name__
 
@@ -228,13 +228,13 @@ class ChangeContext:
     suspect: str = ""
 
 
-def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def check_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     """Return the outcome of a change that is not written.
 
     It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
-    if change.takes_back:
-        return _of_a_restore(change, ground)
+    if change.is_revert:
+        return _outcome_of_revert(change, ground)
     why = ground.excluded_reason
     if not why and change.setting is JobSetting.SOFT_LIMIT:
         if not ground.soft_limits:
@@ -252,7 +252,7 @@ def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome |
     return None
 
 
-def _of_a_restore(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def _outcome_of_revert(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     if ground.is_set:
         return None
     if ground.before is None and ground.hidden:
@@ -315,7 +315,7 @@ class Change(Generic[Desired]):
 
     def outcome(self, result: Result, remark: str = "", *, before: str = "", after: str = "") -> Outcome | NodeOutcome:
         """Return ``result`` as the outcome of this change."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "action": self.action,
             "setting": self.setting,
             "result": result,
@@ -325,8 +325,8 @@ class Change(Generic[Desired]):
             "remark": remark,
         }
         if isinstance(self.setting, JobSetting):
-            return Outcome(job_id=self.target, **told)
-        return NodeOutcome(node=self.target, **told)
+            return Outcome(job_id=self.target, **fields)
+        return NodeOutcome(node=self.target, **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

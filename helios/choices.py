@@ -51,7 +51,7 @@ class RunTimes(StrEnum):
 
 
 class Backfill(StrEnum):
-    """Which jobs may start before a head of the queue that does not fit."""
+    """Which jobs may pass a blocked head of the queue."""
 
     NONE = "none"
     SKIP = "skip"

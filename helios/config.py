@@ -466,7 +466,7 @@ class LoadedSettings:
         return [
             ConfigValue(
                 key=key,
-                value=_shown(key, getattr(getattr(self.settings, section), name)),
+                value=_without_secrets(key, getattr(getattr(self.settings, section), name)),
                 origin=self.origins.get(key, "default"),
                 variable=_variable(section, name),
                 doc=doc,
@@ -576,7 +576,7 @@ def without_password(value: Any) -> Any:
     return re.sub(r"([?&][^=&]*password[^=&]*=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
 
 
-def _shown(key: str, value: Any) -> Any:
+def _without_secrets(key: str, value: Any) -> Any:
     """Return a value without what is secret in it."""
     masked = without_password(value)
     return re.sub(r"(://[^/]*/).+", r"\1***", masked) if key in SECRET_KEYS else masked
@@ -700,8 +700,8 @@ def _distrust(path: Path, *found: os.stat_result, with_folder: bool) -> str:
 
 
 def _writer(*found: os.stat_result) -> str:
-    if strangers := {it.st_uid for it in found} - {os.geteuid(), ROOT}:
-        return f"belongs to another user ({_user(min(strangers))})"
+    if owners := {it.st_uid for it in found} - {os.geteuid(), ROOT}:
+        return f"belongs to another user ({_user(min(owners))})"
     if any(not stat.S_ISLNK(it.st_mode) and it.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for it in found):
         return "can be written by others"
     return ""
@@ -765,7 +765,7 @@ def _invalid(reason: ValidationError, origins: Mapping[str, str]) -> Configurati
     for error in reason.errors():
         key = ".".join(str(part) for part in error["loc"])
         what = "is not a key of Helios" if error["type"] == "extra_forbidden" else error["msg"]
-        origin = origins.get(key) or next((of for name, of in origins.items() if name.startswith(f"{key}.")), "")
+        origin = origins.get(key) or next((place for name, place in origins.items() if name.startswith(f"{key}.")), "")
         lines.append(f"{key} ({origin or 'configuration'}): {what}")
         wrong.add(key)
         if error["type"] == "extra_forbidden":

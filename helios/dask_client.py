@@ -115,10 +115,10 @@ def _other_releases(versions: Mapping[str, Any], names: Sequence[str]) -> list[s
     """Return what differs between ``versions``, as ``Client.get_versions`` has them, and here."""
     here = versions["client"]["packages"]
     return [
-        f"{worker} has {name} {told['packages'].get(name) or 'not installed'}, here it is {here.get(name)}"
-        for worker, told in versions["workers"].items()
+        f"{worker} has {name} {worker_versions['packages'].get(name) or 'not installed'}, here it is {here.get(name)}"
+        for worker, worker_versions in versions["workers"].items()
         for name in names
-        if _release(name, told["packages"].get(name)) != _release(name, here.get(name))
+        if _release(name, worker_versions["packages"].get(name)) != _release(name, here.get(name))
     ]
 
 

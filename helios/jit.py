@@ -78,7 +78,7 @@ def kernel(function: _Function) -> _Function:
 
 
 def entry_point(function: _Function) -> _Function:
-    """Compile ``function`` of the simulator at its first call, and keep it on disk."""
+    """Compile ``function`` at its first call, and cache it on disk."""
     return cached_jit(function, **_CORE)
 
 
@@ -99,11 +99,11 @@ def digest(module: str) -> str:
 
     Its own, and those of all Helios modules that it imports, directly or not.
     """
-    told = hashlib.sha256()
+    total = hashlib.sha256()
     for name, source in sorted(_sources(module).items()):
-        told.update(f"{name} {len(source)}\n".encode())
-        told.update(source)
-    return told.hexdigest()[:16]
+        total.update(f"{name} {len(source)}\n".encode())
+        total.update(source)
+    return total.hexdigest()[:16]
 
 
 def _sources(module: str) -> dict[str, bytes]:
@@ -142,7 +142,7 @@ def _file_of(module: str) -> Path | None:
 
 
 class _Reporter(event.Listener):
-    """Logs what is compiled because it is not on disk, without the parts of it."""
+    """Logs what is compiled, without its parts."""
 
     depth = 0
 
@@ -244,9 +244,9 @@ _WORD = ir.IntType(64)
 class _TableType(types.Type):
     def __init__(self, name: str, members: dict[str, Any]) -> None:
         self.members = members
-        told = f"{name}({', '.join(f'{member}: {kind.name}' for member, kind in members.items())})"
+        signature = f"{name}({', '.join(f'{member}: {kind.name}' for member, kind in members.items())})"
         # Numba writes the name out in each symbol of compiled code, which took a fifth of the time of compiling.
-        super().__init__(name=f"{name}_{zlib.crc32(told.encode()):08x}_{len(told)}")
+        super().__init__(name=f"{name}_{zlib.crc32(signature.encode()):08x}_{len(signature)}")
 
     def place(self, name: str) -> int:
         """Return the place of a field among the words."""
@@ -289,7 +289,7 @@ class _Attributes(AttributeTemplate):
 @lower_getattr_generic(_TableType)  # type: ignore[untyped-decorator]  # as Numba is
 def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> Any:
     member, first = kind.members[name], kind.place(name)
-    words = [_word(builder, block, first + place) for place in range(_n_words(member))]
+    words = [_load_constant(builder, block, first + place) for place in range(_n_words(member))]
     if isinstance(member, _TableType):
         return builder.inttoptr(words[0], _WORD.as_pointer())
     if isinstance(member, types.UniTuple):
@@ -304,7 +304,7 @@ def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> An
     return array._getvalue()
 
 
-def _word(builder: Any, block: Any, place: int) -> Any:
+def _load_constant(builder: Any, block: Any, place: int) -> Any:
     """Read a word that never changes, and tell the compiler so."""
     word = builder.load(builder.gep(block, [ir.IntType(32)(place)]))
     word.set_metadata("invariant.load", builder.module.add_metadata([]))

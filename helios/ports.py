@@ -206,7 +206,7 @@ class Service(Protocol):
 
 
 class PoolService(Protocol):
-    """Plug-in that says what a pool's trials should do next, and never acts itself.
+    """Plug-in that decides what a pool's trials do next.
 
     A class as for :class:`Service`, registered in the entry point group ``helios.pool_services``. ``decide`` is
     deterministic: no clock (time is ``snapshot.now_s``), network, disk or randomness of its own.

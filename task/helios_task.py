@@ -101,16 +101,16 @@ def report(
     """
     if own := [name for name in OWN_KEYS if name in metrics]:
         raise ValueError(f"{own[0]!r} cannot be the name of a metric")
-    told: dict[str, Any] = {name: _number(value) for name, value in metrics.items()}
+    fields: dict[str, Any] = {name: _number(value) for name, value in metrics.items()}
     if step is not None:
-        told["step"] = int(step)
+        fields["step"] = int(step)
     if progress is not None:
-        told["progress"] = float(progress)
+        fields["progress"] = float(progress)
     if message is not None:
-        told["message"] = str(message)
+        fields["message"] = str(message)
     if checkpoint is not None:
-        told["checkpoint"] = str(checkpoint)
-    _write(told)
+        fields["checkpoint"] = str(checkpoint)
+    _write(fields)
 
 
 def _number(value: Any) -> float:
@@ -119,12 +119,12 @@ def _number(value: Any) -> float:
     return float(item() if callable(item) else value)
 
 
-def _write(told: dict[str, Any]) -> None:
+def _write(fields: dict[str, Any]) -> None:
     """Append a line in one call, so that lines of several processes stay whole."""
     path = os.environ.get("HELIOS_REPORT")
     if not path:
         return
-    line = (json.dumps({**told, "time_s": round(time.time(), 3)}) + "\n").encode()
+    line = (json.dumps({**fields, "time_s": round(time.time(), 3)}) + "\n").encode()
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
@@ -141,8 +141,8 @@ def _write(told: dict[str, Any]) -> None:
 
 def parameters(**defaults: Any) -> dict[str, Any]:
     """Return the parameters of the trial, over the given defaults."""
-    told = json.loads(os.environ.get("HELIOS_PARAMETERS") or "{}")
-    return {**defaults, **told}
+    given = json.loads(os.environ.get("HELIOS_PARAMETERS") or "{}")
+    return {**defaults, **given}
 
 
 def trial() -> int | None:
@@ -203,9 +203,9 @@ def checkpoint_folder(otherwise: str | Path | None = None) -> Path:
     otherwise : path, optional
         Used without a pool; without it a new folder that is removed at the end of the program.
     """
-    told = os.environ.get("HELIOS_CHECKPOINTS") or otherwise
-    if told:
-        folder = Path(told)
+    chosen = os.environ.get("HELIOS_CHECKPOINTS") or otherwise
+    if chosen:
+        folder = Path(chosen)
     else:
         if _state.folder is None:
             _state.folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
@@ -299,16 +299,16 @@ def _from_first_process(request: str | None) -> str | None:
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return request
-    told = [request]
-    distributed.broadcast_object_list(told, src=0)
-    return told[0]
+    requests = [request]
+    distributed.broadcast_object_list(requests, src=0)
+    return requests[0]
 
 
-def _numbers(told: Any) -> dict[str, Any]:
+def _numbers(metrics: Any) -> dict[str, Any]:
     """Return what is a number of a framework's metrics."""
     own = ("step", "progress", "message", "checkpoint", *OWN_KEYS)
     numbers = {}
-    for name, value in dict(told or {}).items():
+    for name, value in dict(metrics or {}).items():
         with suppress(TypeError, ValueError, RuntimeError):
             if not isinstance(value, (str, bytes)) and name not in own:
                 numbers[str(name)] = _number(value)

@@ -58,17 +58,17 @@ class AdviceReport:
         """Return it as text, at most so many advices."""
         whose = ", ".join(self.users) or "everybody"
         days = (self.until - self.since).total_seconds() / 86_400
-        said = [f"{self.jobs:,} jobs of {whose} on {self.cluster} in {days:.0f} days, use known of {self.measured:,}."]
+        lines = [f"{self.jobs:,} jobs of {whose} on {self.cluster} in {days:.0f} days, use known of {self.measured:,}."]
         shown = self.advice if most is None else self.advice[:most]
         for number, one in enumerate(shown, start=1):
             first, *rest = one.lines()
             owner = "" if len(self.users) == 1 else f"user {one.user}, "
-            said += ["", f"{number}. {owner}{first}", *(f"   {line}" for line in rest)]
+            lines += ["", f"{number}. {owner}{first}", *(f"   {line}" for line in rest)]
         if not self.advice:
-            said += ["", "No advice: nothing stands out that enough alike jobs show."]
+            lines += ["", "No advice: nothing stands out that enough alike jobs show."]
         elif len(shown) < len(self.advice):
-            said += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --most N, or --json."]
-        return said
+            lines += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --most N, or --json."]
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -113,7 +113,7 @@ def advise_on(
     used: pd.DataFrame | None = None,
     notes: tuple[str, ...] = (),
 ) -> AdviceReport:
-    """Advise users by the jobs of a history that were submitted in [since, until).
+    """Advise users by the jobs submitted in [since, until).
 
     Without a begin it is ``WINDOW`` before the end, without an end the last submission.
     """
@@ -178,7 +178,7 @@ def usage_of_file(path: Path) -> pd.DataFrame:
 def usage_of_cluster(
     settings: SlurmSettings, cluster: str, since: datetime, until: datetime, *, users: Collection[str]
 ) -> Usage:
-    """Return what jobs used from the accounting of the cluster that this machine reaches.
+    """Return what jobs used, from this machine's accounting.
 
     None, and why, where it does not answer or is of another cluster.
     """
@@ -189,5 +189,5 @@ def usage_of_cluster(
             raise ClusterUnavailable(f"this machine reaches cluster {here}, not {cluster}")
         return accounting.used_by_jobs(since, until, users=users), ()
     except HeliosError as reason:
-        told = reason.message.rstrip(".")
-        return None, (f"What jobs used is not known here ({told}). Name what sacct wrote: --usage FILE",)
+        problem = reason.message.rstrip(".")
+        return None, (f"What jobs used is not known here ({problem}). Name what sacct wrote: --usage FILE",)

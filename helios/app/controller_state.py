@@ -340,7 +340,7 @@ class ControllerStateStore(Generic[Memory]):
         return {where: who for where, who in found.items() if who}
 
     def forget(self, warehouse: Warehouse, taken_back: Mapping[str, str], *, at: datetime) -> None:
-        """Remove the notes of these kill switches, after a cycle took them into account."""
+        """Remove the notes of kill switches that a cycle has obeyed."""
         if self.released in taken_back:
             warehouse.remember(self.cluster, self.released, "", at=at)
         if self.released_file in taken_back:
@@ -498,7 +498,7 @@ class Controller(Generic[Memory]):
         released: str = "",
         **undo: Any,
     ) -> Any:
-        """Run one cycle of the configured services in these modes, and return its report.
+        """Run one cycle of the configured services in these modes.
 
         Parameters
         ----------

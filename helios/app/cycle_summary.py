@@ -114,8 +114,8 @@ class CycleSummary(DomainSummary):
             return f"no cycle: {self.problem}"
         if self.suspended:
             return f"{seen}; nothing is done: {'; '.join(self.suspended)}"
-        said = ", ".join(f"{t.service} ({t.mode}) {t.result.value} {t.jobs}" for t in self.tallies if t.jobs)
-        return f"{seen}; {said or 'nothing proposed'}"
+        changes = ", ".join(f"{t.service} ({t.mode}) {t.result.value} {t.jobs}" for t in self.tallies if t.jobs)
+        return f"{seen}; {changes or 'nothing proposed'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +160,8 @@ class NodeCycleSummary(DomainSummary):
         if self.suspended:
             return f"{seen}; nothing is done: {'; '.join(self.suspended)}"
         did = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]
-        said = ", ".join(f"{number} {what}" for what, number in did if number) or "nothing to change"
-        return f"{seen}; {said}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
+        changes = ", ".join(f"{number} {what}" for what, number in did if number) or "nothing to change"
+        return f"{seen}; {changes}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

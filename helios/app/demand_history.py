@@ -1,4 +1,4 @@
-"""The demand for nodes in the past, read from a series or counted from jobs."""
+"""Past demand for nodes, from a series or from jobs."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
-        lambda: _closed(settings),
+        lambda: _open_files(settings),
         lambda: _warehouse(settings),
         lambda: _history(settings, name, now),
         lambda: _model(settings, name, now),
@@ -69,8 +69,12 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
     )
-    found = [_as_grave(finding) if finding.check == HOOK and _orders(settings, name) else finding for finding in found]
-    return [*found, *(finding for check in checks for finding in _tried(check))]
+    if _orders(settings, name):  # then nothing of the hook is only a warning
+        found = [
+            replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
+            for finding in found
+        ]
+    return [*found, *(finding for check in checks for finding in _run_check(check))]
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
@@ -83,10 +87,6 @@ def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
     unpublished = [] if settings.hook.publish else [_unpublished(FAIL)]
     found = [*(it for it in preflight(settings) if it.check == HOOK), *unpublished]
     return [finding for finding in found if finding.verdict is not OK]
-
-
-def _as_grave(finding: PreflightFinding) -> PreflightFinding:
-    return replace(finding, verdict=FAIL) if finding.verdict is WARN else finding
 
 
 def _orders(settings: Settings, name: str) -> bool:
@@ -109,7 +109,7 @@ def _finding(check: str, level: FindingLevel, message: str, hint: str = "") -> P
     return PreflightFinding(check=check, verdict=level, message=message, hint="" if level is OK else hint)
 
 
-def _tried(check: Callable[[], Iterator[PreflightFinding]]) -> list[PreflightFinding]:
+def _run_check(check: Callable[[], Iterator[PreflightFinding]]) -> list[PreflightFinding]:
     try:
         return list(check())
     except HeliosError as reason:
@@ -142,7 +142,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
         "history": lambda: _history(settings, name, now),
         "model": lambda: _model(settings, name, now, reads=False),
     }
-    return [replace(next(iter(_tried(check))), check=line) for line, check in checks.items()]
+    return [replace(next(iter(_run_check(check))), check=line) for line, check in checks.items()]
 
 
 def _services_in_force(settings: Settings, name: str) -> Iterator[PreflightFinding]:
@@ -189,7 +189,7 @@ def check_settings(settings: Settings) -> list[HeliosError]:
 
 
 def _only_name(settings: Settings) -> str:
-    """Return the name of the default or else the only cluster of the warehouse.
+    """Return the name of the default or only cluster.
 
     Empty where there are several, or where the warehouse cannot be read.
     """
@@ -219,7 +219,7 @@ def _state_folder(settings: Settings) -> Iterator[PreflightFinding]:
     yield _finding("state folder", OK, f"{folder} can be written")
 
 
-def _closed(settings: Settings) -> Iterator[PreflightFinding]:
+def _open_files(settings: Settings) -> Iterator[PreflightFinding]:
     """Report files of Helios that other accounts can read or write.
 
     They name users and their jobs.
@@ -303,19 +303,19 @@ def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) 
 
 def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     modes = modes_in_force(settings.database.url, name, configured_services(settings)) if name else {}
-    said = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
+    text = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
-    yield _finding("modes", OK, said if acts else f"{said}: nothing on the cluster is changed")
+    yield _finding("modes", OK, text if acts else f"{text}: nothing on the cluster is changed")
 
 
 def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
     """Report the daemon's last health file and why its last cycle was suspended."""
     try:
-        told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
-        age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
-        state, reasons = str(told["state"]), [*told["reasons"], *((told["cycle"] or {}).get("suspended") or ())]
-        unsent = str(told.get("tasks", {}).get("notify", {}).get("problem") or "")
-        note = "; ".join(filter(None, [str(told.get("note") or ""), unsent]))
+        health = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
+        age_s = (now - datetime.fromisoformat(health["written_at"])).total_seconds()
+        state, reasons = str(health["state"]), [*health["reasons"], *((health["cycle"] or {}).get("suspended") or ())]
+        unsent = str(health.get("tasks", {}).get("notify", {}).get("problem") or "")
+        note = "; ".join(filter(None, [str(health.get("note") or ""), unsent]))
     except (OSError, *UNREADABLE):
         message = f"not running, or it never ran here: the state folder holds no readable {HEALTH_FILE}"
         yield _finding("daemon", WARN, message, "Start it: systemctl start helios")

@@ -1,4 +1,4 @@
-"""Execution of the replays of a sweep, in this process, on Dask or on Slurm.
+"""Execution of a sweep's replays here, on Dask or on Slurm.
 
 A cell is one replay. It states everything that its figures depend on, and nothing of where it is replayed. What cells
 share, the jobs on their machine and the model trained beforehand, is cached in each process.
@@ -42,7 +42,7 @@ LIBRARIES = ("lightgbm", "numpy")
 
 @cache
 def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
-    """Return a digest of the package's sources and the releases behind a sweep's results.
+    """Return a digest of the sources and releases behind a result.
 
     It has 16 characters. A result of other sources is never reused, also where the edit could not have changed it.
     """
@@ -69,7 +69,7 @@ OF_THE_SETUP = (
 """Fields of a request that choose the jobs and the machine."""
 
 Kept = TypeVar("Kept")
-Told = dict[str, Any]
+RunResult = dict[str, Any]
 """Result of a cell: its ``figures``, or why it ``failed``."""
 
 
@@ -99,18 +99,18 @@ class SweepRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain values, the scenario's fields beside the request's."""
-        asked = self.request
-        parts = {name: getattr(asked, name) for name in WhatIfRequest.__slots__ if name != "plans"}
+        request = self.request
+        parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "plans"}
         plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
-        told = parts | plan | {"repeat": self.repeat, "over": self.over}
-        told |= {
-            "since": asked.since.isoformat() if asked.since else None,
-            "until": asked.until.isoformat() if asked.until else None,
-            "warm_up": asked.warm_up.total_seconds(),
-            "nodes": dict(asked.nodes) if asked.nodes else None,
+        values = parts | plan | {"repeat": self.repeat, "over": self.over}
+        values |= {
+            "since": request.since.isoformat() if request.since else None,
+            "until": request.until.isoformat() if request.until else None,
+            "warm_up": request.warm_up.total_seconds(),
+            "nodes": dict(request.nodes) if request.nodes else None,
             "options": dict(self.plan.options),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain
 
     def key(self, fingerprint: str) -> str:
@@ -118,15 +118,15 @@ class SweepRun:
 
         Another history, another release or other code of Helios gives another key.
         """
-        told = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:20]
+        text = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 class FinishedRun(NamedTuple):
     """A cell that was replayed, with its position in the request."""
 
     place: int
-    told: Told
+    result: RunResult
 
 
 Engine = Callable[[LoadedHistory, Sequence[SweepRun]], Generator[FinishedRun, None, None]]
@@ -148,7 +148,7 @@ def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[Fin
     """Replay the cells one after the other in this process, as an ``Engine``."""
     suspension = SweepWorker(history)
     for place, cell in enumerate(cells):
-        yield FinishedRun(place, suspension.tell(cell))
+        yield FinishedRun(place, suspension.run(cell))
 
 
 class SweepWorker:
@@ -159,12 +159,12 @@ class SweepWorker:
 
     def __init__(self, history: LoadedHistory) -> None:
         self._history = history
-        self._stages: dict[str, ReplaySetup] = {}
+        self._setups: dict[str, ReplaySetup] = {}
         self._drawn: dict[str, ReplaySetup] = {}
         self._taught: dict[str, DurationModel | None] = {}
         self._lock = Lock()
 
-    def tell(self, cell: SweepRun) -> Told:
+    def run(self, cell: SweepRun) -> RunResult:
         """Replay a cell and return its figures, or why it failed.
 
         A cell that fails does not stop the others.
@@ -187,12 +187,12 @@ class SweepWorker:
         request, about = cell.request, cell.to_json()
         machine = str({name: about[name] for name in OF_THE_SETUP})
         with self._lock:
-            original = setup = _kept(self._stages, machine, lambda: prepare_replay(self._history, request))
+            original = setup = _cached(self._setups, machine, lambda: prepare_replay(self._history, request))
             resampler, predictor, taught = None, None, None
             if cell.repeat:
                 of_draw = f"{machine} {cell.repeat} {cell.over} {request.seed}"
                 resampler = resampler_for(original, cell.over)
-                setup = _kept(
+                setup = _cached(
                     self._drawn,
                     of_draw,
                     lambda: redraw(original, resampler, repeat=cell.repeat, seed=request.seed),
@@ -200,7 +200,7 @@ class SweepWorker:
             if cell.plan.uses_predictions:
                 # What was learned before the window does not depend on the draw, so all draws share it.
                 of_model = f"{len(original.before)} {original.workload.submitted_s[0]} {request.seed}"
-                taught = _kept(
+                taught = _cached(
                     self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
                 )
         if cell.plan.uses_predictions:
@@ -217,7 +217,7 @@ class SweepWorker:
         }
 
 
-def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
+def _cached(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
     """Return the cached value of ``key``, computing it if it is missing.
 
     The oldest values are dropped beyond ``MOST_KEPT``.
@@ -240,7 +240,7 @@ COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "
 """Packages whose releases must agree: messages are pickled, and figures must not depend on the worker."""
 SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
 CONNECT_S = 10.0
-ASK_S = 60.0
+TEST_ONLY_S = 60.0
 JOIN_S = 600.0
 """How long a site's own Slurm may take to start the first worker."""
 
@@ -276,7 +276,7 @@ def run_in_processes(
 def run_on_dask(
     history: LoadedHistory, cells: Sequence[SweepRun], *, address: str, join_s: float = 0.0
 ) -> Generator[FinishedRun, None, None]:
-    """Replay the cells on the workers of the Dask scheduler at ``address``, as an ``Engine``.
+    """Replay the cells on the workers of a Dask scheduler.
 
     With ``join_s`` its first worker may take that long to join, s.
 
@@ -302,7 +302,7 @@ def run_on_dask(
                 hint=f"Start some, on each machine: dask worker {address}",
             ) from reason
         refuse_other_releases(client, address, COMPARED, hint=SAME_RELEASES)
-        yield from _spread(client, history, cells, address)
+        yield from _replay_on_client(client, history, cells, address)
 
 
 def run_on_slurm(
@@ -337,18 +337,18 @@ def run_on_slurm(
     from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
     quiet()
-    told = options or {}
+    cluster_options = options or {}
     # One process per core, and a dashboard port that is free.
-    defaults = {"processes": told.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
+    defaults = {"processes": cluster_options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
     try:
-        cluster = SLURMCluster(**defaults | dict(told))
+        cluster = SLURMCluster(**defaults | dict(cluster_options))
     except (TypeError, ValueError, OSError, RuntimeError) as reason:
         raise DaskUnavailable(
             f"dask-jobqueue refuses the table [slurm] of the plan: {reason}",
             hint="Give cores and memory; other keys are the options of dask_jobqueue.SLURMCluster.",
         ) from reason
     with cluster:
-        _ask_slurm(cluster.job_script())
+        _test_submission(cluster.job_script())
         cluster.scale(jobs=jobs)
         yield from run_on_dask(history, cells, address=cluster.scheduler_address, join_s=join_s)
 
@@ -361,14 +361,14 @@ def _need(module: str, *, extra: str, instead: str) -> None:
         )
 
 
-def _ask_slurm(script: str) -> None:
+def _test_submission(script: str) -> None:
     """Raise DaskUnavailable if Slurm would refuse such a job.
 
     dask-jobqueue only logs a refusal, and waits for ever.
     """
     try:
         asked = subprocess.run(
-            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False, timeout=ASK_S
+            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False, timeout=TEST_ONLY_S
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
         raise DaskUnavailable(
@@ -376,13 +376,13 @@ def _ask_slurm(script: str) -> None:
             hint="Run the sweep where sbatch works, or replay here: --workers N",
         ) from reason
     if asked.returncode != 0:
-        said = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
+        complaint = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
         raise DaskUnavailable(
-            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The batch script was:\n{script}"
+            f"Slurm refuses such jobs: {complaint}", hint=f"Change [slurm] in the plan. The batch script was:\n{script}"
         )
 
 
-def _spread(
+def _replay_on_client(
     client: Client, history: LoadedHistory, cells: Sequence[SweepRun], address: str
 ) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
@@ -399,16 +399,16 @@ def _spread(
     try:
         for future in as_completed(list(places), loop=client.loop):
             place = places.pop(future)
-            yield FinishedRun(place, _told(future, address))
+            yield FinishedRun(place, _result(future, address))
             future.release()
     finally:
         client.cancel(list(places), force=True)
 
 
-def _told(future: Any, address: str) -> dict[str, Any]:
+def _result(future: Any, address: str) -> dict[str, Any]:
     if future.status == "finished":
-        told: dict[str, Any] = future.result()
-        return told
+        result: dict[str, Any] = future.result()
+        return result
     if future.status == "error":
         reason = future.exception()
         return {FAILED: f"{type(reason).__name__}: {reason}"}

@@ -46,7 +46,7 @@ def rows_named(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
 
 
 def near_ids(ids: pd.Series, job_id: str) -> list[str]:
-    """Return the known ids nearest in number, or in letters where ids are no numbers."""
+    """Return the known ids that are most like this one."""
     known = ids.drop_duplicates()
     numbers = pd.to_numeric(known, errors="coerce")
     digits = job_id.partition("_")[0].partition("-")[0]
@@ -174,8 +174,8 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
         remaining_s = _remaining(seen, job)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
-            told = _first_prediction(warehouse, name, job)
-            job = job if np.isnan(told["p50_s"]) else pd.Series(job.to_dict() | told)
+            prediction = _first_prediction(warehouse, name, job)
+            job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
     found = _of_the_queue(cycles, seen, job, applied_changes, decisions)
     start = _start(cycles, seen, job, job_id) if found.rank else None
     return replace(found, remaining_s=remaining_s, start=start)

@@ -37,7 +37,7 @@ def node_status(cycles: NodeController) -> NodeStatus:
     nodes, applied = observed_nodes(snapshot), AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES)
     return NodeStatus(
         taken_at=snapshot.taken_at,
-        pools=service_tallies(nodes, at=snapshot.taken_at, ours=count_asleep_by_helios(nodes, applied), wanted={}),
+        pools=service_tallies(nodes, at=snapshot.taken_at, by_helios=count_asleep_by_helios(nodes, applied), wanted={}),
         applied_changes=applied_changes,
         protected=memory.protected,
         quarantined={node: failure.what for node, failure in memory.quarantined.items()},

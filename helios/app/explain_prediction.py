@@ -35,7 +35,7 @@ def explain(
     job_id: str,
     *,
     choose: Chooser,
-    look: Callable[[], Snapshot] | None = None,
+    read_snapshot: Callable[[], Snapshot] | None = None,
     restart: int | None = None,
 ) -> Explanation:
     """Explain the prediction of a past, pending or running job.
@@ -48,7 +48,7 @@ def explain(
         As a person writes it: of an array, ``123`` or ``123_7``.
     choose : callable
         As returned by :func:`kept_model` or :func:`model_in_use`.
-    look : callable, optional
+    read_snapshot : callable, optional
         Returns a snapshot of the live cluster, for a job that the history does not know as ended; None: there is none.
     restart : int, optional
         Which run of a requeued job, from 0; None: the last.
@@ -65,7 +65,7 @@ def explain(
     ended = row is not None and bool(history.jobs[["ended_at", "run_time_s"]].iloc[row].notna().any())
     snapshot, problem = None, ""
     try:
-        snapshot = look() if look and not ended else None
+        snapshot = read_snapshot() if read_snapshot and not ended else None
     except HeliosError as reason:
         problem = f" The live queue cannot be read: {reason.message.rstrip('.')}."
     job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
@@ -79,7 +79,9 @@ def explain(
     if row is not None:
         jobs = history.jobs.iloc[: row + 1]
         return _explain_last(history, jobs, choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
-    elsewhere = "Is it in another file?" if look is None else "Is it of another cluster? Or newer: helios trace sync"
+    elsewhere = (
+        "Is it in another file?" if read_snapshot is None else "Is it of another cluster? Or newer: helios trace sync"
+    )
     run = "" if restart is None else f", run {restart}"
     near = near_ids(history.jobs["job_id"], job_id)
     raise JobUnknown(
@@ -94,12 +96,12 @@ def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapsh
     The cluster is opened when the function is called.
     """
 
-    def look() -> Snapshot:
+    def read_snapshot() -> Snapshot:
         from helios.app.operations import Operations  # noqa: PLC0415 - a job of the past needs no cluster
 
         return Operations(settings, cluster=cluster).site.cluster.snapshot()
 
-    return look
+    return read_snapshot
 
 
 def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
@@ -134,7 +136,7 @@ def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Cho
 
 
 def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
-    """Return a chooser that trains a model on what had ended by the job's moment.
+    """Return a chooser that trains on what had ended by then.
 
     Shrinkage alone predicts where that is too little.
     """

@@ -80,12 +80,12 @@ def explain_wait(
     setup = prepare_replay(history, request)
     job = _position(history, setup, job_id)
     taught = train_predictor(history, setup, request, progress)
-    said: list[str] = []
+    assumptions: list[str] = []
 
     def replayed(plan: Scenario, watch: JobTrace | None = None) -> Replay:
         predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
         replay = replay_scenario(plan, setup, predictor, progress, request=request, watch=watch)
-        said.extend(describe_sources(predictor))
+        assumptions.extend(describe_sources(predictor))
         return replay
 
     def start(plan: Scenario) -> OtherReplay:
@@ -124,12 +124,12 @@ def explain_wait(
         shorter=wait.shorter_limit(),
         beside=beside,
         recorded_wait_s=_recorded_wait_s(record),
-        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(said), *wait.notes()),
+        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(assumptions), *wait.notes()),
     )
 
 
 class _Wait:
-    """Wait of one job in one replay, from the notes on each scheduling pass.
+    """Wait of one job in a replay, from notes on each pass.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ class _Wait:
         in_line = (self.causes == RESOURCES) | (self.causes == PIECES)
         whole = 2 * self.lasts_s[in_line].sum() < self.lasts_s.sum()
         so_far_s = np.append(0, np.cumsum(self.lasts_s if whole else self.lasts_s * in_line))
-        moments, mates = np.append(self.passes["at_s"], self.started_s), self._mates()
+        moments, mates = np.append(self.passes["at_s"], self.started_s), self._partition_mates()
         times = self.replay.started_s[mates], self.replay.ended_s[mates]
         begun_s, over_s = (np.interp(at_s, moments, so_far_s) for at_s in times)
         held_s = over_s - begun_s
@@ -227,7 +227,7 @@ class _Wait:
 
     def overtaken(self) -> Overtaken:
         """Count the jobs submitted later that started earlier."""
-        workload, replay, mates = self._workload, self.replay, self._mates()
+        workload, replay, mates = self._workload, self.replay, self._partition_mates()
         earlier = replay.started_s[mates] < self.started_s
         later = mates[(workload.submitted_s[mates] > self.submitted_s) & earlier]
         keys = ORDERS[self._plan.policy](
@@ -250,7 +250,7 @@ class _Wait:
             return ShorterLimit(planned_s=int(window_s[place]), started_at=_moment(passes["at_s"][place]))
         return None
 
-    def _mates(self) -> NDArray[np.int64]:
+    def _partition_mates(self) -> NDArray[np.int64]:
         """Return the positions of the other jobs of the same partition."""
         partition = self._workload.partition
         alike = partition == partition[self._job]

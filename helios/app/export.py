@@ -159,7 +159,7 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
         Folder or files cannot be written.
     """
     jobs = choose_window(history, request.since, request.until, warm_up=timedelta(0)).jobs.reset_index(drop=True)
-    previous = _refuse_strangers(request.out)
+    previous = _refuse_foreign_files(request.out)
     if not request.anonymous:
         with _staging(request.out) as staging:
             lost, notes = _write_layouts(staging, jobs, history, request, progress)
@@ -209,7 +209,7 @@ def _anonymise(
 
 
 def _too_risky(risk: Risk, bound: float, coarser: dict[int, float]) -> RiskTooHigh:
-    steps = "; ".join(f"--round {_written(step_s)}: {percent(share)}" for step_s, share in coarser.items())
+    steps = "; ".join(f"--round {_format_step(step_s)}: {percent(share)}" for step_s, share in coarser.items())
     return RiskTooHigh(
         f"Nothing was exported. Somebody who knows size and submission of a job finds its user in "
         f"{percent(risk.traced_jobs)} of the cases, and the bound is {percent(bound)}; "
@@ -219,7 +219,7 @@ def _too_risky(risk: Risk, bound: float, coarser: dict[int, float]) -> RiskTooHi
     )
 
 
-def _written(step_s: int) -> str:
+def _format_step(step_s: int) -> str:
     for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h")):
         if step_s % unit_s == 0:
             return f"{step_s // unit_s}{unit}"
@@ -253,11 +253,11 @@ def compare_exports(
     names = list(dict.fromkeys(name for figures in found for name in figures))
     figures = {name: {"before": found[0].get(name), "after": found[1].get(name)} for name in names}
     progress("Comparing studies", 0.0)
-    told, later = _statements(before, timezone), _statements(after, timezone)
+    earlier, later = _statements(before, timezone), _statements(after, timezone)
     progress("Comparing studies", 1.0)
     statements = {
         f"statements.{name}": {"before": one.value, "after": later[name].value, "title": one.title, "unit": one.unit}
-        for name, one in told.items()
+        for name, one in earlier.items()
     }
     return figures | statements
 
@@ -311,7 +311,7 @@ def _replayed_waits(
 # Files.
 
 
-def _refuse_strangers(out: Path) -> frozenset[str]:
+def _refuse_foreign_files(out: Path) -> frozenset[str]:
     """Return the files of an earlier export in the folder.
 
     Raises
@@ -319,10 +319,10 @@ def _refuse_strangers(out: Path) -> frozenset[str]:
     UsageError
         It holds a file of another origin under a name that an export uses.
     """
-    ours = {*NAMES.values(), MANIFEST, RISK, LOSS}
+    written_names = {*NAMES.values(), MANIFEST, RISK, LOSS}
     try:
-        there = {path.name for path in out.iterdir()} & ours
-        listed = set(json.loads((out / MANIFEST).read_bytes())["helios_export"]) if MANIFEST in there else set()
+        present = {path.name for path in out.iterdir()} & written_names
+        listed = set(json.loads((out / MANIFEST).read_bytes())["helios_export"]) if MANIFEST in present else set()
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError, KeyError, TypeError) as reason:
@@ -331,18 +331,18 @@ def _refuse_strangers(out: Path) -> frozenset[str]:
                 f"{out} cannot be used: {reason.strerror}.", hint="Choose another: --out DIR"
             ) from reason
         listed = set()
-    if strangers := sorted(there - listed - ({MANIFEST} if listed else set())):
+    if foreign := sorted(present - listed - ({MANIFEST} if listed else set())):
         raise UsageError(
-            f"{out} holds {', '.join(strangers)}, and no export of Helios wrote it.",
+            f"{out} holds {', '.join(foreign)}, and no export of Helios wrote it.",
             hint="Move it away, or choose another folder: --out DIR",
         )
-    return frozenset(there)
+    return frozenset(present)
 
 
 def _write_layouts(
     folder: Path, jobs: pd.DataFrame, history: LoadedHistory, request: ExportRequest, progress: Progress
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Write a file in each layout, and return what each cannot hold, and notes."""
+    """Write a file in each layout, and return their limits."""
     notes, lost = [*history.notes], {}
     for place, layout in enumerate(request.layouts):
         progress("Writing", place / len(request.layouts))
@@ -356,7 +356,7 @@ def _write_layouts(
 
 
 def _publish(staging: Path, previous: frozenset[str], about: dict[str, Any]) -> tuple[Path, ...]:
-    """Move what was written into the folder around it, in place of an earlier export."""
+    """Move what was written into the folder around it."""
     sums = {path.name: file_sha256(path) for path in sorted(staging.iterdir())}
     _write_json(staging / MANIFEST, {"helios_export": sums, **about})
     # The files of an earlier export go first: its plain ones must not lie beside anonymous ones.
@@ -369,7 +369,7 @@ def _publish(staging: Path, previous: frozenset[str], about: dict[str, Any]) -> 
 
 
 def _name_others(out: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note on files in the folder that are no part of the export."""
+    """Return a note on other files in the folder."""
     others = sorted({path.name for path in out.iterdir()} - {path.name for path in files})
     return (f"{out} also holds {', '.join(others[:5])}, which is no part of this export.",) if others else ()
 

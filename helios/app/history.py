@@ -150,16 +150,12 @@ def load_history(
     *,
     url: str,
     cluster: str | None,
-    since: datetime | None = None,
-    until: datetime | None = None,
     columns: Sequence[str] | None = None,
 ) -> LoadedHistory:
     """Read the jobs of one cluster from the warehouse.
 
     Parameters
     ----------
-    since, until : datetime, optional
-        Only jobs submitted in [since, until).
     columns : sequence of str, optional
         The columns of ``JOBS`` to read; None for all.
 
@@ -172,7 +168,7 @@ def load_history(
         chosen = choose_cluster(warehouse, cluster)
         return LoadedHistory(
             cluster=str(chosen["name"]),
-            jobs=warehouse.jobs(str(chosen["name"]), since=since, until=until, columns=columns),
+            jobs=warehouse.jobs(str(chosen["name"]), columns=columns),
             timezone=str(chosen["timezone"] or "UTC"),
         )
 

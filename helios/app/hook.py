@@ -99,17 +99,14 @@ def _kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.DataFrame:
     Column ``seen`` has the number of jobs of the kind.
     """
     lately = with_sizes_requested(history[history["submitted_at"] >= pd.Timestamp(now - LOOK_BACK)])
-    lately = lately[lately["user"].notna() & lately["partition"].notna() & ~_several(lately["partition"])]
+    several = lately["partition"].astype("str").str.contains(",", regex=False).fillna(False)
+    lately = lately[lately["user"].notna() & lately["partition"].notna() & ~several]
     minutes = np.ceil(lately["time_limit_s"].replace(np.inf, np.nan) / 60).fillna(0)
     keyed = lately.assign(limit_min=minutes.astype("int64"))
     keyed = keyed.assign(**{name: keyed[name].astype("str") for name in ("user", "partition")})
     groups = keyed.groupby(list(KEY), sort=False)
     last = keyed.assign(seen=groups["job_id"].transform("size")).loc[groups.tail(1).index]
     return last.sort_values("seen", ascending=False, kind="stable").head(most).reset_index(drop=True)
-
-
-def _several(partitions: pd.Series) -> pd.Series:
-    return partitions.astype("str").str.contains(",", regex=False).fillna(False)
 
 
 def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime) -> pd.DataFrame:
@@ -130,8 +127,8 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
 def _answers(service: Service, mode: ServiceMode, seen: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
     """Return a service's urgencies and soft limits, s, for the pending jobs."""
     partitions = seen.pending["partition"].astype("str")
-    mine = seen.pending[partitions.isin(mode.partitions)] if mode.partitions else seen.pending
-    actions = list(service.decide(replace(seen, pending=mine)))
+    pending = seen.pending[partitions.isin(mode.partitions)] if mode.partitions else seen.pending
+    actions = list(service.decide(replace(seen, pending=pending)))
     orders = {
         place.job_id: place.urgency for action in actions if isinstance(action, Reorder) for place in action.order
     }

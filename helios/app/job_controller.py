@@ -106,12 +106,12 @@ class JobController(Controller[ControllerState]):
             applied_changes, memory = warehouse.ledger(self.site.name).applied_changes(), self.store.read(warehouse)
         self.site.know(applied_changes, keep=False)
         real = applied_changes[applied_changes["mode"] != Mode.SHADOW]
-        stands: dict[Key, float] = {
+        applied: dict[Key, float] = {
             (JobSetting(setting), str(job)): float(value)
             for setting, job, value in zip(real["setting"], real["job_id"], real["value"], strict=True)
         }
         simulated = ShadowCluster(
-            look=self.site.cluster.snapshot, stands=stands, tolerance=Tolerance.of(self.settings.slurm)
+            read_snapshot=self.site.cluster.snapshot, applied=applied, tolerance=Tolerance.of(self.settings.slurm)
         )
         self._predicted = None
         report: CycleReport = self.run_cycle(
@@ -123,7 +123,7 @@ class JobController(Controller[ControllerState]):
         return report
 
     def summary(self) -> CycleSummary:
-        """Run a cycle in the modes in force and summarise it for the daemon.
+        """Run a cycle and summarise it for the daemon.
 
         Raises
         ------

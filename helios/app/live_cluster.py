@@ -52,12 +52,12 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
     if not partitions:
         return []
     try:
-        there = _partitions_of(settings, cluster)
+        known = _partitions_of(settings, cluster)
     except HeliosError as reason:
         return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.message}"]
-    if unknown := [name for name in partitions if name not in there]:
+    if unknown := [name for name in partitions if name not in known]:
         names = " and no ".join(map(repr, unknown))
-        raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(there)}")
+        raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(known)}")
     return []
 
 
@@ -192,7 +192,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
     """
     slurm = settings.slurm
     undo = JobsUndo(Path(settings.control.state_folder))
-    cluster, shell = open_cluster(slurm, undo=undo), _shell(settings)
+    cluster, shell = open_cluster(slurm, undo=undo), connect(slurm.model_copy(update={"backend": "commands"})).shell
     applied = accounting.Accounting(shell=shell, timeout_s=READING_S)
     return LiveCluster(
         name=cluster.name,
@@ -206,14 +206,14 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
         know=cluster.know,
-        nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
+        nodes=_opened_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
         notes=cluster.notes,
         close=cluster.close,
     )
 
 
-def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
+def _opened_once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
     """Return a function that opens the nodes once and caches the result."""
     opened: list[NodeCluster] = []
 
@@ -244,10 +244,6 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         clock_skew_s=settings.control.clock_skew_s,
         more=more,
     )
-
-
-def _shell(settings: Settings) -> Shell:
-    return connect(settings.slurm.model_copy(update={"backend": "commands"})).shell
 
 
 def _controller(backend: Backend) -> str | None:

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory, load_history
-from helios.app.training import FEWEST_JUDGED, PreparedHistory, prepare_history, trainer_at
+from helios.app.training import FEWEST_SCORED, PreparedHistory, prepare_history, trainer_at
 from helios.errors import HeliosError, ModelUnreadable, NotEnoughHistory, UsageError
 from helios.model import AuditStep, ModelRecord
 from helios.ports import Progress, no_progress
@@ -160,17 +160,17 @@ def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> t
 
     Jobs that the model may have learned from are predicted by its backtest.
     """
-    judged = model.as_judged()
-    stopped = judged.trained_until if judged else model.trained_until
-    rows = studied.judged(max(stopped, at - timedelta(weeks=WEEKS)), at)
+    backtest = model.as_judged()
+    stopped = backtest.trained_until if backtest else model.trained_until
+    rows = studied.scored_jobs(max(stopped, at - timedelta(weeks=WEEKS)), at)
     if not len(rows):
         return ()
     submitted_s = studied.table.submitted_s[rows]
-    found = studied.predictions({"model": model, "judged": judged, SHRINKAGE: None}, rows)
+    found = studied.predictions({"model": model, "backtest": backtest, SHRINKAGE: None}, rows)
     predicted = found["model"]
-    if judged is not None:
+    if backtest is not None:
         unseen = submitted_s >= model.trained_until.timestamp()
-        predicted = np.where(unseen[:, None], predicted, found["judged"])
+        predicted = np.where(unseen[:, None], predicted, found["backtest"])
     return weeks_of_errors(
         predicted,
         found[SHRINKAGE],
@@ -375,11 +375,11 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
                 "No other model was active before, so there is nothing to go back to.",
                 hint="List the models: helios model list. Then promote one: helios model promote ID (or shrinkage)",
             )
-        said = "; ".join([why, *passed])
-        warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
+        why_all = "; ".join([why, *passed])
+        warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=why_all, at=now)
     promoted = chosen or SHRINKAGE
     return TrainingOutcome(
-        step=AuditStep.ROLLED_BACK, model_id=promoted, promoted=promoted, previous=previous, why=said
+        step=AuditStep.ROLLED_BACK, model_id=promoted, promoted=promoted, previous=previous, why=why_all
     )
 
 
@@ -458,7 +458,9 @@ def nightly(
     record = studied.record(candidate, seed=seed, made_at=now)
     with Warehouse.open(url) as warehouse:
         incumbent = _incumbent(warehouse, history.cluster, besides=None)
-        outcome = judge_model(studied, record, candidate, incumbent, seed=seed, days=days, at=at, progress=progress)
+        outcome = compare_with_incumbent(
+            studied, record, candidate, incumbent, seed=seed, days=days, at=at, progress=progress
+        )
         drifted: bool | None = None
         try:
             found = measure_drift(studied, incumbent or record, days=days, at=at)
@@ -573,7 +575,7 @@ def backtest_in(record: ModelRecord) -> Comparison | None:
     return Comparison.from_json(record.scores) if record.scores.get("against") else None
 
 
-def judge_model(
+def compare_with_incumbent(
     studied: PreparedHistory,
     record: ModelRecord,
     candidate: DurationModel,
@@ -600,7 +602,9 @@ def judge_model(
     if opponent is not None and previous == record.model_id:
         return replace(same, why="nothing new has ended since it was trained")
     stretches = (days * factor for factor in WIDER)
-    interval = next((one for one in stretches if len(studied.judged(at - timedelta(one), at)) >= FEWEST_JUDGED), None)
+    interval = next(
+        (one for one in stretches if len(studied.scored_jobs(at - timedelta(one), at)) >= FEWEST_SCORED), None
+    )
     comparison = None
     if interval is not None:
         since = at - timedelta(days=interval)
@@ -610,7 +614,7 @@ def judge_model(
         decided = against_the_controls(alone, comparison or backtest_in(record))
         return replace(decided, why=f"{unreadable}{decided.why}")
     if interval is None:
-        why = f"fewer than {FEWEST_JUDGED} jobs ended in {days * WIDER[-1]:g} days: too few to judge"
+        why = f"fewer than {FEWEST_SCORED} jobs ended in {days * WIDER[-1]:g} days: too few to judge"
         return replace(same, why=why)
     if comparison is None:
         return replace(same, why="too few jobs ended that neither of the two had learned from")
@@ -645,15 +649,15 @@ def common_jobs(
         known = {name: model for name, model in chosen.items() if model is not None}
         if len(known) < len(models):
             continue
-        rows = studied.judged(max(model.trained_until for model in known.values()), now)
-        if len(rows) >= FEWEST_JUDGED:
+        rows = studied.scored_jobs(max(model.trained_until for model in known.values()), now)
+        if len(rows) >= FEWEST_SCORED:
             stopped = {name: f"{known[name].trained_until:%Y-%m-%d}" for name in replaced}
             notes = (
                 f"{name} has seen these jobs: judged is its recipe stopped at {day}." for name, day in stopped.items()
             )
             return known, tuple(notes), rows
     raise NotEnoughHistory(
-        f"Fewer than {FEWEST_JUDGED} jobs ended that neither model had learned from.",
+        f"Fewer than {FEWEST_SCORED} jobs ended that neither model had learned from.",
         hint="Wait until more have ended, or train both until an earlier day: helios model train --until",
     )
 
@@ -711,8 +715,8 @@ def _compare_unseen(
     if challenger is None:
         return None
     models = {"model": challenger} | ({INCUMBENT: incumbent} if incumbent else {})
-    rows = studied.judged(max(begin, challenger.trained_until), at)
-    return studied.comparison(models, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
+    rows = studied.scored_jobs(max(begin, challenger.trained_until), at)
+    return studied.comparison(models, rows, challenger="model") if len(rows) >= FEWEST_SCORED else None
 
 
 def _figures(comparison: Comparison) -> str:

@@ -176,7 +176,7 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
 
 
 def resume_here(folder: Path) -> bool:
-    """Remove only the pause file of this machine, and return whether there was one.
+    """Remove this machine's pause file, and return whether there was one.
 
     Needs neither the cluster nor the database.
 
@@ -224,11 +224,11 @@ def _text_of(file: Path) -> str:
 
 def _read(text: str, *, where: str) -> Pause:
     try:
-        said = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        said = {}
-    said = said if isinstance(said, Mapping) else {}
-    return Pause(where=where, **{name: str(said.get(name, "")) for name in ("by", "since", "reason")})
+        content = {}
+    content = content if isinstance(content, Mapping) else {}
+    return Pause(where=where, **{name: str(content.get(name, "")) for name in ("by", "since", "reason")})
 
 
 def _mode_of(last: pd.DataFrame, service: str) -> ServiceMode:

@@ -68,7 +68,7 @@ class NightlyReport:
 def nightly_pages(
     settings: Settings, cluster: str | None, day: str, folder: Path, *, now: datetime, recipient: str = "root"
 ) -> NightlyReport:
-    """Write the report of a day as a page, a text and a mail.
+    """Write a day's report as page, text and mail.
 
     Writing the same day again replaces its files.
 
@@ -230,7 +230,7 @@ def run_nightly(
     cluster: str,
     now: datetime,
     read: Callable[[timedelta], SyncResult],
-    look: Callable[[], Snapshot],
+    read_snapshot: Callable[[], Snapshot],
     rules: Callable[[], SlurmSite] | None = None,
     progress: Progress = no_progress,
 ) -> NightlyRun:
@@ -240,7 +240,7 @@ def run_nightly(
     ----------
     read : callable
         Reads the accounting again from so long before the watermark.
-    look : callable
+    read_snapshot : callable
         Returns a snapshot, whose nodes are stored for the reports.
     rules : callable, optional
         Reads the scheduling rules of the cluster, for the check of forecasts of starts; None: they are not checked.
@@ -257,7 +257,7 @@ def run_nightly(
     seen: list[Snapshot] = []
 
     def nodes() -> str:
-        seen.append(look())
+        seen.append(read_snapshot())
         return _remember_nodes(url, cluster, seen[0])
 
     def study_of_month() -> str:
@@ -303,10 +303,10 @@ def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, n
     notices.observe(f"drift {cluster}", [drift] if line else [])
     if report is not None:
         text = tuple(report.text.read_text(encoding="utf-8").splitlines())
-        told = ("nightly", "attention") if report.alarming else ("nightly",)
+        events = ("nightly", "attention") if report.alarming else ("nightly",)
         of_night = [
             Notice(event=event, cause=report.mail.stem, subject=report.subject, lines=text, mail=report.mail)
-            for event in told
+            for event in events
         ]
         notices.observe(f"nightly {cluster}", of_night)
     return notices.send_due()
@@ -331,8 +331,8 @@ def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: dat
         readings=now - timedelta(days=retention.readings_days),
     )
     with Warehouse.open(url) as warehouse:
-        gone = warehouse.forget(cluster, horizon)
-    old = ", ".join(f"{rows:,} {what}" for what, rows in gone.items() if rows)
+        deleted = warehouse.forget(cluster, horizon)
+    old = ", ".join(f"{rows:,} {what}" for what, rows in deleted.items() if rows)
     return f"deleted because they were old: {old}" if old else ""
 
 
@@ -359,7 +359,7 @@ def _check_order(cluster: str, settings: Settings, seen: list[Snapshot], *, now:
 
 
 def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None, *, now: datetime) -> str:
-    """Check forecasts of starts on the last weeks, and return the outcome in one line."""
+    """Check forecasts of starts on the last weeks."""
     if rules is None:
         return ""
     from helios.app.start_check import LOOKS_BACK, check_starts, store_check  # noqa: PLC0415 - it compiles

@@ -63,8 +63,8 @@ def order_checks(warehouse: Warehouse, cluster: str) -> list[PastCheck]:
     """Return the kept checks of a cluster, oldest first."""
     text = warehouse.remembered(cluster, CHECKS)
     return [
-        PastCheck(at=datetime.fromisoformat(told["at"]), best=CheckedOrder(told["best"]), said=tuple(told["said"]))
-        for told in (json.loads(text) if text else [])
+        PastCheck(at=datetime.fromisoformat(entry["at"]), best=CheckedOrder(entry["best"]), said=tuple(entry["said"]))
+        for entry in (json.loads(text) if text else [])
     ]
 
 

@@ -78,7 +78,7 @@ class NodeController(Controller[NodeControllerState]):
 
     Parameters
     ----------
-    patient : bool
+    synchronous : bool
         As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
     """
 
@@ -86,7 +86,12 @@ class NodeController(Controller[NodeControllerState]):
     lock = LOCK_OF_NODES
 
     def __init__(
-        self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc, patient: bool = True
+        self,
+        site: LiveCluster,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] = now_utc,
+        synchronous: bool = True,
     ) -> None:
         store = ControllerStateStore(
             kind=NodeControllerState,
@@ -99,7 +104,7 @@ class NodeController(Controller[NodeControllerState]):
         super().__init__(site, settings, clock=clock, store=store)
         self._demand: NodeDemand | None = None
         self._defect = ""
-        self._patient = patient
+        self._synchronous = synchronous
         self._tallied_at: datetime | None = None
 
     @property
@@ -142,9 +147,9 @@ class NodeController(Controller[NodeControllerState]):
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
             applied_changes, memory = self.ledger(warehouse).applied_changes(), self.store.read(warehouse)
-        memory = self._with_a_look(replace(memory, cycle=replace(memory.cycle, asked_at={})))
+        memory = self._with_observation(replace(memory, cycle=replace(memory.cycle, asked_at={})))
         simulated = ShadowNodes(
-            look=self.nodes.snapshot, stands=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
+            read_snapshot=self.nodes.snapshot, applied=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
         )
         report: NodeCycleReport = self.run_cycle(
             NodeDomain(simulated, self.settings, memory),
@@ -156,7 +161,7 @@ class NodeController(Controller[NodeControllerState]):
         return report
 
     def summary(self) -> NodeCycleSummary:
-        """Run a cycle in the modes in force and summarise it for the daemon.
+        """Run a cycle and summarise it for the daemon.
 
         Raises
         ------
@@ -238,23 +243,25 @@ class NodeController(Controller[NodeControllerState]):
             self.store.write(warehouse, memory, at=self.clock())
         return memory
 
-    def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
+    def _with_observation(self, memory: NodeControllerState) -> NodeControllerState:
         """Return the state as after one more observation of the nodes.
 
         A node must be idle in two consecutive snapshots, and a plan may have no cycle before it.
         """
-        look = self.nodes.snapshot()
-        follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
+        snapshot = self.nodes.snapshot()
+        follows = memory.looked_at is not None and snapshot.taken_at - memory.looked_at <= APART
         before = memory.idle if follows else {}
-        idle = {name: before.get(name, look.taken_at) for name, node in observed_nodes(look).items() if node.idle}
-        return replace(memory, idle=idle, looked_at=look.taken_at)
+        idle = {
+            name: before.get(name, snapshot.taken_at) for name, node in observed_nodes(snapshot).items() if node.idle
+        }
+        return replace(memory, idle=idle, looked_at=snapshot.taken_at)
 
     def expect(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with the demand for nodes."""
         from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - a pause must not wait for this import
 
         if self._demand is None:
-            self._demand = NodeDemand(self.site.name, self.settings, patient=self._patient)
+            self._demand = NodeDemand(self.site.name, self.settings, synchronous=self._synchronous)
         try:
             expected = self._demand(snapshot)
             if expected.demand is None and self._demand.why_not:

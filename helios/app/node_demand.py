@@ -44,7 +44,7 @@ class NodeDemand:
         Its name in the warehouse.
     settings : Settings
         The configuration in force.
-    patient : bool
+    synchronous : bool
         Whether the first call waits until the forecasters are trained, which takes seconds to minutes. Otherwise they
         are trained in a thread, and until then there is no forecast, so that no node is put to sleep.
 
@@ -54,13 +54,13 @@ class NodeDemand:
         Why there is no forecast, and what to do, for a person; empty: there is one.
     """
 
-    def __init__(self, cluster: str, settings: Settings, *, patient: bool = True) -> None:
+    def __init__(self, cluster: str, settings: Settings, *, synchronous: bool = True) -> None:
         self._cluster, self._settings = cluster, settings
         self._learned: dict[str, _Learned] = {}
         self._learned_s: int | None = None
         self._demand: Demand | None = None
         self._looked_s: int | None = None
-        self._patient = patient
+        self._synchronous = synchronous
         self.why_not = ""
         self._learning: Future[dict[str, _Learned]] | None = None
 
@@ -88,14 +88,14 @@ class NodeDemand:
         seen = busy_by_pool(history, snapshot, ended_s=ended_s)
         calendar = Calendar(zone=zone, holidays=parse_holidays(self._settings.demand.holidays))
         self._learn(seen, calendar)
-        told = {}
+        forecasts = {}
         for at, pool in enumerate(seen.pools):
             if pool in self._learned:
                 self._learned[pool] = learned = self._learned[pool].followed(seen, at)
-                told[pool] = (seen.busy[at], seen.total[at], learned.told)
-        if not told:
+                forecasts[pool] = (seen.busy[at], seen.total[at], learned.forecasts)
+        if not forecasts:
             self.why_not = _SUSPENDED_LEARNING if self._learning is not None else _NO_NODES
-        return assemble(told, ended_s=ended_s) if told else None
+        return assemble(forecasts, ended_s=ended_s) if forecasts else None
 
     def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
         """Retrain the forecasters where they are missing or a day old.
@@ -105,15 +105,15 @@ class NodeDemand:
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
             self._learned = learning.result()
-        strangers = any(pool not in self._learned for pool in seen.pools)
+        new_pools = any(pool not in self._learned for pool in seen.pools)
         old = self._learned_s is None or seen.ended_s - self._learned_s >= DAY * STEP_S
-        if self._learning is not None or not (old or strangers):
+        if self._learning is not None or not (old or new_pools):
             return
         self._learned_s = seen.ended_s
-        if self._patient:
+        if self._synchronous:
             self._learned = _learned(seen, calendar)
         else:
-            self._learning = _beside(lambda: _learned(seen, calendar))
+            self._learning = _in_thread(lambda: _learned(seen, calendar))
 
     def _history(self, snapshot: Snapshot) -> tuple[pd.DataFrame, ZoneInfo]:
         since = snapshot.taken_at - timedelta(days=self._settings.demand.history_days)
@@ -129,29 +129,29 @@ class NodeDemand:
 class _Learned:
     """Forecaster of a pool and its forecasts so far.
 
-    There is one forecast for each step up to ``told_s``.
+    There is one forecast for each step up to ``forecast_until_s``.
     """
 
     forecaster: DemandForecaster
-    told: Forecasts
-    told_s: int
+    forecasts: Forecasts
+    forecast_until_s: int
 
     def followed(self, seen: ObservedDemand, at: int) -> _Learned:
         """Return it with the forecast of now added.
 
         Steps that were missed have NaN.
         """
-        if self.told_s >= seen.ended_s:
+        if self.forecast_until_s >= seen.ended_s:
             return self
         now = self.forecaster.forecast(seen.busy[at], seen.total[at], start_s=seen.first_s, state=seen.states[at])
-        missed = (seen.ended_s - self.told_s) // STEP_S - 1
+        missed = (seen.ended_s - self.forecast_until_s) // STEP_S - 1
 
         def joined(name: str) -> NDArray[np.float64]:
-            before, last = getattr(self.told, name), getattr(now, name)[-1:]
+            before, last = getattr(self.forecasts, name), getattr(now, name)[-1:]
             return np.concatenate([before, np.full((missed, *last.shape[1:]), np.nan), last])
 
-        told = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
-        return replace(self, told=told, told_s=seen.ended_s)
+        forecasts = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
+        return replace(self, forecasts=forecasts, forecast_until_s=seen.ended_s)
 
 
 _SUSPENDED_LEARNING = (
@@ -175,7 +175,7 @@ def _unplaced(history: pd.DataFrame) -> str:
     )
 
 
-def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Learned]]:
+def _in_thread(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Learned]]:
     """Train in a daemon thread and return the future result.
 
     The end of the process does not wait for this thread, as it would for that of an executor.
@@ -197,7 +197,7 @@ def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
     learned = {}
     n_steps = seen.busy.shape[1]
     for pool, busy, total, state in zip(seen.pools, seen.busy, seen.total, seen.states, strict=True):
-        told = walk_forward(
+        forecasts = walk_forward(
             busy,
             total,
             start_s=seen.first_s,
@@ -208,7 +208,7 @@ def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
             refit_every_s=REFIT_S,
         )
         forecaster = DemandForecaster.fit(busy, total, start_s=seen.first_s, calendar=calendar, state=state)
-        learned[pool] = _Learned(forecaster=forecaster, told=told, told_s=seen.ended_s)
+        learned[pool] = _Learned(forecaster=forecaster, forecasts=forecasts, forecast_until_s=seen.ended_s)
     return learned
 
 
@@ -284,12 +284,12 @@ def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) 
     """Return the state of the jobs in a pool's partitions at each step."""
     partitions = set(str(nodes["partitions"].iloc[0]).split(","))
     shared = [bool(partitions & set(str(one).split(","))) for one in jobs["partition"].astype(object)]
-    mine = jobs[np.array(shared, dtype=np.bool_)]
+    pool_jobs = jobs[np.array(shared, dtype=np.bool_)]
     gpus = max(float(nodes["gpus"].max()), 1.0)
-    of_gpus = np.where(mine["gpus"] > 0, mine["gpus"] / gpus, mine["nodes"].fillna(1.0))
-    limit_s = mine["time_limit_s"].to_numpy()
+    of_gpus = np.where(pool_jobs["gpus"] > 0, pool_jobs["gpus"] / gpus, pool_jobs["nodes"].fillna(1.0))
+    limit_s = pool_jobs["time_limit_s"].to_numpy()
     return state_of_jobs(
-        mine,
+        pool_jobs,
         nodes=np.asarray(of_gpus, dtype=np.float64),
         # The limit says which jobs end alike, and better than a prediction: on KTH-SP2 what ends within 3 h is off by
         # 8.8 nodes with limits and by 13.8 with shrinkage's medians; on SDSC-BLUE by 123 and 159 CPUs. Predictions of

@@ -137,13 +137,13 @@ def _not_sent(settings: Notify, name: str, problem: Exception) -> NoticeNotSent:
     where = settings.smtp if name == "mail" else urlsplit(getattr(settings, name)).netloc  # the rest is a secret
     if isinstance(problem, HeliosError):
         return NoticeNotSent(f"No notice by {name} ({where}): {problem.message}", hint=problem.hint)
-    told = " ".join(str(problem).split())[:200] or type(problem).__name__
+    fault = " ".join(str(problem).split())[:200] or type(problem).__name__
     hint = "Try: helios notify test"
     if isinstance(problem, ssl.SSLCertVerificationError):
         hint = "Name the authority behind the certificate: notify.ca_file"
     elif isinstance(problem, smtplib.SMTPNotSupportedError):
         hint = "See notify.tls and notify.user; a relay on this machine may know neither: notify.tls = none"
-    return NoticeNotSent(f"No notice by {name} ({where}): {told}", hint=hint)
+    return NoticeNotSent(f"No notice by {name} ({where}): {fault}", hint=hint)
 
 
 def _message(settings: Notify, notice: Notice, cluster: str) -> EmailMessage:
@@ -281,8 +281,8 @@ class Notices:
         self.settings, self._cluster, self._clock = settings.notify, cluster, clock
         self.path = Path(settings.control.state_folder) / f"notices-{sender}.json"
         self._lock = Lock()
-        self._seen: dict[str, tuple[Sequence[Notice], datetime]] = {}
-        self._told: dict[str, dict[str, Any]] | None = None
+        self._observed: dict[str, tuple[Sequence[Notice], datetime]] = {}
+        self._causes: dict[str, dict[str, Any]] | None = None
         self._written = ""
 
     def observe(self, scope: str, notices: Sequence[Notice]) -> None:
@@ -292,7 +292,7 @@ class Notices:
         """
         wanted = {name.strip() for name in self.settings.events.split(",")}
         with self._lock:
-            self._seen[scope] = ([notice for notice in notices if notice.event in wanted], self._clock())
+            self._observed[scope] = ([notice for notice in notices if notice.event in wanted], self._clock())
 
     def send_due(self) -> str:
         """Send what is new and has lasted, and return it in a line.
@@ -303,53 +303,53 @@ class Notices:
             Something could not be sent, or the state not be written. The rest was sent.
         """
         with self._lock:
-            seen = dict(self._seen)
-        told, due = self._update(seen)
+            observed = dict(self._observed)
+        causes, due = self._update(observed)
         ways, problems = channels(self.settings), []
         sent: dict[str, list[str]] = {}
         for notice in due:
-            entry = told[notice.cause]
+            entry = causes[notice.cause]
             for name in [name for name in ways if name not in entry["sent"]]:
                 entry["sent"].append(name)  # before it is sent: it may have arrived when this process ends
-                problems += self._write(told)
+                problems += self._write(causes)
                 try:
                     deliver(self.settings, name, notice, cluster=self._cluster())
                     sent.setdefault(notice.subject, []).append(name)
                 except HeliosError as problem:
                     entry["sent"].remove(name)
                     problems.append(problem)
-        problems += self._write(told)
+        problems += self._write(causes)
         if problems:
             raise NoticeNotSent("; ".join(dict.fromkeys(it.message for it in problems)), hint=problems[0].hint)
         return "; ".join(f"told by {' and '.join(names)}: {subject}" for subject, names in sent.items())
 
     def _update(
-        self, seen: Mapping[str, tuple[Sequence[Notice], datetime]]
+        self, observed: Mapping[str, tuple[Sequence[Notice], datetime]]
     ) -> tuple[dict[str, dict[str, Any]], list[Notice]]:
         """Return the causes that last, and the notices that are due."""
-        if self._told is None:
-            self._told = read_told(self.path)
-        told, due = self._told, []
-        for scope, (notices, at) in seen.items():
+        if self._causes is None:
+            self._causes = read_causes(self.path)
+        causes, due = self._causes, []
+        for scope, (notices, at) in observed.items():
             settle_s = self.settings.settle_s if scope in {"jobs", "nodes"} else 0
             here = {notice.cause: notice for notice in notices}
-            for cause, entry in [(cause, entry) for cause, entry in told.items() if entry["scope"] == scope]:
+            for cause, entry in [(cause, entry) for cause, entry in causes.items() if entry["scope"] == scope]:
                 if cause in here:
                     entry["gone_at"] = None
                     continue
                 entry["gone_at"] = entry["gone_at"] or at.isoformat()
                 if (at - datetime.fromisoformat(entry["gone_at"])).total_seconds() >= settle_s or not entry["sent"]:
-                    del told[cause]
+                    del causes[cause]
             for cause, notice in here.items():
                 new: dict[str, Any] = {"scope": scope, "began_at": at.isoformat(), "gone_at": None, "sent": []}
-                entry = told.setdefault(cause, new)
+                entry = causes.setdefault(cause, new)
                 entry["subject"] = notice.subject
                 if (at - datetime.fromisoformat(entry["began_at"])).total_seconds() >= settle_s:
                     due.append(notice)
-        return told, due
+        return causes, due
 
-    def _write(self, told: Mapping[str, Any]) -> list[HeliosError]:
-        text = json.dumps({"told": told}, indent=1)
+    def _write(self, causes: Mapping[str, Any]) -> list[HeliosError]:
+        text = json.dumps({"told": causes}, indent=1)
         if text == self._written:
             return []
         try:
@@ -362,7 +362,7 @@ class Notices:
         return []
 
 
-def read_told(path: Path) -> dict[str, dict[str, Any]]:
+def read_causes(path: Path) -> dict[str, dict[str, Any]]:
     """Return the causes in a state file.
 
     Empty where there is none, or where it is damaged.

@@ -71,7 +71,7 @@ def operations_for(
             "No configured service acts on nodes, and this daemon was to act on nothing else.",
             hint="Name one in helios.toml: [services.ces]",
         )
-    operations = Operations(settings, cluster=cluster, patient=False)
+    operations = Operations(settings, cluster=cluster, synchronous=False)
     here = {domain for domain, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
     notices = Notices(settings, sender="-".join(sorted(here)), cluster=lambda: operations.site.name)
     return DaemonOperations(
@@ -103,9 +103,9 @@ class Operations:
         cluster: str | None = None,
         opens: Callable[[Settings], LiveCluster] = open_live_cluster,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        patient: bool = True,
+        synchronous: bool = True,
     ) -> None:
-        self._patient = patient
+        self._synchronous = synchronous
         self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
         self._site: LiveCluster | None = None
         self._cycles: JobController | None = None
@@ -152,7 +152,9 @@ class Operations:
         """
         with self._lock:
             if self._node_cycles is None:
-                self._node_cycles = NodeController(self.site, self.settings, clock=self._clock, patient=self._patient)
+                self._node_cycles = NodeController(
+                    self.site, self.settings, clock=self._clock, synchronous=self._synchronous
+                )
             return self._node_cycles
 
     @property
@@ -248,7 +250,7 @@ class Operations:
             cluster=cycles.site.name,
             now=self._clock(),
             read=lambda again: self.read(again=again, progress=progress),
-            look=cycles.site.cluster.snapshot,
+            read_snapshot=cycles.site.cluster.snapshot,
             rules=cycles.site.rules,
             progress=progress,
         )
@@ -278,8 +280,8 @@ class Operations:
         try:
             retract(self.state_folder / TABLE)
         except HookTableInvalid as problem:
-            told = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
-            raise HookTableInvalid(f"{problem.message}; but of the jobs: {told}", hint=problem.hint) from problem
+            released = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
+            raise HookTableInvalid(f"{problem.message}; but of the jobs: {released}", hint=problem.hint) from problem
         return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
     def may_stand_on_nodes(self) -> bool:
@@ -308,21 +310,21 @@ class Operations:
             Something is left, or the cluster could not be read. Both domains were tried.
         """
         problems: list[HeliosError] = []
-        jobs, nodes, told = None, None, []
+        jobs, nodes, done = None, None, []
         try:
             jobs = self.release(why, hidden=hidden)
-            told.append(release_jobs(jobs))
+            done.append(release_jobs(jobs))
         except HeliosError as problem:
             problems.append(problem)
         try:
             if self.may_stand_on_nodes():
                 nodes = self.release_nodes(why)
-                told.append(release_nodes_now(nodes))
+                done.append(release_nodes_now(nodes))
         except HeliosError as problem:
             problems.append(problem)
         if problems or jobs is None:
-            raise HeliosError("; ".join([it.message for it in problems] + told), hint=problems[0].hint)
-        return jobs, nodes, "; ".join(told)
+            raise HeliosError("; ".join([it.message for it in problems] + done), hint=problems[0].hint)
+        return jobs, nodes, "; ".join(done)
 
     def release_at_the_end(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
         """Revert everything that this Helios set in ``domains``.

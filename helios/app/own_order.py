@@ -26,7 +26,7 @@ _COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
 
 
 def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
-    """Return the longest wait of the last ``LOOKS_BACK`` in the site's own order, s.
+    """Return the longest recent wait in the site's own order, s.
 
     NaN: no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with their
     predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
@@ -52,7 +52,7 @@ def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
 
 
 def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | None:
-    """Return the longest waits so far of a workload in the site's own order.
+    """Return a workload's longest waits in the site's own order.
 
     None: the cluster has no GPUs, or no job asks for one.
 
@@ -89,7 +89,7 @@ def _by_value(column: pd.Series) -> pd.Series:
 
 
 def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
-    """Return queued jobs with the GPUs of all their tasks and an expected run time.
+    """Return queued jobs with all GPUs and expected run times.
 
     ``queue`` has the columns of ``QUEUE``. A running job runs for no less than it has.
     """
@@ -115,16 +115,12 @@ def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
 
 def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.int64]:
     partition = jobs["partition"].astype("category")
-    groups = np.array([_group(str(name), group_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
-    return groups[partition.cat.codes]
-
-
-def _group(partition: str, group_of: dict[str, int]) -> int:
-    """Return the group of the first known partition of a job.
-
-    ``partition`` may name several. -1: none is known.
-    """
-    return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
+    # A job may name several partitions: its group is that of the first known one, -1 where none is known.
+    groups = [
+        next((group_of[name] for name in str(names).split(",") if name in group_of), -1)
+        for names in partition.cat.categories
+    ]
+    return np.array([*groups, -1], dtype=np.int64)[partition.cat.codes]
 
 
 def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:

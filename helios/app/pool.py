@@ -60,7 +60,7 @@ def run_pool(
     database: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> PoolResult:
-    """Run the trials of a sweep file on this machine, or go on with them.
+    """Run or resume the trials of a sweep file here.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def run_pool(
     container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
     with StateFile(into, sweep.fingerprint(), shared=shared) as state:
-        with state.turn():
+        with state.exclusive():
             search = open_search(sweep, into / "search", others=state.joined if shared else None)
         try:
             coordinator = Coordinator(
@@ -149,7 +149,7 @@ def run_pool(
             end = coordinator.run()
         finally:
             search.close()
-        with state.turn():  # reads what others wrote
+        with state.exclusive():  # reads what others wrote
             others = sum(not trial.ended and not state.is_mine(trial) for trial in state.trials.values())
         elsewhere = (f"{others:,} trials are with other pools of this folder",) if others else ()
         trials = [state.trials[number] for number in sorted(state.trials)]
@@ -194,8 +194,8 @@ def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]
     It is the earlier of the time limit and the end of the Slurm job. None: neither is known.
     """
     ends = [] if time_limit_s is None else [time.time() + time_limit_s]
-    if (told := environment.get(SLURM_END, "")).isdigit():
-        ends.append(float(told))
+    if (end_s := environment.get(SLURM_END, "")).isdigit():
+        ends.append(float(end_s))
     return min(ends, default=None)
 
 
@@ -240,7 +240,7 @@ def job_script(
     slots: int | None = None,
     pool: int | None = None,
 ) -> str:
-    """Return a batch script that runs the trials of a sweep in one allocation.
+    """Return a batch script that runs a sweep in one allocation.
 
     Parameters
     ----------
@@ -307,17 +307,17 @@ def submit_pool(scripts: Sequence[str], *, folder: Path, chain: int = 1) -> list
     jobs = []
     for script in [script for _ in range(chain) for script in scripts]:
         try:
-            told = subprocess.run(
+            answer = subprocess.run(
                 ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False, timeout=SUBMIT_S
             )
         except (OSError, subprocess.TimeoutExpired) as reason:
             raise ClusterUnavailable(
                 f"sbatch cannot be run: {reason}", hint="Submit it where sbatch works, or run it here: helios pool run"
             ) from reason
-        if told.returncode:
+        if answer.returncode:
             raise ClusterRefused(
-                f"Slurm refused the job: {' '.join(told.stderr.split())}",
+                f"Slurm refused the job: {' '.join(answer.stderr.split())}",
                 hint="See what is asked with --dry-run, and change it with the options of helios pool submit.",
             )
-        jobs.append(told.stdout.strip().partition(";")[0])
+        jobs.append(answer.stdout.strip().partition(";")[0])
     return jobs

@@ -1,4 +1,4 @@
-"""What trials of earlier pools needed, kept in the warehouse where there is one."""
+"""Runs of earlier trials, kept in the warehouse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
 
     runs = [read_runs(folder) for folder in folders]
     with Warehouse.open(database) as warehouse:
-        return [warehouse.add_trial_runs(of, user=own_name()) for of in runs]
+        return [warehouse.add_trial_runs(pool_runs, user=own_name()) for pool_runs in runs]
 
 
 def keep_if_possible(database: str | None, folder: Path) -> str:

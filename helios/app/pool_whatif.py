@@ -85,17 +85,17 @@ def pool_whatif(
     sweep = read_training_sweep(path)
     own = path.with_suffix(".pool")
     folders = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
-    mine = program(sweep)
-    known, problem = known_runs(database, mine)
+    own_program = program(sweep)
+    known, problem = known_runs(database, own_program)
     runs = {
         (run.pool, run.number, run.attempt): run
         for run in [*known, *(run for folder in folders for run in read_runs(folder))]
-        if run.program == mine
+        if run.program == own_program
     }
     past = list(runs.values())
     model = TrialModel(past, now_s=time.time())
     drawn = sweep.draws(MOST_TRIALS, seed=seed)
-    asked = [(mine, family(sweep, parameters), parameters) for parameters in drawn]
+    asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
     forecasts = model.forecasts(asked)
     missing = _missing(sweep, forecasts, gpus=gpus, memory_mib=memory_mib, run_time_s=run_time_s)
     if missing:
@@ -132,7 +132,7 @@ def pool_whatif(
             },
             costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
             seed=seed,
-            forecast=partial(model.expect, mine),
+            forecast=partial(model.expect, own_program),
             known_speeds=model.speeds,
             progress=steps,
         )
@@ -231,7 +231,7 @@ def _trials(
 
 
 def _draw(middle: float | None, high: float | None, normal_high: float, normal: float) -> float | None:
-    """Return a value of a lognormal distribution that has this median and this quantile."""
+    """Return a lognormal value, by its median and one quantile."""
     if middle is None or high is None:
         return middle
     return float(middle * (high / middle) ** (normal / normal_high))
@@ -289,10 +289,10 @@ def _notes(
     """Say where the figures are from, and what was assumed."""
     notes = []
     if past:
-        told = sum(forecast.seconds_p50 is not None for forecast in forecasts)
+        known = sum(forecast.seconds_p50 is not None for forecast in forecasts)
         on = ", ".join(sorted({run.device_model or run.device_kind for run in past}))
         notes.append(
-            f"Needs of {told:,} of {len(forecasts):,} trials are from {count_in_words(len(past), 'run')} on {on}."
+            f"Needs of {known:,} of {len(forecasts):,} trials are from {count_in_words(len(past), 'run')} on {on}."
         )
         if any(run.device_kind != device.kind for run in past for device in devices):
             notes.append("These runs were not on GPUs, so run times and memory will differ there.")

@@ -122,7 +122,7 @@ def replay_cluster_for(
     gpus_per_node: int,
     skip_oversized: bool = False,
 ) -> ReplayCluster:
-    """Assign a trace's jobs to a described cluster, or one of their peak demand.
+    """Assign a trace's jobs to a cluster.
 
     Parameters
     ----------

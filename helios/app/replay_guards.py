@@ -1,4 +1,4 @@
-"""Guards and reverts of a service replay, by the rules of a live cycle.
+"""Guards and reverts of a replay, as in a live cycle.
 
 The rules are those of :mod:`helios.control`. Where several services ask for one setting of a job, the first service
 gets it, and keeps it also in cycles in which it is not asked. What a service was asked about and no longer names is
@@ -59,7 +59,7 @@ class UserCap:
 
     @property
     def binds(self) -> bool:
-        """Whether there is more than one user, so that the cap can have an effect."""
+        """Whether there is more than one user."""
         return bool((self._user != self._user[:1]).any())
 
     def passed(self, active: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
@@ -92,7 +92,7 @@ class UserCap:
 FREE = np.iinfo(np.int16).max
 """In place of a service's number, where no service has set the job's urgency."""
 NOT_NAMED = "the service no longer asks for it"
-_STANDS = frozenset({Result.DONE, Result.UNCHANGED})
+_APPLIED = frozenset({Result.DONE, Result.UNCHANGED})
 
 
 class ReplayGuards:
@@ -143,7 +143,7 @@ class ReplayGuards:
         self._ordered_by[jobs[its]] = active
         self._ordered_by[jobs[dropped]] = self._ordered_by[-1] = FREE
         outcomes = self._cluster.change(jobs, np.where(its, urgency, np.where(dropped, 0.0, np.nan)))
-        return _and(outcomes, Result.REFUSED, int(another.sum()))
+        return _add_outcome(outcomes, Result.REFUSED, int(another.sum()))
 
     def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Apply what a service proposes, revert the rest, and count the results."""
@@ -180,7 +180,7 @@ class ReplayGuards:
         return distinct, urgency[last]
 
     def _unnamed(self, active: int, named: Positions) -> Positions:
-        """Return the pending jobs that a service named last time and does not now.
+        """Return the pending jobs that a service no longer names.
 
         Only jobs whose urgency this service has set count.
         """
@@ -195,23 +195,23 @@ class ReplayGuards:
     def _limit(self, active: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
         its = [limit for limit in limits if self._limited_by.get(limit.job_id, active) >= active]
         outcomes = self._cluster.apply(its)
-        stands = {outcome.job_id for outcome in outcomes if outcome.result in _STANDS}
-        self._limited_by.update(dict.fromkeys(stands, active))
-        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(active, but=stands))
-        return _and(counts, Result.REFUSED, len(limits) - len(its))
+        limited = {outcome.job_id for outcome in outcomes if outcome.result in _APPLIED}
+        self._limited_by.update(dict.fromkeys(limited, active))
+        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._revert_limits(active, but=limited))
+        return _add_outcome(counts, Result.REFUSED, len(limits) - len(its))
 
-    def _take_back_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
+    def _revert_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
         """Revert a service's soft limits except some, and yield the results.
 
         Jobs that are no longer pending have no result.
         """
-        dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == active and job_id not in but)
+        dropped = tuple(job_id for job_id, setter in self._limited_by.items() if setter == active and job_id not in but)
         for job_id in dropped:
             del self._limited_by[job_id]
         if dropped:
-            restore = Revert(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
-            yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
+            revert = Revert(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            yield from (it.result for it in self._cluster.apply([revert]) if it.result is not Result.GONE)
 
 
-def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:
+def _add_outcome(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:
     return {**outcomes, result: outcomes.get(result, 0) + jobs} if jobs else outcomes

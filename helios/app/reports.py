@@ -145,12 +145,9 @@ class ReportContext:
         ask = self.ask
         return select_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
 
-    def predictions(self, since: datetime | None = None) -> pd.DataFrame:
-        """Return the predictions for jobs submitted from ``since`` on.
-
-        By default from the begin of the window; to its end.
-        """
-        return self.warehouse.predictions(self.cluster, since=since or self.since, until=self.until)
+    def predictions(self) -> pd.DataFrame:
+        """Return the predictions for jobs submitted in the window."""
+        return self.warehouse.predictions(self.cluster, since=self.since, until=self.until)
 
     def decisions(self) -> pd.DataFrame:
         """Return the audit entries of the window."""

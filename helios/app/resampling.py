@@ -213,7 +213,7 @@ def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Ge
 
 
 def _moved_by_days(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
-    """Move the jobs of each user by whole days, around the end of the window.
+    """Shift the jobs of each user by whole days, cyclically.
 
     Jobs without a user move together.
     """
@@ -259,11 +259,11 @@ def _taken(
     jobs = in_submission_order(jobs.assign(**moved, position=np.arange(len(jobs))))
     order = jobs.pop("position").to_numpy().astype(np.int64)
     jobs, rows = jobs.reset_index(drop=True), rows[order]
-    _, earliest, of = np.unique(rows, return_index=True, return_inverse=True)
+    _, earliest, unit = np.unique(rows, return_index=True, return_inverse=True)
     machine = setup.machine
     return replace(
         setup,
         machine=replace(machine, jobs=jobs, partition=machine.partition[rows], size=machine.size[rows]),
         counted=setup.counted[rows],
-        first=earliest[of].astype(np.int64),
+        first=earliest[unit].astype(np.int64),
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from helios.choices import Policy, RunTimes
 from helios.errors import UsageError
 from helios.ports import HORIZON_S, RUN_TIME, Order
-from helios.services.queue_orders import divide_large_jobs, shortest_service_first
+from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import ORDERS as SIMPLE_ORDERS
 from helios.simulate import RESERVING, Ageing, Backfill, LongestWaits, WaitBound
 from helios.units import length
@@ -54,14 +54,14 @@ class PolicyOption:
         Returns the value of a text; raises UsageError.
     not_of : frozenset of str
         The policies that do not have it.
-    told : str
+    description : str
         What it is, for a person.
     """
 
     kept_as: str
     read: Callable[[Any], int | float | None]
     not_of: frozenset[str]
-    told: str
+    description: str
 
 
 def _is_number(value: Any) -> bool:
@@ -88,26 +88,26 @@ OPTIONS: Mapping[str, PolicyOption] = {
         kept_as="wait_share",
         read=_share_or_never,
         not_of=_NOT_AGED,
-        told="how much the longest waiter may pay: the time that counts as e times the service, as a share of the "
-        'longest wait under the site\'s own order; 0.25, 0.5, 1; "never": jobs do not age',
+        description="how much the longest waiter may pay: the time that counts as e times the service, as a share of "
+        'the longest wait under the site\'s own order; 0.25, 0.5, 1; "never": jobs do not age',
     ),
     "bound_share": PolicyOption(
         kept_as="bound_share",
         read=_share_or_never,
         not_of=_NOT_AGED,
-        told='a job that has waited longer than this share of that longest wait goes first; "never"',
+        description='a job that has waited longer than this share of that longest wait goes first; "never"',
     ),
     "large_divisor": PolicyOption(
         kept_as="large_divisor",
         read=_divisor,
         not_of=_NOT_AGED,
-        told="jobs above 8 GPUs count as their service divided by this: 4",
+        description="jobs above 8 GPUs count as their service divided by this: 4",
     ),
     "patience": PolicyOption(
         kept_as="patience_s",
         read=lambda text: None if text == NEVER else int(length(text).total_seconds()),
         not_of=frozenset({SRTF}),
-        told='a job that has waited so long goes first: "12h"; "never"; instead of bound_share',
+        description='a job that has waited so long goes first: "12h"; "never"; instead of bound_share',
     ),
 }
 
@@ -120,11 +120,11 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
     UsageError
         The policy has no such option, a value is not understood, or the options contradict each other.
     """
-    there = {name: option for name, option in OPTIONS.items() if policy not in option.not_of}
-    if unknown := [name for name in written if name not in there]:
-        has = "; ".join(f"{name}: {option.told}" for name, option in there.items()) or "none"
+    options = {name: option for name, option in OPTIONS.items() if policy not in option.not_of}
+    if unknown := [name for name in written if name not in options]:
+        has = "; ".join(f"{name}: {option.description}" for name, option in options.items()) or "none"
         raise UsageError(f"{policy} has no option {', '.join(unknown)}.", hint=f"Its options: {has}")
-    read = {there[name].kept_as: there[name].read(value) for name, value in written.items()}
+    read = {options[name].kept_as: options[name].read(value) for name, value in written.items()}
     if {"patience_s", "bound_share"} <= set(read):
         raise UsageError(
             f"{policy} cannot have patience together with bound_share: both say when a job goes first.",
@@ -212,9 +212,9 @@ class Scenario:
 
         None: there is none of this kind.
         """
-        told = dict(self.options)
+        options = dict(self.options)
         usual = BOUND_SHARE if self.policy is Policy.QSSF else None
-        return None if "patience_s" in told else told.get("bound_share", usual)
+        return None if "patience_s" in options else options.get("bound_share", usual)
 
     @property
     def needs_own_order(self) -> bool:
@@ -222,16 +222,16 @@ class Scenario:
         return self.wait_share is not None or self.bound_share is not None
 
     def rules(self, own_order: LongestWaits | None) -> dict[str, Any]:
-        """Return order, column of predictions, ageing and wait bound, as a replay takes them.
+        """Return the options of a replay under this scenario.
 
         ``own_order`` is needed where ``needs_own_order``.
         """
-        told = dict(self.options)
+        options = dict(self.options)
         order = ORDERS[self.policy]
-        if divisor := told.get("large_divisor"):
+        if divisor := options.get("large_divisor"):
             order = divide_large_jobs(order, divisor)
         ageing: Ageing | None = None
-        guard = None if (patience_s := told.get("patience_s")) is None else WaitBound.constant(int(patience_s))
+        guard = None if (patience_s := options.get("patience_s")) is None else WaitBound.constant(int(patience_s))
         if own_order is not None and self.wait_share is not None:
             ageing = own_order.ageing(self.wait_share)
         if own_order is not None and self.bound_share is not None:
@@ -324,19 +324,19 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
     UsageError
         A text is not understood, its policy is not replayed, or it has no such option.
     """
-    told: dict[str, dict[str, str | float]] = defaultdict(dict)
+    written_by_policy: dict[str, dict[str, str | float]] = defaultdict(dict)
     for text in texts:
         parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
         if parts is None:
             raise UsageError(f"--set {text!r} is not POLICY.OPTION=VALUE.", hint="Write --set qssf.wait_share=0.25")
         policy, name, value = parts.groups()
-        told[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
-    if strangers := set(told) - {plan.policy.value for plan in chosen}:
+        written_by_policy[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
+    if unknown := set(written_by_policy) - {plan.policy.value for plan in chosen}:
         raise UsageError(
-            f"--set has an option for {', '.join(sorted(strangers))}, which is not replayed.",
+            f"--set has an option for {', '.join(sorted(unknown))}, which is not replayed.",
             hint=f"Add it to --policy. Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
         )
-    options = {policy: read_options(policy, written) for policy, written in told.items()}
+    options = {policy: read_options(policy, written) for policy, written in written_by_policy.items()}
     return [replace(plan, options=options.get(plan.policy.value, plan.options)) for plan in chosen]
 
 
@@ -369,7 +369,7 @@ FRONTIER_LARGE_DIVISOR = 4.0
 
 
 def frontier_scenarios() -> list[Scenario]:
-    """Return the settings of ``qssf`` between the shortest mean and the shortest longest wait.
+    """Return ``qssf`` settings between shortest mean and shortest longest wait.
 
     They follow the site's own order and the control that predicts nothing.
     """

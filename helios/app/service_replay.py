@@ -89,10 +89,10 @@ class ReplayPredictions:
     ) -> None:
         self._cluster, self._predictor, self._period_s = cluster, predictor, predict_again_s
         self._own_order = own_order
-        self._n_asked = self._n_told = 0
+        self._n_predicted = self._n_reported = 0
         self._run_times = np.full((len(cluster.started_s), len(RUN_TIME)), np.nan)
         self.predictions = Predictions(run_times=self._run_times, source=predictor.source, sources=predictor.sources)
-        self._ask_s = self._look_s = NEVER
+        self._predict_at_s = self._own_order_at_s = NEVER
 
     @property
     def again_s(self) -> int:
@@ -100,33 +100,33 @@ class ReplayPredictions:
 
         NEVER: not before the first submission, or not at all.
         """
-        return min(self._ask_s, self._look_s)
+        return min(self._predict_at_s, self._own_order_at_s)
 
     def follow(self) -> None:
         """Predict the jobs that have arrived since the last call."""
         arrived, now_s = self._cluster.arrived, self._cluster.now_s
-        if arrived == self._n_asked:
+        if arrived == self._n_predicted:
             return
-        if self._n_asked == 0:
-            self._ask_s = NEVER if self._period_s is None else now_s + self._period_s
+        if self._n_predicted == 0:
+            self._predict_at_s = NEVER if self._period_s is None else now_s + self._period_s
             self._follow_own_order(now_s)
-        self._tell()
-        jobs = np.arange(self._n_asked, arrived)
-        self._run_times[self._n_asked : arrived] = self._predictor.submitted(jobs, now_s)
-        self._n_asked = arrived
+        self._report_ended()
+        jobs = np.arange(self._n_predicted, arrived)
+        self._run_times[self._n_predicted : arrived] = self._predictor.submitted(jobs, now_s)
+        self._n_predicted = arrived
 
-    def look_again(self, now_s: int) -> NDArray[np.int64]:
+    def update_due(self, now_s: int) -> NDArray[np.int64]:
         """Make the updates that are due at ``now_s``.
 
         Returns the pending jobs whose predictions or longest wait under the site's own order changed.
         """
         jobs = self._cluster.waiting()
-        anew = self._ask_again(jobs, now_s) if now_s >= self._ask_s else jobs[:0]
-        return jobs if now_s >= self._look_s and self._follow_own_order(now_s) else anew
+        anew = self._predict_again(jobs, now_s) if now_s >= self._predict_at_s else jobs[:0]
+        return jobs if now_s >= self._own_order_at_s and self._follow_own_order(now_s) else anew
 
-    def _ask_again(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.int64]:
-        self._ask_s = now_s + (self._period_s or NEVER)
-        self._tell()
+    def _predict_again(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.int64]:
+        self._predict_at_s = now_s + (self._period_s or NEVER)
+        self._report_ended()
         if not len(jobs):
             return jobs
         source = self._predictor.source[jobs]
@@ -138,20 +138,20 @@ class ReplayPredictions:
         return anew
 
     def _follow_own_order(self, now_s: int) -> bool:
-        """Update the longest wait of the site's own order and return whether it changed."""
+        """Update the longest own wait, and return whether it changed."""
         if self._own_order is None:
             return False
-        self._look_s = now_s + EVERY_S
+        self._own_order_at_s = now_s + EVERY_S
         before_s, after_s = float(self.predictions.longest_own_wait_s), float(self._own_order.at(now_s))
         self.predictions.longest_own_wait_s[...] = after_s
         return before_s != after_s
 
-    def _tell(self) -> None:
+    def _report_ended(self) -> None:
         ended = self._cluster.ended
-        if len(ended) > self._n_told:
-            fresh = ended[self._n_told :].copy()
+        if len(ended) > self._n_reported:
+            fresh = ended[self._n_reported :].copy()
             self._predictor.ended(fresh, self._cluster.ended_s[fresh])
-            self._n_told = len(ended)
+            self._n_reported = len(ended)
 
 
 # Jobs for which a jobwise service may request another change than at its last call.
@@ -184,7 +184,7 @@ class ReplayState:
         self._all = True
 
     def next_s(self) -> int:
-        """Return when the service may have something new to request, s since the epoch.
+        """Return when the service is next worth calling, s.
 
         -NEVER: now.
         """
@@ -197,7 +197,7 @@ class ReplayState:
     def outdated(self, now_s: int) -> Positions:
         """Return the pending jobs for which the service must be called.
 
-        They stay outdated until they are given to :meth:`told`.
+        They stay outdated until they are given to :meth:`mark_called`.
         """
         arrived = self._cluster.arrived
         if self._all:
@@ -211,7 +211,7 @@ class ReplayState:
         self._again = [jobs] if len(jobs) else []
         return jobs
 
-    def told(self, jobs: Positions, until: NDArray[np.datetime64]) -> None:
+    def mark_called(self, jobs: Positions, until: NDArray[np.datetime64]) -> None:
         """Record that the service was called for ``jobs``, all the outdated ones.
 
         ``until`` is when the change of each expires; NaT: never.
@@ -296,10 +296,10 @@ class ReplayedService:
 
     def notes(self) -> list[str]:
         """Return its problems in words."""
-        told = [f"Service {self.name} raised {times} times: {problem}" for problem, times in self.problems.items()]
+        lines = [f"Service {self.name} raised {times} times: {problem}" for problem, times in self.problems.items()]
         if self.suspended:
-            told.append(f"Service {self.name} raised {self.failures_to_suspend} times in a row and was suspended.")
-        return told
+            lines.append(f"Service {self.name} raised {self.failures_to_suspend} times in a row and was suspended.")
+        return lines
 
     def is_due(self, now_s: int) -> bool:
         """Return whether it may be called at ``now_s``."""
@@ -435,7 +435,7 @@ class _ReplayRun:
     def stop(self, halt: StopPoint) -> None:
         """Call the predictor or the services that are due at a stop."""
         if halt.before:
-            jobs = self._predictions.look_again(halt.moment_s)
+            jobs = self._predictions.update_due(halt.moment_s)
             for _, applied in self._active_services:
                 if applied is not None and len(jobs):
                     applied.changed(jobs)
@@ -457,7 +457,7 @@ class _ReplayRun:
                 later_s = min(later_s, active.next_due_s())
                 continue
             if applied is None:
-                snapshot = snapshot or self._cluster.look(self._predictions.predictions)
+                snapshot = snapshot or self._cluster.snapshot_with(self._predictions.predictions)
                 proposals = active.proposals(snapshot, now_s=now_s)
                 act = None if proposals is None else partial(self._claims.act, number, proposals)
             else:
@@ -479,7 +479,7 @@ class _ReplayRun:
         return later_s
 
     def _request_changes(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
-        """Call a jobwise service for the jobs of which it may request something new.
+        """Call a jobwise service for its outdated jobs.
 
         None: there is nothing to apply, or it raised.
         """
@@ -492,7 +492,7 @@ class _ReplayRun:
         changes = active.changes(rows, now_s=now_s)
         if changes is None:
             return None
-        applied.told(jobs, changes.until)
+        applied.mark_called(jobs, changes.until)
         return partial(self._claims.change, number, jobs, changes.urgency)
 
 
@@ -596,9 +596,9 @@ def simulate_services(
         most_of_one_user=most_of_one_user,
     )
     jobs_per_s = len(window.setup.workload) / (perf_counter() - begun)
-    said = [*describe_sources(predictor), *(note for active in active_services for note in active.notes())]
+    notes = [*describe_sources(predictor), *(note for active in active_services for note in active.notes())]
     return ServiceReplay(
-        whatif=answer_request(history, window.request, window.setup, runs=[*runs, simulated], said=said),
+        whatif=answer_request(history, window.request, window.setup, runs=[*runs, simulated], said=notes),
         active_services=tuple(active_services),
         jobs_per_s=jobs_per_s,
     )
@@ -647,8 +647,8 @@ class ReplayedWindow:
             site_factor_most=site_factor_most,
             resource=setup.machine.resource,
         )
-        predictor, told = predictor_for(setup, self._taught, self.request), f"Replaying {title}"
-        self._progress(told, 0.0)
+        predictor, label = predictor_for(setup, self._taught, self.request), f"Replaying {title}"
+        self._progress(label, 0.0)
         replay_services(
             cluster,
             active_services,
@@ -656,9 +656,9 @@ class ReplayedWindow:
             predict_again_s=predict_again_s,
             own_order=setup.own_order,
             most_of_one_user=most_of_one_user,
-            progress=lambda done: self._progress(told, done / len(setup.workload)),
+            progress=lambda done: self._progress(label, done / len(setup.workload)),
         )
-        self._progress(told, 1.0)
+        self._progress(label, 1.0)
         about = {"policy": title, "estimates": RunTimes.LIMIT.value, "backfill": Backfill.EASY.value}
         run = measure(setup, cluster.started_s, cluster.ended_s, **about)
         return run, predictor

@@ -239,7 +239,7 @@ def _state_of(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileSta
 
 
 def _write(target: Path, file: SetupFile) -> None:
-    """Write a file at once, so that a reader never sees a part of it."""
+    """Write a file atomically."""
     _make_folders(target.parent)
     unfinished = target.with_name(f".{target.name}.new")
     unfinished.unlink(missing_ok=True)

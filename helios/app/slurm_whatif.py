@@ -38,7 +38,7 @@ POOL = "all"
 
 
 def capacity(site: SlurmSite, resource: str) -> int:
-    """Return how many GPUs or CPUs (``gpus``, ``cpus``) the nodes of a site have."""
+    """Return the GPUs or CPUs of a site."""
     return sum(len(group.names) * _each(group, resource) for group in site.nodes)
 
 
@@ -112,14 +112,14 @@ def _predicted(
     """
     second, last = np.floor(submitted_s).astype(np.int64), np.ceil(ended_s).astype(np.int64)
     by_submission, by_end = (np.lexsort((predictor.place, at_s)) for at_s in (second, last))
-    p50_s, told = np.empty(len(second)), 0
+    p50_s, n_reported = np.empty(len(second)), 0
     groups = np.split(by_submission, np.flatnonzero(np.diff(second[by_submission])) + 1)
     for number, jobs in enumerate(groups):
         now_s = int(second[jobs[0]])
         upto = int(np.searchsorted(last[by_end], now_s, side="left"))
-        if upto > told:
-            predictor.ended(by_end[told:upto], last[by_end[told:upto]])
-            told = upto
+        if upto > n_reported:
+            predictor.ended(by_end[n_reported:upto], last[by_end[n_reported:upto]])
+            n_reported = upto
         p50_s[jobs] = predictor.submitted(jobs, now_s)[:, 1]
         if number % 1_000 == 0:
             progress("Predicting each job at its submission", number / len(groups))
@@ -337,8 +337,8 @@ def slurm_whatif(
     recorded_s = seconds_of(jobs.jobs["started_at"])
     known = counted & ~np.isnan(recorded_s)
     replays = {"Slurm as it is set up": today.started_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
-    judged = (
+    scores = (
         fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])
         for name, replayed_s in replays.items()
     )
-    return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(judged) if known.sum() >= FEWEST_JOBS else ())
+    return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(scores) if known.sum() >= FEWEST_JOBS else ())

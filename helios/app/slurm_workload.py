@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from helios.app.history import LoadedHistory
 from helios.app.own_order import own_order_waits
 from helios.app.service_replay import (
-    FAILURES_TO_SUSPEND,
     PREDICT_AGAIN_S,
     SITE_FACTOR_MOST,
     NamedPredictor,
@@ -271,8 +270,6 @@ def simulate_services_on_slurm(
     history: LoadedHistory,
     every: timedelta | None = None,
     most: int = SITE_FACTOR_MOST,
-    failures_to_suspend: int = FAILURES_TO_SUSPEND,
-    predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
     jobwise: bool = True,
     latency: SlurmLatency | None = None,
@@ -291,7 +288,7 @@ def simulate_services_on_slurm(
         Least time between two calls of a service; None: each its own.
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
-    predict_again_s, most_of_one_user, jobwise
+    most_of_one_user, jobwise
         As for :func:`helios.app.service_replay.replay_services`.
     latency : SlurmLatency, optional
         How quickly the controller reacts.
@@ -301,28 +298,28 @@ def simulate_services_on_slurm(
     JobLargerThanPartition, PartitionUnknown
         A job could never start.
     """
-    active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
+    active_services = replayed_services(services, every=every)
     slurm = SimulatedSlurm(
         jobs.workload, site, jobs.jobs, name=history.cluster, site_factor_most=most, latency=latency, time_min=time_min
     )
     predictor = InWorkloadOrder(jobs.jobs, history=history, seed=seed, progress=progress)
-    told = f"Replaying {' + '.join(services)} on Slurm"
-    progress(told, 0.0)
+    label = f"Replaying {' + '.join(services)} on Slurm"
+    progress(label, 0.0)
     replay_services(
         slurm,
         active_services,
         predictor=predictor,
-        predict_again_s=predict_again_s,
+        predict_again_s=PREDICT_AGAIN_S,
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
-        own_order=own_order_waits(jobs.jobs, slurm.look(None).nodes),
-        progress=lambda done: progress(told, done / len(jobs.workload)),
+        own_order=own_order_waits(jobs.jobs, slurm.snapshot_with(None).nodes),
+        progress=lambda done: progress(label, done / len(jobs.workload)),
     )
-    progress(told, 1.0)
+    progress(label, 1.0)
     return SlurmServiceReplay(
         replay=slurm.timeline.result(),
         active_services=tuple(active_services),
-        notes=(*(_said_of(active) for active in active_services), *describe_sources(predictor.online)),
+        notes=(*(_outcome_in_words(active) for active in active_services), *describe_sources(predictor.online)),
     )
 
 
@@ -385,10 +382,10 @@ class InWorkloadOrder(NamedPredictor):
         return quantiles_s
 
 
-def _said_of(active: ReplayedService) -> str:
+def _outcome_in_words(active: ReplayedService) -> str:
     did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(active.outcomes.items())) or "nothing"
-    said = f"Service {active.name} was called {active.asked:,} times; its requested changes ended as: {did}."
+    text = f"Service {active.name} was called {active.asked:,} times; its requested changes ended as: {did}."
     if active.problems:
         first = "; ".join(f"{problem} ({times:,} times)" for problem, times in islice(active.problems.items(), 3))
-        said += f" It raised {first}{', and was suspended' if active.suspended else ''}."
-    return said
+        text += f" It raised {first}{', and was suspended' if active.suspended else ''}."
+    return text

@@ -103,11 +103,11 @@ def check_starts(
         asked = chance.permutation(known)[:JOBS_EACH]
         queue = QueueForecast(seen, site, history[ended_s <= at_s])
         places = [queue.position(str(seen.pending["job_id"].iloc[row])) for row in asked]
-        there = [(row, place) for row, place in zip(asked.tolist(), places, strict=True) if place is not None]
-        if there:
-            waits_s = queue.starts([place for _, place in there]).started_s - at_s
+        waiting = [(row, place) for row, place in zip(asked.tolist(), places, strict=True) if place is not None]
+        if waiting:
+            waits_s = queue.starts([place for _, place in waiting]).started_s - at_s
             quantiles += list(wait_quantiles(waits_s).T)
-            truth_s += [float(started[row]) - at_s for row, _ in there]
+            truth_s += [float(started[row]) - at_s for row, _ in waiting]
     if len(truth_s) < FEWEST:
         raise NotEnoughHistory(
             f"Only {len(truth_s)} pending jobs of the last {LOOKS_BACK.days} days could be forecast."
@@ -146,8 +146,8 @@ def compared(quantiles_s: Floats, truth_s: Floats) -> StartCheck:
 
 def store_check(warehouse: Warehouse, cluster: str, check: StartCheck, *, at: datetime) -> None:
     """Keep the last check of a cluster."""
-    told = {"at": at.isoformat(), "forecasts": check.forecasts, "covered": check.covered, "wider": check.wider}
-    warehouse.remember(cluster, CHECK, json.dumps(told), at=at)
+    entry = {"at": at.isoformat(), "forecasts": check.forecasts, "covered": check.covered, "wider": check.wider}
+    warehouse.remember(cluster, CHECK, json.dumps(entry), at=at)
 
 
 def stored_widening(warehouse: Warehouse, cluster: str, now: datetime) -> float:
@@ -159,10 +159,10 @@ def stored_widening(warehouse: Warehouse, cluster: str, now: datetime) -> float:
         text = warehouse.remembered(cluster, CHECK)
     except NoSuchCluster:
         return WIDER
-    told = json.loads(text) if text else None
-    if told is None or now - datetime.fromisoformat(told["at"]) > FRESH:
+    entry = json.loads(text) if text else None
+    if entry is None or now - datetime.fromisoformat(entry["at"]) > FRESH:
         return WIDER
-    return float(told["wider"])
+    return float(entry["wider"])
 
 
 def _queue_at(history: pd.DataFrame, at_s: int, *, eligible_s: Floats, started_s: Floats, ended_s: Floats) -> Snapshot:

@@ -73,13 +73,10 @@ class Draws:
     ----------
     started_s, ended_s : float64 array of shape (n_draws, n_jobs)
         s since the epoch; inf: not by the horizon.
-    horizon_s : float
-        s since the epoch.
     """
 
     started_s: Floats
     ended_s: Floats
-    horizon_s: float
 
 
 class QueueForecast:
@@ -118,7 +115,7 @@ class QueueForecast:
         self.by_limits = int(ended.sum()) < FEWEST_ENDED
         if self.by_limits:  # what is predicted from next to nothing is worth less than the limit
             self._queue[_QUANTILES] = np.nan
-        self._run_time_s = self._drawn(np.random.default_rng(seed))
+        self._run_time_s = self._draw_run_times(np.random.default_rng(seed))
         self._past = _past(history, self._queue, self.now_s)
         self._shifts_s = _shifts(self._past, self.now_s)
         self.notes: tuple[str, ...] = ()
@@ -129,18 +126,17 @@ class QueueForecast:
         self,
         jobs: Sequence[int],
         *,
-        horizons_s: Sequence[int] = HORIZONS_S,
         changes: Mapping[str, float] | None = None,
         draws: int | None = None,
     ) -> Draws:
         """Return the starts of pending jobs.
 
+        The simulations go on to the next of ``HORIZONS_S`` where a job has not started in all of them.
+
         Parameters
         ----------
         jobs : sequence of int
             From :meth:`position`.
-        horizons_s : sequence of int
-            How far the simulations go, s: the next where a job has not started in all of them.
         changes : mapping of str to float
             Columns of ``QUEUE`` that the first of the jobs asks for otherwise.
         draws : int, optional
@@ -153,7 +149,7 @@ class QueueForecast:
         """
         asked = np.asarray(jobs, dtype=np.int64)
         started_s = np.full((draws or self._draws, len(asked)), np.inf)
-        for horizon_s in horizons_s:
+        for horizon_s in HORIZONS_S:
             left = np.flatnonzero(np.isinf(started_s).any(axis=1))
             if not len(left):
                 break
@@ -161,10 +157,10 @@ class QueueForecast:
         limit_s = self._queue["time_limit_s"].to_numpy(dtype=np.float64)[asked].copy()
         limit_s[0] = (changes or {}).get("time_limit_s", limit_s[0])
         run_time_s = np.fmin(self._run_time_s[: len(started_s), asked], limit_s)
-        return Draws(started_s=started_s, ended_s=started_s + run_time_s, horizon_s=float(self.now_s + horizons_s[-1]))
+        return Draws(started_s=started_s, ended_s=started_s + run_time_s)
 
     def position(self, job_id: str, task: str = "") -> int | None:
-        """Return the position of a pending job, or of a task of a pending array.
+        """Return the position of a pending job or task.
 
         None: it is not simulated.
         """
@@ -175,7 +171,7 @@ class QueueForecast:
         named = rows[tasks == task] if task else rows
         return int(named[0]) if len(named) else None
 
-    def _drawn(self, chance: np.random.Generator) -> Floats:
+    def _draw_run_times(self, chance: np.random.Generator) -> Floats:
         """Return run times of the queue's jobs, shape (n_draws, n_jobs), s.
 
         Draws come in pairs of opposite luck.
@@ -305,7 +301,10 @@ def forecast_start(
     raw_s, raw_ends_s = wait_quantiles(waits_s), wait_quantiles(ends_s)
     found_s = calibrated(raw_s, wider=wider)
     shift_s = np.where(np.isfinite(raw_s), found_s - np.where(np.isfinite(raw_s), raw_s, 0.0), 0.0)
-    moments = [_moment(now, after_s) for after_s in (*found_s, *(raw_ends_s + shift_s))]
+    moments = [
+        now + timedelta(seconds=round(float(after_s))) if np.isfinite(after_s) else None
+        for after_s in (*found_s, *(raw_ends_s + shift_s))
+    ]
     by_limits = queue.by_limits or bool(np.isnan(job["p50_s"]))
     fitting_s = math.nan if by_limits else fitting_limit_s(job)
     limits = ("It rests on time limits, because too little has ended to predict run times.",) if by_limits else ()
@@ -405,10 +404,6 @@ def _earlier(
     yield from sorted(found, key=lambda way: -way.gain_s)
 
 
-def _moment(now: datetime, wait_s: float) -> datetime | None:
-    return now + timedelta(seconds=round(float(wait_s))) if np.isfinite(wait_s) else None
-
-
 def closed_nodes(nodes: pd.DataFrame) -> NDArray[np.bool_]:
     """Return which of ``NODE_STATES`` get no new job now."""
     state, flags = nodes["state"].astype("str"), nodes["flags"].astype("str").where(nodes["flags"].notna(), "")
@@ -436,7 +431,7 @@ def never_starts(job: pd.Series[Any]) -> str:
 
 
 def _queue(snapshot: Snapshot, now_s: int) -> pd.DataFrame:
-    """Return a row for each job that runs or waits, and for each pending task."""
+    """Return a row for each job and each pending task."""
     running, pending = snapshot.running, snapshot.pending
     waits = np.array([not never_starts(row) for _, row in pending.iterrows()], dtype=np.bool_)
     parts = []
@@ -497,7 +492,7 @@ def _by_limit(limit_s: Floats) -> Floats:
 
 
 def _past(history: pd.DataFrame, queue: pd.DataFrame, now_s: int) -> pd.DataFrame:
-    """Return the jobs submitted before now, with the run time that is known of each."""
+    """Return the jobs submitted before now, with known run times."""
     submitted_s = seconds_of(history["submitted_at"])
     earliest_s = now_s - WEEKS * 7 * DAY_S - 1
     recent = (submitted_s < now_s) & (submitted_s >= earliest_s) & history["run_time_s"].notna().to_numpy()

@@ -176,7 +176,7 @@ def idle_levels(found: Study) -> list[NamedLevel]:
 
 
 def unusable_levels(found: Study) -> list[NamedLevel]:
-    """Return what was free on each day while jobs waited that did not fit.
+    """Return what was free each day although jobs waited.
 
     By reason where that is known.
     """
@@ -523,9 +523,7 @@ def study_levels(recorded: RecordedLevels, *, cluster: str) -> StudyOfLevels:
     )
 
 
-def weekly_changes(
-    loaded: LoadedHistory, *, end: datetime, records: NodeRecords | None = None, progress: Progress = no_progress
-) -> WeeklyChanges:
+def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords | None = None) -> WeeklyChanges:
     """Return which statements changed in the last seven days, beyond chance.
 
     The value of the last seven days is compared with the interval that the weeks before predict for a further one
@@ -543,7 +541,7 @@ def weekly_changes(
         if jobs.empty:
             break
         one = replace(loaded, jobs=jobs)
-        weeks.append(study(one, since=until - WEEK, until=until, records=records, progress=progress).statements)
+        weeks.append(study(one, since=until - WEEK, until=until, records=records).statements)
     if not weeks:
         return WeeklyChanges(levels={}, sentences=())
     sentences = []

@@ -1,4 +1,4 @@
-"""Sweeps of many replays, with a plan as input and a file of results.
+"""Sweeps of many replays, from a plan to a results file.
 
 A replay whose result the file already has is not repeated. Replays run in this process or on Dask workers.
 """
@@ -20,7 +20,7 @@ from typing import IO, Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
+from helios.app.executors import FAILED, FIGURES, Engine, RunResult, SweepRun, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import CONTROLS, Scenario, read_options, scenarios
@@ -71,26 +71,26 @@ def repeats(
         for repeat in range(1, times + 1)
         for plan in request.plans
     ]
-    told: dict[int, Mapping[str, Any]] = {}
+    figures_by_place: dict[int, Mapping[str, Any]] = {}
     progress("Repeating", 0.0)
     for done in engine(history, cells):
-        if FIGURES not in done.told:
-            raise NotEnoughHistory(f"A repeat could not be replayed: {next(iter(done.told.values()))}")
-        told[done.place] = done.told[FIGURES]
-        progress("Repeating", len(told) / len(cells))
-    return compare_runs([told[place] for place in range(len(cells))])
+        if FIGURES not in done.result:
+            raise NotEnoughHistory(f"A repeat could not be replayed: {next(iter(done.result.values()))}")
+        figures_by_place[done.place] = done.result[FIGURES]
+        progress("Repeating", len(figures_by_place) / len(cells))
+    return compare_runs([figures_by_place[place] for place in range(len(cells))])
 
 
-def compare_runs(told: Sequence[Mapping[str, Any]]) -> Differences:
+def compare_runs(runs: Sequence[Mapping[str, Any]]) -> Differences:
     """Compare the results of runs that differ only in scenario and repeat.
 
     Every scenario must have the same repeats in the same order.
     """
     by_label: dict[str, list[dict[str, float | None]]] = {}
-    for figures in told:
+    for figures in runs:
         by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
-    today = next((figures["label"] for figures in told if figures["is_today"]), told[0]["label"])
-    return over_repeats(by_label, baseline=today, over=ResampledUnit(told[0]["over"]), blocks=told[0]["blocks"])
+    today = next((figures["label"] for figures in runs if figures["is_today"]), runs[0]["label"])
+    return over_repeats(by_label, baseline=today, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
 
 
 # The file of results has one line for each run, appended when the run is done and never changed.
@@ -110,7 +110,7 @@ class ResultsFile:
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self._stream = stream
-        self.known: dict[str, Told] = {}
+        self.known: dict[str, RunResult] = {}
         stream.seek(0)
         *lines, partial = stream.read().split(b"\n")
         if partial:
@@ -118,15 +118,15 @@ class ResultsFile:
         stream.seek(0, os.SEEK_END)
         for number, line in enumerate(lines, start=1):
             try:
-                told: dict[str, Any] = json.loads(line)
-                key = str(told.pop("key"))
+                result: dict[str, Any] = json.loads(line)
+                key = str(result.pop("key"))
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
                 raise FileUnreadable(
                     f"{path}, line {number}, is no result of a sweep.", hint="Choose another file: --out FILE"
                 ) from reason
-            told.pop("cell", None)
-            if FIGURES in told or not self.has(key):
-                self.known[key] = told
+            result.pop("cell", None)
+            if FIGURES in result or not self.has(key):
+                self.known[key] = result
 
     def has(self, key: str) -> bool:
         """Return whether a run has a result.
@@ -135,13 +135,13 @@ class ResultsFile:
         """
         return FIGURES in self.known.get(key, {})
 
-    def add(self, key: str, cell: SweepRun, told: Told) -> None:
+    def add(self, key: str, cell: SweepRun, result: RunResult) -> None:
         """Append the line of a run, and sync it to the disk."""
-        line = json.dumps({"key": key, "cell": cell.to_json(), **told}, sort_keys=True, allow_nan=False)
+        line = json.dumps({"key": key, "cell": cell.to_json(), **result}, sort_keys=True, allow_nan=False)
         self._stream.write(line.encode() + b"\n")
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        self.known[key] = told
+        self.known[key] = result
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def read_results(path: Path) -> Iterator[ResultsFile]:
 
 # The plan of a sweep is a TOML file, whose lists are combined as a Cartesian product.
 
-ToldColumns = dict[str, list[Any]]
+OptionColumns = dict[str, list[Any]]
 """Options of a policy, each with a list of values to combine with the others'."""
 
 
@@ -211,7 +211,7 @@ class SweepPlan(_PlanTable):
     policies: list[Policy] = Field(
         default=[], description="Queue orders; else the controls of a what-if", examples=[["fifo", "qssf"]]
     )
-    options: dict[Policy, list[ToldColumns]] = Field(
+    options: dict[Policy, list[OptionColumns]] = Field(
         default={}, description="Options of policies, by policy: share, least"
     )
     backfills: list[Backfill] = Field(default=[], description="What may pass a blocked head")
@@ -230,13 +230,13 @@ class SweepPlan(_PlanTable):
     def _one_table_or_several(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: [told] if isinstance(told, dict) else told for name, told in value.items()}
+        return {name: [tables] if isinstance(tables, dict) else tables for name, tables in value.items()}
 
     @field_validator("options")
     @classmethod
-    def _none_empty(cls, value: dict[Policy, list[ToldColumns]]) -> dict[Policy, list[ToldColumns]]:
+    def _none_empty(cls, value: dict[Policy, list[OptionColumns]]) -> dict[Policy, list[OptionColumns]]:
         for policy, tables in value.items():
-            if not tables or not all(values for told in tables for values in told.values()):
+            if not tables or not all(values for table in tables for values in table.values()):
                 raise ValueError(
                     f"an empty list replays nothing; write {policy} = {{wait_share = [0.5]}}, or leave it out"
                 )
@@ -318,7 +318,7 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
 
 
 def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
-    """Return the valid scenarios of a plan, and a note on each invalid one."""
+    """Return a plan's valid scenarios, and notes on the others."""
     if any(isinstance(value, int) and value < 1 for value in plan.estimates):
         raise UsageError(
             "estimates in the plan holds a number of seconds below 1.",
@@ -340,8 +340,8 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
             notes.append(f"Left out: {', '.join(filter(None, (policy, backfill, run_times)))}. {reason.message}")
     if not chosen:
         raise UsageError("No combination in the plan can be replayed.", hint="\n".join(notes))
-    if strangers := set(plan.options) - {scenario.policy for scenario in chosen}:
-        names = ", ".join(sorted(strangers))
+    if unknown := set(plan.options) - {scenario.policy for scenario in chosen}:
+        names = ", ".join(sorted(unknown))
         raise UsageError(
             f"The plan has options for {names}, but does not replay {names}.",
             hint=f"Add {names} to policies, or leave the options out.",
@@ -354,7 +354,7 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
         ]
         for policy, tables in plan.options.items()
     }
-    chosen = [replace(one, options=told) for one in chosen for told in options.get(one.policy, [()])]
+    chosen = [replace(one, options=given) for one in chosen for given in options.get(one.policy, [()])]
     if plan.controls:
         chosen = [*CONTROLS, *chosen]
     return list(dict.fromkeys(chosen)), notes
@@ -444,24 +444,25 @@ def sweep(
         with closing((engine if left else run_here)(history, [asked.cells[place] for place in left])) as replays:
             for number, done in enumerate(replays, start=1):
                 place = left[done.place]
-                results.add(keys[place], asked.cells[place], done.told)
+                results.add(keys[place], asked.cells[place], done.result)
                 progress("Replaying cells", 1 - (len(left) - number) / len(keys))
-        told = {key: results.known[key] for key in keys}
+        results_by_key = {key: results.known[key] for key in keys}
     return Sweep(
         cluster=history.cluster,
         timezone=history.timezone,
         results=str(out),
         cells=len(keys),
         known_before=len(keys) - len(left),
-        groups=tuple(_groups(asked.cells, keys, told)),
+        groups=tuple(_groups(asked.cells, keys, results_by_key)),
         notes=(*history.notes, *asked.notes),
         lines=tuple(
-            {"key": key, "cell": cell.to_json(), **told[key]} for key, cell in zip(keys, asked.cells, strict=True)
+            {"key": key, "cell": cell.to_json(), **results_by_key[key]}
+            for key, cell in zip(keys, asked.cells, strict=True)
         ),
     )
 
 
-def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
+def _groups(cells: Sequence[SweepRun], keys: Sequence[str], results_by_key: dict[str, RunResult]) -> Iterator[Group]:
     """Yield groups of runs that differ only in scenario and repeat.
 
     Groups are in the order of the runs. A row is one scenario over all of its repeats. Differences to the baseline are
@@ -469,11 +470,11 @@ def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told
     """
     numbered = zip(cells, keys, strict=True)
     for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
-        by_plan: dict[Scenario, list[Told]] = {}
-        by_repeat: dict[int, list[Told]] = {}
+        by_plan: dict[Scenario, list[RunResult]] = {}
+        by_repeat: dict[int, list[RunResult]] = {}
         for cell, key in members:
-            by_plan.setdefault(cell.plan, []).append(told[key])
-            by_repeat.setdefault(cell.repeat, []).append(told[key])
+            by_plan.setdefault(cell.plan, []).append(results_by_key[key])
+            by_repeat.setdefault(cell.repeat, []).append(results_by_key[key])
             about = cell.to_json()
         whole = [runs for repeat, runs in by_repeat.items() if repeat and all(FIGURES in run for run in runs)]
         yield Group(
@@ -483,8 +484,8 @@ def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told
         )
 
 
-def _row(plan: Scenario, runs: Sequence[Told]) -> SweepRow:
-    found = [told[FIGURES] for told in runs if FIGURES in told]
-    reasons = [told[FAILED] for told in runs if FAILED in told]
+def _row(plan: Scenario, runs: Sequence[RunResult]) -> SweepRow:
+    found = [run[FIGURES] for run in runs if FIGURES in run]
+    reasons = [run[FAILED] for run in runs if FAILED in run]
     named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
     return SweepRow.of(found, reasons, named=named)

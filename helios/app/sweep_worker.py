@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
-from helios.app.executors import SweepRun, SweepWorker, Told
+from helios.app.executors import RunResult, SweepRun, SweepWorker
 from helios.app.history import LoadedHistory
 
 
@@ -34,10 +34,10 @@ def plugin_name(fingerprint: str) -> str:
     return f"helios-history-{fingerprint}"
 
 
-def replay_on_worker(cell: SweepRun, fingerprint: str) -> Told:
+def replay_on_worker(cell: SweepRun, fingerprint: str) -> RunResult:
     """Replay a cell on the Dask worker that runs this."""
     plugin: Any = get_worker().plugins.get(plugin_name(fingerprint))
     if plugin is None:  # a worker that joined while the history was handed out
         raise Reschedule
-    told: Told = plugin.worker.tell(cell)
-    return told
+    result: RunResult = plugin.worker.run(cell)
+    return result

@@ -65,8 +65,8 @@ class SyncResult:
         """Return the result in one line of text."""
         found = f"{self.jobs_new:,} new jobs, {self.jobs_updated:,} updated, {self.node_events:,} node events"
         refused = f", {self.rejected:,} rows make no sense (helios trace rejects)" if self.rejected else ""
-        said = "".join(f"; {note}" for note in self.notes)
-        return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{said}"
+        notes_text = "".join(f"; {note}" for note in self.notes)
+        return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{notes_text}"
 
 
 def sync_history(
@@ -105,19 +105,21 @@ def sync_history(
             coverage = warehouse.coverage(cluster)
         except NoSuchCluster:
             coverage = None  # the first reading creates it
-        covered = _of(coverage, JOBS)
+        covered = _read_periods(coverage, JOBS)
         begin = start or (covered[0][0] if covered else now - FIRST_READING)
         intervals = list(missing(covered, begin=begin, now=now, window=window, overlap=overlap))
         found = [0, 0, 0]
         notes: dict[str, None] = {}
         for number, (first, last) in enumerate(intervals):
             progress("Reading the accounting", number / len(intervals))
-            loaded, told = _load(warehouse, accounting, cluster, first, last)
-            notes.update(dict.fromkeys(told))
+            loaded, load_notes = _load(warehouse, accounting, cluster, first, last)
+            notes.update(dict.fromkeys(load_notes))
             found = [have + more for have, more in zip(found, loaded, strict=True)]
             warehouse.cover(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
         events = 0
-        for first, last in missing(_of(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap):
+        for first, last in missing(
+            _read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap
+        ):
             found_events = accounting.node_events(first, last)
             if len(found_events):
                 warehouse.add_node_events(cluster, found_events)
@@ -153,18 +155,18 @@ def missing(
     for first, last in [*covered, (now, now)]:
         gap_ends = min(first, now)
         if at < gap_ends:
-            yield from _split(at, gap_ends, window)
+            yield from _windows(at, gap_ends, window)
         at = max(at, min(last, trusted))
 
 
-def _split(first: datetime, last: datetime, window: timedelta) -> Iterator[tuple[datetime, datetime]]:
+def _windows(first: datetime, last: datetime, window: timedelta) -> Iterator[tuple[datetime, datetime]]:
     while first < last:
         end = min(first + window, last)
         yield first, end
         first = end
 
 
-def _of(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
+def _read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
     if coverage is None:
         return []
     rows = coverage[coverage["source"] == source]

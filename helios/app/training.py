@@ -87,7 +87,7 @@ def judge(
 
 # A history as predictors see it: features are computed once, then used for training, scoring and drift.
 
-FEWEST_JUDGED = 100
+FEWEST_SCORED = 100
 """Jobs below which nothing is concluded from a comparison."""
 
 
@@ -151,13 +151,13 @@ class PreparedHistory:
 
         None: there is none, or too few jobs came after it.
         """
-        judged = model.as_judged()
-        if judged is None:
+        backtest = model.as_judged()
+        if backtest is None:
             return None
-        rows = self.judged(judged.trained_until, model.trained_until)
-        return self.comparison({"model": judged}, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
+        rows = self.scored_jobs(backtest.trained_until, model.trained_until)
+        return self.comparison({"model": backtest}, rows, challenger="model") if len(rows) >= FEWEST_SCORED else None
 
-    def judged(self, since: datetime, until: datetime) -> NDArray[np.int64]:
+    def scored_jobs(self, since: datetime, until: datetime) -> NDArray[np.int64]:
         """Return the rows of jobs that a model can be scored on.
 
         They were submitted at or after ``since`` and had ended before ``until`` with a known run time.

@@ -1,4 +1,4 @@
-"""Report of repeated jobs, with a replay of the queue in which they share GPUs."""
+"""Report of repeated jobs, and a replay in which they share GPUs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def trials_report(
     packing: PackingCase | None = None,
     progress: Progress = no_progress,
 ) -> TrialsReport:
-    """Report the repeated jobs of a window, and what packing them would have changed."""
+    """Report repeated jobs, and what packing would have changed."""
     packing = packing or PackingCase()
     with open_context(ask) as context:
         progress("Reading the warehouse", 0.0)
@@ -188,7 +188,7 @@ class _ReplayWaits:
 def _replays(
     loaded: LoadedHistory, since: datetime, until: datetime, packing: PackingCase, progress: Progress
 ) -> tuple[list[PackedReplay], int, tuple[str, ...]]:
-    """Replay a window and draws of it, with nothing and with repeated jobs packed."""
+    """Replay a window and draws of it, unpacked and packed."""
     request = WhatIfRequest(
         plans=(),
         since=max(since, loaded.jobs["submitted_at"].min()),
@@ -238,25 +238,25 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
     jobs, submitted_s = setup.machine.jobs, setup.workload.submitted_s
     any_pair = np.zeros(len(jobs), dtype=bool)
     any_pair[np.concatenate([*_pairs(setup, SURE), *_pairs(setup, POSSIBLE)])] = True
-    others, mine = setup.counted & ~any_pair, setup.counted & any_pair
+    others, packed = setup.counted & ~any_pair, setup.counted & any_pair
     if gain is None:
         result = setup.machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
         return _ReplayWaits(
-            packed=0, others_s=result.wait_s[others], trials_s=(result.ended_s - submitted_s)[mine].astype(np.float64)
+            packed=0, others_s=result.wait_s[others], trials_s=(result.ended_s - submitted_s)[packed].astype(np.float64)
         )
     first, second = _pairs(setup, column)
     machine, row = _packed(setup.machine, first, second, gain)
     result = machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
     ended_s = result.ended_s[row].astype(np.float64)
     run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
-    for of, end_s in zip((first, second), shared_run_times(run_time_s[first], run_time_s[second], gain), strict=True):
-        ended_s[of] = result.started_s[row[of]] + end_s
+    for pair, end_s in zip((first, second), shared_run_times(run_time_s[first], run_time_s[second], gain), strict=True):
+        ended_s[pair] = result.started_s[row[pair]] + end_s
     counted = np.zeros(len(jobs), dtype=bool)
     counted[np.concatenate([first, second])] = True
     return _ReplayWaits(
         packed=int((counted & setup.counted).sum()),
         others_s=(result.started_s[row] - submitted_s)[others],
-        trials_s=(ended_s - submitted_s)[mine],
+        trials_s=(ended_s - submitted_s)[packed],
     )
 
 
@@ -288,7 +288,7 @@ def _packed(
 def _compare(
     name: str, gain: float | None, runs: Sequence[_ReplayWaits], without: Sequence[_ReplayWaits]
 ) -> PackedReplay:
-    """Return the waits of a replay, and the range of its differences over draws."""
+    """Return a replay's waits, and its range over draws."""
     differences = {
         "less": [_mean(base.others_s) - _mean(run.others_s) for run, base in zip(runs, without, strict=True)],
         "trials_less": [_mean(base.trials_s) - _mean(run.trials_s) for run, base in zip(runs, without, strict=True)],

@@ -345,7 +345,7 @@ def explain_(
             choose = model_in_use(history, seed=settings.model.seed, progress=progress)
         else:
             choose = kept_model(history, url=settings.database.url, model_id=model_id)
-        look = None if source.trace is not None else queue_at_submission(settings, history.cluster)
-        found = explain(history, job, choose=choose, look=look, restart=restart)
+        read_snapshot = None if source.trace is not None else queue_at_submission(settings, history.cluster)
+        found = explain(history, job, choose=choose, read_snapshot=read_snapshot, restart=restart)
     say_notes(history.notes)
     answer(found.to_json(), explanation_screen(found), as_json=as_json)

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from helios.app.notify import channels, read_told, send_test
+from helios.app.notify import channels, read_causes, send_test
 from helios.cli.options import AsJson, Cluster, configuration, loaded_cluster
 from helios.cli.output import answer
 
@@ -35,15 +35,15 @@ def list_(as_json: AsJson = False) -> None:
     """
     settings = configuration().settings
     paths = sorted(Path(settings.control.state_folder).glob("notices-*.json"))
-    told = [{"cause": cause, **entry} for path in paths for cause, entry in read_told(path).items()]
+    causes = [{"cause": cause, **entry} for path in paths for cause, entry in read_causes(path).items()]
     table = Table("Since (UTC)", "Told by", "What", box=None, pad_edge=False)
-    for entry in told:
+    for entry in causes:
         table.add_row(str(entry["began_at"])[:16], ", ".join(entry["sent"]) or "-", escape(entry["subject"]))
     names = ", ".join(channels(settings.notify)) or "none"
-    plain = {"channels": list(channels(settings.notify)), "causes": told}
+    plain = {"channels": list(channels(settings.notify)), "causes": causes}
     answer(
         plain,
         f"Channels: {names}.",
-        *([table] if told else ["Nothing lasts that was or is to be told."]),
+        *([table] if causes else ["Nothing lasts that was or is to be told."]),
         as_json=as_json,
     )

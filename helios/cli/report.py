@@ -86,7 +86,7 @@ class Jobs:
     def query(self) -> ReportQuery:
         """Return the query of the report."""
         chosen = {"users": self.user, "accounts": self.account, "partitions": self.partition}
-        return _query(self.cluster, self.start, self.end, **{name: _split(of) for name, of in chosen.items()})
+        return _query(self.cluster, self.start, self.end, **{name: _split(text) for name, text in chosen.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -353,8 +353,8 @@ def publish(cluster: Cluster = None, as_json: AsJson = False) -> None:
         )
     from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
 
-    said = Operations(settings, cluster=cluster).publish_hook()
-    answer({"done": said}, said, as_json=as_json)
+    message = Operations(settings, cluster=cluster).publish_hook()
+    answer({"done": message}, message, as_json=as_json)
 
 
 @hook_commands.command("retract", epilog="Example: helios hook retract")
@@ -368,8 +368,8 @@ def retract_(as_json: AsJson = False) -> None:
 
     table = Operations(configuration().settings).state_folder / TABLE
     removed = retract(table)
-    said = f"{table} was removed." if removed else f"There is no table at {table}."
-    answer({"table": str(table), "removed": removed}, said, as_json=as_json)
+    message = f"{table} was removed." if removed else f"There is no table at {table}."
+    answer({"table": str(table), "removed": removed}, message, as_json=as_json)
 
 
 @hook_commands.command("show", epilog="Example: helios hook show --json")

@@ -158,8 +158,8 @@ def remove(
         if yes:
             warehouse.remove_cluster(cluster)
     listed = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in rows.items()) or "nothing"
-    said = f"{cluster} was removed: {listed}." if yes else f"{cluster} has: {listed}."
-    answer({"cluster": cluster, "removed": yes, "rows": rows}, said, as_json=as_json)
+    message = f"{cluster} was removed: {listed}." if yes else f"{cluster} has: {listed}."
+    answer({"cluster": cluster, "removed": yes, "rows": rows}, message, as_json=as_json)
     if not yes:
         say(f"Nothing was removed. To remove it for good: helios trace remove {cluster} --yes")
 

@@ -60,9 +60,9 @@ def web_(
         "admins": admin and ",".join(admin),
     }
     settings = configuration().settings
-    told = {name: value for name, value in given.items() if value is not None}
+    changed = {name: value for name, value in given.items() if value is not None}
     try:
-        web = type(settings.web).model_validate(settings.web.model_dump() | told)
+        web = type(settings.web).model_validate(settings.web.model_dump() | changed)
     except ValidationError as reason:
         first = reason.errors()[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")

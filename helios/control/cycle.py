@@ -29,7 +29,7 @@ from helios.ports import Ledger, Service
 
 READ_BACK = {Result.DONE, Result.UNCHANGED, Result.WOULD}
 NOT_WRITTEN = {Result.POSTPONED, Result.REFUSED}
-NOTHING_STANDS = {*READ_BACK, Result.GONE}
+SETTLED = {*READ_BACK, Result.GONE}
 SPENT = "the writes of this cycle are spent"
 LONGEST_FAULT = 300
 """Longest part of a service's error message that is kept, in characters."""
@@ -51,7 +51,7 @@ class ActiveService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversion:
-    """A change of Helios that is to be reverted, with its service and a reason.
+    """An applied change that is to be reverted.
 
     Attributes
     ----------
@@ -385,9 +385,11 @@ class Cycle:
 
     def _act(self, snapshot: Snapshot, services: Sequence[ActiveService]) -> None:
         domain = self.domain
-        self.requested, memory = self._ask(services, snapshot)
+        self.requested, memory = self._request_changes(services, snapshot)
         if self.held_back is not None and self.audit.is_news(HELIOS, self.held_back):
-            self._say(self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep")
+            self._log_summary(
+                self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep"
+            )
         active_services = []  # those that are neither off nor suspended, asked or not
         for active in services:
             failures = self.settings.control.failures_to_suspend
@@ -420,7 +422,7 @@ class Cycle:
             breaker = breaker.after_a_good_cycle()
         self.memory = replace(memory, breaker=breaker, said=self.audit.said, suspended=())
 
-    def _ask(
+    def _request_changes(
         self, services: Sequence[ActiveService], snapshot: Snapshot
     ) -> tuple[dict[str, RequestedChanges[Any]], ControllerState]:
         """Ask each service that is due, all with the same snapshot.
@@ -451,7 +453,7 @@ class Cycle:
                 fault = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:LONGEST_FAULT]
                 suspension = suspension.after_a_failure(active.name, what=fault, now=self.now)
                 reason, outcome = "the service was asked and failed", f"{Result.FAILED}: {fault}"
-                self._say(active.mode.mode, service=active.name, reason=reason, outcome=outcome)
+                self._log_summary(active.mode.mode, service=active.name, reason=reason, outcome=outcome)
                 self.audit.count(active.name, Result.FAILED)
         return requested, replace(self.memory, suspension=suspension, asked_at=asked_at)
 
@@ -459,9 +461,9 @@ class Cycle:
         kept = len(self.audit.lines) if self.domain.sticky else self.written
         for active in writers:
             reason = f"will change {len(plan.send[active.name])} {self.domain.name}"
-            self._say(active.mode.mode, service=active.name, reason=reason, outcome="meant")
+            self._log_summary(active.mode.mode, service=active.name, reason=reason, outcome="meant")
         if plan.reversions:
-            self._say(Mode.ACTIVE, reason=f"will revert {len(plan.reversions)} changes", outcome="meant")
+            self._log_summary(Mode.ACTIVE, reason=f"will revert {len(plan.reversions)} changes", outcome="meant")
         try:
             if self.undo is not None:
                 self.undo(Undo.of(plan.intent))
@@ -486,16 +488,16 @@ class Cycle:
                 rows, before = settled.of(mode), self.applied.of(mode)
                 pairs = self.domain.apply(self, plan, active)
                 self.audit.outcomes(name, mode, [outcome for outcome, _ in pairs])
-                for outcome, stands in pairs:
+                for outcome, row in pairs:
                     key: Key = (outcome.setting, outcome_target(outcome))
                     if key not in asked:
-                        if outcome.result in NOTHING_STANDS and (active is None or active.is_shadow):
+                        if outcome.result in SETTLED and (active is None or active.is_shadow):
                             rows.pop(key, None)
-                    elif outcome.result in READ_BACK and stands is not None:
-                        rows[key] = stands
+                    elif outcome.result in READ_BACK and row is not None:
+                        rows[key] = row
                     elif outcome.result in NOT_WRITTEN and key in before:
                         rows[key] = before[key]
-                    elif outcome.result in NOT_WRITTEN | NOTHING_STANDS:
+                    elif outcome.result in NOT_WRITTEN | SETTLED:
                         rows.pop(key, None)
         except _Stopped as stopped:
             self.audit.notes.append(f"acting was broken off: {stopped}")
@@ -510,7 +512,7 @@ class Cycle:
             return  # a standby's state must not be stored
         news = reasons != self.memory.suspended  # a lasting reason is logged once
         if news and self.released is None:
-            self._say(self.mode, reason="; ".join(reasons), outcome="nothing was done")
+            self._log_summary(self.mode, reason="; ".join(reasons), outcome="nothing was done")
         if not self.domain.sticky:
             remember = news and self._write(None)
         else:
@@ -525,7 +527,7 @@ class Cycle:
             self.memory = replace(self.memory, suspended=reasons)
 
     def _write_undo(self, applied: AppliedChanges, *, if_it_differs: bool = False) -> None:
-        """Write the changes to revert into the undo file, where the domain has one.
+        """Write what to revert into the domain's undo file.
 
         Also where this cycle changed nothing: a process that takes over the lease may have an older file.
         """
@@ -537,7 +539,7 @@ class Cycle:
         except HeliosError as error:
             self.audit.notes.append(f"the undo file could not be written: {error.message}")
 
-    def _say(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
+    def _log_summary(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.audit.lines.append(
             AuditEntry(service=service, mode=mode, action="Cycle", target=cluster, reason=reason, outcome=outcome)
@@ -584,5 +586,5 @@ def shadow_intent(
 ) -> AppliedByKey:
     """Return the shadow changes, without those of services that are no shadows now."""
     shadows = {active.name for active in services if active.is_shadow}
-    gone = {back.key for back in ends if back.service not in shadows}
+    gone = {reversion.key for reversion in ends if reversion.service not in shadows}
     return {key: row for key, row in applied.shadow.items() if key not in gone}

@@ -161,7 +161,7 @@ def beyond_share(
     *,
     ahead: Callable[[Integers, Integers, Integers, Floats], NDArray[np.bool_]] | None = None,
 ) -> Integers:
-    """Return the positions of the jobs that exceed one user's share of a partition.
+    """Return the jobs beyond one user's share of a partition.
 
     It is the rule of :func:`cap_changes` on columns of the movable jobs, in the order of the queue.
 

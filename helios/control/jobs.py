@@ -175,8 +175,10 @@ class JobDomain:
             unwanted[mode] = self._unwanted(cycle, mode, group, keep=keep)
         writers, most = groups[Mode.ACTIVE], self.settings.slurm.writes_per_cycle
         # A value that cannot be read is neither overwritten nor forgotten. A later cycle that can read it reverts it.
-        forget = {back.key for back in unwanted[Mode.ACTIVE] if not self._may_stand(back.key)}
-        reversions = [back for back in unwanted[Mode.ACTIVE] if self.jobs[back.key[1]].carries(back.key[0])]
+        forget = {reversion.key for reversion in unwanted[Mode.ACTIVE] if not self._may_stand(reversion.key)}
+        reversions = [
+            reversion for reversion in unwanted[Mode.ACTIVE] if self.jobs[reversion.key[1]].carries(reversion.key[0])
+        ]
         left = most - len(reversions)
         if sum(len(send[active.name]) for active in writers) > left:
             # The largest changes of the order are sent first, then the soft limits in the order of the queue.
@@ -213,17 +215,21 @@ class JobDomain:
         """Change jobs for one service, or revert what no service asks for."""
         cluster: Cluster | None = self.cluster
         changes: dict[Key, Change[float]] = {}
-        backs: Iterable[Reversion] = plan.reversions
+        reversions: Iterable[Reversion] = plan.reversions
         if active is not None:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
-            backs = [back for back in plan.shadow_reversions if active.is_shadow and back.service == active.name]
+            reversions = [
+                reversion
+                for reversion in plan.shadow_reversions
+                if active.is_shadow and reversion.service == active.name
+            ]
             snapshot = cycle.snapshot
             assert snapshot is not None
             cluster = cluster_for_mode(
                 active.mode,
                 self.cluster,
-                look=lambda: snapshot,
-                stands={key: row.value for key, row in cycle.applied.shadow.items()},
+                read_snapshot=lambda: snapshot,
+                applied={key: row.value for key, row in cycle.applied.shadow.items()},
                 tolerance=self.tolerance,
             )
         asked = list(changes.values())
@@ -232,18 +238,18 @@ class JobDomain:
                 read = self.jobs[change.target].value(change.setting)
                 found = f"{describe_mode(change.setting, read)} was found instead of what Helios had set"
                 asked[place] = replace(change, reason=f"{change.reason}; set again, once: {found}")
-        actions = [*to_job_actions(asked), *_reverts(backs)]
+        actions = [*to_job_actions(asked), *_reverts(reversions)]
         if not actions or cluster is None:
             return []
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
         for outcome in cluster.apply(actions):
-            sent, stands = changes.get((outcome.setting, outcome.job_id)), None
+            sent, row = changes.get((outcome.setting, outcome.job_id)), None
             if active is not None and sent and not self.tolerance.is_nothing(sent.setting, sent.value):
                 after = outcome.after or describe_mode(sent.setting, sent.value)
-                stands = self._row(cycle, sent, active, after=after + self._again(cycle, sent.key))
-            applied.append((outcome, stands))
+                row = self._row(cycle, sent, active, after=after + self._note_set_again(cycle, sent.key))
+            applied.append((outcome, row))
         return applied
 
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
@@ -251,8 +257,8 @@ class JobDomain:
 
         None where nothing of it is applied.
         """
-        stands = any(not row.overridden for row in cycle.known.real.values())
-        if not stands and not carried_values(list(self.jobs.values())):
+        is_applied = any(not row.overridden for row in cycle.known.real.values())
+        if not is_applied and not carried_values(list(self.jobs.values())):
             return None
         result = revert_jobs(self.cluster, reason)
         return replace(result, left=applied_after(cycle.known, result))
@@ -285,7 +291,7 @@ class JobDomain:
         return job.carries(key[0]) or not job.readable(key[0])
 
     def _unwanted(self, cycle: Cycle, mode: Mode, group: Sequence[ActiveService], *, keep: set[Key]) -> list[Reversion]:
-        """Return the changes of services in ``mode`` that are no longer to be applied."""
+        """Return the changes that services in ``mode`` no longer want."""
         modes = {active.name: active.mode for active in group}
         none_now = "is no shadow now" if mode is Mode.SHADOW else "may not write now"
         unwanted = []
@@ -329,7 +335,7 @@ class JobDomain:
             if not active.mode.writes:
                 continue
             for change in plan.send.get(active.name, ()):
-                real[change.key] = self._row(cycle, change, active, after=self._again(cycle, change.key))
+                real[change.key] = self._row(cycle, change, active, after=self._note_set_again(cycle, change.key))
             for change in plan.same.get(active.name, ()):
                 if self.tolerance.is_nothing(change.setting, change.value):
                     real.pop(change.key, None)
@@ -354,7 +360,7 @@ class JobDomain:
             written_at=cycle.now,
         )
 
-    def _again(self, cycle: Cycle, key: Key) -> str:
+    def _note_set_again(self, cycle: Cycle, key: Key) -> str:
         row = cycle.applied.real.get(key)
         return SET_AGAIN if key in self.disputed or (row is not None and row.set_again) else ""
 
@@ -443,12 +449,12 @@ def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome]) ->
         return f"{Result.DONE}: looked again, no job carries anything that Helios is known to have set"
     parts = []
     if others:
-        parts.append(f"{len(others)} jobs still carry what Helios set: {_named(others)}")
+        parts.append(f"{len(others)} jobs still carry what Helios set: {_list_jobs(others)}")
     if hidden:
         carry = "jobs Slurm hides whether they still carry what Helios set"
-        parts.append(f"of {len(hidden)} {carry}: {_named(hidden)}. {OF_THE_HIDDEN}")
+        parts.append(f"of {len(hidden)} {carry}: {_list_jobs(hidden)}. {OF_THE_HIDDEN}")
     if unproved:
-        bear = f"{len(unproved)} jobs bear Helios' mark and are in no record: {_named(unproved)}"
+        bear = f"{len(unproved)} jobs bear Helios' mark and are in no record: {_list_jobs(unproved)}"
         parts.append(f"{bear}; not touched. {OF_THE_UNPROVED}")
     return f"{Result.MISMATCH}: {'; '.join(parts)}"
 
@@ -462,7 +468,7 @@ def applied_after(applied: AppliedChanges, result: ReleaseResult) -> AppliedChan
     return AppliedChanges(real={key: row for key, row in applied.real.items() if row.overridden or key in left})
 
 
-def _named(job_ids: Sequence[str]) -> str:
+def _list_jobs(job_ids: Sequence[str]) -> str:
     return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
 
 
@@ -476,8 +482,8 @@ def _governs(requested: RequestedChanges[float] | None, key: Key, job: PendingJo
     return job.partition in requested.partitions if key[0] is JobSetting.ORDER else "SoftLimit" in requested.kinds
 
 
-def _reverts(backs: Iterable[Reversion]) -> list[Revert]:
+def _reverts(reversions: Iterable[Reversion]) -> list[Revert]:
     grouped: dict[tuple[JobSetting, str], list[str]] = {}
-    for back in backs:
-        grouped.setdefault((JobSetting(back.key[0]), back.why), []).append(back.key[1])
+    for reversion in reversions:
+        grouped.setdefault((JobSetting(reversion.key[0]), reversion.why), []).append(reversion.key[1])
     return [Revert(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]

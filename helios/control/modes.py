@@ -91,8 +91,8 @@ def cluster_for_mode(
     mode: ServiceMode,
     cluster: Cluster,
     *,
-    look: Callable[[], Snapshot],
-    stands: Mapping[Key, float],
+    read_snapshot: Callable[[], Snapshot],
+    applied: Mapping[Key, float],
     tolerance: Tolerance,
 ) -> Cluster | None:
     """Return the cluster that a service of that mode acts on.
@@ -101,17 +101,17 @@ def cluster_for_mode(
 
     Parameters
     ----------
-    look : callable
+    read_snapshot : callable
         Returns the snapshot of this cycle. It must not access the cluster, because a shadow gets nothing else.
-    stands : mapping
+    applied : mapping
         Values that would be applied if shadows could act.
     """
     if mode.mode is Mode.OFF:
         return None
     if mode.mode is Mode.SHADOW:
-        return ShadowCluster(look=look, stands=stands, tolerance=tolerance)
+        return ShadowCluster(read_snapshot=read_snapshot, applied=applied, tolerance=tolerance)
     if mode.mode is Mode.CANARY:
-        return CanaryCluster(cluster=cluster, mode=mode, look=look)
+        return CanaryCluster(cluster=cluster, mode=mode, read_snapshot=read_snapshot)
     return cluster
 
 
@@ -123,22 +123,22 @@ class ShadowCluster:
     already, otherwise ``UNCHANGED``.
     """
 
-    look: Callable[[], Snapshot]
-    stands: Mapping[Key, float]
+    read_snapshot: Callable[[], Snapshot]
+    applied: Mapping[Key, float]
     tolerance: Tolerance
 
     def snapshot(self) -> Snapshot:
         """Return the snapshot of this cycle."""
-        return self.look()
+        return self.read_snapshot()
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Return what would become of each job, and change nothing."""
-        jobs = pending_jobs(self.look())
-        restores = [action for action in actions if isinstance(action, Revert)]
+        jobs = pending_jobs(self.read_snapshot())
+        reverts = [action for action in actions if isinstance(action, Revert)]
         changes = [change for action in actions for change in to_job_changes([action]).changes]
         return [
             *(self._would(change, jobs.get(change.target)) for change in changes),
-            *(outcome for restore in restores for outcome in self._taken_back(restore)),
+            *(outcome for revert in reverts for outcome in self._reverted(revert)),
         ]
 
     def _would(self, change: Change[float], job: PendingJob | None) -> Outcome:
@@ -146,26 +146,26 @@ class ShadowCluster:
             return change.outcome(Result.GONE, "no longer pending")
         if job.excluded_reason:
             return change.outcome(Result.REFUSED, job.excluded_reason)
-        before = self.stands.get(change.key, NOTHING[change.setting])
+        before = self.applied.get(change.key, NOTHING[change.setting])
         same = self.tolerance.same(change.setting, asked=change.value, read=before)
         outcome = change.outcome(Result.UNCHANGED if same else Result.WOULD)
         return replace(
             outcome, before=describe_mode(change.setting, before), after=describe_mode(change.setting, change.value)
         )
 
-    def _taken_back(self, restore: Revert) -> list[Outcome]:
+    def _reverted(self, revert: Revert) -> list[Outcome]:
         return [
             Outcome(
                 action="Revert",
                 setting=JobSetting(setting),
                 job_id=job_id,
                 result=Result.WOULD,
-                reason=restore.reason,
+                reason=revert.reason,
                 before=describe_mode(setting, before),
                 after=describe_mode(setting, NOTHING[setting]),
             )
-            for (setting, job_id), before in self.stands.items()
-            if restore.setting in {None, setting} and (restore.job_ids is None or job_id in restore.job_ids)
+            for (setting, job_id), before in self.applied.items()
+            if revert.setting in {None, setting} and (revert.job_ids is None or job_id in revert.job_ids)
         ]
 
 
@@ -178,7 +178,7 @@ class CanaryCluster:
 
     cluster: Cluster
     mode: ServiceMode
-    look: Callable[[], Snapshot]
+    read_snapshot: Callable[[], Snapshot]
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the whole cluster."""
@@ -186,11 +186,11 @@ class CanaryCluster:
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Apply actions on jobs of the canary, and refuse the others."""
-        inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
+        inside = {job_id for job_id, job in pending_jobs(self.read_snapshot()).items() if self.mode.covers(job)}
         changes = [change for action in actions for change in to_job_changes([action]).changes]
         refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.target not in inside]
-        restores = [_within(action, inside) for action in actions if isinstance(action, Revert)]
-        allowed = [*to_job_actions([change for change in changes if change.target in inside]), *restores]
+        reverts = [_within(action, inside) for action in actions if isinstance(action, Revert)]
+        allowed = [*to_job_actions([change for change in changes if change.target in inside]), *reverts]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
 
@@ -201,9 +201,9 @@ def describe_mode(setting: Setting, value: float) -> str:
     return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
 
 
-def _within(restore: Revert, inside: set[str]) -> Revert:
-    named = sorted(inside) if restore.job_ids is None else [job_id for job_id in restore.job_ids if job_id in inside]
-    return replace(restore, job_ids=tuple(named))
+def _within(revert: Revert, inside: set[str]) -> Revert:
+    named = sorted(inside) if revert.job_ids is None else [job_id for job_id in revert.job_ids if job_id in inside]
+    return replace(revert, job_ids=tuple(named))
 
 
 def _hundredth(name: str) -> int:
@@ -221,8 +221,8 @@ def node_cluster_for_mode(
     mode: ServiceMode,
     cluster: NodeCluster,
     *,
-    look: Callable[[], Snapshot],
-    stands: Mapping[Key, AppliedChange],
+    read_snapshot: Callable[[], Snapshot],
+    applied: Mapping[Key, AppliedChange],
 ) -> NodeCluster | None:
     """Return the nodes that a service of that mode acts on.
 
@@ -230,17 +230,17 @@ def node_cluster_for_mode(
 
     Parameters
     ----------
-    look : callable
+    read_snapshot : callable
         Returns the snapshot of this cycle. It must not access the cluster, because a shadow gets nothing else.
-    stands : mapping
+    applied : mapping
         Changes that would be applied if shadows could act.
     """
     if mode.mode is Mode.OFF:
         return None
     if mode.mode is Mode.SHADOW:
-        return ShadowNodes(look=look, stands=stands)
+        return ShadowNodes(read_snapshot=read_snapshot, applied=applied)
     if mode.mode is Mode.CANARY:
-        return CanaryNodes(cluster=cluster, mode=mode, look=look)
+        return CanaryNodes(cluster=cluster, mode=mode, read_snapshot=read_snapshot)
     return cluster
 
 
@@ -251,44 +251,44 @@ class ShadowNodes:
     It holds nothing that could write.
     """
 
-    look: Callable[[], Snapshot]
-    stands: Mapping[Key, AppliedChange]
+    read_snapshot: Callable[[], Snapshot]
+    applied: Mapping[Key, AppliedChange]
 
     def snapshot(self) -> Snapshot:
         """Return the snapshot of this cycle."""
-        return self.look()
+        return self.read_snapshot()
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         """Return what would become of each node, and change nothing."""
-        nodes = observed_nodes(self.look())
+        nodes = observed_nodes(self.read_snapshot())
         changes = to_node_changes(actions).changes
-        restores = [action for action in actions if isinstance(action, RevertNodes)]
+        reverts = [action for action in actions if isinstance(action, RevertNodes)]
         return [
             *(self._would(change, known=not change.target or change.target in nodes) for change in changes),
-            *(outcome for restore in restores for outcome in self._taken_back(restore)),
+            *(outcome for revert in reverts for outcome in self._reverted(revert)),
         ]
 
     def _would(self, change: Change[str], *, known: bool) -> NodeOutcome:
         if not known:
             return change.outcome(Result.GONE, "no such node")
-        row = self.stands.get(change.key)
+        row = self.applied.get(change.key)
         before = _UNTOUCHED.get(change.setting, "") if row is None else row.value
         result = Result.UNCHANGED if before == change.value else Result.WOULD
         return change.outcome(result, before=before, after=change.value)
 
-    def _taken_back(self, restore: RevertNodes) -> list[NodeOutcome]:
+    def _reverted(self, revert: RevertNodes) -> list[NodeOutcome]:
         return [
             NodeOutcome(
                 action="RevertNodes",
-                setting=restore.setting,
+                setting=revert.setting,
                 node=node,
                 result=Result.WOULD,
-                reason=restore.reason,
-                before=self.stands[restore.setting, node].value,
+                reason=revert.reason,
+                before=self.applied[revert.setting, node].value,
                 after=own or AWAKE,
             )
-            for node, own in restore.own
-            if (restore.setting, node) in self.stands
+            for node, own in revert.own
+            if (revert.setting, node) in self.applied
         ]
 
 
@@ -301,7 +301,7 @@ class CanaryNodes:
 
     cluster: NodeCluster
     mode: ServiceMode
-    look: Callable[[], Snapshot]
+    read_snapshot: Callable[[], Snapshot]
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the whole cluster."""
@@ -311,7 +311,7 @@ class CanaryNodes:
         """Apply actions on nodes of the canary, and refuse the others."""
         inside = {
             node.name
-            for node in observed_nodes(self.look()).values()
+            for node in observed_nodes(self.read_snapshot()).values()
             if self.mode.reaches(node.name, partitions=node.partitions)
         }
         changes = to_node_changes(actions).changes

@@ -227,10 +227,10 @@ def _not_idle(node: ObservedNode, context: NodeCycleContext) -> str:
 
 # Bounds on nodes that are asleep or changing their power, counted as changes are allowed one after the other.
 
-Verdict = tuple[Result, str]
+BudgetResult = tuple[Result, str]
 """Result with its reason, which is empty where the change is allowed."""
-YES: Verdict = (Result.DONE, "")
-CROWDED = "as many nodes are on their way as may be"
+ALLOWED: BudgetResult = (Result.DONE, "")
+TOO_MANY_MOVING = "as many nodes are on their way as may be"
 
 
 class PowerBudget:
@@ -254,26 +254,26 @@ class PowerBudget:
         away: Iterable[str] = (),
         about_to_fall: Collection[str] = (),
     ) -> None:
-        gone = set(away)
+        asleep = set(away)
         self._about_to_fall = len(about_to_fall)
         self._settings = settings
         self._left = max(1, _share(settings.most_in_transition, len(nodes)))
         self._left -= sum(node.on_its_way for node in nodes.values())
         in_service = [node for node in nodes.values() if node.in_service]
         self._serving = Counter(
-            kind for node in in_service if node.serves and node.name not in gone for kind in node.kinds()
+            kind for node in in_service if node.serves and node.name not in asleep for kind in node.kinds()
         )
-        self._away = Counter(node.pool for node in in_service if node.away or node.name in gone)
+        self._away = Counter(node.pool for node in in_service if node.away or node.name in asleep)
         self._total = Counter(node.pool for node in in_service)
 
-    def to_wake(self) -> Verdict:
+    def to_wake(self) -> BudgetResult:
         """Reserve a power change for one node that wakes."""
         if self._left <= 0:
-            return Result.POSTPONED, CROWDED
+            return Result.POSTPONED, TOO_MANY_MOVING
         self._left -= 1
-        return YES
+        return ALLOWED
 
-    def to_sleep(self, node: ObservedNode) -> Verdict:
+    def to_sleep(self, node: ObservedNode) -> BudgetResult:
         """Reserve a power change and a sleeping node for ``node``."""
         if last := [kind for kind in node.kinds() if self._serving[kind] <= 1]:
             return Result.REFUSED, f"it is the last node awake of {last[0]}"
@@ -281,11 +281,11 @@ class PowerBudget:
         if self._away[node.pool] >= most:
             return Result.REFUSED, f"no more than {most} of {self._total[node.pool]} nodes of {node.pool} may be asleep"
         if node.idle and self._left - self._about_to_fall <= 0:
-            return Result.POSTPONED, CROWDED
+            return Result.POSTPONED, TOO_MANY_MOVING
         self._left -= node.idle
         self._away[node.pool] += 1
         self._serving.subtract(node.kinds())
-        return YES
+        return ALLOWED
 
 
 def _share(share: float, of: int) -> int:

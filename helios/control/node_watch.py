@@ -65,96 +65,96 @@ class NodeObservation:
     released: bool = False
 
 
-def update_nodes(memory: NodeControllerState, applied: AppliedChanges, look: NodeObservation) -> NodeWatch:
+def update_nodes(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeWatch:
     """Update state and applied changes by what is observed."""
-    memory = memory.without_the_old(look.at)
+    memory = memory.without_the_old(observation.at)
     for row in applied.ours(NodeSetting.POWER):
-        memory = memory.with_slept(row.target, row.written_at) if look.at - row.written_at < DAY else memory
-    seen = _power(memory, applied, look)
-    seen = _weights(seen, look)
-    seen = _keep_awake(seen, look)
-    seen = _wakes(seen, look)
-    shadow = {key: row for key, row in seen.applied.shadow.items() if _may_stand_in_a_shadow(row, look)}
+        memory = memory.with_slept(row.target, row.written_at) if observation.at - row.written_at < DAY else memory
+    watch = _power(memory, applied, observation)
+    watch = _weights(watch, observation)
+    watch = _keep_awake(watch, observation)
+    watch = _wakes(watch, observation)
+    shadow = {key: row for key, row in watch.applied.shadow.items() if _may_apply_in_shadow(row, observation)}
     return replace(
-        seen,
-        memory=replace(seen.memory, idle=_idle(seen.memory, look), looked_at=look.at),
-        applied=replace(seen.applied, shadow=shadow),
+        watch,
+        memory=replace(watch.memory, idle=_idle(watch.memory, observation), looked_at=observation.at),
+        applied=replace(watch.applied, shadow=shadow),
     )
 
 
-def _idle(memory: NodeControllerState, look: NodeObservation) -> dict[str, datetime]:
-    follows = memory.looked_at is not None and timedelta(0) <= look.at - memory.looked_at <= APART
+def _idle(memory: NodeControllerState, observation: NodeObservation) -> dict[str, datetime]:
+    follows = memory.looked_at is not None and timedelta(0) <= observation.at - memory.looked_at <= APART
     before = memory.idle if follows else {}
-    return {node.name: before.get(node.name, look.at) for node in look.nodes.values() if node.idle}
+    return {node.name: before.get(node.name, observation.at) for node in observation.nodes.values() if node.idle}
 
 
-def _may_stand_in_a_shadow(row: AppliedChange, look: NodeObservation) -> bool:
+def _may_apply_in_shadow(row: AppliedChange, observation: NodeObservation) -> bool:
     if row.setting is not NodeSetting.POWER:
         return True
-    node = look.nodes.get(row.target)
+    node = observation.nodes.get(row.target)
     return node is not None and node.idle  # a job on it would have woken it
 
 
-def _power(memory: NodeControllerState, applied: AppliedChanges, look: NodeObservation) -> NodeWatch:
+def _power(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeWatch:
     real, lines = dict(applied.real), []
     for row in applied.ours(NodeSetting.POWER):
-        node = look.nodes.get(row.target)
+        node = observation.nodes.get(row.target)
         if node is None:
             continue  # a node missing in the snapshot may come back, and still be asleep
         if node.away and not node.down:
             real[row.key] = row if row.confirmed else replace(row, after=str(node.power))
             continue
-        if _may_fall_yet(row, node, look):
+        if _may_fall_asleep_yet(row, node, observation):
             continue
         del real[row.key]
-        if look.released or not row.confirmed:
+        if observation.released or not row.confirmed:
             continue
         if node.down:
             gave_up = any(words in node.reason.lower() for words in GAVE_UP)
             if row.value == AWAKE or not node.reason or gave_up:
                 # It was asleep in the last snapshot and did not answer when it was woken since.
-                memory = memory.with_wake(row.target, WakeUp(since=look.at, by="Slurm"))
+                memory = memory.with_wake(row.target, WakeUp(since=observation.at, by="Slurm"))
         elif row.value != AWAKE:
-            memory, line = _woken_by_others(memory, row, node, look)
+            memory, line = _woken_by_others(memory, row, node, observation)
             lines.append(line)
         elif node.power is NodePower.WAKING:  # woken by a cycle that ended before it could record so
-            memory = memory.with_wake(row.target, WakeUp(since=look.at, by="Helios"))
+            memory = memory.with_wake(row.target, WakeUp(since=observation.at, by="Helios"))
     return NodeWatch(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
 
 
-def _may_fall_yet(row: AppliedChange, node: ObservedNode, look: NodeObservation) -> bool:
+def _may_fall_asleep_yet(row: AppliedChange, node: ObservedNode, observation: NodeObservation) -> bool:
     entered_only = not row.confirmed and row.value != AWAKE
-    return entered_only and node.power is NodePower.AWAKE and look.at - row.written_at < FALLS_WITHIN
+    return entered_only and node.power is NodePower.AWAKE and observation.at - row.written_at < FALLS_WITHIN
 
 
 def _woken_by_others(
-    memory: NodeControllerState, row: AppliedChange, node: ObservedNode, look: NodeObservation
+    memory: NodeControllerState, row: AppliedChange, node: ObservedNode, observation: NodeObservation
 ) -> tuple[NodeControllerState, AuditEntry]:
     a_job_ran = node.idle_since is not None and node.idle_since > row.written_at
     if node.holds or node.state != "IDLE" or (node.power is NodePower.AWAKE and a_job_ran):
         by, rest = "Slurm woke it for a job", "it is no longer asleep because of Helios"
-    elif look.at - row.written_at < timedelta(seconds=look.settings.payback_s):
-        until = look.at + DAY
+    elif observation.at - row.written_at < timedelta(seconds=observation.settings.payback_s):
+        until = observation.at + DAY
         memory = replace(memory, keep_off={**memory.keep_off, row.target: until})
         by, rest = "somebody woke it", f"Helios does not put it to sleep before {until:%Y-%m-%d %H:%M} UTC"
     else:
         by, rest = "somebody woke it", "it is no longer asleep because of Helios"
     if node.power is NodePower.WAKING:
-        memory = memory.with_wake(row.target, WakeUp(since=look.at, by="Slurm"))
-    return memory, _line("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
+        memory = memory.with_wake(row.target, WakeUp(since=observation.at, by="Slurm"))
+    return memory, _audit_entry("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
 
 
-def _weights(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
-    real, lines, lost = dict(seen.applied.real), list(seen.lines), 0
+def _weights(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
+    real, lines, lost = dict(watch.applied.real), list(watch.lines), 0
     for row in [row for row in real.values() if row.setting is NodeSetting.WEIGHT]:
-        node = look.nodes.get(row.target)
+        node = observation.nodes.get(row.target)
         if node is None or math.isnan(node.weight):
             continue
-        stands = node.weight == weight_in(row.after)
-        if node.weight == weight_in(row.own) and (look.released or not stands):
+        as_written = node.weight == weight_in(row.after)
+        if node.weight == weight_in(row.own) and (observation.released or not as_written):
             del real[row.key]
-            lost += row.confirmed and not row.overridden and not look.released
-        elif stands:
+            lost += row.confirmed and not row.overridden and not observation.released
+        elif as_written:
             continue  # also after a release, since its user may not have had the privilege
         elif row.confirmed and not row.overridden:
             lines.append(_theirs(row, read=f"Weight {node.weight:.0f}"))
@@ -162,49 +162,51 @@ def _weights(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
     forgotten = (
         [f"the cluster forgot {lost} weights (a reconfiguration, a restart): they are set again"] if lost else []
     )
-    return replace(seen, applied=replace(seen.applied, real=real), lines=tuple(lines), notes=(*seen.notes, *forgotten))
+    return replace(
+        watch, applied=replace(watch.applied, real=real), lines=tuple(lines), notes=(*watch.notes, *forgotten)
+    )
 
 
-def _keep_awake(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
-    row = seen.applied.real.get(LIST)
-    if row is None or look.power is None:
-        return seen
-    read = look.power.keep_awake
-    if row.confirmed and same_list(read, row.after) and not look.released:
-        return seen
+def _keep_awake(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
+    row = watch.applied.real.get(LIST)
+    if row is None or observation.power is None:
+        return watch
+    read = observation.power.keep_awake
+    if row.confirmed and same_list(read, row.after) and not observation.released:
+        return watch
     if same_list(read, row.own):
-        real = {key: entry for key, entry in seen.applied.real.items() if key != LIST}
-        told = row.confirmed and not row.overridden and not look.released
+        real = {key: entry for key, entry in watch.applied.real.items() if key != LIST}
+        reported = row.confirmed and not row.overridden and not observation.released
         lost = "the cluster forgot the keep-awake list (a reconfiguration, a restart): it is set again"
         return replace(
-            seen, applied=replace(seen.applied, real=real), notes=(*seen.notes, lost) if told else seen.notes
+            watch, applied=replace(watch.applied, real=real), notes=(*watch.notes, lost) if reported else watch.notes
         )
     if not row.confirmed or row.overridden or same_list(read, row.after):
-        return seen
-    applied = replace(seen.applied, real={**seen.applied.real, LIST: replace(row, overridden=True)})
-    return replace(seen, applied=applied, lines=(*seen.lines, _theirs(row, read=read)))
+        return watch
+    applied = replace(watch.applied, real={**watch.applied.real, LIST: replace(row, overridden=True)})
+    return replace(watch, applied=applied, lines=(*watch.lines, _theirs(row, read=read)))
 
 
-def _wakes(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
-    memory, lines, notes = seen.memory, list(seen.lines), list(seen.notes)
+def _wakes(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
+    memory, lines, notes = watch.memory, list(watch.lines), list(watch.notes)
     was_protected = bool(memory.protected)
-    for name, wake in seen.memory.wakes.items():
-        result = _result(look.nodes.get(name), wake, look)
+    for name, wake in watch.memory.wakes.items():
+        result = _result(observation.nodes.get(name), wake, observation)
         if result is None:
             continue
         memory = replace(memory, wakes={node: other for node, other in memory.wakes.items() if node != name})
         if result:
-            memory = memory.with_failure(Failure(node=name, at=look.at, what=result), look.settings)
+            memory = memory.with_failure(Failure(node=name, at=observation.at, what=result), observation.settings)
             lines.append(_failed(name, wake, result))
             notes.append(
                 f"tell somebody: node {name} {result}; it is not put to sleep until: helios power clear {name}"
             )
     if memory.protected and not was_protected:
         lines.append(_protects(memory))
-    return replace(seen, memory=memory, lines=tuple(lines), notes=tuple(notes))
+    return replace(watch, memory=memory, lines=tuple(lines), notes=tuple(notes))
 
 
-def _result(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
+def _result(node: ObservedNode | None, wake: WakeUp, observation: NodeObservation) -> str | None:
     """Return what is wrong with a wake.
 
     Empty where the node woke, or the wake no longer matters. None while it may still wake.
@@ -215,9 +217,11 @@ def _result(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> s
         return "did not wake: it is DOWN" + (f" ({node.reason})" if node.reason else "")
     if node.power is NodePower.AWAKE:
         return ""
-    if look.power is None or look.at - wake.since <= timedelta(seconds=look.power.resume_timeout_s + WAKE_MARGIN_S):
+    if observation.power is None or observation.at - wake.since <= timedelta(
+        seconds=observation.power.resume_timeout_s + WAKE_MARGIN_S
+    ):
         return None
-    return f"did not wake within {look.power.resume_timeout_s:g} s: it is {node.power or 'not responding'}"
+    return f"did not wake within {observation.power.resume_timeout_s:g} s: it is {node.power or 'not responding'}"
 
 
 def _failed(node: str, wake: WakeUp, result: str) -> AuditEntry:
@@ -245,10 +249,10 @@ def _protects(memory: NodeControllerState) -> AuditEntry:
 def _theirs(row: AppliedChange, *, read: str) -> AuditEntry:
     rest = f"{Result.REFUSED}: {row.setting} is theirs from now on; what Helios set there it leaves"
     reason = f"somebody changed what service {row.service} had set"
-    return _line("HandsOff", row, reason=reason, outcome=rest, read=read)
+    return _audit_entry("HandsOff", row, reason=reason, outcome=rest, read=read)
 
 
-def _line(action: str, row: AppliedChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
+def _audit_entry(action: str, row: AppliedChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
     return AuditEntry(
         service=row.service,
         mode=row.mode,
@@ -269,4 +273,4 @@ def shadow_entries(before: AppliedChanges, after: AppliedChanges) -> Iterable[Au
     for key, row in before.shadow.items():
         if key not in after.shadow:
             would = f"{Result.WOULD}: Slurm would have woken it for a job, or somebody has changed it"
-            yield _line("Woken", row, reason="it is no longer idle", outcome=would, read="awake")
+            yield _audit_entry("Woken", row, reason="it is no longer idle", outcome=would, read="awake")

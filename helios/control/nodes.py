@@ -58,7 +58,7 @@ from helios.units import count_in_words
 
 SOON_S = 600.0
 """Time before the end of the cluster's idle timer from which a node counts as about to sleep, s."""
-TAKEN_BACK = "what stands there is reverted first"
+REVERTED_FIRST = "what stands there is reverted first"
 THE_LIST = "the keep-awake list"
 NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is not known here"
 COST = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
@@ -162,14 +162,14 @@ class NodeDomain:
         )
         if why_cut_short(context.snapshot, cycle.memory):
             return reasons
-        look = NodeObservation(
+        observation = NodeObservation(
             nodes=context.nodes,
             power=context.power,
             at=context.snapshot.taken_at,
             settings=self.settings.power,
             released=bool(conditions.released),
         )
-        found = update_nodes(context.memory, context.applied, look)
+        found = update_nodes(context.memory, context.applied, observation)
         for entry in (*found.lines, *shadow_entries(context.applied, found.applied)):
             cycle.audit.lines.append(entry)
         cycle.audit.notes.extend(found.notes)
@@ -185,7 +185,7 @@ class NodeDomain:
 
         Values are first limited to what exists.
         """
-        return apply_node_guards(self._bounded(requested.changes, mode), context=self.context, mode=mode)
+        return apply_node_guards(self._limit_changes(requested.changes, mode), context=self.context, mode=mode)
 
     def allocate(
         self, cycle: Cycle, results: Mapping[str, GuardResult[str]], services: Sequence[ActiveService]
@@ -201,9 +201,9 @@ class NodeDomain:
         # The cluster's own timer may put these to sleep. It is off where Helios puts nodes to sleep itself.
         awake = {node.name for node in context.nodes.values() if not node.kept_awake}
         may_sleep = awake if context.only_lists else set()
-        room = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
-        reversions, waiting = self._given_back(cycle, writers, room)
-        draft.let_through(writers, room, without={back.key for back in reversions})
+        budget = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
+        reversions, waiting = self._due_reversions(cycle, writers, budget)
+        draft.let_through(writers, budget, without={reversion.key for reversion in reversions})
         would_sleep = {row.target for row in context.applied.shadow.values() if row.value == ASLEEP}
         for active in services:
             if active.is_shadow:
@@ -241,7 +241,7 @@ class NodeDomain:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
             context = self.context
             cluster = node_cluster_for_mode(
-                active.mode, self.cluster, look=lambda: context.snapshot, stands=context.applied.shadow
+                active.mode, self.cluster, read_snapshot=lambda: context.snapshot, applied=context.applied.shadow
             )
             actions = self._actions(plan, active, list(changes.values()))
         if not actions or cluster is None:
@@ -249,12 +249,12 @@ class NodeDomain:
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
-        for told in cluster.steer(actions):
-            outcome, change = told, changes.get((told.setting, told.node))
+        for answer in cluster.steer(actions):
+            outcome, change = answer, changes.get((answer.setting, answer.node))
             if change is not None and change.setting is NodeSetting.WEIGHT:
-                outcome = replace(told, reason=change.reason)  # the cluster has only the reason of the whole order
-            stands = None if active is None or change is None else self._settled(cycle, change, active, outcome)
-            applied.append((outcome, stands))
+                outcome = replace(answer, reason=change.reason)  # the cluster has only the reason of the whole order
+            row = None if active is None or change is None else self._applied_after(cycle, change, active, outcome)
+            applied.append((outcome, row))
         self.activity.add([outcome for outcome, _ in applied], now=cycle.now)
         return applied
 
@@ -285,7 +285,7 @@ class NodeDomain:
             **node_cycle_counts(cycle.snapshot, cycle.known, at=cycle.now, wanted=wanted),
         )
 
-    def _bounded(self, changes: Iterable[Change[str]], mode: ServiceMode) -> list[Change[str]]:
+    def _limit_changes(self, changes: Iterable[Change[str]], mode: ServiceMode) -> list[Change[str]]:
         """Limit weights to ``power.tiers``, and the keep-awake list to existing nodes.
 
         The list is also limited to the canary.
@@ -315,15 +315,15 @@ class NodeDomain:
             and (now - node.idle_since).total_seconds() >= idle_s
         ]
 
-    def _given_back(
-        self, cycle: Cycle, writers: Sequence[ActiveService], room: PowerBudget
+    def _due_reversions(
+        self, cycle: Cycle, writers: Sequence[ActiveService], budget: PowerBudget
     ) -> tuple[list[Reversion], list[Key]]:
         """Return the changes to revert now, and those that must wait.
 
         Nodes wait that still fall asleep, that were drained since, or that exceed the budget of power changes.
         """
         modes = {active.name: active.mode for active in writers}
-        back: list[Reversion] = []
+        reversion: list[Reversion] = []
         waiting: list[Key] = []
         for row in self.context.applied.real.values():
             why = "" if row.overridden else self._why_not_stand(row, modes, cycle.requested)
@@ -331,13 +331,13 @@ class NodeDomain:
                 continue
             node = self.context.nodes.get(row.target)
             if row.setting is NodeSetting.POWER and (
-                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or room.to_wake()[1]
+                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or budget.to_wake()[1]
             ):
                 waiting.append(row.key)
             else:
-                back.append(Reversion(key=row.key, service=row.service, why=why, own=row.own))
+                reversion.append(Reversion(key=row.key, service=row.service, why=why, own=row.own))
         most = self.settings.slurm.writes_per_cycle
-        return back[:most], [*waiting, *(late.key for late in back[most:])]
+        return reversion[:most], [*waiting, *(late.key for late in reversion[most:])]
 
     def _why_not_stand(
         self,
@@ -393,14 +393,14 @@ class NodeDomain:
             for change in plan.same.get(active.name, ()):
                 if change.key in real and real[change.key].service != active.name and change.value != AWAKE:
                     real[change.key] = replace(real[change.key], service=active.name)
-        for back in plan.reversions:
-            if back.key[0] is NodeSetting.POWER:
-                real[back.key] = replace(cycle.applied.real[back.key], value=AWAKE)
+        for reversion in plan.reversions:
+            if reversion.key[0] is NodeSetting.POWER:
+                real[reversion.key] = replace(cycle.applied.real[reversion.key], value=AWAKE)
         return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
 
     def _actions(self, plan: ReconcilePlan, active: ActiveService, changes: list[Change[str]]) -> list[NodeAction]:
         if active.is_shadow:
-            ends = [back for back in plan.shadow_reversions if back.service == active.name]
+            ends = [reversion for reversion in plan.shadow_reversions if reversion.service == active.name]
             return [*to_node_actions(changes, own={}), *_reverts(ends)]
         if any(change.setting is NodeSetting.WEIGHT for change in changes):
             # A fill order is sent as a whole, because a weight depends on the other nodes in the order.
@@ -408,7 +408,7 @@ class NodeDomain:
             changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
         return to_node_actions(changes, own=self.context.applied.own())
 
-    def _settled(
+    def _applied_after(
         self, cycle: Cycle, change: Change[str], active: ActiveService, outcome: NodeOutcome
     ) -> AppliedChange | None:
         prior = cycle.applied.of(active.mode.mode).get(change.key)
@@ -462,7 +462,7 @@ class _Draft:
             self.refused.setdefault(name, []).extend(refused[name])
 
     def let_through(
-        self, services: Sequence[ActiveService], room: PowerBudget, *, without: Collection[Key] = ()
+        self, services: Sequence[ActiveService], budget: PowerBudget, *, without: Collection[Key] = ()
     ) -> None:
         """Keep the changes within the budget of power changes.
 
@@ -471,21 +471,21 @@ class _Draft:
         for active in services:
             asked = self.send[active.name]
             self.send[active.name] = [change for change in asked if change.key not in without]
-            late = [change.outcome(Result.POSTPONED, TAKEN_BACK) for change in asked if change.key in without]
+            late = [change.outcome(Result.POSTPONED, REVERTED_FIRST) for change in asked if change.key in without]
             self.refused[active.name].extend(late)
         for to_sleep in (False, True):
             for active in services:
-                self._pass(active, room, to_sleep=to_sleep)
+                self._allocate(active, budget, to_sleep=to_sleep)
 
-    def _pass(self, active: ActiveService, room: PowerBudget, *, to_sleep: bool) -> None:
+    def _allocate(self, active: ActiveService, budget: PowerBudget, *, to_sleep: bool) -> None:
         kept: list[Change[str]] = []
         for change in self.send[active.name]:
             if change.setting is NodeSetting.KEEP_AWAKE and to_sleep:
-                longer = self._keep_longer(change, room, mode=active.mode.mode)
-                stands = is_in_desired_state(longer, self.context, active.mode.mode)
-                (self.same[active.name] if stands else kept).append(longer)
+                longer = self._keep_longer(change, budget, mode=active.mode.mode)
+                is_desired = is_in_desired_state(longer, self.context, active.mode.mode)
+                (self.same[active.name] if is_desired else kept).append(longer)
             elif change.setting is NodeSetting.POWER and sleeps(change) is to_sleep:
-                result, why = room.to_sleep(self.context.nodes[change.target]) if to_sleep else room.to_wake()
+                result, why = budget.to_sleep(self.context.nodes[change.target]) if to_sleep else budget.to_wake()
                 if why:
                     self.refused[active.name].append(change.outcome(result, why))
                 else:
@@ -494,14 +494,14 @@ class _Draft:
                 kept.append(change)
         self.send[active.name] = kept
 
-    def _keep_longer(self, change: Change[str], room: PowerBudget, *, mode: Mode) -> Change[str]:
+    def _keep_longer(self, change: Change[str], budget: PowerBudget, *, mode: Mode) -> Change[str]:
         """Return the keep-awake list with nodes that may not leave it now."""
         row, nodes = self.context.applied.of(mode).get(LIST), self.context.nodes
         named = nodes_named(change.value)
         leaving = [] if row is None else [name for name in nodes_named(row.value) if name not in named]
         stays, first = [], ""
         for node in (nodes[name] for name in leaving if name in nodes):
-            why = why_not_asleep(node, self.context) or room.to_sleep(node)[1]
+            why = why_not_asleep(node, self.context) or budget.to_sleep(node)[1]
             if why:
                 stays.append(node.name)
                 first = first or f"{node.name}: {why}"
@@ -592,9 +592,9 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
     try:
         snapshot = cluster.snapshot()
         for _ in range(ROUNDS):
-            standing = applied_on(snapshot, real)
-            backs = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in standing]
-            answer = cluster.steer(_reverts(backs)) if backs else []
+            rows_applied = applied_on(snapshot, real)
+            reversions = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in rows_applied]
+            answer = cluster.steer(_reverts(reversions)) if reversions else []
             may_do_more = add_round(outcomes, answer)  # before the next look, which may fail
             snapshot = cluster.snapshot() if answer else snapshot
             if not may_do_more:
@@ -605,16 +605,16 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
         left = AppliedChanges(real=real)
         return ReleaseResult(outcomes=list(outcomes.values()), message=message, failure=failure, left=left)
     in_hand = {
-        key: said
-        for key, said in outcomes.items()
-        if said.setting is NodeSetting.POWER and said.result is Result.REFUSED
+        key: outcome
+        for key, outcome in outcomes.items()
+        if outcome.setting is NodeSetting.POWER and outcome.result is Result.REFUSED
     }
     remaining = [row.target or THE_LIST for row in applied_on(snapshot, real) if row.key not in in_hand]
     names = tuple(dict.fromkeys(remaining))
     message = f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
     if names:
         message = f"{Result.POSTPONED}: {len(names)} cannot be reverted yet: {', '.join(names[:20])}; asked again"
-    whose = ", ".join(f"{said.node} ({said.remark})" for said in list(in_hand.values())[:20])
+    whose = ", ".join(f"{outcome.node} ({outcome.remark})" for outcome in list(in_hand.values())[:20])
     return ReleaseResult(
         outcomes=list(outcomes.values()),
         message=message,
@@ -648,8 +648,10 @@ def still_applied(real: AppliedByKey, snapshot: Snapshot) -> AppliedByKey:
 
     Overridden changes are dropped, because nothing of Helios is applied there and the observed value is the site's own.
     """
-    stands, seen = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
-    return {key: row for key, row in real.items() if key in stands or (row.target not in seen and not row.overridden)}
+    keys, observable = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
+    return {
+        key: row for key, row in real.items() if key in keys or (row.target not in observable and not row.overridden)
+    }
 
 
 def with_undo_records(applied: AppliedChanges, undo: Undo, *, at: datetime) -> AppliedChanges:
@@ -660,10 +662,10 @@ def with_undo_records(applied: AppliedChanges, undo: Undo, *, at: datetime) -> A
     return replace(applied, real={**undo.rows(at=at, service=HELIOS), **applied.real})
 
 
-def _reverts(backs: Iterable[Reversion]) -> list[RevertNodes]:
-    """Return the actions that revert ``backs``, wakes first."""
+def _reverts(reversions: Iterable[Reversion]) -> list[RevertNodes]:
+    """Return the actions that revert ``reversions``, wakes first."""
     grouped: dict[tuple[NodeSetting, str], list[tuple[str, str]]] = {}
-    for back in backs:
-        grouped.setdefault((NodeSetting(back.key[0]), back.why), []).append((back.key[1], back.own))
+    for reversion in reversions:
+        grouped.setdefault((NodeSetting(reversion.key[0]), reversion.why), []).append((reversion.key[1], reversion.own))
     ranked = sorted(grouped.items(), key=lambda item: list(NodeSetting).index(item[0][0]))
     return [RevertNodes(setting=setting, own=tuple(own), reason=why) for (setting, why), own in ranked]

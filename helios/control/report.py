@@ -139,29 +139,29 @@ def node_cycle_counts(
         return {"taken_at": at}
     nodes = observed_nodes(snapshot)
     powers = Counter(node.power for node in nodes.values())
-    ours = count_asleep_by_helios(nodes, applied)
+    by_helios = count_asleep_by_helios(nodes, applied)
     return {
         "taken_at": snapshot.taken_at,
         "nodes": {power: powers[power] for power in NodePower},
-        "asleep_by_helios": len(ours),
-        "tallies": service_tallies(nodes, at=snapshot.taken_at, ours=ours, wanted=wanted or {}),
+        "asleep_by_helios": len(by_helios),
+        "tallies": service_tallies(nodes, at=snapshot.taken_at, by_helios=by_helios, wanted=wanted or {}),
     }
 
 
 def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedChanges) -> frozenset[str]:
     """Return the nodes that are asleep, or falling asleep, because of Helios."""
-    ours = (row.target for row in applied.ours(NodeSetting.POWER))
-    return frozenset(name for name in ours if name in nodes and nodes[name].away)
+    put_to_sleep = (row.target for row in applied.ours(NodeSetting.POWER))
+    return frozenset(name for name in put_to_sleep if name in nodes and nodes[name].away)
 
 
 def service_tallies(
-    nodes: Mapping[str, ObservedNode], *, at: datetime, ours: frozenset[str], wanted: Mapping[str, float]
+    nodes: Mapping[str, ObservedNode], *, at: datetime, by_helios: frozenset[str], wanted: Mapping[str, float]
 ) -> pd.DataFrame:
     """Return the numbers of nodes of each pool, columns of ``NODE_TALLIES``.
 
     Parameters
     ----------
-    ours : set of str
+    by_helios : set of str
         Nodes asleep because of Helios.
     wanted : mapping
         Number of nodes that services wanted awake, by pool. A pool is missing where no service was asked.
@@ -181,7 +181,7 @@ def service_tallies(
                 "asleep": powers[NodePower.ASLEEP],
                 "falling_asleep": powers[NodePower.FALLING_ASLEEP],
                 "waking": powers[NodePower.WAKING],
-                "by_helios": sum(node.name in ours for node in served),
+                "by_helios": sum(node.name in by_helios for node in served),
                 "wanted": wanted.get(pool, float("nan")),
             }
         )

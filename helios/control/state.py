@@ -1,4 +1,4 @@
-"""State of control between cycles, with the circuit breaker and the suspension of services.
+"""State of control between cycles.
 
 It is stored as JSON text, so that a restart loses nothing and shortens no wait. The functions are pure: the time is an
 argument.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, WrapSerializer
 
@@ -31,23 +31,38 @@ RENAMED = {"turn": "cycle", "still": "suspended", "bench": "suspension"}
 
 Time = Annotated[datetime, BeforeValidator(datetime.fromisoformat), PlainSerializer(datetime.isoformat)]
 """Stored in ISO 8601, with the offset as ``+00:00``."""
-State = TypeVar("State", "ControllerState", "NodeControllerState")
 
 
-def _to_json(state: ControllerState | NodeControllerState) -> str:
-    return json.dumps(_STORED[type(state)].dump_python(state, mode="json"))
+class StoredState:
+    """State that is stored as JSON text."""
 
+    __slots__ = ()
+    of: ClassVar[str]
+    """Whose state it is, for a person."""
 
-def _from_json(kind: type[State], text: str, *, of: str) -> State:
-    try:
-        plain = {RENAMED.get(key, key): value for key, value in json.loads(text).items()}
-        state: State = _STORED[kind].validate_python(_complete(kind, plain))
-    except UNREADABLE as reason:
-        raise MemoryDamaged(
-            f"the stored state of {of} cannot be read: {' '.join(str(reason).split())}",
-            hint="Helios changes nothing meanwhile. To start with an empty state: helios pause, then helios resume.",
-        ) from reason
-    return state
+    def to_json(self) -> str:
+        """Return the state as JSON text."""
+        return json.dumps(_STORED[type(self)].dump_python(self, mode="json"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the state that ``to_json`` wrote.
+
+        Raises
+        ------
+        MemoryDamaged
+            The text is something else. To continue with an empty state would lose an open breaker or a quarantine.
+        """
+        try:
+            plain = {RENAMED.get(key, key): value for key, value in json.loads(text).items()}
+            state: Self = _STORED[cls].validate_python(_complete(cls, plain))
+        except UNREADABLE as reason:
+            raise MemoryDamaged(
+                f"the stored state of {cls.of} cannot be read: {' '.join(str(reason).split())}",
+                hint="Helios changes nothing meanwhile. To start with an empty state: "
+                "helios pause, then helios resume.",
+            ) from reason
+        return state
 
 
 def _complete(kind: type[Any], plain: Any) -> Any:
@@ -124,7 +139,7 @@ SUSPENDED_FOR = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Failures of a service in a row, with time and error of the last."""
+    """Consecutive failures of a service, and the last one."""
 
     in_row: int
     last_at: Time
@@ -182,7 +197,7 @@ StoredDigests = Annotated[frozenset[str], PlainSerializer(sorted)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerState:
+class ControllerState(StoredState):
     """State after the last cycle.
 
     Attributes
@@ -201,6 +216,7 @@ class ControllerState:
         Digests of the refusals and failures already logged, by service.
     """
 
+    of: ClassVar[str] = "the last cycle"
     asked_at: Mapping[str, Time] = field(default_factory=dict)
     breaker: StoredBreaker = field(default_factory=CircuitBreaker)
     suspension: StoredSuspension = field(default_factory=ServiceSuspension)
@@ -217,21 +233,6 @@ class ControllerState:
         """
         last = self.asked_at.get(service)
         return last is None or now < last or now - last >= every * (1 - EARLY)
-
-    def to_json(self) -> str:
-        """Return the state as JSON text."""
-        return _to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> ControllerState:
-        """Return the state that ``to_json`` wrote.
-
-        Raises
-        ------
-        MemoryDamaged
-            The text is something else. To continue with an empty state would lose an open breaker.
-        """
-        return _from_json(cls, text, of="the last cycle")
 
 
 def outcome_target(outcome: Outcome | NodeOutcome) -> str:
@@ -301,7 +302,7 @@ StoredQuarantine = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeControllerState:
+class NodeControllerState(StoredState):
     """State after the last node cycle.
 
     Attributes
@@ -326,6 +327,7 @@ class NodeControllerState:
         Nodes that somebody woke soon after Helios had put them to sleep, and until when Helios leaves them awake.
     """
 
+    of: ClassVar[str] = "the nodes"
     cycle: StoredCycle = field(default_factory=ControllerState)
     looked_at: Time | None = None
     idle: Mapping[str, Time] = field(default_factory=dict)
@@ -387,21 +389,6 @@ class NodeControllerState:
             failures=tuple(failure for failure in self.failures if now - failure.at < DAY),
             keep_off={node: until for node, until in self.keep_off.items() if until > now},
         )
-
-    def to_json(self) -> str:
-        """Return the state as JSON text."""
-        return _to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> NodeControllerState:
-        """Return the state that ``to_json`` wrote.
-
-        Raises
-        ------
-        MemoryDamaged
-            The text is something else. To continue with an empty state would lose a quarantine.
-        """
-        return _from_json(cls, text, of="the nodes")
 
 
 def clear_failed_wakes(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:

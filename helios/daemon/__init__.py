@@ -5,7 +5,6 @@ and calls it. It prevents overlapping runs, handles every exception, and reports
 Prometheus and a health file.
 """
 
-from helios.daemon.daemon import Ending, run
-from helios.daemon.logs import start_logs
+from helios.daemon.daemon import Ending, run, start_logs
 
 __all__ = ["Ending", "run", "start_logs"]

@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from helios import __version__
+from helios.app.controller_state import now_utc
 from helios.app.cycle_summary import CycleSummary, NodeCycleSummary
 from helios.private_files import make_folder, write_private
 
@@ -58,10 +59,6 @@ class HealthFile:
             self._problem = problem
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTimes:
     """Clocks of the tasks, which tests replace.
@@ -74,7 +71,7 @@ class TaskTimes:
         Returns monotonic time, s, for lengths of time. Its zero has no meaning.
     """
 
-    now: Callable[[], datetime] = _utc_now
+    now: Callable[[], datetime] = now_utc
     monotonic_s: Callable[[], float] = time.monotonic
 
 

@@ -125,7 +125,7 @@ def task_error(error: Exception) -> TaskError:
 
 
 def backoff_s(failures: int, *, interval_s: float) -> float:
-    """Return the pause of a task after so many failures in a row, s.
+    """Return a task's pause after consecutive failures, s.
 
     It is one interval, then two, four, eight, but never longer than ``MOST_WAIT_S`` or one interval. tenacity is not
     used, because it calls a function again itself, whereas here the scheduler does.
@@ -437,7 +437,7 @@ class TaskScheduler:
         return self.silent_for_s() < self._schedule.stuck_s()
 
     def silent_for_s(self) -> float:
-        """Return the longest time since a cycle of any domain began or ended, s."""
+        """Return the time since the most overdue cycle, s."""
         return max((cycle.silent_for_s() for cycle in self.cycles.values()), default=0.0)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Configurations of a fused run, and the PyTorch optimiser and schedules that each describes.
+"""Configurations of a fused run, and their optimisers and schedules.
 
 Each model has an optimiser and schedules of PyTorch itself. In a stack they hold empty tensors: they check values,
 keep learning rates and momenta by PyTorch's own rules, and give checkpoints their ordinary form. The arithmetic for
@@ -155,10 +155,10 @@ def check_configuration(number: int, given: Mapping[str, Any], optimizer: str) -
         schedules=_as_tuple(given.get("schedule")),
         seed=given.get("seed", 0),
         data_seed=given.get("data_seed", given.get("seed", 0)),
-        clip_norm=_number_or(given.get("clip_norm"), math.inf),
+        clip_norm=math.inf if (norm := given.get("clip_norm")) is None else norm,
         patience=(given.get("early_stopping") or {}).get("patience", math.inf),
         min_delta=(given.get("early_stopping") or {}).get("min_delta", 0.0),
-        steps=_number_or(given.get("steps"), math.inf),
+        steps=math.inf if (steps := given.get("steps")) is None else steps,
     )
     _refuse_keys(configuration, given, (*own_keys, *OTHER_KEYS))
     for group in configuration.groups:
@@ -181,10 +181,6 @@ def _as_tuple(given: Any) -> tuple[Mapping[str, Any], ...]:
     if given is None:
         return ()
     return (given,) if isinstance(given, Mapping) else tuple(given)
-
-
-def _number_or(given: float | None, default: float) -> float:
-    return default if given is None else given
 
 
 def _refuse_keys(configuration: Configuration, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -300,7 +296,7 @@ def _make_schedules(configuration: Configuration, optimizer: torch.optim.Optimiz
 
 
 def make_member(configuration: Configuration, named: Sequence[tuple[str, torch.Tensor]]) -> Member:
-    """Return a model's settings at its start, over its parameters or over stand-ins for them."""
+    """Return a model's settings at its start."""
     optimizer, schedules = make_optimizer(configuration, named)
     return Member(configuration, [parameter for _, parameter in named], optimizer, schedules)
 

@@ -52,8 +52,8 @@ class LightningModel(nn.Module):  # type: ignore[misc]  # because torch is not f
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
         """Return the loss of a batch, whose last tensor is the target."""
-        told = self.module.training_step(batch, 0)
-        loss = told["loss"] if isinstance(told, Mapping) else told
+        output = self.module.training_step(batch, 0)
+        loss = output["loss"] if isinstance(output, Mapping) else output
         if not isinstance(loss, torch.Tensor):
             raise UsageError("training_step returned no loss.", hint="Return a tensor, or a dictionary with 'loss'.")
         result: torch.Tensor = loss.expand(len(batch[-1]))
@@ -94,8 +94,8 @@ def from_lightning(
         return output
 
     def with_target() -> Any:
-        told = data()
-        return _with_target(told) if isinstance(told[1], torch.Tensor) else tuple(map(_with_target, told))
+        loaded = data()
+        return _with_target(loaded) if isinstance(loaded[1], torch.Tensor) else tuple(map(_with_target, loaded))
 
     def configure(configuration: Mapping[str, Any]) -> dict[str, Any]:
         module = make(configuration)
@@ -130,7 +130,7 @@ def check_module(module: nn.Module) -> None:
 
 
 def read_optimizers(module: Any) -> dict[str, Any]:
-    """Return what ``configure_optimizers`` of a module describes, as keys of a configuration and ``optimizer``.
+    """Return the configuration that ``configure_optimizers`` describes.
 
     Raises
     ------
@@ -155,34 +155,38 @@ def read_optimizers(module: Any) -> dict[str, Any]:
     trained = {id(own) for own in module.parameters() if own.requires_grad}
     if trained - {id(own) for group in made.param_groups for own in group["params"]}:
         raise UsageError("Some parameters have no optimiser.", hint="Set requires_grad = False for them.")
-    told: dict[str, Any] = {"optimizer": name}
+    configuration: dict[str, Any] = {"optimizer": name}
     if len(groups) == 1:
-        told |= {key: value for key, value in groups[0].items() if key != "parameters"}
+        configuration |= {key: value for key, value in groups[0].items() if key != "parameters"}
     else:
-        told["groups"] = groups
+        configuration["groups"] = groups
     if schedules:
-        told["schedule"] = [_read_schedule(each) for each in schedules]
-    return told
+        configuration["schedule"] = [_read_schedule(each) for each in schedules]
+    return configuration
 
 
-def _parts(told: Any) -> tuple[list[Any], list[Any]]:
-    """Return the optimisers and the schedules, of all forms in which Lightning takes them."""
-    if isinstance(told, Mapping):
-        schedule = told.get("lr_scheduler")
-        return [told["optimizer"]], [] if schedule is None else [schedule]
-    if isinstance(told, Sequence) and len(told) == 2 and all(isinstance(part, list | tuple) for part in told):
-        return list(told[0]), list(told[1])
-    return list(told) if isinstance(told, Sequence) else [told], []
+def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
+    """Return the optimisers and the schedules."""
+    if isinstance(returned, Mapping):
+        schedule = returned.get("lr_scheduler")
+        return [returned["optimizer"]], [] if schedule is None else [schedule]
+    if (
+        isinstance(returned, Sequence)
+        and len(returned) == 2
+        and all(isinstance(part, list | tuple) for part in returned)
+    ):
+        return list(returned[0]), list(returned[1])
+    return list(returned) if isinstance(returned, Sequence) else [returned], []
 
 
-def _read_schedule(told: Any) -> dict[str, Any]:
-    about = dict(told) if isinstance(told, Mapping) else {"scheduler": told}
-    schedule = about["scheduler"]
-    if type(schedule) not in SCHEDULES or about.get("frequency", 1) != 1:
+def _read_schedule(entry: Any) -> dict[str, Any]:
+    settings = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
+    schedule = settings["scheduler"]
+    if type(schedule) not in SCHEDULES or settings.get("frequency", 1) != 1:
         known = ", ".join(kind.__name__ for kind in SCHEDULES)
         raise UsageError(f"The schedule {type(schedule).__name__} cannot be read.", hint=f"Known: {known}.")
     name, keys = SCHEDULES[type(schedule)]
     values = {key: getattr(schedule, key) for key in keys}
     if "milestones" in values:
         values["milestones"] = sorted(values["milestones"].elements())
-    return {"name": name, "per": about.get("interval", "epoch"), **values}
+    return {"name": name, "per": settings.get("interval", "epoch"), **values}

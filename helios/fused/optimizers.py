@@ -1,4 +1,4 @@
-"""Optimisers that update a stack of models at once, with one value per model.
+"""Optimisers that update a stack of models at once.
 
 ``torch.optim`` refuses a tensor of learning rates. The formulas and their order are those of PyTorch's own
 single-tensor implementations. All parameters of a model lie in one row, so that a step takes few operators.
@@ -79,7 +79,7 @@ UPDATES: Mapping[str, Callable[[torch.Tensor, torch.Tensor, Values, Values], Non
 
 
 class StackedOptimizer:
-    """The state of an optimiser for every model of a stack, and its update.
+    """State and update of an optimiser for a stack.
 
     Parameters
     ----------

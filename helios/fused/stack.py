@@ -60,7 +60,7 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def _update_scale(member: Member, failure: str | None) -> None:
-    """Halve a model's gradient scale after an overflow, double it after many good steps."""
+    """Adapt each model's gradient scale to overflows."""
     member.steps_without_overflow = 0 if failure else member.steps_without_overflow + 1
     if failure:
         member.scale *= 0.5
@@ -112,7 +112,7 @@ class Separate:
         batch_size: int,
         handle_failure: Callable[[Member, str], None],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take each model's steps, and return the last losses and the sums of all losses.
+        """Take each model's steps, and return last and summed losses.
 
         ``samples`` are those of each model, of one or more batches.
         """
@@ -259,7 +259,7 @@ class Stack:
         self.members = [stand_in] * count
 
     def add(self, member: Member, model: nn.Module, optimizer_state: Mapping[str, Any] | None) -> int:
-        """Take a model in, in a free row if any, and return its row."""
+        """Add a model, and return its row."""
         free = [row for row, other in enumerate(self.members) if not other.alive]
         if free:
             row = free[0]
@@ -341,7 +341,7 @@ class Stack:
     def step(
         self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int
     ) -> tuple[torch.Tensor, dict[int, str]]:
-        """Take a step of each model, and return the losses and the failures by row."""
+        """Take a step of each model, and return losses and failures."""
         losses = self.compute_gradients(inputs, target, seed)
         scaled = self.precision is torch.float16
         if scaled:
@@ -405,7 +405,7 @@ class Stack:
                 torch.cuda.empty_cache()
 
     def forget(self) -> None:
-        """Drop what was made for the arrays as they were, or for other ways."""
+        """Drop what was compiled for other arrays or ways."""
         self._chunks = {}
         self._recordings = {}
 
@@ -490,7 +490,7 @@ class Stack:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Undo what is done to the buffers and the random state within a ``with`` block."""
+        """Restore buffers and random state after a ``with`` block."""
         kept = [(buffer, buffer.clone()) for buffer in self.buffers.values()]
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -603,24 +603,24 @@ def _state_keys(model: nn.Module) -> dict[str, str]:
 
 
 def difference(template: nn.Module, model: nn.Module) -> str | None:
-    """Return how a model's structure differs from another's, or None if it does not."""
-    ours, theirs = dict(template.named_modules()), dict(model.named_modules())
-    for name in dict.fromkeys([*ours, *theirs]):
-        if name not in ours or name not in theirs or type(ours[name]) is not type(theirs[name]):
-            kinds = [type(modules[name]).__name__ if name in modules else "nothing" for modules in (theirs, ours)]
+    """Return how a model's structure differs, or None."""
+    expected, actual = dict(template.named_modules()), dict(model.named_modules())
+    for name in dict.fromkeys([*expected, *actual]):
+        if name not in expected or name not in actual or type(expected[name]) is not type(actual[name]):
+            kinds = [type(modules[name]).__name__ if name in modules else "nothing" for modules in (actual, expected)]
             return f"module {name!r} is {kinds[0]}, not {kinds[1]}"
     for kind in (named_trained, named_untrained):
-        here, there = dict(kind(template)), dict(kind(model))
-        for name in dict.fromkeys([*here, *there]):
+        old, new = dict(kind(template)), dict(kind(model))
+        for name in dict.fromkeys([*old, *new]):
             forms = [
                 (tuple(tensors[name].shape), tensors[name].dtype) if name in tensors else "nothing"
-                for tensors in (there, here)
+                for tensors in (new, old)
             ]
             if forms[0] != forms[1]:
                 return f"tensor {name!r} is {forms[0]}, not {forms[1]}"
-    for name, module in ours.items():
+    for name, module in expected.items():
         for key, value in vars(module).items():
-            other = vars(theirs[name]).get(key)
+            other = vars(actual[name]).get(key)
             if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
                 differs = not torch.equal(value, other)
             else:

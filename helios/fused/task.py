@@ -1,4 +1,4 @@
-"""Process of a training pool that trains the trials it is given as one stack.
+"""Process of a pool that trains its trials as one stack.
 
 ``python -m helios.fused.task PROGRAM TRIALS``: ``PROGRAM`` is a Python file with ``build``, ``loss``, ``data`` and,
 optionally, ``metrics`` and ``configure``. ``TRIALS`` is a file of JSON lines that the pool appends to: settings first,
@@ -41,9 +41,9 @@ OWN_KEYS = {*COMMON, "epochs", *OTHER_KEYS, *(key for _, keys in OPTIMIZERS.valu
 """Names of parameters that are not for ``build``."""
 LATEST, CHECKPOINT = "latest", "model.pt"
 """File that names the last complete checkpoint, as ``helios_task`` has it, and the checkpoint itself."""
-LOOK_S = 0.25
+POLL_S = 0.25
 """About how long the models train until requests and new trials are looked for."""
-IDLE_S, IDLE_LOOK_S = 10.0, 0.02
+IDLE_S, IDLE_POLL_S = 10.0, 0.02
 """How long to wait for a trial when there is none, and how often to look."""
 COST = 20
 """One part in so many of the time goes into checkpoints at most."""
@@ -71,9 +71,9 @@ class FusedTrial:
     saved_at_s: float = field(default_factory=time.monotonic)
     seen: tuple[int, int] | None = None
 
-    def report(self, **told: Any) -> None:
-        """Append a line to the report file, or drop it where that cannot be written."""
-        line = json.dumps({**told, "time_s": round(time.time(), 3)}).encode() + b"\n"
+    def report(self, **fields: Any) -> None:
+        """Append a line to the report file, if it can be written."""
+        line = json.dumps({**fields, "time_s": round(time.time(), 3)}).encode() + b"\n"
         try:
             handle = os.open(self.folder / "report.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -83,12 +83,12 @@ class FusedTrial:
         except OSError as reason:
             print(f"Trial {self.number}: a report cannot be written: {reason}", file=sys.stderr)  # noqa: T201 - the log
 
-    def end(self, how: str, reason: str = "", **told: Any) -> None:
+    def end(self, how: str, reason: str = "", **fields: Any) -> None:
         """Report that this process has done with the trial.
 
         ``how`` is ``finished``, ``stopped``, ``paused``, ``failed``, or ``apart``: it cannot train with the others.
         """
-        self.report(fused={"ended": how, "reason": reason, **told})
+        self.report(fused={"ended": how, "reason": reason, **fields})
 
     def requested(self) -> str | None:
         """Return what was requested since the last call, or None."""
@@ -154,7 +154,7 @@ def configure(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> tup
 
 
 def load_program(path: Path) -> ModuleType:
-    """Import a user's file, whose folder is on the path for what it imports itself.
+    """Import a user's file, with its folder on the path.
 
     Raises
     ------
@@ -179,17 +179,17 @@ def structure(model: nn.Module, optimizer: str = "") -> str:
 
     It stands for what :func:`helios.fused.stack.difference` compares, and the optimiser.
     """
-    told = hashlib.sha256(optimizer.encode())
+    digest = hashlib.sha256(optimizer.encode())
     for name, module in model.named_modules():
-        told.update(f"{name} {type(module).__qualname__}\n".encode())
+        digest.update(f"{name} {type(module).__qualname__}\n".encode())
         for key, value in sorted(vars(module).items()):
             if isinstance(value, torch.Tensor):
-                told.update(f"{key} {value.detach().cpu().tolist()}\n".encode())
+                digest.update(f"{key} {value.detach().cpu().tolist()}\n".encode())
             elif is_plain(value):
-                told.update(f"{key} {value!r}\n".encode())
+                digest.update(f"{key} {value!r}\n".encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        told.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}\n".encode())
-    return told.hexdigest()[:16]
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 class FusedTask:
@@ -209,10 +209,10 @@ class FusedTask:
         )
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._program = load_program(program)
-        told = self._program.data()
-        self._data, self._validation = told, None
-        if not isinstance(told[1], torch.Tensor):
-            self._data, self._validation = told
+        data = self._program.data()
+        self._data, self._validation = data, None
+        if not isinstance(data[1], torch.Tensor):
+            self._data, self._validation = data
         self._metrics: Callable[..., Mapping[str, Any]] | None = getattr(self._program, "metrics", None)
         self._trainer: FusedTrainer | None = None
         self._by_number: dict[int, FusedTrial] = {}
@@ -220,7 +220,7 @@ class FusedTask:
         self._most = sys.maxsize
         self._made_for = 0
         self._chunk = 1
-        self._judge: nn.Module | None = None
+        self._evaluated: nn.Module | None = None
 
     def run(self) -> None:
         """Train until no trial is left and none will come."""
@@ -239,7 +239,7 @@ class FusedTask:
             elif self._closed or time.monotonic() - idle_since_s > IDLE_S:
                 return
             else:
-                time.sleep(IDLE_LOOK_S)
+                time.sleep(IDLE_POLL_S)
 
     def _end_soon(self, *_: Any) -> None:
         self._ending = True
@@ -253,12 +253,12 @@ class FusedTask:
                 if not line.endswith(b"\n"):
                     break
                 self._place += len(line)
-                told = json.loads(line)
-                if "settings" in told:
-                    self._settings, self._limit_mib = told["settings"], told.get("limit_mib")
-                elif "trial" in told:
-                    self._new.append(told)
-                self._closed |= "close" in told
+                message = json.loads(line)
+                if "settings" in message:
+                    self._settings, self._limit_mib = message["settings"], message.get("limit_mib")
+                elif "trial" in message:
+                    self._new.append(message)
+                self._closed |= "close" in message
 
     def _answer(self) -> None:
         """Do what is requested of each trial."""
@@ -268,18 +268,18 @@ class FusedTask:
                 trial.report(answer="pause")
                 request = "pause"
             if request in {"pause", "checkpoint"}:
-                trial.save(self._now().checkpoint(at))
+                trial.save(self._current_trainer().checkpoint(at))
                 trial.report(checkpoint=CHECKPOINT)
             if request in {"pause", "stop"}:
-                self._leave(at)
+                self._remove(at)
                 trial.end("paused" if request == "pause" else "stopped")
 
-    def _now(self) -> FusedTrainer:
+    def _current_trainer(self) -> FusedTrainer:
         assert self._trainer is not None
         return self._trainer
 
-    def _leave(self, at: int) -> None:
-        trainer = self._now()
+    def _remove(self, at: int) -> None:
+        trainer = self._current_trainer()
         trainer.remove(at)
         trainer.finished.pop(at)
         del self._by_number[at]
@@ -287,19 +287,19 @@ class FusedTask:
     # Trials join.
 
     def _take_new(self) -> None:
-        told, self._new = self._new, []
-        ready = [trial for each in told if (trial := self._prepare(each)) is not None]
+        messages, self._new = self._new, []
+        ready = [trial for message in messages if (trial := self._prepare(message)) is not None]
         if not ready:
             return
-        kinds = {trial.number: self._look_at(trial) for trial in ready}
+        kinds = {trial.number: self._model_structure(trial) for trial in ready}
         ready = [trial for trial in ready if kinds[trial.number]]
         if not ready:
             return
         if not self._by_number:
             self._structure = Counter(kinds[trial.number] for trial in ready).most_common(1)[0][0]
-            self._trainer, self._judge, self._most = None, None, sys.maxsize
-        there = list(self._by_number.values())
-        common = (there or [trial for trial in ready if kinds[trial.number] == self._structure])[0].common
+            self._trainer, self._evaluated, self._most = None, None, sys.maxsize
+        training = list(self._by_number.values())
+        common = (training or [trial for trial in ready if kinds[trial.number] == self._structure])[0].common
         joining: list[FusedTrial] = []
         for trial in ready:
             if kinds[trial.number] != self._structure or trial.common != common:
@@ -318,11 +318,11 @@ class FusedTask:
         for trial in joining:
             self._add(trial, trial.saved(self._device))
 
-    def _prepare(self, told: Mapping[str, Any]) -> FusedTrial | None:
+    def _prepare(self, message: Mapping[str, Any]) -> FusedTrial | None:
         """Return a trial to train, or None if it is done or impossible."""
-        trial = FusedTrial(int(told["trial"]), Path(told["folder"]))
+        trial = FusedTrial(int(message["trial"]), Path(message["folder"]))
         try:
-            common, configuration = configure(self._settings, told["parameters"])
+            common, configuration = configure(self._settings, message["parameters"])
             n_samples, batch_size = len(self._data[1]), int(common["batch_size"])
             if not 0 < batch_size <= n_samples:
                 raise UsageError(f"A batch of {batch_size} cannot be taken from {n_samples} samples.")
@@ -348,7 +348,7 @@ class FusedTask:
             return None
         return trial
 
-    def _look_at(self, trial: FusedTrial) -> str:
+    def _model_structure(self, trial: FusedTrial) -> str:
         """Return the structure of a trial's model, empty where it cannot be built."""
         try:
             with torch.random.fork_rng([]):
@@ -364,8 +364,8 @@ class FusedTask:
 
     def _make_trainer(self, joining: Sequence[FusedTrial]) -> None:
         """Train those that are there and those that join as one new stack."""
-        kept = [(trial, self._now().checkpoint(at)) for at, trial in self._by_number.items()]
-        self._by_number, self._trainer, self._judge = {}, None, None
+        kept = [(trial, self._current_trainer().checkpoint(at)) for at, trial in self._by_number.items()]
+        self._by_number, self._trainer, self._evaluated = {}, None, None
         trials = [*kept, *((trial, trial.saved(self._device)) for trial in joining)]
         count = self._count_that_fits([trial for trial, _ in trials])
         while True:
@@ -384,14 +384,14 @@ class FusedTask:
         self._made_for = count
         numbers = list(trainer.numbers)
         if trainer.obstacles:
-            told = "; ".join(f"{each.module}: {each.reason}" for each in trainer.obstacles)
+            obstacles = "; ".join(f"{each.module}: {each.reason}" for each in trainer.obstacles)
             for (trial, state), at in zip(trials[1:], numbers[1:], strict=True):
                 if state is not None:
                     trial.save(state)
                 trainer.remove(at)
-                trial.end("apart", "it cannot be fused", obstacle=told)
+                trial.end("apart", "it cannot be fused", obstacle=obstacles)
             trials, numbers, self._most = trials[:1], numbers[:1], 1
-            trials[0][0].report(fused={"structure": self._structure, "obstacle": told})
+            trials[0][0].report(fused={"structure": self._structure, "obstacle": obstacles})
         for (trial, state), at in zip(trials, numbers, strict=True):
             if state is None:
                 self._by_number[at] = trial
@@ -427,18 +427,18 @@ class FusedTask:
         """Return how many models the memory holds."""
         if len(trials) == 1:
             return 1
-        room = self._room_bytes()
+        available_bytes = self._available_bytes()
         options = {**trials[0].common, "device": self._device}
-        of = (self._program.build, self._program.loss, self._data, trials[0].configuration)
-        one = peak_bytes(1, *of, steps=1, way="serial", **options)
-        if one * len(trials) < LIKELY_SHARE * room:
+        program = (self._program.build, self._program.loss, self._data, trials[0].configuration)
+        one = peak_bytes(1, *program, steps=1, way="serial", **options)
+        if one * len(trials) < LIKELY_SHARE * available_bytes:
             return len(trials)
-        count = models_that_fit(int(room), *of, most=len(trials), **options)
+        count = models_that_fit(int(available_bytes), *program, most=len(trials), **options)
         if count < len(trials):
             self._most = count
         return count
 
-    def _room_bytes(self) -> float:
+    def _available_bytes(self) -> float:
         limit = (self._limit_mib or sys.maxsize) * 2.0**20
         if self._device.type == "cuda":
             return min(limit, float(torch.cuda.mem_get_info(self._device)[0]))
@@ -447,7 +447,7 @@ class FusedTask:
 
     def _add(self, trial: FusedTrial, state: Mapping[str, Any] | None) -> None:
         try:
-            at = self._now().add(trial.configuration, state)
+            at = self._current_trainer().add(trial.configuration, state)
         except ConfigurationInvalid as reason:  # a difference that its structure does not show
             trial.end("apart", str(reason), structure=f"{self._structure} {trial.number}")
         else:
@@ -456,10 +456,10 @@ class FusedTask:
     # Training.
 
     def _train(self) -> None:
-        trainer, began_s = self._now(), time.monotonic()
+        trainer, began_s = self._current_trainer(), time.monotonic()
         trainer.train(steps=self._chunk, on_epoch=self._report)
         took_s = max(1e-6, time.monotonic() - began_s)
-        self._chunk = max(1, min(2 * self._chunk, int(self._chunk * LOOK_S / took_s)))
+        self._chunk = max(1, min(2 * self._chunk, int(self._chunk * POLL_S / took_s)))
         for at in list(trainer.finished):
             finished = trainer.finished.pop(at)
             self._finish(self._by_number.pop(at), finished)
@@ -495,9 +495,9 @@ class FusedTask:
             return {}
         finished = trainer.finished.get(at)
         state = finished.checkpoint if finished is not None else trainer.checkpoint(at)
-        if self._judge is None:
-            self._judge = trainer.model(at)
-        model = self._judge
+        if self._evaluated is None:
+            self._evaluated = trainer.model(at)
+        model = self._evaluated
         model.load_state_dict(state["model"])
         model.eval()
         inputs, target = self._validation
@@ -507,8 +507,8 @@ class FusedTask:
             for start in range(0, len(target), EVALUATED_AT_ONCE):
                 part = [tensor[start : start + EVALUATED_AT_ONCE].to(self._device) for tensor in inputs]
                 outputs.append(model(*part))
-            told = self._metrics(torch.cat(outputs), target.to(self._device))
-        return {str(name): float(value) for name, value in told.items()}
+            metrics = self._metrics(torch.cat(outputs), target.to(self._device))
+        return {str(name): float(value) for name, value in metrics.items()}
 
 
 def main(program: str, trials: str) -> int:

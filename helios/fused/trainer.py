@@ -369,7 +369,7 @@ class FusedTrainer:
         return times
 
     def _wait(self) -> None:
-        """Wait for the GPU, so that times are those of what was asked for."""
+        """Wait until the GPU has done its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -389,7 +389,7 @@ class FusedTrainer:
     # Models join and leave
 
     def add(self, configuration: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None) -> int:
-        """Take a model in, from its start or from a checkpoint, and return its number.
+        """Add a model, new or from a checkpoint, and return its number.
 
         Raises
         ------
@@ -483,7 +483,7 @@ class FusedTrainer:
         return self._take_steps(1, on_epoch)
 
     def _steps_together(self, left: float) -> int:
-        """Return how many steps a separate model takes before the next one has its turn.
+        """Return how many steps separate models take in turn.
 
         Until an epoch or a model ends: parameters that stay in the processor's cache save a tenth of the time.
         """
@@ -522,7 +522,7 @@ class FusedTrainer:
             self.remove(member.configuration.number, f"its {what} is not finite")
 
     def _next_samples(self, member: Member, count: int = 1) -> torch.Tensor:
-        """Return which samples a model takes in its next steps, all of one epoch."""
+        """Return the samples of a model's next steps."""
         epoch, at = divmod(member.step, self.steps_per_epoch)
         if member.order is None or member.order_epoch != epoch:
             order = epoch_order(self._n_samples, member.configuration.data_seed, epoch)
@@ -690,7 +690,5 @@ def _largest(tensor: torch.Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _agree(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float, scale: float) -> bool:
-    return bool(
-        torch.allclose(ours, theirs.to(ours), rtol=tolerance, atol=tolerance * max(scale, 1e-12), equal_nan=True)
-    )
+def _agree(one: torch.Tensor, other: torch.Tensor, tolerance: float, scale: float) -> bool:
+    return bool(torch.allclose(one, other.to(one), rtol=tolerance, atol=tolerance * max(scale, 1e-12), equal_nan=True))

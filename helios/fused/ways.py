@@ -198,7 +198,7 @@ NORMALISING = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 
 
 class _PerChannel(torch.autograd.Function):  # type: ignore[misc]  # because torch is not followed: it is optional
-    """Runs a function of separate channels for many models, whose channels lie side by side.
+    """Runs a function of separate channels for many models.
 
     That is how grouped convolutions store them. PyTorch's own rules copy each array into another order, and take
     the normalisation of batches apart.
@@ -256,7 +256,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]  # because torc
 
 @contextmanager
 def _as_one_batch() -> Iterator[None]:
-    """Have attention and linear layers put the models into one batch within a ``with`` block.
+    """Have attention and linear layers batch the models.
 
     PyTorch's own rules take attention apart, and copy the weights of a linear layer for each position of a series.
     """
@@ -466,7 +466,7 @@ def _simplify(module: Any) -> Any:
 
 
 def _store_soon(copy: Any) -> None:
-    """Store a gradient as soon as it is there, a large one without a copy."""
+    """Store a gradient, a large one without a copy."""
     gradient, source = copy.args
     if not isinstance(source, torch.fx.Node) or source.op == "placeholder":
         return
@@ -571,7 +571,7 @@ def find_sparse(model: nn.Module) -> list[Obstacle]:
 
 
 def find_failure(template: nn.Module, run: Callable[[], Any]) -> Obstacle | None:
-    """Return why and in which module a step for all models fails, or None."""
+    """Return why a step for all models fails, or None."""
     with _current_module(template) as running:
         try:
             run()
@@ -591,7 +591,11 @@ def _plain_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text.split('. ')[0][:200]}"
 
 
-def fastest(ways: Mapping[str, Callable[[], Any]], *, seconds: float = 0.2) -> dict[str, float]:
+MEASURED_S = 0.2
+"""About how long each way is measured, s."""
+
+
+def fastest(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """Return the shortest time of each way, s.
 
     They take turns, so that other load meets all alike.
@@ -599,7 +603,7 @@ def fastest(ways: Mapping[str, Callable[[], Any]], *, seconds: float = 0.2) -> d
     best = dict.fromkeys(ways, float("inf"))
     for run in ways.values():
         run()
-    end = time.perf_counter() + seconds * len(ways)
+    end = time.perf_counter() + MEASURED_S * len(ways)
     rounds = 0
     while rounds < 3 or (time.perf_counter() < end and rounds < 200):
         rounds += 1

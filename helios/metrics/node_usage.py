@@ -111,10 +111,10 @@ def most_at_once(
     float64 array of shape (n_groups, n_steps)
     """
     most = np.zeros((n_groups, n_steps))
-    of = group[intervals.node] if len(intervals.node) else np.zeros(0, dtype=np.int64)
+    group_of_interval = group[intervals.node] if len(intervals.node) else np.zeros(0, dtype=np.int64)
     for number in range(n_groups):
-        mine = (of == number) & (intervals.end_s > first_s)
-        start_s, end_s = intervals.start_s[mine], intervals.end_s[mine]
+        in_group = (group_of_interval == number) & (intervals.end_s > first_s)
+        start_s, end_s = intervals.start_s[in_group], intervals.end_s[in_group]
         size = np.ones(len(start_s))
         most[number] = most_held(start_s, end_s, size, first_s=first_s, step_s=step_s, n_steps=n_steps)
     return most

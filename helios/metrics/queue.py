@@ -85,8 +85,8 @@ def summarize_queue(
         median_wait_s=float(np.median(waited)),
         p99_wait_s=float(np.percentile(waited, 99)),
         max_wait_s=float(np.max(waited)),
-        mean_wait_s_by_size={name: float(np.mean(of)) if len(of) else None for name, of in by_size.items()},
-        jobs_by_size={name: len(of) for name, of in by_size.items()},
+        mean_wait_s_by_size={name: float(np.mean(wait_s)) if len(wait_s) else None for name, wait_s in by_size.items()},
+        jobs_by_size={name: len(wait_s) for name, wait_s in by_size.items()},
         mean_bounded_slowdown=float(np.mean(bounded_slowdown(wait_s=waited, run_time_s=run_time_s))),
         utilization=utilization(
             submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s, gpus=gpus, total_gpus=total_gpus

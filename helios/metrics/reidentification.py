@@ -133,18 +133,18 @@ def _known(jobs: pd.DataFrame, *, round_s: int, offset_s: int) -> pd.DataFrame:
 
 
 def _find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, steps_per_week: int) -> tuple[int, int]:
-    """Try all shifts by whole weeks, and return their number and the best, in weeks.
+    """Return how many weekly shifts were tried, and the best.
 
     The best is the one under which most combinations of size and submission of the export are in the log.
     """
     both = pd.concat([exported[_SEEN], log[_SEEN]], ignore_index=True)
     size = both.groupby(list(SIZES), dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
-    mine, theirs = exported["step"].to_numpy(), log["step"].to_numpy()
-    first, span = theirs.min(), theirs.max() - theirs.min() + 1
-    known = np.unique(size[len(exported) :] * span + theirs - first)
-    asked = np.unique(np.column_stack([size[: len(exported)], mine]), axis=0)
+    steps, log_steps = exported["step"].to_numpy(), log["step"].to_numpy()
+    first, span = log_steps.min(), log_steps.max() - log_steps.min() + 1
+    known = np.unique(size[len(exported) :] * span + log_steps - first)
+    asked = np.unique(np.column_stack([size[: len(exported)], steps]), axis=0)
     asked = asked[:: -(-len(asked) // _SAMPLE)]
-    weeks = np.arange(-((theirs.max() - mine.min()) // steps_per_week), (mine.max() - first) // steps_per_week + 1)
+    weeks = np.arange(-((log_steps.max() - steps.min()) // steps_per_week), (steps.max() - first) // steps_per_week + 1)
     matches = np.zeros(len(weeks), dtype=np.int64)
     for number, week in enumerate(weeks):
         place = asked[:, 1] - week * steps_per_week - first
@@ -164,7 +164,7 @@ def _owners(jobs: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _cells(known: pd.DataFrame) -> NDArray[np.int64]:
-    """Return a number for each job, the same for jobs of one size and submission."""
+    """Return each job's number of its size and submission."""
     return known.groupby(_SEEN, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
 
 
@@ -194,6 +194,6 @@ def _unique_in_sizes(jobs: pd.DataFrame, owners: NDArray[np.int64]) -> float:
 def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64]) -> Linkage:
     both = pd.concat([exported, log], ignore_index=True)
     cells = both.groupby(list(both), dropna=False, sort=False).ngroup().to_numpy()
-    mine, theirs = (np.bincount(part, minlength=cells.max() + 1) for part in np.split(cells, [len(exported)]))
-    linked = ((mine == 1) & (theirs == 1))[cells[: len(exported)]]
+    counts, log_counts = (np.bincount(part, minlength=cells.max() + 1) for part in np.split(cells, [len(exported)]))
+    linked = ((counts == 1) & (log_counts == 1))[cells[: len(exported)]]
     return Linkage(jobs=float(linked.mean()), users=_share_of_users(linked, owners))

@@ -177,7 +177,7 @@ def _digest(key: bytes, kind: str, text: bytes) -> bytes:
     return blake2b(text, key=key, person=kind.encode(), digest_size=8).digest()
 
 
-def _word(key: bytes, kind: str, text: str) -> str:
+def _pseudonym(key: bytes, kind: str, text: str) -> str:
     """Return a word of letters.
 
     The stem of a name that has digits would lose them.
@@ -192,7 +192,7 @@ def _word(key: bytes, kind: str, text: str) -> str:
 def _pseudonyms(names: pd.Series[Any], key: bytes, fewest_jobs: int) -> pd.Series[Any]:
     counts = names.value_counts()
     words = {
-        name: _word(key, str(names.name), str(name)) if count >= fewest_jobs else OTHERS
+        name: _pseudonym(key, str(names.name), str(name)) if count >= fewest_jobs else OTHERS
         for name, count in counts[counts > 0].items()
     }
     # A plain text column first: several names may become one.
@@ -206,7 +206,7 @@ def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
     """
     codes, distinct = pd.factorize(names)
     stems = [split_words(str(name)) for name in distinct]
-    words = np.array([*(_word(key, "name", stem) if stem else None for stem in stems), None], dtype=object)
+    words = np.array([*(_pseudonym(key, "name", stem) if stem else None for stem in stems), None], dtype=object)
     return pd.Series(words[codes], index=names.index, dtype="str")
 
 

@@ -20,7 +20,7 @@ def fused_with(others: int) -> str:
 
 
 def count_fused(beside: Iterable[str]) -> int:
-    """Return how many trials a process trained, by the families beside one of them."""
+    """Return how many trials shared a process."""
     ends = _FUSED.format(others="")
     return 1 + sum(int(each.removesuffix(ends)) for each in beside if each.endswith(ends))
 

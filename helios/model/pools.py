@@ -1,4 +1,4 @@
-"""A pool, one allocation in which Helios runs many training trials, as services see it."""
+"""A training pool in one allocation, as services see it."""
 
 from __future__ import annotations
 

@@ -145,7 +145,9 @@ def control_groups(prefix: str) -> ControlGroups | None:
                         old.rmdir()
             group = candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)
             try:
-                entered = subprocess.run(["true"], preexec_fn=partial(_enter, group), check=False, capture_output=True)
+                entered = subprocess.run(
+                    ["true"], preexec_fn=partial(_join_group, group), check=False, capture_output=True
+                )
             finally:
                 _remove(group)
             if entered.returncode == 0:
@@ -184,7 +186,7 @@ def _candidates() -> Iterator[ControlGroups]:
 
 
 def _prepare(parent: int | None, group: Path | None) -> None:
-    """Make a process that was forked one of this pool, before its program starts.
+    """Prepare a forked process, before its program starts.
 
     It ends with ``parent``, where there is one.
     """
@@ -195,10 +197,10 @@ def _prepare(parent: int | None, group: Path | None) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - in a fork
         file.write(_OOM_SCORE)
     if group is not None:
-        _enter(group)
+        _join_group(group)
 
 
-def _enter(group: Path) -> None:
+def _join_group(group: Path) -> None:
     with (group / "cgroup.procs").open("w") as file:
         file.write("0")
 
@@ -351,7 +353,7 @@ class Agent:
     """
 
     def __init__(self, pool: str, say: Callable[[dict[str, Any]], None]) -> None:
-        self._pool, self._say = pool, say
+        self._pool, self._send = pool, say
         self._running: dict[int, _Running] = {}
         self._groups = control_groups(f"helios-{pool}-")
         self._pending: dict[int, tuple[dict[str, Any], _Running]] = {}
@@ -402,27 +404,27 @@ class Agent:
     def _not_started(self, number: int, group: Path | None, reason: Exception) -> None:
         if group is not None:
             _remove(group)
-        self._say({"event": "not_started", "number": number, "reason": str(reason)})
+        self._send({"event": "not_started", "number": number, "reason": str(reason)})
 
     def _started(self, trial: _Running, pid: int) -> None:
         trial.pid, trial.kernel_kills = pid, _kernel_kills()
         self._running[trial.number] = trial
-        self._say(
+        self._send(
             {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
         )
 
     # Trials in containers, each of which runs one at a time.
 
     def _start_in_segment(self, order: dict[str, Any], number: int, limit: float | None) -> None:
-        """Start a trial in a container that is free, or in a new one."""
-        told, groups = order["segment"], self._groups if order.get("gpu") is None else None
+        """Start a trial in a free or new container."""
+        template, groups = order["segment"], self._groups if order.get("gpu") is None else None
         free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
         segment = next((each for each in free if each.limit_mib == limit), None)
         if segment is None and free and groups is not None and free[0].group is not None and limit is not None:
             with contextlib.suppress(OSError):  # less than it holds already
                 groups.set_limit(free[0].group, limit)
                 segment = free[0]
-        elif segment is None and free and not told["keeps_limit"]:
+        elif segment is None and free and not template["keeps_limit"]:
             segment = free[0]
         if segment is None:
             for each in free:  # of another limit
@@ -448,21 +450,21 @@ class Agent:
         run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
         if limit is not None and group is None and order.get("gpu") is None:
             run["data_limit"] = int(_DATA_LIMIT * limit * _MIB)
-        self._tell_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
+        self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
         self._started(segment.trial, pid)
 
     def _new_segment(self, order: dict[str, Any], limit: float | None) -> _Segment:
-        told, group = order["segment"], None
+        template, group = order["segment"], None
         self._segments_made += 1
         name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
-        if limit is not None and order.get("gpu") is None and self._groups is not None and not told["keeps_limit"]:
+        if limit is not None and order.get("gpu") is None and self._groups is not None and not template["keeps_limit"]:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(name, limit)
 
         try:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
                 process = subprocess.Popen(
-                    [*(fill(word, segment=name, limit_mib=limit) for word in told["command"]), *told["serve"]],
+                    [*(fill(word, segment=name, limit_mib=limit) for word in template["command"]), *template["serve"]],
                     env={**os.environ, POOL: self._pool},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -478,20 +480,20 @@ class Agent:
         process.returncode = 0  # as in start
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        root = fill(told["root_file"], segment=name, limit_mib=limit)
+        root = fill(template["root_file"], segment=name, limit_mib=limit)
         segment = self._segments[process.pid] = _Segment(
             process=process,
             limit_mib=limit,
             group=group,
-            remove=[fill(word, segment=name, limit_mib=limit) for word in told["remove"]],
+            remove=[fill(word, segment=name, limit_mib=limit) for word in template["remove"]],
             root_file=Path(root) if root else None,
         )
         return segment
 
-    def _tell_segment(self, segment: _Segment, what: dict[str, Any]) -> None:
+    def _send_to_segment(self, segment: _Segment, message: dict[str, Any]) -> None:
         assert segment.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen when it is waited for
-            segment.process.stdin.write(json.dumps(what).encode() + b"\n")
+            segment.process.stdin.write(json.dumps(message).encode() + b"\n")
             segment.process.stdin.flush()
 
     def _read_segment(self, segment: _Segment) -> None:
@@ -500,13 +502,13 @@ class Agent:
         with contextlib.suppress(BlockingIOError):  # something holds it open although the container has ended
             read = os.read(segment.process.stdout.fileno(), 65_536)
         *lines, segment.rest = (segment.rest + read).split(b"\n")
-        for told in map(json.loads, lines):
-            for module, reason in told.get("failed", {}).items():
-                self._say({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
+        for message in map(json.loads, lines):
+            for module, reason in message.get("failed", {}).items():
+                self._send({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
             trial = segment.trial
-            if "ended" in told and trial is not None and trial.number == told["ended"]:
+            if "ended" in message and trial is not None and trial.number == message["ended"]:
                 segment.trial = None
-                self._ended(trial, told["status"], told["peak_mib"], told["cpu_s"])
+                self._ended(trial, message["status"], message["peak_mib"], message["cpu_s"])
         if not read:
             segment.process.stdout.close()
 
@@ -570,13 +572,13 @@ class Agent:
                 )
             except OSError as reason:
                 self._warm_failed = True
-                self._say({"event": "warm_failed", "reason": str(reason)})
+                self._send({"event": "warm_failed", "reason": str(reason)})
         if self._warm is None or self._warm.stdin is None:
             return False
         self._pending[trial.number] = (order, trial)
-        told = {**order, "environment": environment, "oom_score": _OOM_SCORE, "group": str(trial.group or "")}
+        message = {**order, "environment": environment, "oom_score": _OOM_SCORE, "group": str(trial.group or "")}
         try:
-            self._warm.stdin.write(json.dumps(told).encode() + b"\n")
+            self._warm.stdin.write(json.dumps(message).encode() + b"\n")
             self._warm.stdin.flush()
         except BrokenPipeError:
             del self._pending[trial.number]
@@ -601,21 +603,21 @@ class Agent:
         assert self._warm is not None and self._warm.stdout is not None
         read = os.read(self._warm.stdout.fileno(), 65_536)
         *lines, self._warm_rest = (self._warm_rest + read).split(b"\n")
-        for told in map(json.loads, lines):
-            if "failed" in told:
-                for module, reason in told["failed"].items():
-                    self._say({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
+        for message in map(json.loads, lines):
+            if "failed" in message:
+                for module, reason in message["failed"].items():
+                    self._send({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
                 continue
-            _, trial = self._pending.pop(told["number"])
+            _, trial = self._pending.pop(message["number"])
             trial.began_s = time.time()
-            self._started(trial, told["pid"])
+            self._started(trial, message["pid"])
             if trial.ended_by_us:
                 trial.kill_at_s = 0.0
             if (ended := self._ended_early.pop(trial.pid, None)) is not None:
                 self._ended(trial, *ended)
         if not read:
             self._warm, self._warm_failed, self._warm_rest = None, True, b""
-            self._say({"event": "warm_failed", "reason": "the warm process ended"})
+            self._send({"event": "warm_failed", "reason": "the warm process ended"})
             orders, self._pending = list(self._pending.values()), {}
             for order, trial in orders:
                 if trial.group is not None:
@@ -631,7 +633,7 @@ class Agent:
             return
         trial.ended_by_us = True
         if grace_s > 0 and trial.segment is not None:
-            self._tell_segment(trial.segment, {"do": "end"})
+            self._send_to_segment(trial.segment, {"do": "end"})
         elif grace_s > 0:
             _signal_group(trial.pid, signal.SIGTERM)
         limit = time.monotonic() + grace_s
@@ -672,15 +674,16 @@ class Agent:
             out_of_memory |= self._groups.kills(trial.group) > trial.group_kills and returncode != 0
             if trial.segment is None:
                 _remove(trial.group)
-        self._say(
+        utilization: float | None = cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0))
+        if trial.gpu:
+            utilization = sum(trial.busy) / len(trial.busy) if trial.busy else None
+        self._send(
             {
                 "event": "ended",
                 "number": trial.number,
                 "status": returncode,
                 "seconds": seconds,
-                "utilization": _mean(trial.busy)
-                if trial.gpu
-                else cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0)),
+                "utilization": utilization,
                 "energy_j": trial.energy_j or None,
                 "peak_memory_mib": trial.peak_mib or None,
                 "out_of_memory": out_of_memory,
@@ -727,19 +730,19 @@ class Agent:
             if trial.limit_mib is not None and trial.memory_mib > trial.limit_mib:
                 trial.over_limit = True
                 self._kill_tree(trial)
-        self._say({"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}})
+        self._send({"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}})
 
     def _measure_gpus(self) -> None:
-        """Share what each GPU used since the last look among the trials on it."""
+        """Share each GPU's recent use among its trials."""
         for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
-            there = [trial for trial in self._running.values() if trial.gpu == gpu]
+            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
             energy_j, busy = _gpu_use(gpu)
             before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
-            for trial in there:
+            for trial in on_gpu:
                 if busy is not None:
                     trial.busy.append(busy)
                 if energy_j is not None and before_j is not None:
-                    trial.energy_j += (energy_j - before_j) / len(there)
+                    trial.energy_j += (energy_j - before_j) / len(on_gpu)
 
     def _trees(self) -> dict[int, list[psutil.Process]]:
         """Return all processes of each running trial."""
@@ -774,7 +777,7 @@ class Agent:
         return None
 
     def _kill_tree(self, trial: _Running) -> None:
-        """Kill all processes of a trial, also those that left its session, or its container."""
+        """Kill all processes of a trial."""
         if trial.segment is not None:
             self._kill_segment(trial.segment)
             return
@@ -786,18 +789,18 @@ class Agent:
         waited: set[int] = set()
         for _ in range(100):  # whoever is killed leaves its children to this process
             left = [pid for pid in _own_children() if pid not in leaders]
-            ours = [pid for pid in left if _belongs(pid, trial)]
-            for pid in ours:
+            own = [pid for pid in left if _belongs(pid, trial)]
+            for pid in own:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
             # One that is ending tells no longer whose it is, and has yet to leave its children.
-            ending = {pid for pid in left if pid not in ours and pid not in waited and _is_ending(pid)}
+            ending = {pid for pid in left if pid not in own and pid not in waited and _is_ending(pid)}
             for pid in ending:
                 with contextlib.suppress(OSError):
                     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             waited |= ending
-            if not ours and not ending:
+            if not own and not ending:
                 return
 
     def end_trials(self) -> None:
@@ -913,10 +916,6 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
                 busy = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
             energy_j = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
     return energy_j, busy
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _kernel_kills() -> int:

@@ -1,4 +1,4 @@
-"""Containers of trials, each started by the first runtime of this machine that can.
+"""Containers of trials, by the first runtime that works here.
 
 A container is a *segment*: it starts once and then runs trials one after another, by the text of ``warm.py`` that an
 interpreter inside of it is given. So an image needs Python 3.9 or newer, and nothing of Helios. Images that are
@@ -109,8 +109,8 @@ class _Slurm(Runtime):
         if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
             raise ValueError("this is no Slurm job")
         if not (Path(image) / "config.json").is_file():
-            told = subprocess.run(["srun", "--help"], capture_output=True, text=True, check=False)
-            if "--container-image" not in told.stdout:
+            answer = subprocess.run(["srun", "--help"], capture_output=True, text=True, check=False)
+            if "--container-image" not in answer.stdout:
                 raise ValueError("pyxis is not installed, and this is no OCI bundle")
         return image
 
@@ -301,11 +301,11 @@ def find_container(sweep: TrainingSweep, folder: Path, *, gpus: bool) -> Contain
         if choice.runtime in {"", name}:
             try:
                 image = how.prepare(choice.image)
-                told = _probe(how, image, sweep, folder, gpus=gpus)
+                found = _probe(how, image, sweep, folder, gpus=gpus)
             except (OSError, ValueError, subprocess.TimeoutExpired) as reason:
                 faults[name] = str(reason)
                 continue
-            _check(choice, sweep, told)
+            _check(choice, sweep, found)
             return Container(runtime=name, image=image, gpus=gpus, how=how)
     machine = _machine_of(Path(choice.image))
     if machine and machine != platform.machine():
@@ -313,9 +313,9 @@ def find_container(sweep: TrainingSweep, folder: Path, *, gpus: bool) -> Contain
             f"The container image {choice.image} is for {machine}, and this machine is {platform.machine()}.",
             hint="Build it for this machine.",
         )
-    told_faults = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    reasons = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
     raise UsageError(
-        f"The container image {choice.image} cannot be started here. {told_faults}.",
+        f"The container image {choice.image} cannot be started here. {reasons}.",
         hint="It needs one of these runtimes, and python3 inside. See docs/pools.md, Containers.",
     )
 
@@ -361,14 +361,14 @@ def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus
     return found
 
 
-def _check(choice: ContainerChoice, sweep: TrainingSweep, told: Mapping[str, Any]) -> None:
-    if tuple(told["python"]) < (3, 9):
-        have = ".".join(map(str, told["python"]))
+def _check(choice: ContainerChoice, sweep: TrainingSweep, found: Mapping[str, Any]) -> None:
+    if tuple(found["python"]) < (3, 9):
+        have = ".".join(map(str, found["python"]))
         raise UsageError(
             f"The container image {choice.image} has Python {have}, and 3.9 or newer starts the trials in it.",
             hint="Add a newer python3 to it; trials may use another one.",
         )
-    if not told["found"]:
+    if not found["found"]:
         raise UsageError(
             f"The command {sweep.command[0]!r} is not in the container image {choice.image}.",
             hint="Check its name; paths are relative to the folder in which trials run, which is passed in.",

@@ -1,4 +1,4 @@
-"""Coordinator of a pool, which runs the trials of a sweep on the pool's devices.
+"""Coordinator of a pool, which runs a sweep's trials.
 
 It asks the search for trials and a service which of them to start where, has the agent start them, reads what they
 report, and records how they end. It waits for events and does nothing in between but read reports.
@@ -288,7 +288,7 @@ class Coordinator:
         self._agents: dict[str, agent.AgentProcess] = {}
         self._agent_deaths: Counter[str] = Counter()
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
-        self._untold: list[TrialRecord] = []
+        self._unreported: list[TrialRecord] = []
         self._notes: dict[str, str] = {}
         self._stop_reason = ""
         self._signal: int | None = None
@@ -355,7 +355,7 @@ class Coordinator:
                     self._start_agent(name)
                 while True:
                     self._step()
-                    settled = not self._untold and not self.state.problem
+                    settled = not self._unreported and not self.state.problem
                     if not self._running and (self._stop_reason or (settled and not self._startable())):
                         break
                     self._wait()
@@ -392,7 +392,7 @@ class Coordinator:
         if now >= self._read_at_s:
             for attempt in list(self._running.values()):
                 self._read(attempt)
-                self._end_if_told(attempt)
+                self._end_if_done(attempt)
             self._read_at_s = time.time() + min(_LONGEST_READ_S, max(_READ_S, _COST * (time.time() - now)))
         for attempt in self._running.values():
             if attempt.terminate_at_s <= now and not attempt.terminated:
@@ -435,7 +435,7 @@ class Coordinator:
             if events is None:
                 self._restart_agent(name)
             for event in events or ():
-                self._take(event)
+                self._handle_event(event)
 
     # Signals and the end of the allocation.
 
@@ -477,9 +477,9 @@ class Coordinator:
             self._stop("it was interrupted" if number == signal.SIGINT else "it was told to end")
 
     def _stop(self, reason: str) -> None:
-        """Ask every trial for a checkpoint, and end it when it had time for one."""
+        """Request a checkpoint of every trial, then end it."""
         self._stop_reason = self._stop_reason or reason
-        self._tell({"event": "stopping", "reason": reason})
+        self._publish({"event": "stopping", "reason": reason})
         now = time.time()
         grace = self._margin_s / 2 if self._signal is None else min(self._margin_s / 2, 10.0)
         for attempt in self._running.values():
@@ -496,8 +496,8 @@ class Coordinator:
 
     def _end(self, attempt: _Attempt, grace_s: float) -> None:
         number = attempt.trial.number if attempt.process is None else attempt.process.number
-        if (there := self._agents.get(_node_of(attempt.device))) is not None:
-            there.send({"do": "end", "number": number, "grace_s": grace_s})
+        if (agent := self._agents.get(_node_of(attempt.device))) is not None:
+            agent.send({"do": "end", "number": number, "grace_s": grace_s})
 
     # Trials before they start.
 
@@ -510,7 +510,7 @@ class Coordinator:
         if len(self._waiting) >= room:
             return
         if not self._exhausted:
-            with self.state.turn():
+            with self.state.exclusive():
                 self._ask_search(room)
         if self.state.shared and self._exhausted and not self._waiting and time.time() >= self._adopt_at_s:
             self._adopt_at_s = time.time() + (_ADOPT_S if self._running else 0.0)
@@ -533,8 +533,8 @@ class Coordinator:
             if record is not None and not self.state.is_mine(record) and self.state.has_owner(record):
                 continue
             if record is not None and record.ended:  # recorded, but the search was not told before the end
-                if record not in self._untold:
-                    self._untold.append(record)
+                if record not in self._unreported:
+                    self._unreported.append(record)
                 self._settle()
                 continue
             if record is None:
@@ -549,10 +549,10 @@ class Coordinator:
         self._hold_until_s = time.time() + _HOLD_S
         self._note(f"No trial is started: {problem}")
 
-    def _tell_search(self, record: TrialRecord) -> bool:
-        """Tell the search how a trial ended, and return whether it could note it."""
+    def _report_end(self, record: TrialRecord) -> bool:
+        """Record a trial's end with the search, if it can be written."""
         try:
-            with self.state.turn():
+            with self.state.exclusive():
                 self._search.tell(record.number, record.state, record.value)
         except FileUnwritable as reason:
             self._hold(reason.message)
@@ -560,9 +560,9 @@ class Coordinator:
         return True
 
     def _settle(self) -> None:
-        """Tell the search of results that are written, and sync these now and then."""
-        while self._untold and not self.state.problem and self._tell_search(self._untold[0]):
-            del self._untold[0]
+        """Report written results to the search, and sync them."""
+        while self._unreported and not self.state.problem and self._report_end(self._unreported[0]):
+            del self._unreported[0]
         if self.state.unsynced and time.time() >= self._sync_at_s:
             self.state.sync()
             self._sync_at_s = time.time() + _SYNC_S
@@ -595,8 +595,8 @@ class Coordinator:
             *self._runs,
             *(self._run(attempt, "running", now - attempt.began_s) for attempt in self._running.values()),
         ]
-        told = self._forecast(trials, runs)
-        for trial, forecast in zip(trials, told, strict=True):
+        forecasts = self._forecast(trials, runs)
+        for trial, forecast in zip(trials, forecasts, strict=True):
             limit = forecast.memory_p95_mib or self.sweep.memory_mib
             expected = replace(trial, forecast=replace(forecast, memory_p95_mib=limit))
             if trial.number in self._waiting:
@@ -689,7 +689,7 @@ class Coordinator:
             wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
             if attempt.asked in {wanted, TaskRequest.STOP}:
                 return
-            self._tell({"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason})
+            self._publish({"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason})
             if wanted is TaskRequest.PAUSE:
                 self._request(attempt, wanted)
             else:
@@ -728,7 +728,9 @@ class Coordinator:
             if self.sweep.fused is not None:
                 process = process or self._idle_process(trial, device, limit)
                 process = process or self._new_process(trial, device, limit, self.sweep.fused)
-                process.tell({"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)})
+                process.add_message(
+                    {"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)}
+                )
                 process.trials.add(trial.number)
                 limit = process.limit_mib
         except OSError as reason:
@@ -764,7 +766,7 @@ class Coordinator:
         attempt.ended = {}
         if process is None:
             self._send_start(attempt)
-        self._tell(
+        self._publish(
             {
                 "event": "started",
                 "number": trial.number,
@@ -798,7 +800,7 @@ class Coordinator:
         )
 
     def _order(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
-        """Have the agent of a device start a process, with ``own`` in its environment."""
+        """Have the agent of a device start a process."""
         node = self._nodes.get(_node_of(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
         if (threads := self.sweep.env.get("OMP_NUM_THREADS")) is not None:
@@ -837,19 +839,19 @@ class Coordinator:
         self._processes_made += 1
         process = FusedProcess(number=-self._processes_made, device=device, folder=folder, limit_mib=limit)
         process.file.unlink(missing_ok=True)  # of a start that could not be recorded
-        process.tell({"settings": dict(program.settings), "limit_mib": limit})
+        process.add_message({"settings": dict(program.settings), "limit_mib": limit})
         self._processes[process.number] = process
         return process
 
     def _launch(self) -> None:
-        """Start the processes that were made, and tell all what they are to train.
+        """Start new processes, and send all their trials.
 
         Those without trials are told that none will come.
         """
         for process in list(self._processes.values()):
             if not process.trials and not process.closed:
                 process.closed = True
-                process.tell({"close": True})
+                process.add_message({"close": True})
             try:
                 process.write()
             except OSError as reason:  # they are told when there is room
@@ -865,22 +867,22 @@ class Coordinator:
                 order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
                 self._order(process.device, order, {})
 
-    def _end_if_told(self, attempt: _Attempt) -> None:
+    def _end_if_done(self, attempt: _Attempt) -> None:
         """End a trial that its process has done with."""
-        process, told = attempt.process, attempt.ended
-        if process is None or not told:
+        process, message = attempt.process, attempt.ended
+        if process is None or not message:
             return
         event = {"seconds": time.time() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
-        self._ended(attempt, {**event, "status": int(told["ended"] == "failed")})
+        self._ended(attempt, {**event, "status": int(message["ended"] == "failed")})
 
     def _process_ended(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
         """End the trials of a process that has ended."""
-        there = [self._running[number] for number in sorted(process.trials)]
-        for attempt in there:
+        attempts = [self._running[number] for number in sorted(process.trials)]
+        for attempt in attempts:
             self._read(attempt, to_end=True)
-            self._end_if_told(attempt)
+            self._end_if_done(attempt)
         del self._processes[process.number]
-        left = [attempt for attempt in there if attempt.trial.number in self._running]
+        left = [attempt for attempt in attempts if attempt.trial.number in self._running]
         status, shared = int(event["status"]), len(left) > 1
         of_memory = bool(event["out_of_memory"]) or (status != 0 and any(map(self._says_no_memory, left[:1])))
         crashed = status not in _OUTSIDE | {0, 127} and not of_memory
@@ -899,7 +901,7 @@ class Coordinator:
 
     # Trials that run.
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _handle_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "memory":
             for number, mib in event["mib"].items():
                 if (process := self._processes.get(int(number))) is not None:
@@ -965,29 +967,29 @@ class Coordinator:
             if now - since >= 1.0 and report.step > step:
                 rate = (report.step - step) / (now - since)
                 attempt.trial = replace(attempt.trial, steps_per_s=rate)
-                of = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
-                of[attempt.trial.number] = rate
+                speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
+                speeds[attempt.trial.number] = rate
                 attempt.speeds[attempt.beside] = (rate, now - since)
         metric = self.sweep.metric
         value = report.metrics.get(metric) if metric else None
         if value is not None and isfinite(value):
             attempt.value = value
             if report.step is not None and not attempt.pruned:
-                with suppress(FileUnwritable), self.state.turn():  # then it is not pruned at this step
+                with suppress(FileUnwritable), self.state.exclusive():  # then it is not pruned at this step
                     attempt.pruned = self._search.report(attempt.trial.number, report.step, value)
                 if attempt.pruned and attempt.asked is None:
                     self._prune(attempt)
 
-    def _take_fused(self, attempt: _Attempt, told: Mapping[str, Any]) -> None:
+    def _take_fused(self, attempt: _Attempt, message: Mapping[str, Any]) -> None:
         """Take what a process that may train several trials tells of one."""
-        if isinstance(told.get("ended"), str):
-            attempt.ended = dict(told)
-        changed = self._fusion.learn(attempt.trial.parameters, told)
-        speed = self._fusion.speed(attempt.trial.parameters, told)
+        if isinstance(message.get("ended"), str):
+            attempt.ended = dict(message)
+        changed = self._fusion.learn(attempt.trial.parameters, message)
+        speed = self._fusion.speed(attempt.trial.parameters, message)
         if speed is not None:
             self._fused_speeds[speed.fusible, speed.models] = speed
-        if told.get("obstacle"):
-            self._note(f"Trials like {attempt.trial.number} are not fused: {told['obstacle']}"[:500])
+        if message.get("obstacle"):
+            self._note(f"Trials like {attempt.trial.number} are not fused: {message['obstacle']}"[:500])
         for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())] if changed else ():
             if trial.fusible:
                 fusible, most = self._fusion.part(trial.number, trial.parameters)
@@ -1004,10 +1006,10 @@ class Coordinator:
             attempt.terminate_at_s = time.time() + _PRUNE_GRACE_S
 
     def _change_neighbours(self, device: Device) -> None:
-        """Start measuring anew on a device, since other trials run beside each other now."""
-        there = [attempt for attempt in self._running.values() if attempt.device is device]
-        for attempt in there:
-            others = [each for each in there if each.process is None or each.process is not attempt.process]
+        """Start measuring anew on a device with other trials."""
+        neighbours = [attempt for attempt in self._running.values() if attempt.device is device]
+        for attempt in neighbours:
+            others = [each for each in neighbours if each.process is None or each.process is not attempt.process]
             beside = [other.trial.family for other in others if other is not attempt]
             if attempt.process is not None and len(attempt.process.trials) > 1:
                 beside.append(fused_with(len(attempt.process.trials) - 1))
@@ -1050,7 +1052,7 @@ class Coordinator:
         record = self.state.trials[number]
         self._decide_at_s = 0.0
         if record.ended:
-            self._untold.append(record)
+            self._unreported.append(record)
             self._take_duration(float(event["seconds"]))
             self._just_ended.append(
                 replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
@@ -1059,7 +1061,7 @@ class Coordinator:
                 self._note(f"Trial {number} finished without reporting {self.sweep.metric!r}", key="no metric")
         else:
             self._waiting[number] = self._trial(record)
-        self._tell({"event": what, **record.to_json()})
+        self._publish({"event": what, **record.to_json()})
 
     def _outcome(  # noqa: PLR0911 - a table of cases
         self, attempt: _Attempt, status: int, event: Mapping[str, Any]
@@ -1139,9 +1141,9 @@ class Coordinator:
         known = (key or note) in self._notes
         self._notes[key or note] = note
         if not known:
-            self._tell({"event": "note", "note": note})
+            self._publish({"event": "note", "note": note})
 
-    def _tell(self, event: Mapping[str, Any]) -> None:
+    def _publish(self, event: Mapping[str, Any]) -> None:
         if self._watcher is not None:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
 

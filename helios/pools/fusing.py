@@ -59,16 +59,16 @@ class FusedProcess:
     trials: set[int] = field(default_factory=set)
     started: bool = False
     closed: bool = False
-    untold: list[bytes] = field(default_factory=list)
+    unwritten: list[bytes] = field(default_factory=list)
 
     @property
     def file(self) -> Path:
         """File by which it is told of trials."""
         return self.folder / "trials.jsonl"
 
-    def tell(self, told: Mapping[str, Any]) -> None:
+    def add_message(self, message: Mapping[str, Any]) -> None:
         """Keep a line for its file."""
-        self.untold.append(json.dumps(dict(told)).encode() + b"\n")
+        self.unwritten.append(json.dumps(dict(message)).encode() + b"\n")
 
     def write(self) -> None:
         """Append what was kept to its file.
@@ -80,14 +80,14 @@ class FusedProcess:
         OSError
             It cannot be written; the same may be tried again.
         """
-        if self.untold:
+        if self.unwritten:
             with self.file.open("ab", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                lines = b"".join(self.untold)
+                lines = b"".join(self.unwritten)
                 if file.write(lines) < len(lines):
                     os.ftruncate(file.fileno(), size)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.untold.clear()
+            self.unwritten.clear()
 
 
 class Fusion:
@@ -134,23 +134,23 @@ class Fusion:
         key = tuple(sorted((name, value) for name, value in shape.items() if name not in COMMON))
         return key, tuple((name, value) for name, value in key if not isinstance(value, float))
 
-    def learn(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> bool:
-        """Take what a process tells of a trial, and return whether parts may have changed."""
+    def learn(self, parameters: Mapping[str, Value], message: Mapping[str, Any]) -> bool:
+        """Learn from a process's report, and return whether parts may have changed."""
         key, like = self._keys(parameters)
         before = self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters))
-        if structure := told.get("structure"):
+        if structure := message.get("structure"):
             self._structures[key] = structure = str(structure)[:100]
             if self._alike.setdefault(like, structure) != structure:
                 self._alike[like] = None
-        most = 1 if told.get("obstacle") else told.get("most")
+        most = 1 if message.get("obstacle") else message.get("most")
         if isinstance(most, int):
             self.limit(parameters, most)
         return before != (self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters)))
 
-    def speed(self, parameters: Mapping[str, Value], told: Mapping[str, Any]) -> FusedSpeed | None:
+    def speed(self, parameters: Mapping[str, Value], message: Mapping[str, Any]) -> FusedSpeed | None:
         """Return what a process measured, if it tells that."""
         try:
-            models, together_s, alone_s = (float(told[name]) for name in ("models", "fused_s", "alone_s"))
+            models, together_s, alone_s = (float(message[name]) for name in ("models", "fused_s", "alone_s"))
         except (KeyError, TypeError, ValueError):
             return None
         if not all(0 < number < math.inf for number in (models, together_s, alone_s)):

@@ -1,4 +1,4 @@
-"""Other nodes of an allocation, each with a Slurm job step that starts trials there.
+"""Other nodes of an allocation, each with a job step.
 
 The step runs the same agent as on this machine, and Slurm carries what it is told and says. So a node needs one step,
 however many trials it runs, and there is no network protocol of our own.
@@ -76,14 +76,14 @@ def find_nodes(
     listed = _output(["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]])
     names = listed.split()
     cores = dict(zip(names, _counts(environment.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
-    told = json.dumps({"sweep": str(sweep.absolute()), "folder": str(folder), "options": dict(options)})
+    request = json.dumps({"sweep": str(sweep.absolute()), "folder": str(folder), "options": dict(options)})
     found = []
     for name in names:
         if name == here:
             continue
         step = ["srun", "--exact", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0", "--quiet"]
         step += [f"--cpus-per-task={cores[name]}"] if name in cores else []
-        answer = json.loads(_output([*step, sys.executable, "-m", __spec__.name, told]).splitlines()[-1])
+        answer = json.loads(_output([*step, sys.executable, "-m", __spec__.name, request]).splitlines()[-1])
         if "problem" in answer:
             raise ClusterUnavailable(f"{name} cannot be used: {answer['problem']}", hint=answer["hint"])
         devices = [replace(Device(**each["device"]), name=f"{name}/{each['device']['name']}") for each in answer["has"]]
@@ -102,10 +102,10 @@ def find_nodes(
     return tuple(found)
 
 
-def _counts(told: str) -> list[int]:
+def _counts(cores_per_node: str) -> list[int]:
     """Return the cores of each node, from Slurm's short form, as ``4(x2),8``."""
     counts: list[int] = []
-    for cores, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", told):
+    for cores, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", cores_per_node):
         counts += [int(cores)] * int(times or 1)
     return counts
 
@@ -123,12 +123,14 @@ def _output(words: Sequence[str]) -> str:
     return done.stdout
 
 
-def main(told: str) -> None:
+def main(text: str) -> None:
     """Print what this node has."""
-    asked = json.loads(told)
+    request = json.loads(text)
     try:
-        devices = find_devices(**asked["options"])
-        find_container(read_training_sweep(Path(asked["sweep"])), Path(asked["folder"]), gpus=devices[0].kind == "gpu")
+        devices = find_devices(**request["options"])
+        find_container(
+            read_training_sweep(Path(request["sweep"])), Path(request["folder"]), gpus=devices[0].kind == "gpu"
+        )
     except HeliosError as reason:
         sys.stdout.write(json.dumps({"problem": reason.message, "hint": reason.hint}) + "\n")
         return

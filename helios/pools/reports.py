@@ -91,14 +91,14 @@ def parse_report(line: bytes) -> Report | None:
     A line is a JSON object. Its numbers are metrics, but for those named in ``OWN_KEYS``; anything else is ignored.
     """
     try:
-        told = json.loads(line) if line.lstrip().startswith(b"{") else None
+        values = json.loads(line) if line.lstrip().startswith(b"{") else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(values, dict):
         return None
     metrics: dict[str, float] = {}
     not_finite: list[str] = []
-    for name, value in told.items():
+    for name, value in values.items():
         number = _number(value)
         if number is None or name in OWN_KEYS or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
             continue
@@ -108,20 +108,20 @@ def parse_report(line: bytes) -> Report | None:
             metrics[name] = number
         else:
             not_finite.append(name)
-    step, progress, time_s = (_number(told.get(name)) for name in ("step", "progress", "time_s"))
+    step, progress, time_s = (_number(values.get(name)) for name in ("step", "progress", "time_s"))
     report = Report(
         step=int(step) if step is not None and 0 <= step <= LARGEST_STEP else None,
         progress=min(1.0, max(0.0, progress)) if progress is not None and math.isfinite(progress) else None,
         metrics=metrics,
         not_finite=tuple(not_finite),
-        checkpoint=_text(told.get("checkpoint")),
-        message=_text(told.get("message")),
-        answer=next((each for each in TaskRequest if each == told.get("answer")), None),
+        checkpoint=_text(values.get("checkpoint")),
+        message=_text(values.get("message")),
+        answer=next((each for each in TaskRequest if each == values.get("answer")), None),
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
-        fused=told["fused"] if isinstance(told.get("fused"), dict) else {},
+        fused=values["fused"] if isinstance(values.get("fused"), dict) else {},
     )
-    told_what = (report.fused or None, report.step, report.progress, report.checkpoint, report.message, report.answer)
-    return report if metrics or not_finite or any(value is not None for value in told_what) else None
+    content = (report.fused or None, report.step, report.progress, report.checkpoint, report.message, report.answer)
+    return report if metrics or not_finite or any(value is not None for value in content) else None
 
 
 def _number(value: Any) -> float | None:
@@ -222,7 +222,7 @@ class ReportReader:
         self._in_long_line = False
 
     def read(self, *, last: bool = False) -> list[Report]:
-        """Return what was written since the last call, at most ``MOST_LINES`` lines of it.
+        """Return at most ``MOST_LINES`` lines written since the last call.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ class EventReader:
         self._damaged: set[Path] = set()
 
     def read(self) -> list[Report]:
-        """Return what was written since the last call, of each file at most ``STEP`` bytes."""
+        """Return what was written since the last call."""
         self.problem = ""
         for path in _event_files(self.folder):
             if path not in self._files and len(self._files) < MOST_FILES:

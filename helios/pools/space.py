@@ -79,7 +79,7 @@ class ValueRange:
     whole: bool = False
 
     def values(self) -> Sequence[Value] | None:
-        """Return every value of the range, None where it has no end of them."""
+        """Return every value of the range, None if it is continuous."""
         if self.whole:
             return range(int(self.low), int(self.high) + 1, int(self.step or 1))
         if self.low == self.high:
@@ -279,10 +279,10 @@ class TrainingSweep:
         spaces = {
             name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
         }
-        told = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
-        told += [] if self.container is None else [self.container.image]
-        told += [] if self.fused is None else [self.fused.settings]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        parts = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
+        parts += [] if self.container is None else [self.container.image]
+        parts += [] if self.fused is None else [self.fused.settings]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 # Placeholders of a command.
@@ -293,7 +293,7 @@ OWN_PLACEHOLDERS = ("trial", "checkpoints")
 
 
 def format_value(value: Value) -> str:
-    """Return a value as it stands in a command, truth values as ``true`` and ``false``."""
+    """Return a value as it is written in a command."""
     return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
@@ -455,7 +455,7 @@ def _read_text(path: Path, largest: int) -> str:
 
 
 def line_number(text: str, keys: Sequence[str | int]) -> int:
-    """Return the line of a TOML text on which the value of nested keys begins.
+    """Return the line of a TOML text where keys are set.
 
     Where the keys are not all there, the line of those that are. Statements are found by reading as few lines as are
     valid TOML, since the standard library's reader gives no lines.
@@ -465,14 +465,14 @@ def line_number(text: str, keys: Sequence[str | int]) -> int:
         for end in range(start + 1, min(len(lines), start + LONGEST_VALUE) + 1):
             statement = "\n".join(lines[start:end])
             with suppress(tomllib.TOMLDecodeError, RecursionError):
-                told = tomllib.loads(statement)
+                values = tomllib.loads(statement)
                 break
         else:
             break
         is_header = statement.lstrip().startswith("[")
         if is_header:
             header = statement
-        found: Any = told if is_header else tomllib.loads(f"{header}\n{statement}")
+        found: Any = values if is_header else tomllib.loads(f"{header}\n{statement}")
         depth = 0
         for key in keys:
             if not isinstance(found, dict) or key not in found:
@@ -511,33 +511,33 @@ def _checked(table: type[Table], content: Any, *at: str) -> Table:
     raise _Refused(f"{'.'.join(place)}{about}: {error['msg']}", *place)
 
 
-def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
+def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     folder = path.absolute().parent
-    cwd = folder / (told.cwd or ".")
+    cwd = folder / (table.cwd or ".")
     if not cwd.is_dir():
         raise _Refused(f"the folder {cwd} does not exist", "cwd", hint="Make it, or name another one.")
-    fused = _fused(told, cwd)
-    command = ("python", "-m", "helios.fused.task", fused.program) if fused is not None else _command(told, cwd)
-    parameters = {name: _space(name, each) for name, each in told.parameters.items()}
+    fused = _fused(table, cwd)
+    command = ("python", "-m", "helios.fused.task", fused.program) if fused is not None else _command(table, cwd)
+    parameters = {name: _space(name, each) for name, each in table.parameters.items()}
     listed: tuple[dict[str, Value], ...] = ()
-    if told.trials_file is not None:
+    if table.trials_file is not None:
         if parameters:
             raise _Refused("a file of trials and [parameters] exclude each other", "parameters")
-        if not (folder / told.trials_file).is_file():
+        if not (folder / table.trials_file).is_file():
             hint = "Paths are relative to the sweep file."
-            raise _Refused(f"the file of trials {told.trials_file} does not exist", "trials_file", hint=hint)
-        listed = read_trials(folder / told.trials_file)
+            raise _Refused(f"the file of trials {table.trials_file} does not exist", "trials_file", hint=hint)
+        listed = read_trials(folder / table.trials_file)
     names = set(parameters) | {name for trial in listed for name in trial}
     if fused is None:
-        _check_names(command, names, told)
+        _check_names(command, names, table)
     else:
         _check_settings(fused, names)
     longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
     if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
         at = "trials_file" if listed else "parameters"
         raise _Refused(f"the values of a trial are more than {LARGEST_TRIAL:,} characters together", at)
-    for name in told.env:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("HELIOS_") or "\0" in told.env[name]:
+    for name in table.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("HELIOS_") or "\0" in table.env[name]:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
     count = len(listed) if listed else _combinations(parameters)
     return TrainingSweep(
@@ -545,37 +545,37 @@ def _sweep(path: Path, told: _SweepTable) -> TrainingSweep:
         command=command,
         parameters=parameters,
         listed=listed,
-        search=_search(told, count, parameters),
-        metric=told.search.metric if told.search else "",
-        maximize=told.search is None or told.search.direction == "maximize",
-        attempts=told.attempts,
-        memory_mib=_memory_mib(told.memory),
-        env=dict(told.env),
+        search=_search(table, count, parameters),
+        metric=table.search.metric if table.search else "",
+        maximize=table.search is None or table.search.direction == "maximize",
+        attempts=table.attempts,
+        memory_mib=_memory_mib(table.memory),
+        env=dict(table.env),
         cwd=cwd.resolve(),
-        events=_events(told.events),
-        container=_container(told.container, folder),
+        events=_events(table.events),
+        container=_container(table.container, folder),
         fused=fused,
     )
 
 
-def _fused(told: _SweepTable, cwd: Path) -> FusedProgram | None:
+def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
     """Return the program whose models are trained together, or None where there is a command."""
-    if told.fused is None:
-        if told.command is None:
+    if table.fused is None:
+        if table.command is None:
             hint = 'Write command = "python train.py --lr {lr}", or program = "models.py" in [fused].'
             raise _Refused("the key 'command' is missing (The program and its arguments)", hint=hint)
         return None
     for key in ("command", "container", "events", "reads_parameters"):
-        if getattr(told, key):
+        if getattr(table, key):
             raise _Refused(f"[fused] and {key} exclude each other", key, hint=f"Leave {key} or [fused] out.")
-    table = _checked(_FusedTable, told.fused, "fused")
-    if not (cwd / table.program).is_file():
+    fused_table = _checked(_FusedTable, table.fused, "fused")
+    if not (cwd / fused_table.program).is_file():
         hint = "Paths are relative to the file, or to cwd."
-        raise _Refused(f"{table.program} is not in {cwd}", "fused", "program", hint=hint)
+        raise _Refused(f"{fused_table.program} is not in {cwd}", "fused", "program", hint=hint)
     if find_spec("torch") is None:
         raise _Refused("[fused] needs PyTorch", "fused", hint="pip install 'helios-slurm[fused]'")
-    settings = table.model_dump(exclude_none=True, exclude={"program", "together"})
-    return FusedProgram(program=table.program, together=table.together, settings=settings)
+    settings = fused_table.model_dump(exclude_none=True, exclude={"program", "together"})
+    return FusedProgram(program=fused_table.program, together=fused_table.together, settings=settings)
 
 
 def _check_settings(fused: FusedProgram, names: set[str]) -> None:
@@ -611,11 +611,11 @@ def _container(given: str | dict[str, Any] | None, folder: Path) -> ContainerCho
     """Return an image that is there, where it is a file."""
     if given is None:
         return None
-    told = _checked(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
-    if told.runtime is not None and told.runtime not in RUNTIMES:
+    table = _checked(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
+    if table.runtime is not None and table.runtime not in RUNTIMES:
         hint = f"Known: {', '.join(RUNTIMES)}; or leave it out."
-        raise _Refused(f"the container runtime {told.runtime!r} is unknown", "container", hint=hint)
-    image = told.image
+        raise _Refused(f"the container runtime {table.runtime!r} is unknown", "container", hint=hint)
+    image = table.image
     path = folder / Path(image).expanduser()
     if _IMAGE_FILE.search(image) or path.exists():
         if not path.exists():
@@ -625,11 +625,13 @@ def _container(given: str | dict[str, Any] | None, folder: Path) -> ContainerCho
             hint = "Have its owner let you read it."
             raise _Refused(f"the container image {path} cannot be read", "container", hint=hint)
         image = str(path.resolve())
-    binds = [folder / Path(bind).expanduser() for bind in told.binds]
+    binds = [folder / Path(bind).expanduser() for bind in table.binds]
     for bind in binds:
         if not bind.exists() or {*":,\n"} & {*str(bind)}:
             raise _Refused(f"{bind} cannot be bound into the container", "container", hint="Name a folder that exists.")
-    return ContainerChoice(image=image, runtime=told.runtime or "", binds=tuple(str(bind.absolute()) for bind in binds))
+    return ContainerChoice(
+        image=image, runtime=table.runtime or "", binds=tuple(str(bind.absolute()) for bind in binds)
+    )
 
 
 def _memory_mib(text: str | None) -> float | None:
@@ -645,10 +647,10 @@ SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 OF_A_SHELL = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1")
 
 
-def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
+def _command(table: _SweepTable, cwd: Path) -> tuple[str, ...]:
     """Return the words of the command, which is there and needs no shell."""
     try:
-        words = shlex.split(told.command) if isinstance(told.command, str) else list(told.command or ())
+        words = shlex.split(table.command) if isinstance(table.command, str) else list(table.command or ())
     except ValueError as reason:
         raise _Refused(f"the command cannot be split into words: {reason}", "command") from reason
     if not words or not words[0]:
@@ -660,14 +662,14 @@ def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
         raise _Refused(f"the command's word {reason}", "command", hint=hint) from reason
     if any("\0" in word for word in words):
         raise _Refused("the command holds a null character", "command")
-    if isinstance(told.command, str) and (special := [word for word in words if word in OF_A_SHELL]):
+    if isinstance(table.command, str) and (special := [word for word in words if word in OF_A_SHELL]):
         hint = "Put it into a script, or write the command as a list that starts a shell."
         raise _Refused(f"{special[0]!r} is of a shell, and trials are started without one", "command", hint=hint)
     program = _fill_word(words[0], {}) if not names[0] else ""
     if not program:
         raise _Refused("the program itself cannot be a parameter", "command", hint="Write one sweep file for each.")
     where = str(cwd / program) if "/" in program else program
-    if told.container is None and shutil.which(where, path=told.env.get("PATH")) is None:
+    if table.container is None and shutil.which(where, path=table.env.get("PATH")) is None:
         hint = "Check its name, its mode and PATH; paths are relative to the folder in which trials run."
         raise _Refused(f"the command {program!r} is not found", "command", hint=hint)
     base = Path(program).name
@@ -676,27 +678,27 @@ def _command(told: _SweepTable, cwd: Path) -> tuple[str, ...]:
         hint = 'Values could become commands there. Use a script, or "$1": ["sh", "-c", "... $1", "sh", "{lr}"].'
         raise _Refused("the text of a shell holds a placeholder", "command", hint=hint)
     script = next(iter(words[1:2]), "") if re.fullmatch(r"python[0-9.]*", base) else ""
-    inside = told.container is not None and Path(script).is_absolute()
+    inside = table.container is not None and Path(script).is_absolute()
     if script.endswith(".py") and not inside and not names[1] and not (cwd / _fill_word(script, {})).is_file():
         raise _Refused(f"{script} is not in {cwd}", "command", hint="Paths are relative to the file, or to cwd.")
     return tuple(words)
 
 
-def _check_names(command: tuple[str, ...], known: set[str], told: _SweepTable) -> None:
+def _check_names(command: tuple[str, ...], known: set[str], table: _SweepTable) -> None:
     """Refuse placeholders without a parameter and parameters without a placeholder."""
     used = {name for word in command for name in _placeholders(word)}
     for name in sorted(used - known - {*OWN_PLACEHOLDERS}):
         near = get_close_matches(name, [*known, *OWN_PLACEHOLDERS], n=1)
         hint = f"Did you mean {{{near[0]}}}?" if near else "Name it in [parameters]; {{ is a brace."
         raise _Refused(f"the command uses {{{name}}}, which is no parameter", "command", hint=hint)
-    if told.reads_parameters:
+    if table.reads_parameters:
         return
     for name in sorted(known - used):
         hint = (
             f"Write {{{name}}} where it belongs, or reads_parameters = true above [parameters] if the program reads "
             "HELIOS_PARAMETERS."
         )
-        key = ("parameters", name) if name in told.parameters else ("trials_file",)
+        key = ("parameters", name) if name in table.parameters else ("trials_file",)
         raise _Refused(f"the command does not use the parameter {name!r}", *key, hint=hint)
 
 
@@ -740,38 +742,38 @@ def _space(name: str, given: Any) -> tuple[Value, ...] | ValueRange:
 
 def _range(name: str, given: dict[str, Any]) -> ValueRange:
     at = ("parameters", name)
-    told = _checked(_RangeTable, given, *at)
-    numbers = [told.low, told.high, *([told.step] if told.step is not None else [])]
+    table = _checked(_RangeTable, given, *at)
+    numbers = [table.low, table.high, *([table.step] if table.step is not None else [])]
     if fault := next(filter(None, map(_value_fault, numbers)), ""):
         raise _Refused(f"an end of {name} {fault}", *at)
     if max(map(abs, numbers)) > LARGEST_END:
         raise _Refused(f"an end of {name} is too large", *at)
     all_whole = all(isinstance(number, int) for number in numbers)
-    whole = told.whole if told.whole is not None else all_whole and told.step is not None
-    if all_whole and told.whole is None and told.step is None:
-        hint = f"Write int = true, or {float(told.low)} instead of {told.low}."
+    whole = table.whole if table.whole is not None else all_whole and table.step is not None
+    if all_whole and table.whole is None and table.step is None:
+        hint = f"Write int = true, or {float(table.low)} instead of {table.low}."
         raise _Refused(f"{name} may be meant as whole numbers or as any", *at, hint=hint)
     if whole and not all_whole:
         raise _Refused(f"{name} is of whole numbers, and an end or the step is none", *at)
-    if told.low > told.high:
+    if table.low > table.high:
         raise _Refused(f"{name} is empty: low is above high", *at)
-    if told.log and (told.low <= 0 or told.step is not None):
+    if table.log and (table.low <= 0 or table.step is not None):
         raise _Refused(f"{name} with log = true needs a low above 0 and no step", *at)
-    if told.step is not None and told.step > max(told.high - told.low, 0):
+    if table.step is not None and table.step > max(table.high - table.low, 0):
         raise _Refused(f"the step of {name} is larger than the range", *at)
     make = int if whole else float
     return ValueRange(
-        low=make(told.low), high=make(told.high), log=told.log, step=told.step and make(told.step), whole=whole
+        low=make(table.low), high=make(table.high), log=table.log, step=table.step and make(table.step), whole=whole
     )
 
 
-def _search(told: _SweepTable, count: int | None, parameters: Mapping[str, Any]) -> SearchMethod | None:
+def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]) -> SearchMethod | None:
     """Return how Optuna searches, or None where it is not needed."""
-    if not parameters and told.trials_file is None:
+    if not parameters and table.trials_file is None:
         raise _Refused("there are no trials", "parameters", hint="Name values in [parameters], or a trials_file.")
-    table = told.search
-    if table is None or table.trials is None:
-        at = ("search",) if table else ("parameters",)
+    search = table.search
+    if search is None or search.trials is None:
+        at = ("search",) if search else ("parameters",)
         if count is None:
             endless = next(name for name, space in parameters.items() if _values(space) is None)
             hint = 'Write how many in [search]: trials = 64 and metric = "..."; or a list of values, or a step.'
@@ -784,24 +786,24 @@ def _search(told: _SweepTable, count: int | None, parameters: Mapping[str, Any])
         if count > MOST_TRIALS:
             hint = "Write fewer values, or how many of them in [search]: trials = 64."
             raise _Refused(f"these are {count:,} trials, above the {MOST_TRIALS:,} of a pool", *at, hint=hint)
-        if table is None or (table.sampler is None and table.pruner is None):
+        if search is None or (search.sampler is None and search.pruner is None):
             return None
-        if table.sampler is not None:
+        if search.sampler is not None:
             raise _Refused("a sampler needs a number of trials", "search", "sampler", hint="Write trials = 64.")
-    elif told.trials_file is not None:
+    elif table.trials_file is not None:
         raise _Refused("the file of trials says how many there are", "search", "trials")
-    elif count is not None and table.trials > count:
+    elif count is not None and search.trials > count:
         hint = "Leave trials out for every combination."
-        raise _Refused(f"{table.trials} trials of {count} combinations repeat some", "search", "trials", hint=hint)
-    sampler, sampler_options = _choice(table.sampler, "sampler", "TPESampler" if table.trials else "")
-    pruner, pruner_options = _choice(table.pruner, "pruner", "")
+        raise _Refused(f"{search.trials} trials of {count} combinations repeat some", "search", "trials", hint=hint)
+    sampler, sampler_options = _choice(search.sampler, "sampler", "TPESampler" if search.trials else "")
+    pruner, pruner_options = _choice(search.pruner, "pruner", "")
     method = SearchMethod(
-        trials=table.trials or count or 0,
+        trials=search.trials or count or 0,
         sampler=sampler,
         sampler_options=sampler_options,
         pruner=pruner,
         pruner_options=pruner_options,
-        seed=table.seed,
+        seed=search.seed,
     )
     for kind, alone in (("sampler", replace(method, pruner="")), ("pruner", replace(method, sampler=""))):
         try:
@@ -815,7 +817,7 @@ def _search(told: _SweepTable, count: int | None, parameters: Mapping[str, Any])
 
 
 def _try_out(method: SearchMethod) -> None:
-    """Run two trials in memory, since some classes look at their arguments only then."""
+    """Check a search by running two trials in memory."""
     with _quiet():
         study = load_optuna().create_study(sampler=_make_sampler(method, 0), pruner=_make_pruner(method))
         for _ in range(2):
@@ -950,7 +952,7 @@ class Search(Protocol):
         """
 
     def tell(self, number: int, state: TrialState, metric: float | None) -> None:
-        """Record how a trial ended, as finished, failed or pruned. Once told, nothing changes it.
+        """Record for good how a trial ended.
 
         Raises
         ------
@@ -974,7 +976,7 @@ class Search(Protocol):
 
 
 def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None) -> Search:
-    """Open the search of a sweep in its own folder, or go on with it.
+    """Open or resume the search of a sweep in a folder.
 
     Parameters
     ----------
@@ -1052,11 +1054,11 @@ class ListSearch:
         self._sweep, self._folder, self._lock = sweep, folder, lock
         self._record = open_private(folder / "told.jsonl")
         _trim(self._record)
-        self._told: set[int] = set()
+        self._ended: set[int] = set()
         size = os.fstat(self._record).st_size
         for line in os.pread(self._record, size, 0).splitlines():
             try:
-                self._told.add(json.loads(line)["number"])
+                self._ended.add(json.loads(line)["number"])
             except (ValueError, TypeError, KeyError) as reason:
                 os.close(self._record)
                 raise FileUnreadable(
@@ -1066,7 +1068,7 @@ class ListSearch:
 
     def ask(self) -> NextTrial | None:
         """Return the next trial, or None when all were asked for."""
-        while self._next in self._told:
+        while self._next in self._ended:
             self._next += 1
         if self._next >= self._sweep.trials:
             return None
@@ -1075,13 +1077,13 @@ class ListSearch:
 
     def tell(self, number: int, state: TrialState, metric: float | None) -> None:
         """Record how a trial ended."""
-        if number in self._told:
+        if number in self._ended:
             return
         line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
-        with _disk(self._folder), _whole(self._record) as end:
+        with _disk(self._folder), _truncated_on_failure(self._record) as end:
             if os.pwrite(self._record, line.encode(), end) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._told.add(number)
+        self._ended.add(number)
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Return False, since nothing is pruned without Optuna."""
@@ -1095,8 +1097,8 @@ class ListSearch:
 
 
 @contextmanager
-def _whole(handle: int) -> Iterator[int]:
-    """Give the end of a file, and cut it off there after a failure."""
+def _truncated_on_failure(handle: int) -> Iterator[int]:
+    """Yield a file's end, and truncate there after a failure."""
     size = os.fstat(handle).st_size
     try:
         yield size
@@ -1161,7 +1163,7 @@ THINNED = 1.01
 
 
 class _Journal:
-    """Optuna's journal file, and the lock by which its dashboard and this process take turns.
+    """Optuna's journal file, with the lock of its dashboard.
 
     A kill leaves neither a line that was only written in part nor, since the lock says whose it is, the lock.
     """
@@ -1190,7 +1192,7 @@ class _Journal:
         return self._file.read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with _whole(self._handle):
+        with _truncated_on_failure(self._handle):
             self._file.append_logs(logs)
 
     def close(self) -> None:
@@ -1198,7 +1200,7 @@ class _Journal:
 
 
 class OptunaSearch:
-    """A search by a sampler of Optuna, or a grid or list with a pruner."""
+    """A search with a sampler or pruner of Optuna."""
 
     def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, *, others: int = 0) -> None:
         assert sweep.search is not None
@@ -1276,12 +1278,14 @@ class OptunaSearch:
         return value
 
     def _distribution(self, space: tuple[Value, ...] | ValueRange) -> Any:
-        of = self._optuna.distributions
+        distributions = self._optuna.distributions
         if isinstance(space, tuple):
-            return of.CategoricalDistribution(space)
+            return distributions.CategoricalDistribution(space)
         if space.whole:
-            return of.IntDistribution(int(space.low), int(space.high), log=space.log, step=int(space.step or 1))
-        return of.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
+            return distributions.IntDistribution(
+                int(space.low), int(space.high), log=space.log, step=int(space.step or 1)
+            )
+        return distributions.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
 
     def _trial(self, number: int) -> Any:
         if number not in self._trials:
@@ -1294,15 +1298,17 @@ class OptunaSearch:
 
         One that finished without its metric has failed, for Optuna.
         """
-        of = self._optuna.trial.TrialState
+        states = self._optuna.trial.TrialState
         value = finite(metric) if state is TrialState.FINISHED else None
-        told = of.PRUNED if state is TrialState.PRUNED else of.FAIL if value is None else of.COMPLETE
+        optuna_state = (
+            states.PRUNED if state is TrialState.PRUNED else states.FAIL if value is None else states.COMPLETE
+        )
         with _disk(self._folder), _quiet():
-            self._study.tell(number, value, state=told, skip_if_finished=True)
+            self._study.tell(number, value, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Record the metric at a step, and return whether the trial is to be pruned."""
+        """Record a metric, and return whether to prune the trial."""
         with _disk(self._folder), _quiet():
             trial = self._trial(number)
             known = self._study.get_trials(deepcopy=False)[number]
@@ -1320,7 +1326,7 @@ class OptunaSearch:
 
 
 def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
-    """Return the space of each parameter, for listed trials one that holds what is listed."""
+    """Return the space of each parameter."""
     if not sweep.listed:
         return dict(sweep.parameters)
     spaces: dict[str, tuple[Value, ...] | ValueRange] = {}

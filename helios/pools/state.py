@@ -150,10 +150,10 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
 
 
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
-    told = dict(entry["run"])
+    values = dict(entry["run"])
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
-        for beside, steps, seconds in told.pop("speeds", ())
+        for beside, steps, seconds in values.pop("speeds", ())
     )
     return TrialRun(
         pool=pool,
@@ -167,7 +167,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],
         speeds=speeds,
-        **told,
+        **values,
     )
 
 
@@ -213,7 +213,7 @@ class StateFile:
         self.interrupted: set[str] = set()
         self.joined = 0
         self._first = ""
-        self._length = self._turns = 0
+        self._length, self._is_exclusive = 0, False
         self._members, self._own_lock = folder / "members", -1
         self.trials: dict[int, TrialRecord] = {}
         self.pool, self.problem = "", ""
@@ -231,8 +231,8 @@ class StateFile:
             self._lock(folder)
             if shared:
                 make_folder(self._members)
-            self._turn_lock = open_private(folder / "turn.lock") if shared else -1
-            with self.turn(catch_up=False):
+            self._write_lock = open_private(folder / "turn.lock") if shared else -1
+            with self.exclusive(catch_up=False):
                 self._read(folder, sweep)
         except BaseException:
             os.close(self._handle)
@@ -260,7 +260,7 @@ class StateFile:
                     header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
                     self._first = header["pool"]
                 else:
-                    self._take(entry)
+                    self._apply_entry(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
                 raise FileUnreadable(
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
@@ -298,20 +298,20 @@ class StateFile:
             trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
 
     @contextmanager
-    def turn(self, *, catch_up: bool = True) -> Iterator[None]:
-        """Keep the other pools of the folder from writing, having read what they wrote."""
-        if not self.shared or self._turns:
+    def exclusive(self, *, catch_up: bool = True) -> Iterator[None]:
+        """Lock out the folder's other pools, after reading their lines."""
+        if not self.shared or self._is_exclusive:
             yield
             return
-        fcntl.flock(self._turn_lock, fcntl.LOCK_EX)
-        self._turns = 1
+        fcntl.flock(self._write_lock, fcntl.LOCK_EX)
+        self._is_exclusive = True
         try:
             if catch_up:
                 self._catch_up()
             yield
         finally:
-            self._turns = 0
-            fcntl.flock(self._turn_lock, fcntl.LOCK_UN)
+            self._is_exclusive = False
+            fcntl.flock(self._write_lock, fcntl.LOCK_UN)
 
     def _catch_up(self) -> None:
         size = os.fstat(self._handle).st_size
@@ -319,7 +319,7 @@ class StateFile:
             content = os.pread(self._handle, size - self._length, self._length)
             whole = content.rfind(b"\n") + 1
             for line in content[:whole].splitlines():
-                self._take(json.loads(line))
+                self._apply_entry(json.loads(line))
             self._length += whole
             if whole < len(content):  # of a pool that was killed
                 os.ftruncate(self._handle, self._length)
@@ -345,7 +345,7 @@ class StateFile:
     def adopt(self) -> list[TrialRecord]:
         """Take over the unfinished trials of pools that are gone, and return them."""
         adopted = []
-        with self.turn():
+        with self.exclusive():
             gone = {
                 trial.owner: trial for trial in self.trials.values() if not trial.ended and trial.owner != self.pool
             }
@@ -356,7 +356,7 @@ class StateFile:
                     adopted.append(trial)
         return adopted
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
+    def _apply_entry(self, entry: Mapping[str, Any]) -> None:
         """Apply a line to what is known."""
         if "joined" in entry:
             self.joined += 1
@@ -453,9 +453,9 @@ class StateFile:
     def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
         """Append a line, or keep it in memory while the disk is full."""
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
-        with self.turn():
+        with self.exclusive():
             if "what" in entry:
-                self._take(json.loads(line))
+                self._apply_entry(json.loads(line))
             self._unwritten.append(line)
             if not self.problem:
                 self._write(lasting=lasting)
@@ -473,7 +473,7 @@ class StateFile:
         return not self.problem
 
     def _write(self, *, lasting: bool) -> None:
-        with self.turn():
+        with self.exclusive():
             self._write_now(lasting=lasting)
 
     def _write_now(self, *, lasting: bool) -> None:
@@ -503,7 +503,7 @@ class StateFile:
         if self.shared:
             (self._members / self.pool).unlink(missing_ok=True)
             os.close(self._own_lock)
-            os.close(self._turn_lock)
+            os.close(self._write_lock)
 
     def __enter__(self) -> Self:
         return self

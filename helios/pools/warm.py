@@ -46,11 +46,11 @@ def _import(modules: list[str]) -> None:
             importlib.import_module(module)
         except BaseException as reason:
             failed[module] = f"{type(reason).__name__}: {reason}"
-    _tell({"failed": failed})
+    _send({"failed": failed})
 
 
-def _tell(what: dict[str, Any]) -> None:
-    os.write(1, json.dumps(what).encode() + b"\n")
+def _send(message: dict[str, Any]) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def run_segment(modules: list[str]) -> None:
@@ -73,7 +73,7 @@ def run_segment(modules: list[str]) -> None:
                 if pid == trial:
                     trial = 0
                     _kill_children()
-                    _tell(
+                    _send(
                         {
                             "ended": order["number"],
                             "status": status,
@@ -89,12 +89,12 @@ def run_segment(modules: list[str]) -> None:
             return
         *lines, buffer = (buffer + read).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if told["do"] == "end":
+            message = json.loads(line)
+            if message["do"] == "end":
                 if trial:
                     _terminate(trial)
                 continue
-            order = told
+            order = message
             trial = _fork_trial(order, libc, (woken, wake))
             if trial == 0:
                 return
@@ -169,7 +169,7 @@ def run_forks(modules: list[str]) -> None:
                     time.sleep(0.0005)
                 _become_trial(order, agent, libc)
                 return
-            _tell({"number": order["number"], "pid": pid})
+            _send({"number": order["number"], "pid": pid})
 
 
 def _fork_twice() -> int:

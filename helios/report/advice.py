@@ -141,7 +141,7 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
         if np.count_nonzero(ended) < FEWEST_LOST:
             continue
         for alike in alike_jobs(ran, request, fewest=FEWEST_LOST, counted=ended):
-            found += _ends(alike, state, request)
+            found += _ended_jobs_advice(alike, state, request)
     return found
 
 
@@ -162,7 +162,7 @@ def usage_advice(used: pd.DataFrame) -> list[Advice]:
 
 
 def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[Advice]:
-    """Yield what the report of repeated trials says, a row of it for each user."""
+    """Yield the report of repeated trials as advice."""
     for row in rows.to_dict("records"):
         low, high = float(row["saved_hours_low"]), float(row["saved_hours_high"])
         if high < 1 or row["fusible_hours_high"] <= 0:
@@ -220,7 +220,7 @@ def _bound(values: Floats) -> float:
     return float(np.sort(values)[place - 1]) if place <= len(values) else math.inf
 
 
-def _which(alike: pd.DataFrame, request: str = "") -> str:
+def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
     first = {name: alike[name].iloc[0] for name in KEYS}  # a whole row takes a millisecond
     name = f" {first['words']!r}" if first["words"] else ""
     size = [count_in_words(int(first["gpus"]), "GPU")] if first["gpus"] > 0 else []
@@ -229,7 +229,7 @@ def _which(alike: pd.DataFrame, request: str = "") -> str:
     return f"Jobs{name}{place}" + (f" of {' and '.join(size)}" if size else "") + request
 
 
-def _held(alike: pd.DataFrame) -> dict[str, Any]:
+def _held_hours(alike: pd.DataFrame) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
     units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
@@ -256,17 +256,17 @@ def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
     return [
         Advice(
             kind="limit_too_long",
-            which=_which(alike, f" with {asked}"),
+            which=_describe_group(alike, f" with {asked}"),
             sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
             "gaps of the queue, and start earlier.",
             option=f"--time={_slurm_length(proposed_s)}",
             interval=_middle(run_s, "the middle 8 of 10 ran", "s"),
-            **_held(alike),
+            **_held_hours(alike),
         )
     ]
 
 
-def _ends(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
+def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
     ended = alike["state"] == state
     count = int(ended.sum())
     if count < FEWEST_LOST:
@@ -276,20 +276,20 @@ def _ends(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
         return []
     kind, what, then = ENDS[state]
     asked = float(alike[request].iloc[0])
-    size = "" if math.isnan(asked) else f" with {_asked(request, asked)}"
-    lost = _held(alike[ended])
+    size = "" if math.isnan(asked) else f" with {_format_request(request, asked)}"
+    lost = _held_hours(alike[ended])
     return [
         Advice(
             kind=kind,
-            which=_which(alike, size),
+            which=_describe_group(alike, size),
             sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
             interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
-            **_held(alike),
+            **_held_hours(alike),
         )
     ]
 
 
-def _asked(request: str, amount: float) -> str:
+def _format_request(request: str, amount: float) -> str:
     if request == "memory_mib":
         return f"{amount / 1024:.3g} GiB"
     return "no time limit" if math.isinf(amount) else f"a limit of {duration_in_words(amount)}"
@@ -306,11 +306,11 @@ def _memory(alike: pd.DataFrame) -> list[Advice]:
     return [
         Advice(
             kind="memory_too_large",
-            which=_which(alike, f" with {had_mib / 1024:.3g} GiB"),
+            which=_describe_group(alike, f" with {had_mib / 1024:.3g} GiB"),
             sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
             option=f"--mem={proposed_gib}G",
             interval=_middle(used_mib, "the middle 8 of 10 used", "MiB"),
-            **_held(alike),
+            **_held_hours(alike),
         )
     ]
 
@@ -326,11 +326,11 @@ def _cpus(alike: pd.DataFrame) -> list[Advice]:
     return [
         Advice(
             kind="cpus_unused",
-            which=_which(alike),
+            which=_describe_group(alike),
             sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
             option=f"{proposed} instead of {had:.0f} CPUs (--cpus-per-task)",
             interval=_middle(busy, "the middle 8 of 10 kept busy", "CPUs"),
-            **_held(alike),
+            **_held_hours(alike),
         )
     ]
 
@@ -350,11 +350,11 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
     return [
         Advice(
             kind="gpus_unused",
-            which=_which(known),
+            which=_describe_group(known),
             sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
             option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
             interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
-            **_held(known),
+            **_held_hours(known),
         )
     ]
 

@@ -503,9 +503,9 @@ def _ratios(run: Run, today: Run) -> dict[str, float]:
     new, old = run.summary.mean_wait_s_by_size, today.summary.mean_wait_s_by_size
     pairs = {name: (new[name], old[name]) for name in SIZE_CLASSES}
     return {
-        name: max(mine, LEAST_WAIT_S) / max(theirs, LEAST_WAIT_S)
-        for name, (mine, theirs) in pairs.items()
-        if mine is not None and theirs is not None and max(mine, theirs) >= LEAST_WAIT_S
+        name: max(mean_s, LEAST_WAIT_S) / max(before_s, LEAST_WAIT_S)
+        for name, (mean_s, before_s) in pairs.items()
+        if mean_s is not None and before_s is not None and max(mean_s, before_s) >= LEAST_WAIT_S
     }
 
 

@@ -166,7 +166,7 @@ class EnergyWhatIf:
         return next((result for result in self.policies if result.policy == policy), None)
 
     def without_unknown(self, *, price: bool, co2: bool) -> EnergyWhatIf:
-        """Return the results without figures for which a kWh has no known price or CO2."""
+        """Return the results without unknown costs and CO2."""
         policies = (
             replace(policy, cost=policy.cost if price else None, co2_kg=policy.co2_kg if co2 else None)
             for policy in self.policies

@@ -1,4 +1,4 @@
-"""Tables of an export, on the risk that remains and on what was lost."""
+"""Tables of an export's remaining risk and losses."""
 
 from __future__ import annotations
 

@@ -84,7 +84,8 @@ class ForecastReport:
             "steps": self.verdict.steps,
             "source": self.source,
             "rows": [
-                {_JSON_NAMES.get(name, name): of for name, of in asdict(score).items()} for score in self.verdict.points
+                {_JSON_NAMES.get(name, name): value for name, value in asdict(score).items()}
+                for score in self.verdict.points
             ],
             "most_needed": [asdict(score) for score in self.verdict.most],
             "verdict": sentences(self),
@@ -118,13 +119,16 @@ def forecast_table(report: ForecastReport) -> RenderableType:
 
 def sentences(report: ForecastReport) -> list[str]:
     """Summarize the figures in sentences, also when there is nothing to gain."""
-    ours = [score for score in report.verdict.points if score.method == HELIOS]
-    found = [_against_persistence(ours) if ours else "", _against_empirical(report.verdict.most)]
+    scores_of_helios = [score for score in report.verdict.points if score.method == HELIOS]
+    found = [
+        _against_persistence(scores_of_helios) if scores_of_helios else "",
+        _against_empirical(report.verdict.most),
+    ]
     return [sentence for sentence in found if sentence]
 
 
-def _against_persistence(ours: Sequence[PointScore]) -> str:
-    gains = {score.horizon_h: (score.better or 0.0, score.sure_by) for score in ours}
+def _against_persistence(scores_of_helios: Sequence[PointScore]) -> str:
+    gains = {score.horizon_h: (score.better or 0.0, score.sure_by) for score in scores_of_helios}
     sure = {hour: gain for hour, (gain, by) in gains.items() if by is not None and abs(gain) > SURE * by}
     better, worse = ([hour for hour, gain in sure.items() if (gain > 0) is way] for way in (True, False))
     alike = [hour for hour in gains if hour not in sure]
@@ -142,13 +146,15 @@ def _against_persistence(ours: Sequence[PointScore]) -> str:
 
 
 def _against_empirical(scores: Sequence[MostScore]) -> str:
-    ours = {score.horizon_h: score for score in scores if score.method == HELIOS and score.level == UPPER}
-    theirs = {score.horizon_h: score for score in scores if score.method == EMPIRICAL and score.level == UPPER}
-    if not ours:
+    helios = {score.horizon_h: score for score in scores if score.method == HELIOS and score.level == UPPER}
+    empirical = {score.horizon_h: score for score in scores if score.method == EMPIRICAL and score.level == UPPER}
+    if not helios:
         return ""
-    change = sum(1 - ours[hour].pinball / theirs[hour].pinball for hour in ours if theirs[hour].pinball > 0) / len(ours)
+    change = sum(
+        1 - helios[hour].pinball / empirical[hour].pinball for hour in helios if empirical[hour].pinball > 0
+    ) / len(helios)
     off, their_off = (
-        sum(abs(score.coverage - UPPER) for score in those.values()) / len(those) for those in (ours, theirs)
+        sum(abs(score.coverage - UPPER) for score in those.values()) / len(those) for those in (helios, empirical)
     )
     way = "smaller" if change > 0 else "larger"
     return (

@@ -46,7 +46,7 @@ class CheckedOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """Waits under an order over those under the site's own order in the same draw.
+    """Waits under an order, relative to the site's own order.
 
     ``large`` is the mean wait of large jobs, NaN where there are none.
     """

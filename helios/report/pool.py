@@ -115,7 +115,7 @@ def memory_in_words(mib: float | None) -> str:
 
 
 def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
-    """Return the trials, the best first where there is a metric, then by number."""
+    """Return the trials, the best first."""
     sign = -1.0 if result.maximize else 1.0
 
     def key(trial: Mapping[str, Any]) -> tuple[bool, float, int]:
@@ -126,7 +126,7 @@ def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
 
 
 def pool_table(result: PoolResult) -> RenderableType:
-    """Show the best trials, those that failed, and how many there are of each kind."""
+    """Show the best and the failed trials."""
     shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
     failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
     table = plain_table(
@@ -189,18 +189,18 @@ def pool_view(
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
     table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
     for device in snapshot.devices:
-        there = [trial for trial in running if trial.device == device.name]
-        used = sum(trial.memory_mib or 0.0 for trial in there)
+        on_device = [trial for trial in running if trial.device == device.name]
+        used = sum(trial.memory_mib or 0.0 for trial in on_device)
         table.add_row(
             escape(device.name),
-            f"{len(by_process(there))} of {device.slots}",
+            f"{len(by_process(on_device))} of {device.slots}",
             escape(device.model),
             "",
             "",
             memory_in_words(used),
             memory_in_words(device.memory_mib),
         )
-        for trial in there[:MOST_SHOWN]:
+        for trial in on_device[:MOST_SHOWN]:
             table.add_row("", *_running_cells(trial, snapshot.now_s))
     lines.append(table)
     if best:

@@ -67,10 +67,10 @@ class PoolWhatIf:
         }
 
     def _comparison(self, found: PoolComparison) -> dict[str, Any]:
-        told = found.to_json()
+        values = found.to_json()
         for name, outcome in found.outcomes.items():
-            told["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
-        return told
+            values["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
+        return values
 
 
 def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
@@ -118,5 +118,5 @@ def _share(found: PoolComparison, rule: str) -> float:
 
 
 def _range(cells: Sequence[str]) -> str:
-    """Return one cell for all cases, the first above the last where they differ."""
+    """Return one cell for all cases, first to last."""
     return cells[0] if cells[0] == cells[-1] else f"{cells[0]}\nto {cells[-1]}"

@@ -230,11 +230,14 @@ def over_repeats(
     }
 
     def compare(label: str) -> ComparedReplay:
-        mine, base = arrays[label], arrays[baseline]
+        figures_here, base = arrays[label], arrays[baseline]
         return ComparedReplay(
             label=label,
-            figures={name: float(np.nanmean(of)) if not np.isnan(of).all() else None for name, of in mine.items()},
-            differences={name: _of_draws(mine[name], base[name], independent) for name in CRITERIA},
+            figures={
+                name: float(np.nanmean(values)) if not np.isnan(values).all() else None
+                for name, values in figures_here.items()
+            },
+            differences={name: _of_draws(figures_here[name], base[name], independent) for name in CRITERIA},
         )
 
     return Differences(
@@ -299,7 +302,7 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     # How often each block is drawn; always the same.
     counts = np.random.default_rng(0).multinomial(blocks, np.full(blocks, 1 / blocks), size=RESAMPLES).astype(float)
     jobs = np.bincount(block[kept], minlength=blocks).astype(np.float64)
-    sums = np.stack([np.bincount(block[kept], weights=of, minlength=blocks) for of in waits], axis=1)
+    sums = np.stack([np.bincount(block[kept], weights=wait_s, minlength=blocks) for wait_s in waits], axis=1)
     drawn_jobs = counts @ jobs
     draws = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0, None]
     return Difference.between(new_s, old_s, draws, independent=int(np.count_nonzero(jobs)))

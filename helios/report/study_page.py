@@ -58,12 +58,12 @@ def study_sections(
 
 
 def _first(found: Sequence[Statement]) -> list[str]:
-    said = []
+    sentences = []
     for statement in first_statements(found):
-        said.append(statement.sentence)
+        sentences.append(statement.sentence)
         if statement.command:
-            said.append(f"Try: {statement.command}")
-    return said or ["This history says nothing that could be stated with figures."]
+            sentences.append(f"Try: {statement.command}")
+    return sentences or ["This history says nothing that could be stated with figures."]
 
 
 def _figure_section(figure: FigureData) -> PageSection:

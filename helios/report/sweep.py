@@ -271,7 +271,7 @@ def _csv_row(line: Mapping[str, Any]) -> dict[str, Any]:
     flat = {"key": line["key"]} | {name: _csv_value(value) for name, value in line["cell"].items()}
     for name, value in line.get("figures", {}).items():
         if name in ("mean_wait_s_by_size", "jobs_by_size"):
-            flat |= {f"{name.removesuffix('_by_size')}_{size}": of for size, of in value.items()}
+            flat |= {f"{name.removesuffix('_by_size')}_{size}": figure for size, figure in value.items()}
         elif name == "nodes":
             flat["nodes"] = _csv_value(value)
         else:
@@ -281,7 +281,7 @@ def _csv_row(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _csv_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return ",".join(f"{name}={of}" for name, of in value.items())
+        return ",".join(f"{name}={part}" for name, part in value.items())
     return value
 
 

@@ -190,12 +190,12 @@ def _error_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _bound_table(answer: Mapping[str, Any]) -> Table:
-    """Show the share of jobs at or below p90, by Helios and by shrinkage."""
+    """Show the shares of jobs at or below p90."""
     sources = (answer, answer["controls"].get("shrinkage") or {})
     table = plain_table("At or below p90 (90 % is right)", "Jobs", "Helios", "shrinkage")
-    table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(of.get("coverage_p90")) for of in sources))
+    table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(source.get("coverage_p90")) for source in sources))
     for group, found in answer["coverage_p90_by_group"].items():
-        shares = [(of.get("coverage_p90_by_group") or {}).get(group, {}).get("share") for of in sources]
+        shares = [(source.get("coverage_p90_by_group") or {}).get(group, {}).get("share") for source in sources]
         table.add_row(GROUP_NAMES.get(group, group), f"{found['jobs']:,}", *map(percent, shares))
     return table
 
@@ -295,8 +295,8 @@ def _overview(description: Description, unit: str) -> RenderableType:
         "Users": f"{description.users:,}" if description.users else "unknown",
         "Partitions": f"{description.partitions:,}" if description.partitions else "unknown",
         f"{unit} hours": f"{description.resource_hours:,.0f}",
-        "Run time": _spread(run_time_s) if run_time_s else "unknown",
-        "Wait": _spread(wait_s) if wait_s else "unknown (no start is recorded)",
+        "Run time": _format_quantiles(run_time_s) if run_time_s else "unknown",
+        "Wait": _format_quantiles(wait_s) if wait_s else "unknown (no start is recorded)",
         "Unknown": named_missing(description),
         "Resource": "CPUs: no job asks for a GPU" if description.resource == "cpus" else "",
     }
@@ -306,7 +306,7 @@ def _overview(description: Description, unit: str) -> RenderableType:
     return table
 
 
-def _spread(quantiles: Mapping[str, float]) -> str:
+def _format_quantiles(quantiles: Mapping[str, float]) -> str:
     shown = ("p10", "p50", "p90", "p99", "max")
     return f"mean {duration(quantiles['mean'])}; " + ", ".join(f"{name} {duration(quantiles[name])}" for name in shown)
 

@@ -382,7 +382,7 @@ def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[Gro
     return [gain for gain in gains if gain.loses][:LOSERS], [gain for gain in reversed(gains) if gain.gains][:GAINERS]
 
 
-def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[LosingJob]:
+def losing_jobs(run: Run, result: WhatIf) -> list[LosingJob]:
     """Return the jobs whose wait grows most, the worst first.
 
     Empty: no names are known, or no job waits longer.
@@ -391,7 +391,7 @@ def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[LosingJ
     if named is None:
         return []
     longer_s, partitions = run.wait_s - baseline.wait_s, list(result.partitions)
-    worst = [job for job in np.argsort(-longer_s, kind="stable")[:most].tolist() if longer_s[job] > SAME_S]
+    worst = [job for job in np.argsort(-longer_s, kind="stable")[:LOSERS].tolist() if longer_s[job] > SAME_S]
     return [
         LosingJob(
             job_id=str(named.job_ids[job]),

@@ -33,6 +33,8 @@ PANELS = 6
 """Partitions that are drawn, those in which most is waited for."""
 DOTS = 400
 """Users that are drawn, those who run most."""
+MOST_POINTS = 600
+"""Points that a curve is drawn through."""
 
 
 def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
@@ -139,9 +141,9 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
     return drawing.svg
 
 
-def _evenly_spaced(length: int, most: int = 600) -> NDArray[np.int64]:
+def _evenly_spaced(length: int) -> NDArray[np.int64]:
     """Return the positions of the points that a curve is drawn through.
 
-    All, or ``most`` evenly spread ones with the first and the last.
+    All, or ``MOST_POINTS`` evenly spread ones with the first and the last.
     """
-    return np.unique(np.linspace(0, length - 1, min(length, most)).astype(np.int64))
+    return np.unique(np.linspace(0, length - 1, min(length, MOST_POINTS)).astype(np.int64))

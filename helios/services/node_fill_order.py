@@ -97,7 +97,7 @@ class NodeFillOrder:
             FillFirst(
                 tiers=tuple(tier for tier, _ in filled),
                 why=tuple(why for _, why in filled),
-                reason=self._why(tiers) + (UNPREDICTED if unpredicted else ""),
+                reason=self._reason(tiers) + (UNPREDICTED if unpredicted else ""),
             )
         ]
 
@@ -127,7 +127,7 @@ class NodeFillOrder:
         steps = 0 if left_s < self.options.soon_s else 1 + int(np.log(left_s / self.options.soon_s) / np.log(STEP))
         return max(0, last - steps)
 
-    def _why(self, tiers: list[list[str]]) -> str:
+    def _reason(self, tiers: list[list[str]]) -> str:
         busy, idle, last = sum(map(len, tiers[:-2])), len(tiers[-2]), len(tiers[-1])
         return f"{count_in_words(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
 

@@ -21,8 +21,49 @@ from numpy.typing import NDArray
 from helios.actions import Place, Ranking, Reorder
 from helios.model import Snapshot
 from helios.ports import HORIZON_S, ChangeRequests, Columns
-from helios.services.queue_orders import LARGE_GPUS
 from helios.units import count_in_words, gpu_time, rounded_duration
+
+# Queue orders, each one formula, shared by the live service and by replays.
+
+LARGE_GPUS = 8
+"""Number of GPUs above which a job is large, since it needs more than one whole node of the usual size."""
+
+
+def shortest_service_first(
+    *,
+    submitted_s: NDArray[np.int64],  # noqa: ARG001  because every Order takes it
+    gpus: NDArray[np.int32],
+    run_time_s: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Order by service, GPUs x run time, smallest first.
+
+    With the median of a predicted run time this is the paper's rule, with the mean of the run time cut at
+    :data:`helios.ports.HORIZON_S` Helios'.
+
+    Parameters
+    ----------
+    submitted_s, gpus, run_time_s : arrays of shape (n_jobs,)
+        Submission (s since the epoch), requested GPUs, and assumed run time (s).
+
+    Returns
+    -------
+    array of shape (n_jobs,)
+        Service in GPU seconds.
+    """
+    return gpus * run_time_s
+
+
+def divide_large_jobs(order: Callable[..., NDArray[np.float64]], divisor: float) -> Callable[..., NDArray[np.float64]]:
+    """Return an order in which the key of jobs above ``LARGE_GPUS`` is divided."""
+
+    def divided(
+        *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        keys = order(submitted_s=submitted_s, gpus=gpus, run_time_s=run_time_s)
+        return np.where(gpus > LARGE_GPUS, keys / divisor, keys)
+
+    return divided
+
 
 # Conversion of a jobwise service's urgencies into orders for a live cluster.
 
@@ -283,7 +324,7 @@ class Qssf:
         return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
-        """Return the reason for the place of each of the jobs in these rows."""
+        """Return the reason for each job's place."""
         jobs = snapshot.pending_values
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
         longest_s = self._longest_s(jobs, len(urgency))
@@ -330,7 +371,7 @@ class Qssf:
     def _keys(
         self, jobs: Columns, eligible_us: NDArray[np.int64], longest_s: float, now_us: int
     ) -> tuple[NDArray[np.float64], int]:
-        """Return the keys, and the last moment at which they stay the same, µs."""
+        """Return the keys, and until when they hold, µs."""
         gpus = jobs("gpus")
         run_time_s = NEUTRAL_GPU_S if self._goes_by_size(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
@@ -404,8 +445,8 @@ def _expected(
     if math.isnan(run_time_s):
         return "no prediction, so neutral"
     width = f" ({rounded_duration(p10_s)} to {rounded_duration(p90_s)})" if p10_s <= p90_s else ""
-    of = f" of at most {rounded_duration(HORIZON_S)}" if ages else ""
-    predicted = f"predicted {rounded_duration(run_time_s)}{of}{width}"
+    cut = f" of at most {rounded_duration(HORIZON_S)}" if ages else ""
+    predicted = f"predicted {rounded_duration(run_time_s)}{cut}{width}"
     if gpus == 0:
         return f"{predicted} without GPUs"
     return f"{predicted} on {count_in_words(gpus, 'GPU')}: {gpu_time(run_time_s * gpus)}{large}"

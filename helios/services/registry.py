@@ -197,7 +197,7 @@ def domain_of(service: object) -> Domain:
 
 
 def find_flaws(service_class: Any) -> list[str]:
-    """Return what prevents a class from being a service, each with what to do.
+    """Return what prevents a class from being a service.
 
     It is empty for a valid service.
     """
@@ -312,5 +312,5 @@ def _type_name(declared: Any) -> str:
 
 def _complaint(error: Mapping[str, Any]) -> str:
     where = ".".join(map(str, error["loc"]))
-    said = str(error["msg"]).removeprefix("Value error, ")
-    return f"{where} = {error['input']!r}: {said}" if where else said
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{where} = {error['input']!r}: {message}" if where else message

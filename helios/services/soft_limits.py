@@ -87,7 +87,7 @@ class SoftLimits:
         self.every = timedelta(seconds=options.every_s)
 
     def decide(self, snapshot: Snapshot) -> list[SoftLimit]:
-        """Return soft limits for jobs that get one, in the order of the queue."""
+        """Return soft limits in the order of the queue."""
         jobs = snapshot.pending
         bound_s = self._bound_s(jobs)
         saved_s = np.nan_to_num(jobs["time_limit_s"].to_numpy() - bound_s, posinf=0.0, nan=0.0)

@@ -71,9 +71,9 @@ class LongestWaits:
         """Return the longest wait by ``now_s``, s."""
         return int(self.longest_s[np.searchsorted(self.at_s, now_s, side="right") - 1])
 
-    def wait_bound(self, share: float, *, least_s: int = LEAST_BOUND_S) -> WaitBound:
-        """Return the bound of ``share`` x the longest wait so far, at least ``least_s``."""
-        return WaitBound(at_s=self.at_s, patience_s=np.maximum(share * self.longest_s, least_s).astype(np.int64))
+    def wait_bound(self, share: float) -> WaitBound:
+        """Return the bound of ``share`` x the longest wait so far, at least ``LEAST_BOUND_S``."""
+        return WaitBound(at_s=self.at_s, bound_s=np.maximum(share * self.longest_s, LEAST_BOUND_S).astype(np.int64))
 
     def ageing(self, share: float) -> Ageing:
         """Return the ageing by ``share`` x the longest wait so far."""
@@ -129,7 +129,7 @@ class WaitBound:
     ----------
     at_s : int64 array of shape (n_steps,)
         When each bound comes into force, s since the epoch, ascending. Before the first no job is promoted.
-    patience_s : int64 array of shape (n_steps,)
+    bound_s : int64 array of shape (n_steps,)
         The bound from then on, s; not negative. A job is promoted once it has waited longer.
 
     Raises
@@ -139,17 +139,17 @@ class WaitBound:
     """
 
     at_s: NDArray[np.int64]
-    patience_s: NDArray[np.int64]
+    bound_s: NDArray[np.int64]
 
     def __post_init__(self) -> None:
         descends = (self.at_s[1:] < self.at_s[:-1]).any()
-        if self.at_s.shape != self.patience_s.shape or descends or (self.patience_s < 0).any():
+        if self.at_s.shape != self.bound_s.shape or descends or (self.bound_s < 0).any():
             raise UsageError(
                 "The bounds on waiting are not a step function of time.",
                 hint="Give as many bounds, none negative, as times, and the times in ascending order.",
             )
 
     @classmethod
-    def constant(cls, patience_s: int) -> WaitBound:
+    def constant(cls, bound_s: int) -> WaitBound:
         """Return a bound that is the same at all times."""
-        return cls(at_s=np.array([-NEVER]), patience_s=np.array([patience_s]))
+        return cls(at_s=np.array([-NEVER]), bound_s=np.array([bound_s]))

@@ -130,7 +130,7 @@ class SimCluster(SimulatedCluster):
             of_urgency=self._rounded,
             of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
             nothing=_nothing,
-            words=_worded,
+            words=_describe,
         )
         self._resource, self._partitions = resource, shape.partitions
         self._size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
@@ -148,17 +148,17 @@ class SimCluster(SimulatedCluster):
     # Time.
 
     def next_event_s(self) -> int | None:
-        """Run the passes that are due and return the time of the next event.
+        """Run due passes and return the next event's time.
 
         An event is the end or arrival of a job, or a change of a node's power by itself. It may be now. None: nothing
         is left to happen.
         """
-        self._leave()
+        self._freeze_snapshots()
         moment_s, _ = advance_replay(self._state, self._seen, Stops(before=-NEVER), self.now_s, False)
         return None if moment_s == NEVER else int(moment_s)
 
     def _advance(self, until_s: int) -> None:
-        self._leave()
+        self._freeze_snapshots()
         advance_replay(self._state, self._seen, Stops(until=until_s), self.now_s, False)
         self.now_s = until_s
 
@@ -172,7 +172,7 @@ class SimCluster(SimulatedCluster):
         stops = Stops(before=before_s, arrivals=True, asks_from=asks_from_s, alarm=alarm_s, alarm_from=alarm_from_s)
         between = self._between
         if not between:
-            self._leave()
+            self._freeze_snapshots()
         moment_s, where = advance_replay(self._state, self._seen, stops, self.now_s, between)
         if moment_s == NEVER:
             return None
@@ -181,9 +181,9 @@ class SimCluster(SimulatedCluster):
             self.now_s = moment_s
         return StopPoint(moment_s, where == BEFORE, where == CHOICE)
 
-    def _leave(self) -> None:
+    def _freeze_snapshots(self) -> None:
         self._between = False
-        super()._leave()
+        super()._freeze_snapshots()
 
     @property
     def arrived(self) -> int:
@@ -258,13 +258,13 @@ class SimCluster(SimulatedCluster):
 
     def _change(self, change: SettingChange[float], job: int) -> Outcome:
         is_limit = change.setting is JobSetting.SOFT_LIMIT
-        if is_limit and not change.takes_back and change.wanted >= self._limit_s[job]:
+        if is_limit and not change.is_revert and change.wanted >= self._limit_s[job]:
             return change.outcome(Result.REFUSED, remark=TOO_LONG)
         values = self._values(change.setting)
         before = float(values[job])
-        if _alike(before, change.wanted):
+        if _same(before, change.wanted):
             return change.outcome(Result.UNCHANGED, before=before, after=before)
-        if job in self._excluded_reason and not change.takes_back:
+        if job in self._excluded_reason and not change.is_revert:
             return change.outcome(Result.REFUSED, before=before, remark=self._excluded_reason[job])
         values[job] = change.wanted
         if job not in self._held:
@@ -291,7 +291,7 @@ class SimCluster(SimulatedCluster):
         return [self._job_ids[job] for job in self._queue()]
 
     def _is_set(self, setting: JobSetting, job: int) -> bool:
-        return not _alike(self._values(setting)[job], _nothing(setting))
+        return not _same(self._values(setting)[job], _nothing(setting))
 
     # Changes by an administrator.
 
@@ -336,7 +336,7 @@ class SimCluster(SimulatedCluster):
 
         See :class:`helios.ports.NodeCluster`.
         """
-        self._leave()
+        self._freeze_snapshots()
         return self._door.steer(actions, now=self.now_s)
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
@@ -369,7 +369,7 @@ class SimCluster(SimulatedCluster):
         UsageError
             There is no such node.
         """
-        self._leave()
+        self._freeze_snapshots()
         number = self._door.number(node)
         self._door.excluded_reason.pop(number, None)
         if why is not None:
@@ -380,12 +380,12 @@ def _nothing(setting: JobSetting) -> float:
     return 0.0 if setting is JobSetting.ORDER else math.nan
 
 
-def _alike(value: float, other: float) -> bool:
+def _same(value: float, other: float) -> bool:
     return value == other or (math.isnan(value) and math.isnan(other))
 
 
 @lru_cache(maxsize=4_096)
-def _worded(setting: JobSetting, value: float) -> str:
+def _describe(setting: JobSetting, value: float) -> str:
     if setting is JobSetting.ORDER:
         return f"urgency {value:.4g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"

@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster, the actions on them, and their use over time."""
+"""Nodes of a simulated cluster, and their use over time."""
 
 from __future__ import annotations
 
@@ -171,11 +171,11 @@ class NodeActions:
             yield self._woken(action.node, action, now)
         elif isinstance(action, KeepAwake):
             own = self._site_keeps if action.own is None else action.own
-            yield self._kept(_listed((*_names(own), *action.nodes)), action)
+            yield self._keep_awake(_listed((*_names(own), *action.nodes)), action)
         elif isinstance(action, FillFirst):
             yield from self._filled(action)
         else:
-            yield from self._restored(action, now)
+            yield from self._reverted(action, now)
 
     # Power.
 
@@ -223,11 +223,11 @@ class NodeActions:
 
     # The keep-awake list.
 
-    def _kept(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
+    def _keep_awake(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
         outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
-        strangers = [name for name in _names(listed) if name not in self._number]
-        if strangers:
-            return outcome(result=Result.FAILED, remark=f"there is no node {strangers[0]}")
+        unknown = [name for name in _names(listed) if name not in self._number]
+        if unknown:
+            return outcome(result=Result.FAILED, remark=f"there is no node {unknown[0]}")
         if self.sleep is None:
             return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
         if listed == self._keeps:
@@ -248,19 +248,19 @@ class NodeActions:
                 self._tier[self._number[name]] = tier
         yield from self._weighed(list(wanted), before, fill)
 
-    def _restored(self, restore: RevertNodes, now: int) -> Iterator[NodeOutcome]:
-        if restore.setting is NodeSetting.POWER:
-            for name, _ in restore.own:
-                yield self._woken(name, restore, now)
-        elif restore.setting is NodeSetting.KEEP_AWAKE:
-            for _, listed in restore.own:
-                yield self._kept(_listed(_names(listed)), restore)
+    def _reverted(self, revert: RevertNodes, now: int) -> Iterator[NodeOutcome]:
+        if revert.setting is NodeSetting.POWER:
+            for name, _ in revert.own:
+                yield self._woken(name, revert, now)
+        elif revert.setting is NodeSetting.KEEP_AWAKE:
+            for _, listed in revert.own:
+                yield self._keep_awake(_listed(_names(listed)), revert)
         else:
             before = self.weight
-            for name, weight in restore.own:
+            for name, weight in revert.own:
                 if name in self._number:
                     self._tier[self._number[name]] = int(weight) - self._site_weight[self._number[name]]
-            yield from self._weighed([name for name, _ in restore.own], before, restore)
+            yield from self._weighed([name for name, _ in revert.own], before, revert)
 
     def _weighed(
         self, names: list[str], before: NDArray[np.int64], action: FillFirst | RevertNodes
@@ -349,8 +349,10 @@ class NodeHolding:
         grid = np.arange(start_s, max(self.until_s, start_s + 1), step_s)
         most, mean = np.zeros((2, self.n_partitions, len(grid)))
         for partition in range(self.n_partitions):
-            mine = self.partition == partition
-            most[partition], mean[partition] = _in_steps(self.at_s[mine], self.nodes[mine], grid, step_s)
+            in_partition = self.partition == partition
+            most[partition], mean[partition] = _in_steps(
+                self.at_s[in_partition], self.nodes[in_partition], grid, step_s
+            )
         return start_s, most, mean
 
 
@@ -410,14 +412,14 @@ def node_tally(state: EngineState, partitions: tuple[str, ...], *, resource: str
     clock = state.clock[0]
     seconds = {
         name: NodeSeconds(
-            busy=float(of["busy_node_s"]),
-            idle=float(of["awake_node_s"] - of["busy_node_s"]),
-            asleep=float(of["asleep_node_s"]),
-            falling_asleep=float(of["falling_node_s"]),
-            waking=float(of["waking_node_s"]),
-            **{f"{resource}_busy": float(of["gpu_s"])},
+            busy=float(row["busy_node_s"]),
+            idle=float(row["awake_node_s"] - row["busy_node_s"]),
+            asleep=float(row["asleep_node_s"]),
+            falling_asleep=float(row["falling_node_s"]),
+            waking=float(row["waking_node_s"]),
+            **{f"{resource}_busy": float(row["gpu_s"])},
         )
-        for name, of in zip(partitions, state.partitions, strict=True)
+        for name, row in zip(partitions, state.partitions, strict=True)
     }
     counted = ("sleeps", "sleep_moments", "wakes", "wake_moments", "delays", "delay_moments")
     return NodeTally(

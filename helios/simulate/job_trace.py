@@ -43,12 +43,12 @@ JOB, BUDGET, TAKEN, AHEAD, QUEUED = 0, 1, 2, 3, 4
 
 @kernel
 def _note(state: EngineState, job: int, row: Any, now: int) -> None:
-    its, partition = state.jobs[job], state.jobs[job].partition
+    record, partition = state.jobs[job], state.jobs[job].partition
     row.at_s, row.shadow_s, row.extra = now, NEVER, 0
     row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
     row.head = first_up_to(state, partition, -1)
-    row.incumbent = first_up_to(state, partition, its.gpus)
-    if row.head != job and its.gpus <= row.room:
+    row.incumbent = first_up_to(state, partition, record.gpus)
+    if row.head != job and record.gpus <= row.room:
         _note_reservation(state, row, now)
 
 
@@ -66,35 +66,35 @@ def _note_reservation(state: EngineState, row: Any, now: int) -> None:
 
 
 @kernel
-def _count_ahead(state: EngineState, job: int, told: NDArray[np.int64]) -> None:
-    told[AHEAD] = told[QUEUED] = 0
+def _count_ahead(state: EngineState, job: int, status: NDArray[np.int64]) -> None:
+    status[AHEAD] = status[QUEUED] = 0
     for other in range(state.clock[0].arrived):
-        its = state.jobs[other]
-        if its.partition == state.jobs[job].partition and its.started_s == NEVER:
-            told[QUEUED] += 1
-            told[AHEAD] += before(state.pending, other, job)
+        record = state.jobs[other]
+        if record.partition == state.jobs[job].partition and record.started_s == NEVER:
+            status[QUEUED] += 1
+            status[AHEAD] += before(state.pending, other, job)
 
 
 @entry_point
 def _carry_noting(
-    state: EngineState, scored: int, until_s: int, told: NDArray[np.int64], notes: NDArray[np.void]
+    state: EngineState, scored: int, until_s: int, status: NDArray[np.int64], notes: NDArray[np.void]
 ) -> int:
-    job = told[JOB]
-    told[TAKEN] = 0
-    while told[BUDGET] > 0 and told[TAKEN] < len(notes):
+    job = status[JOB]
+    status[TAKEN] = 0
+    while status[BUDGET] > 0 and status[TAKEN] < len(notes):
         now = next_moment(state)
         if now == NEVER or now >= until_s or awaits(state, now, scored):
             state.clock[0].next_s = now
             return _REACHED
-        told[BUDGET] -= end_due(state, now) + admit_due(state, now)
+        status[BUDGET] -= end_due(state, now) + admit_due(state, now)
         due = state.partitions[state.jobs[job].partition].touched
         schedule_touched(state, now)
         if due and state.clock[0].arrived > job and state.jobs[job].started_s == NEVER:
-            if told[QUEUED] == 0:
-                _count_ahead(state, job, told)
-            _note(state, job, notes[told[TAKEN]], now)
-            told[TAKEN] += 1
-    return _FULL if told[BUDGET] > 0 else _OUT_OF_BUDGET
+            if status[QUEUED] == 0:
+                _count_ahead(state, job, status)
+            _note(state, job, notes[status[TAKEN]], now)
+            status[TAKEN] += 1
+    return _FULL if status[BUDGET] > 0 else _OUT_OF_BUDGET
 
 
 class JobTrace:
@@ -110,16 +110,16 @@ class JobTrace:
         self.job = job
         self._buffer = np.empty(ROWS, dtype=NOTE)
         self._taken: list[NDArray[np.void]] = []
-        self._told = np.array([job, 0, 0, 0, 0], dtype=np.int64)
+        self._status = np.array([job, 0, 0, 0, 0], dtype=np.int64)
 
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
         """Run the replay as ``run`` does, taking notes."""
-        told, reached = self._told, _FULL
-        told[BUDGET] = budget
+        status, reached = self._status, _FULL
+        status[BUDGET] = budget
         while reached == _FULL:
-            reached = _carry_noting(state, scored, until_s, told, self._buffer)
-            if told[TAKEN]:
-                self._taken.append(self._buffer[: told[TAKEN]].copy())
+            reached = _carry_noting(state, scored, until_s, status, self._buffer)
+            if status[TAKEN]:
+                self._taken.append(self._buffer[: status[TAKEN]].copy())
         return reached == _REACHED
 
     @property
@@ -139,4 +139,4 @@ class JobTrace:
         Both are as after the first pass in which the job was queued and not started. The position counts from 1. Both
         are 0 where the job did not wait.
         """
-        return int(self._told[AHEAD]) + bool(self._told[QUEUED]), int(self._told[QUEUED])
+        return int(self._status[AHEAD]) + bool(self._status[QUEUED]), int(self._status[QUEUED])

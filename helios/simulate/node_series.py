@@ -1,4 +1,4 @@
-"""Replay of a demand series on a cluster seen as a number of nodes.
+"""Replay of a demand series on a number of nodes.
 
 There are no jobs here. As in the Helios paper (SC'21, section 4.3), a series says how many nodes were busy, and it
 stays the same even where a node had to boot first. Three things are as on a real cluster: nodes take time to wake and
@@ -222,7 +222,7 @@ def _most_of_last(
 
 
 def oracle_levels(busy: NDArray[np.float64], *, boot_steps: int, least_steps: int) -> NDArray[np.float64]:
-    """Return the nodes awake if every idle time that is long enough is slept through.
+    """Return the nodes awake if all long idle times were slept.
 
     It knows the future and wakes nodes as often as it takes, each a boot ahead of need, so that none is ever short.
 

@@ -248,7 +248,7 @@ def replay(
         run_time_s = _true_run_times(workload, order, run_time_s)
     bounds = np.empty(0 if guard is None else len(guard.at_s), dtype=GUARD)
     if guard is not None:
-        bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
+        bounds["at_s"], bounds["bound_s"] = guard.at_s, guard.bound_s
     state = new_state(
         workload,
         shape,
@@ -268,24 +268,24 @@ def replay(
         weights=np.array(WEIGHTS[plan_quantile]),
         keys=state.pending["key"],
         plans=state.pending["estimate_s"],
-        believed_s=_told(workload, run_time_s, np.nan),
+        believed_s=_values_or(workload, run_time_s, np.nan),
         reads=reads,
         tau_s=None if ageing is None else ageing.at(workload.submitted_s),
         ranked=run_time_s is not None or predictor is None,
         planned=estimate_s is not None or predictor is None,
     )
-    scores.plans[:] = _told(workload, estimate_s, 0).clip(max=LONGEST_ESTIMATE_S)
+    scores.plans[:] = _values_or(workload, estimate_s, 0).clip(max=LONGEST_ESTIMATE_S)
     if scores.ranked:
         scores.rank(slice(None))
     inside = asks_inside(scores) if asks_inside is not None and watch is None else None
     carry = inside or (watch.run if watch else run)
     if ageing is not None:
         carry = AgeingRunner(state, ageing, scores, carry).run
-    questions = None if predictor is None else PredictorQueries(state, scores, predictor, predict_again_s)
-    tell = progress or (lambda _: None)
-    if questions is not None and inside is None:
-        _ask_at_submissions(state, workload.submitted_s, questions, tell, carry=carry)
-    _run_through(state, questions, tell, carry=carry)
+    queries = None if predictor is None else PredictorQueries(state, scores, predictor, predict_again_s)
+    report_progress = progress or (lambda _: None)
+    if queries is not None and inside is None:
+        _predict_at_submissions(state, workload.submitted_s, queries, report_progress, carry=carry)
+    _run_through(state, queries, report_progress, carry=carry)
     ended_s = state.jobs["ends_s"].copy()
     return Replay(
         started_s=state.jobs["started_s"].copy(),
@@ -296,7 +296,7 @@ def replay(
         believed_s=scores.believed_s,
         estimate_s=None if estimate_s is None and predictor is None else scores.plans.copy(),
         holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
-        bound_s=int(state.guard["patience_s"][-1]) if len(state.guard) else None,
+        bound_s=int(state.guard["bound_s"][-1]) if len(state.guard) else None,
     )
 
 
@@ -359,7 +359,7 @@ def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.flo
     return true
 
 
-def _told(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> NDArray[Any]:
+def _values_or(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> NDArray[Any]:
     if values is None:
         return np.full(len(workload), otherwise)
     if values.shape != (len(workload),):
@@ -367,11 +367,11 @@ def _told(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> 
     return values.copy()
 
 
-def _ask_at_submissions(
+def _predict_at_submissions(
     state: EngineState,
     submitted_s: NDArray[np.int64],
-    questions: PredictorQueries,
-    tell: Callable[[int], None],
+    queries: PredictorQueries,
+    report_progress: Callable[[int], None],
     *,
     carry: Carry,
 ) -> None:
@@ -383,30 +383,30 @@ def _ask_at_submissions(
     moments, firsts = np.unique(submitted_s, return_index=True)
     ends = [*firsts[1:].tolist(), len(submitted_s)]
     for number, (now, first, end) in enumerate(zip(moments.tolist(), firsts.tolist(), ends, strict=False)):
-        carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
+        carry(state, scored=first, budget=NEVER, until_s=queries.due_s)
         while clock["next_s"] < now:
-            questions.ask_again(int(clock["next_s"]))
-            carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
-        questions.ask(slice(first, end), now)
+            queries.predict_pending(int(clock["next_s"]))
+            carry(state, scored=first, budget=NEVER, until_s=queries.due_s)
+        queries.predict_submitted(slice(first, end), now)
         if number % MOMENTS_PER_REPORT == 0:
-            tell(int(clock["ended"]))
+            report_progress(int(clock["ended"]))
 
 
 def _run_through(
-    state: EngineState, questions: PredictorQueries | None, tell: Callable[[int], None], *, carry: Carry
+    state: EngineState, queries: PredictorQueries | None, report_progress: Callable[[int], None], *, carry: Carry
 ) -> None:
     """Run a replay to its end.
 
-    With ``questions`` it stops whenever pending jobs are to be predicted again.
+    With ``queries`` it stops whenever pending jobs are to be predicted again.
     """
     clock, next_s = state.clock[0], 0
     while next_s != NEVER:
-        until_s = NEVER if questions is None else questions.due_s
+        until_s = NEVER if queries is None else queries.due_s
         if carry(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
             next_s = int(clock["next_s"])
-            if questions is not None and next_s != NEVER:
-                questions.ask_again(next_s)
-        tell(int(clock["ended"]))
+            if queries is not None and next_s != NEVER:
+                queries.predict_pending(next_s)
+        report_progress(int(clock["ended"]))
 
 
 # Keys and plans of the jobs, and the queries to a predictor that they follow from.
@@ -515,7 +515,7 @@ class JobKeys:
 
 
 class PendingIndex:
-    """Positions of the jobs that wait, kept up to date while a replay goes on.
+    """Positions of the waiting jobs of a running replay.
 
     Parameters
     ----------
@@ -552,22 +552,22 @@ class PredictorQueries:
         self, state: EngineState, scores: JobKeys, predictor: ReplayPredictor, predict_again_s: int | None
     ) -> None:
         self._state, self._scores, self._predictor = state, scores, predictor
-        self._again_s = predict_again_s
+        self._period_s = predict_again_s
         first_s = int(state.jobs["submitted_s"][0]) if len(state.jobs) else 0
         self.due_s = NEVER if predict_again_s is None else first_s + predict_again_s
         self._index = PendingIndex(state.jobs["started_s"])
 
-    def ask(self, these: slice, now: int) -> None:
+    def predict_submitted(self, these: slice, now: int) -> None:
         """Ask about jobs submitted ``now``, and about pending ones if that is due."""
-        self._tell()
+        self._report_ended()
         if now >= self.due_s:
-            self.ask_again(now)
+            self.predict_pending(now)
         self._scores.predict(self._predictor, np.arange(these.start, these.stop), now)
 
-    def ask_again(self, now: int) -> None:
+    def predict_pending(self, now: int) -> None:
         """Ask about all pending jobs and queue them anew by the answers."""
-        self.due_s = now + (self._again_s or NEVER)
-        self._tell()
+        self.due_s = now + (self._period_s or NEVER)
+        self._report_ended()
         if len(jobs := self._index.waiting(int(self._state.clock["arrived"][0]))):
             running = self._state.ends[: self._state.clock["running"][0]].astype(np.int64)
             since_s = self._state.jobs["resumed_s"][running]
@@ -575,16 +575,16 @@ class PredictorQueries:
             keys, plans = self._scores.queue_anew(quantiles, jobs)
             put_anew(self._state, jobs, keys, plans)
 
-    def _tell(self) -> None:
-        told, ended = int(self._scores.told[0]), int(self._state.clock["ended"][0])
-        if ended > told:
-            fresh = self._state.ended[told:ended]
+    def _report_ended(self) -> None:
+        reported, ended = int(self._scores.told[0]), int(self._state.clock["ended"][0])
+        if ended > reported:
+            fresh = self._state.ended[reported:ended]
             self._predictor.ended(fresh, self._state.jobs["ends_s"][fresh])
             self._scores.told[0] = ended
 
 
 class AgeingRunner:
-    """Runner of a replay that queues the waiting jobs anew when their ageing time changes."""
+    """Runner that requeues jobs when the ageing time changes."""
 
     def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Carry) -> None:
         self._ageing, self._scores, self._carry = ageing, scores, carry

@@ -176,7 +176,7 @@ class SimulatedCluster(ABC):
             raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
         self._advance(until_s)
 
-    def _leave(self) -> None:
+    def _freeze_snapshots(self) -> None:
         """Fix the content of snapshots still in use, before time goes on."""
         if (columns := self._columns()) is not None:
             columns.kept()
@@ -237,13 +237,13 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _frames(self) -> Frames:
-        """Return functions that make the frames of running jobs and of nodes as of now."""
+        """Return makers of the frames of jobs and nodes."""
 
     def snapshot(self) -> LazySnapshot:
         """Return a snapshot without predictions."""
-        return self.look(None)
+        return self.snapshot_with(None)
 
-    def look(self, predictions: Predictions | None) -> LazySnapshot:
+    def snapshot_with(self, predictions: Predictions | None) -> LazySnapshot:
         """Return a snapshot with predictions in the rows of pending jobs."""
         if (columns := self._columns()) is None:
             columns = QueueColumns(self._frames)
@@ -266,7 +266,7 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _changed(self) -> list[str]:
-        """Return the ids of the pending jobs on which Helios may have set something."""
+        """Return the pending jobs that Helios may have changed."""
 
     @abstractmethod
     def _is_set(self, setting: JobSetting, job: int) -> bool:
@@ -274,7 +274,7 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _change(self, change: SettingChange[Any], job: int) -> Outcome:
-        """Change a setting of a pending job, unless it must stay, and return the outcome."""
+        """Change a setting of a pending job, if that is allowed."""
 
     @abstractmethod
     def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
@@ -318,8 +318,8 @@ class SimulatedCluster(ABC):
 def refuse_unequal(**lengths: int) -> None:
     """Raise ``WorkloadInvalid`` unless there is one row and one estimate for each job."""
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {told}")
+        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {counts}")
 
 
 def _unique_ids(job_id: NDArray[np.object_]) -> list[str]:

@@ -419,17 +419,17 @@ class LazySnapshot(Snapshot):
         return frame
 
     def pending_values(self, name: str) -> NDArray[Any]:
-        """Return a column of ``pending`` as a plain array, not to be written to."""
+        """Return a column of ``pending`` as a read-only array."""
         if hasattr(self, "_pending"):
             return self._pending.values(name)
         return super().pending_values(name)  # a copy made by dataclasses.replace, whose frames are there
 
     def running_values(self, name: str) -> NDArray[Any]:
-        """Return a column of ``running`` as a plain array, not to be written to."""
+        """Return a column of ``running`` as a read-only array."""
         return self._values_of("running", name)
 
     def node_values(self, name: str) -> NDArray[Any]:
-        """Return a column of ``nodes`` as a plain array, not to be written to."""
+        """Return a column of ``nodes`` as a read-only array."""
         return self._values_of("nodes", name)
 
     def _values_of(self, frame: str, name: str) -> NDArray[Any]:

@@ -135,10 +135,10 @@ def refuse_misfits(workload: Workload, shape: ClusterShape) -> None:
     JobLargerThanPartition
         A job asks for more GPUs than its partition has.
     """
-    strangers = (workload.partition < 0) | (workload.partition >= len(shape.partitions))
-    if strangers.any():
+    unknown = (workload.partition < 0) | (workload.partition >= len(shape.partitions))
+    if unknown.any():
         raise PartitionUnknown(
-            f"{int(strangers.sum()):,} jobs (the first is {workload.job_id[np.argmax(strangers)]}) name a "
+            f"{int(unknown.sum()):,} jobs (the first is {workload.job_id[np.argmax(unknown)]}) name a "
             "partition that the cluster does not have",
             hint=f"It has {', '.join(shape.partitions)}. Name every partition with --nodes PARTITION=N[,..].",
         )

@@ -193,8 +193,8 @@ def write_in_batches(
     batches = [
         same[first : first + NODES_PER_CALL] for same in alike.values() for first in range(0, len(same), NODES_PER_CALL)
     ]
-    said = write([replace(changes[batch[0]], node=fold(changes[at].node for at in batch)) for batch in batches])
-    answers = {at: answer for batch, answer in zip(batches, said, strict=True) for at in batch}
+    complaints = write([replace(changes[batch[0]], node=fold(changes[at].node for at in batch)) for batch in batches])
+    answers = {at: answer for batch, answer in zip(batches, complaints, strict=True) for at in batch}
     return [answers[at] for at in range(len(changes))]
 
 

@@ -80,7 +80,7 @@ class CommandsBackend(Backend):
         ):
             # One line for each task, with the number of the record that the task is part of.
             at_once = {record[_JOB]: "%".join(["", *record[_TASKS].split("%")[1:]]) for record in records}
-            records = _joined(_records(self.shell.run("squeue", "--array", *words), end), at_once)
+            records = _merge_records(_records(self.shell.run("squeue", "--array", *words), end), at_once)
         cron = self._cron_jobs()
         return [_job(record, cron) for record in records]
 
@@ -147,8 +147,8 @@ class CommandsBackend(Backend):
         except ClusterUnavailable as reason:
             complaint = reason.message
         parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", complaint, flags=re.MULTILINE)
-        said = {int(number): text for text, number in zip(parts[0::2], parts[1::2], strict=False)}
-        answers = (said.get(number, UNANSWERED) for number in range(len(commands)))
+        texts = {int(number): text for text, number in zip(parts[0::2], parts[1::2], strict=False)}
+        answers = (texts.get(number, UNANSWERED) for number in range(len(commands)))
         return [quoted(text) if text.strip() else "" for text in answers]
 
     def _cron_jobs(self) -> frozenset[str]:
@@ -193,7 +193,7 @@ def _records(printed: bytes, end: str) -> list[list[str]]:
     return records
 
 
-def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:
+def _merge_records(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:
     """Return one record for each job number, with all its tasks.
 
     Parameters

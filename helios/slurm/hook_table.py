@@ -160,7 +160,7 @@ def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: ti
     ValueError
         Two rows have the same key, or the table is larger than the hook reads.
     """
-    lines = [_line(row) for row in rows]
+    lines = [_format_row(row) for row in rows]
     if len({line.rsplit(" ", 2)[0] for line in lines}) < len(lines):
         raise ValueError("two rows of the hook's table have the same key")
     body = "".join(sorted(lines))
@@ -282,7 +282,7 @@ def _remember(table: Path, text: str) -> None:
     Rows that are no longer published stay recorded for ``KEPT``.
     """
     path, now = table.with_name(PUBLISHED.name), int(datetime.now(UTC).timestamp())
-    before, has = read_published(path).spans, dict.fromkeys(_what(text))
+    before, has = read_published(path).spans, dict.fromkeys(_parse_rows(text))
     oldest = now - int(KEPT.total_seconds())
     after: dict[_What, _Span] = {
         what: (since, now if until is None else until)
@@ -297,7 +297,7 @@ def _remember(table: Path, text: str) -> None:
         atomic_write(path, "".join(lines), mode=0o640)
 
 
-def _what(text: str) -> Iterable[_What]:
+def _parse_rows(text: str) -> Iterable[_What]:
     for row in filter(None, map(_ROW.fullmatch, text.splitlines())):
         user, partition, _, limit, site_factor, time_min = row.groups()
         if site_factor != "0":
@@ -332,7 +332,7 @@ def _sum_of_all(facts: str, body: str) -> int:
     return (checksum(facts.encode("ascii")) * 31 + checksum(body.encode("ascii"))) % _MODULUS
 
 
-def _line(row: HookRow) -> str:
+def _format_row(row: HookRow) -> str:
     names = (_ANY if name is None else _quoted(name) for name in row.key[:2])
     numbers = (_ANY if number is None else str(number) for number in row.key[2:])
     return f"{' '.join((*names, *numbers))} {row.site_factor} {row.time_min}\n"

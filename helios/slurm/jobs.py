@@ -22,7 +22,7 @@ from helios.changes import (
     SOFT_LIMIT_FLAG,
     ChangeContext,
     SettingChange,
-    judge_change,
+    check_change,
     setting_changes,
     slurm_value_mapping,
 )
@@ -115,13 +115,13 @@ class QueueReading:
         return setting is JobSetting.ORDER and self.hidden(job_id) != 0
 
     def written(self, setting: JobSetting, job_id: str, value: int) -> Written:
-        """Return the entry of the undo file for a value of a pending job."""
+        """Return a pending job's entry of the undo file."""
         job = self.jobs[job_id]
         return Written(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
 
 
 def has_soft_limits(configuration: Mapping[str, str]) -> bool:
-    """Return whether a TimeMin is a soft limit on a cluster of this configuration."""
+    """Return whether TimeMin is a soft limit here."""
     flags = {part.partition("=")[0].strip().lower() for part in configuration.get("SchedulerParameters", "").split(",")}
     release = parse.release(configuration.get("SLURM_VERSION", ""))
     return release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags
@@ -133,38 +133,38 @@ UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
 BLIND = "0 was written on demand where Slurm hides the value"
 
 
-def judge_update(change: SettingChange[int], look: QueueReading) -> Outcome | None:
+def check_update(change: SettingChange[int], reading: QueueReading) -> Outcome | None:
     """Return the outcome of a change that is not written.
 
     It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
     setting, job_id = change.setting, change.job_id
-    if job_id not in look.jobs:
+    if job_id not in reading.jobs:
         return change.outcome(Result.GONE, remark=GONE)
-    job = look.jobs[job_id]
+    job = reading.jobs[job_id]
     context = ChangeContext(
-        before=look.value(setting, job_id),
-        is_set=look.is_ours(setting, job_id),
-        excluded_reason=translate.excluded_reason(job, look.factors.get(job_id), look.undo),
-        soft_limits=look.soft_limits,
+        before=reading.value(setting, job_id),
+        is_set=reading.is_ours(setting, job_id),
+        excluded_reason=translate.excluded_reason(job, reading.factors.get(job_id), reading.undo),
+        soft_limits=reading.soft_limits,
         time_limit=translate.minutes(job["time_limit_s"]),
-        hidden=look.hidden(job_id) if setting is JobSetting.ORDER else 0,
-        suspect=look.suspect(setting, job_id),
+        hidden=reading.hidden(job_id) if setting is JobSetting.ORDER else 0,
+        suspect=reading.suspect(setting, job_id),
     )
-    return judge_change(change, context)
+    return check_change(change, context)
 
 
-def size(change: SettingChange[int], look: QueueReading, *, most: int) -> float:
+def size(change: SettingChange[int], reading: QueueReading, *, most: int) -> float:
     """Return how large a change is, for the order of writes.
 
     Reverts come first, with 2.5 or 3. Other changes lie between 0 and 2.
     """
-    before = look.value(change.setting, change.job_id) or 0
-    if change.takes_back:
+    before = reading.value(change.setting, change.job_id) or 0
+    if change.is_revert:
         return 3.0 if before else 2.5
     if change.setting is JobSetting.ORDER:
         return abs(change.wanted - before) / most
-    limit = translate.minutes(look.jobs[change.job_id]["time_limit_s"])
+    limit = translate.minutes(reading.jobs[change.job_id]["time_limit_s"])
     return abs(change.wanted - (before or limit)) / max(limit, change.wanted)
 
 
@@ -261,20 +261,20 @@ class SlurmCluster:
         """
         if not actions:
             return []
-        look = self._look()
+        reading = self._read_queue()
         terms = slurm_value_mapping(site_factor=partial(ownership.site_factor, most=self._most))
         changes = [
             change
             for action in actions
-            for change in setting_changes(action, terms, pending=lambda: look.jobs, is_set=look.is_to_revert)
+            for change in setting_changes(action, terms, pending=lambda: reading.jobs, is_set=reading.is_to_revert)
         ]
-        judged = {at: judge_update(change, look) for at, change in enumerate(changes)}
-        outcomes = {at: outcome for at, outcome in judged.items() if outcome is not None}
-        outcomes |= self._left_out({at: change for at, change in enumerate(changes) if at not in outcomes}, look)
+        checked = {at: check_update(change, reading) for at, change in enumerate(changes)}
+        outcomes = {at: outcome for at, outcome in checked.items() if outcome is not None}
+        outcomes |= self._left_out({at: change for at, change in enumerate(changes) if at not in outcomes}, reading)
         writes = {at: change for at, change in enumerate(changes) if at not in outcomes}
-        meant = [look.written(it.setting, it.job_id, it.wanted) for it in writes.values() if it.wanted]
+        meant = [reading.written(it.setting, it.job_id, it.wanted) for it in writes.values() if it.wanted]
         self._undo.add(meant, queue=self._queue)
-        written, others = self._write(writes, look) if writes else ({}, [])
+        written, others = self._write(writes, reading) if writes else ({}, [])
         outcomes |= written
         return [*(outcomes[at] for at in range(len(changes))), *others]
 
@@ -313,12 +313,12 @@ class SlurmCluster:
         """Close the backend."""
         self.backend.close()
 
-    def _look(self) -> QueueReading:
+    def _read_queue(self) -> QueueReading:
         configuration = self.backend.configuration()
         self._release = parse.release(configuration.get("SLURM_VERSION", ""))
         self._undo.refresh()
         self._queue = self.backend.queue()
-        look = QueueReading(
+        reading = QueueReading(
             jobs=_pending(self._queue),
             factors=self._sprio(),
             release=self._release,
@@ -326,10 +326,10 @@ class SlurmCluster:
             soft_limits=has_soft_limits(configuration),
         )
         with suppress(UndoNotWritten):  # a kill switch works with a full disk too
-            self._undo.add(_found(look), queue=self._queue)
-        return look
+            self._undo.add(_undo_corrections(reading), queue=self._queue)
+        return reading
 
-    def _left_out(self, changes: Mapping[int, SettingChange[int]], look: QueueReading) -> dict[int, Outcome]:
+    def _left_out(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
         """Return the outcomes of changes that are not written in this call.
 
         They are overruled by a later change, or exceed the budget of jobs.
@@ -337,11 +337,11 @@ class SlurmCluster:
         last = {(change.setting, change.job_id): at for at, change in changes.items()}
         sizes: dict[str, float] = {}
         for (_, job_id), at in last.items():
-            sizes[job_id] = max(sizes.get(job_id, 0.0), size(changes[at], look, most=self._most))
+            sizes[job_id] = max(sizes.get(job_id, 0.0), size(changes[at], reading, most=self._most))
         first = set(sorted(sizes, key=lambda job_id: -sizes[job_id])[: self._writes_per_cycle])
         outcomes: dict[int, Outcome] = {}
         for at, change in changes.items():
-            before = look.value(change.setting, change.job_id)
+            before = reading.value(change.setting, change.job_id)
             if last[change.setting, change.job_id] != at:
                 outcomes[at] = change.outcome(Result.REFUSED, before=before, remark=OVERRULED)
             elif change.job_id not in first:
@@ -349,50 +349,50 @@ class SlurmCluster:
         return outcomes
 
     def _write(
-        self, changes: Mapping[int, SettingChange[int]], look: QueueReading
+        self, changes: Mapping[int, SettingChange[int]], reading: QueueReading
     ) -> tuple[dict[int, Outcome], list[Outcome]]:
         """Write changes, read them back, and return their outcomes.
 
         The second value has the outcomes of jobs that changed although no change was requested for them.
         """
-        answers = self._answers(list(changes.values()), look)
+        answers = self._answers(list(changes.values()), reading)
         try:
-            after = replace(look, jobs=_pending(self.backend.queue()), factors=self._sprio())
+            after = replace(reading, jobs=_pending(self.backend.queue()), factors=self._sprio())
         except HeliosError as reason:
             why = f"it was written, but could not be read back: {reason.message}"
             return {
-                at: change.outcome(Result.FAILED, before=look.value(change.setting, change.job_id), remark=why)
+                at: change.outcome(Result.FAILED, before=reading.value(change.setting, change.job_id), remark=why)
                 for at, change in changes.items()
             }, []
-        outcomes = {at: outcome_after(change, look, after, answers[change.job_id]) for at, change in changes.items()}
+        outcomes = {at: outcome_after(change, reading, after, answers[change.job_id]) for at, change in changes.items()}
         # Values that were reverted and are gone, or that were overwritten with 0 where Slurm hides the value.
         gone = [
             after.written(change.setting, change.job_id, 0)
             for change in changes.values()
-            if change.takes_back and change.job_id in after.jobs and not after.value(change.setting, change.job_id)
+            if change.is_revert and change.job_id in after.jobs and not after.value(change.setting, change.job_id)
         ]
         with suppress(UndoNotWritten):
             self._undo.add(gone)
-        return outcomes, list(_changed_unasked(changes.values(), look, after))
+        return outcomes, list(_changed_unasked(changes.values(), reading, after))
 
-    def _answers(self, changes: Sequence[SettingChange[int]], look: QueueReading) -> dict[str, str]:
+    def _answers(self, changes: Sequence[SettingChange[int]], reading: QueueReading) -> dict[str, str]:
         """Write one change for each job, and return Slurm's answers by job id.
 
         Arrays come first, because a write to an array also reaches its tasks that have left it.
         """
-        updates = _to_updates(changes, look)
-        arrays = [update for update in updates if look.jobs[update.job_id]["tasks"] > 1]
-        others = [update for update in updates if look.jobs[update.job_id]["tasks"] <= 1]
+        updates = _to_updates(changes, reading)
+        arrays = [update for update in updates if reading.jobs[update.job_id]["tasks"] > 1]
+        others = [update for update in updates if reading.jobs[update.job_id]["tasks"] <= 1]
         answers: dict[str, str] = {}
         for group in filter(None, (arrays, others)):
             try:
-                said = self.backend.change(group)
+                of_group = self.backend.change(group)
             except HeliosError as reason:
                 if not answers:
                     raise
                 # Something was written before, which must be read back and reported.
-                said = [reason.message] * len(group)
-            answers |= {update.job_id: answer for update, answer in zip(group, said, strict=True)}
+                of_group = [reason.message] * len(group)
+            answers |= {update.job_id: answer for update, answer in zip(group, of_group, strict=True)}
         return answers
 
 
@@ -408,43 +408,43 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
     was = before.value(change.setting, change.job_id)
     if change.job_id not in after.jobs:
         return change.outcome(Result.GONE, before=was, remark=GONE)
-    seen = after.value(change.setting, change.job_id)
-    if seen == change.wanted:
-        return change.outcome(Result.DONE, before=was, after=seen)
+    read = after.value(change.setting, change.job_id)
+    if read == change.wanted:
+        return change.outcome(Result.DONE, before=was, after=read)
     if answer:
-        return change.outcome(Result.FAILED, before=was, after=seen, remark=answer)
-    if seen is not None:
+        return change.outcome(Result.FAILED, before=was, after=read, remark=answer)
+    if read is not None:
         return change.outcome(
-            Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands"
+            Result.MISMATCH, before=was, after=read, remark="Slurm accepted it, and something else stands"
         )
-    if change.takes_back:
+    if change.is_revert:
         own, now = before.jobs[change.job_id]["priority"], after.jobs[change.job_id]["priority"]
         wrote = change.terms.words(change.setting, before.hidden(change.job_id))
-        said = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
-        return replace(said, before=f"priority {own}", after=f"priority {now}")
+        done = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
+        return replace(done, before=f"priority {own}", after=f"priority {now}")
     # It was written. With any other outcome it would not be recorded as a change to revert.
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _found(look: QueueReading) -> Iterator[Written]:
+def _undo_corrections(reading: QueueReading) -> Iterator[Written]:
     """Yield corrections to the undo file.
 
     They are Helios' current values that only another record proves, and values of Helios that something else replaced.
     """
-    for job_id, job in look.jobs.items():
+    for job_id, job in reading.jobs.items():
         for setting in JobSetting:
-            value, last = look.value(setting, job_id), look.undo.last(setting, job)
+            value, last = reading.value(setting, job_id), reading.undo.last(setting, job)
             if not value and not last:
                 continue
-            if value == last and look.undo.has(setting, job, last):
+            if value == last and reading.undo.has(setting, job, last):
                 continue
-            if value and look.is_ours(setting, job_id):
-                if not look.undo.has(setting, job, value):
-                    yield look.written(setting, job_id, value)
+            if value and reading.is_ours(setting, job_id):
+                if not reading.undo.has(setting, job, value):
+                    yield reading.written(setting, job_id, value)
             elif last and value is not None:
-                yield look.written(setting, job_id, 0)
-            elif last and not look.undo.has(setting, job, last):
-                yield look.written(setting, job_id, last)
+                yield reading.written(setting, job_id, 0)
+            elif last and not reading.undo.has(setting, job, last):
+                yield reading.written(setting, job_id, last)
 
 
 def _changed_unasked(
@@ -466,13 +466,13 @@ def _changed_unasked(
                 yield own.outcome(Result.MISMATCH, before=was, after=now, remark=UNASKED)
 
 
-def _to_updates(changes: Sequence[SettingChange[int]], look: QueueReading) -> list[JobUpdate]:
+def _to_updates(changes: Sequence[SettingChange[int]], reading: QueueReading) -> list[JobUpdate]:
     by_job: dict[str, dict[JobSetting, int]] = {}
     for change in changes:
         by_job.setdefault(change.job_id, {})[change.setting] = change.wanted
     updates = []
     for job_id, wanted in by_job.items():
-        job = look.jobs[job_id]
+        job = reading.jobs[job_id]
         is_master = job["array_job_id"] == job_id
         # The tasks of an array's master, without the bound on how many run at once.
         tasks = (job["array_tasks"] or "").partition("%")[0] if is_master else ""

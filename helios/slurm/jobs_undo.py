@@ -1,4 +1,4 @@
-"""Record of what Helios wrote to jobs, in a file that a shell can read.
+"""Record of what Helios wrote to jobs, readable by a shell.
 
 It proves that a value is Helios' own. A mark alone proves nothing: a user may ask for a minimum of 17 minutes, and an
 admin may write a SiteFactor of 537. Helios reverts a value only if it has the mark and is recorded here for this job

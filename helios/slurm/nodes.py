@@ -70,11 +70,11 @@ def weights_by_tier(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> d
         members = [node for node in rank if own[node] == level]
         above = bisect_right(levels, level)
         room = (levels[above] - 1 if above < len(levels) else HEAVIEST) - level
-        weights |= {node: level + added for node, added in _added(members, rank, max(room, 0)).items()}
+        weights |= {node: level + added for node, added in _increments(members, rank, max(room, 0)).items()}
     return weights
 
 
-def _added(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[str, int]:
+def _increments(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[str, int]:
     """Return the increments for the nodes of one own weight.
 
     The increment is the tier's number, where there is room for it. Otherwise the tiers present are numbered without
@@ -194,7 +194,7 @@ class PlannedNodeUpdate:
         )
 
 
-def to_node_updates(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
+def to_node_updates(action: NodeAction, reading: NodeReading) -> Iterator[PlannedNodeUpdate]:
     """Yield the changes that an action requests.
 
     Raises
@@ -210,14 +210,14 @@ def to_node_updates(action: NodeAction, look: NodeReading) -> Iterator[PlannedNo
     if isinstance(action, PowerDown | PowerUp):
         yield planned(NodeSetting.POWER, action.node, DOWN if isinstance(action, PowerDown) else UP)
     elif isinstance(action, KeepAwake):
-        own = look.powering.settings.keep_awake if action.own is None else action.own
-        wanted = join_exceptions(own, [node for node in action.nodes if node in look.nodes])
+        own = reading.powering.settings.keep_awake if action.own is None else action.own
+        wanted = join_exceptions(own, [node for node in action.nodes if node in reading.nodes])
         # Slurm accepts a list with a node that does not exist (26.05.5), and then may keep nothing awake.
-        missing = ", ".join(node for node in action.nodes if node not in look.nodes)
+        missing = ", ".join(node for node in action.nodes if node not in reading.nodes)
         note = f"left out, as there are no such nodes: {missing}" if missing else ""
         yield planned(NodeSetting.KEEP_AWAKE, "", wanted, note)
     elif isinstance(action, FillFirst):
-        own_weights = {name: node["weight"] or 0 for name, node in look.nodes.items()}
+        own_weights = {name: node["weight"] or 0 for name, node in reading.nodes.items()}
         own_weights |= {node: weight for node, weight in action.own if node in own_weights}
         weights = weights_by_tier(
             own_weights, [[node for node in tier if node in own_weights] for tier in action.tiers]
@@ -234,31 +234,31 @@ def to_node_updates(action: NodeAction, look: NodeReading) -> Iterator[PlannedNo
 _NAMES = ", ".join(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, FillFirst, RevertNodes))
 
 
-def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
+def check_node_update(change: PlannedNodeUpdate, reading: NodeReading) -> NodeOutcome | None:
     """Return the outcome of a change that is not written.
 
     It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
-    if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in look.nodes:
+    if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in reading.nodes:
         return change.outcome(Result.GONE, remark=NO_NODE)
-    before = look.said(change.setting, change.node)
-    if is_in_state(change, look):
+    before = reading.said(change.setting, change.node)
+    if is_in_state(change, reading):
         return change.outcome(Result.UNCHANGED, before=before, after=before)
     wakes = change.setting is NodeSetting.POWER and change.wanted == UP
-    if wakes and power(look.nodes[change.node]) is NodePower.FALLING_ASLEEP:
+    if wakes and power(reading.nodes[change.node]) is NodePower.FALLING_ASLEEP:
         return change.outcome(Result.POSTPONED, before=before, remark=FALLING)
-    why = _why_not(change, look)
+    why = _why_not(change, reading)
     return change.outcome(Result.REFUSED, before=before, remark=why) if why else None
 
 
-def is_in_state(change: PlannedNodeUpdate, look: NodeReading) -> bool:
+def is_in_state(change: PlannedNodeUpdate, reading: NodeReading) -> bool:
     """Return whether a node has the requested value, or is changing to it.
 
     The node must exist.
     """
     if change.setting is NodeSetting.KEEP_AWAKE:
-        return same_list(look.powering.settings.keep_awake, change.wanted)
-    node = look.nodes[change.node]
+        return same_list(reading.powering.settings.keep_awake, change.wanted)
+    node = reading.nodes[change.node]
     if change.setting is NodeSetting.WEIGHT:
         return node["weight"] == _weight(change.wanted)
     return power(node) in (_ON_THE_WAY_DOWN if change.wanted == DOWN else _ON_THE_WAY_UP)
@@ -269,37 +269,37 @@ def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: No
 
     It follows from the values read before and after, and from Slurm's answer.
     """
-    was, seen = before.said(change.setting, change.node), after.said(change.setting, change.node)
-    if not seen:
+    was, read = before.said(change.setting, change.node), after.said(change.setting, change.node)
+    if not read:
         return change.outcome(Result.GONE, before=was, remark=NO_NODE)
     if is_in_state(change, after):
         # A job that was started before the sleep took effect is safe, because Slurm waits for its end.
         remark = TAKEN if change.wanted == DOWN and not is_idle(after.nodes[change.node]) else ""
-        return change.outcome(Result.DONE, before=was, after=seen, remark=remark)
+        return change.outcome(Result.DONE, before=was, after=read, remark=remark)
     if answer:
-        return change.outcome(Result.FAILED, before=was, after=seen, remark=answer)
+        return change.outcome(Result.FAILED, before=was, after=read, remark=answer)
     return change.outcome(
-        Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands"
+        Result.MISMATCH, before=was, after=read, remark="Slurm accepted it, and something else stands"
     )
 
 
-def _why_not(change: PlannedNodeUpdate, look: NodeReading) -> str:
+def _why_not(change: PlannedNodeUpdate, reading: NodeReading) -> str:
     """Return why a change must not be written now, or an empty text."""
     if change.setting is NodeSetting.WEIGHT:
         return "" if _weight(change.wanted) is not None else f"{change.wanted!r} is no weight"
     if change.setting is NodeSetting.KEEP_AWAKE:
-        return _why_no_list(change, look)
-    node = look.nodes[change.node]
+        return _why_no_list(change, reading)
+    node = reading.nodes[change.node]
     if change.wanted == UP:
         return in_hand(node) or ("" if power(node) else "it does not answer")
-    return _why_awake(node, look)
+    return _why_awake(node, reading)
 
 
-def _why_no_list(change: PlannedNodeUpdate, look: NodeReading) -> str:
-    if look.powering.release < KEEP_AWAKE_SINCE:
+def _why_no_list(change: PlannedNodeUpdate, reading: NodeReading) -> str:
+    if reading.powering.release < KEEP_AWAKE_SINCE:
         return TOO_OLD
-    if look.powering.settings.why_not and change.action != RevertNodes.__name__:
-        return look.powering.settings.why_not
+    if reading.powering.settings.why_not and change.action != RevertNodes.__name__:
+        return reading.powering.settings.why_not
     try:
         keep_awake_list(change.wanted)
     except HostlistInvalid as reason:
@@ -307,14 +307,14 @@ def _why_no_list(change: PlannedNodeUpdate, look: NodeReading) -> str:
     return ""
 
 
-def _why_awake(node: RawNode, look: NodeReading) -> str:
-    if why := look.powering.settings.why_not or excluded_reason(node, look.powering.surroundings.exclusions):
+def _why_awake(node: RawNode, reading: NodeReading) -> str:
+    if why := reading.powering.settings.why_not or excluded_reason(node, reading.powering.surroundings.exclusions):
         return why
     if power(node) is NodePower.WAKING:
         return "it is waking"
     if not is_idle(node):
-        return f"it is not idle: {look.said(NodeSetting.POWER, node['name'])}"
-    return "SuspendExcNodes keeps it awake" if node["name"] in look.warm else ""
+        return f"it is not idle: {reading.said(NodeSetting.POWER, node['name'])}"
+    return "SuspendExcNodes keeps it awake" if node["name"] in reading.warm else ""
 
 
 def _weight(text: str) -> int | None:
@@ -394,10 +394,10 @@ class SlurmNodes:
         """
         if not actions:
             return []
-        look = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations())
-        changes = [change for action in actions for change in to_node_updates(action, look)]
-        judged = {at: judge_node_update(change, look) for at, change in enumerate(changes)}
-        outcomes = {at: outcome for at, outcome in judged.items() if outcome is not None}
+        reading = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations())
+        changes = [change for action in actions for change in to_node_updates(action, reading)]
+        checked = {at: check_node_update(change, reading) for at, change in enumerate(changes)}
+        outcomes = {at: outcome for at, outcome in checked.items() if outcome is not None}
         last = {(change.setting, change.node): at for at, change in enumerate(changes)}
         open_changes = {at: change for at, change in enumerate(changes) if at not in outcomes}
         due = [at for at, change in open_changes.items() if last[change.setting, change.node] == at]
@@ -405,16 +405,16 @@ class SlurmNodes:
         left_out = dict.fromkeys(open_changes.keys() - due, (Result.REFUSED, OVERRULED))
         left_out |= dict.fromkeys(due[self._writes_per_cycle :], (Result.POSTPONED, SPENT))
         for at, (result, why) in left_out.items():
-            before = look.said(changes[at].setting, changes[at].node)
+            before = reading.said(changes[at].setting, changes[at].node)
             outcomes[at] = changes[at].outcome(result, before=before, remark=why)
-        outcomes |= self._write({at: change for at, change in open_changes.items() if at not in outcomes}, look)
+        outcomes |= self._write({at: change for at, change in open_changes.items() if at not in outcomes}, reading)
         return [outcomes[at] for at in range(len(changes))]
 
     def close(self) -> None:
         """Close the backend."""
         self.backend.close()
 
-    def _write(self, changes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
+    def _write(self, changes: Mapping[int, PlannedNodeUpdate], reading: NodeReading) -> dict[int, NodeOutcome]:
         """Write changes, read them back, and return their outcomes.
 
         Sleeps are written last, and each is checked once more right before.
@@ -424,24 +424,26 @@ class SlurmNodes:
         answers = self._answers(others, first=True)
         outcomes: dict[int, NodeOutcome] = {}
         if sleeps:
-            outcomes = self._too_late(sleeps, look, first=not others)
+            outcomes = self._drop_late_sleeps(sleeps, reading, first=not others)
             ready = {at: change for at, change in sleeps.items() if at not in outcomes}
             answers |= self._answers(ready, first=not others)
         if not answers:
             return outcomes
         try:
             lists = any(changes[at].setting is NodeSetting.KEEP_AWAKE for at in answers)
-            after = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations() if lists else look.powering)
+            after = NodeReading.of(
+                nodes=self.backend.nodes(), powering=self.operations() if lists else reading.powering
+            )
         except HeliosError as reason:
             why = f"it was written, but could not be read back: {reason.message}"
             for at in answers:
-                before = look.said(changes[at].setting, changes[at].node)
+                before = reading.said(changes[at].setting, changes[at].node)
                 outcomes[at] = changes[at].outcome(Result.FAILED, before=before, remark=why)
             return outcomes
-        return outcomes | {at: node_outcome_after(changes[at], look, after, answers[at]) for at in answers}
+        return outcomes | {at: node_outcome_after(changes[at], reading, after, answers[at]) for at in answers}
 
-    def _too_late(
-        self, sleeps: Mapping[int, PlannedNodeUpdate], look: NodeReading, *, first: bool
+    def _drop_late_sleeps(
+        self, sleeps: Mapping[int, PlannedNodeUpdate], reading: NodeReading, *, first: bool
     ) -> dict[int, NodeOutcome]:
         """Return the outcomes of sleeps that must no longer be written.
 
@@ -449,13 +451,13 @@ class SlurmNodes:
         does not answer is an error.
         """
         try:
-            fresh = NodeReading.of(nodes=self.backend.nodes(), powering=look.powering)
+            fresh = NodeReading.of(nodes=self.backend.nodes(), powering=reading.powering)
         except HeliosError as reason:
             if first:
                 raise
             why = f"not written: {reason.message}"
             return {at: change.outcome(Result.FAILED, remark=why) for at, change in sleeps.items()}
-        return {at: said for at, change in sleeps.items() if (said := judge_node_update(change, fresh)) is not None}
+        return {at: said for at, change in sleeps.items() if (said := check_node_update(change, fresh)) is not None}
 
     def _answers(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
         """Write changes, and return Slurm's answer to each.
@@ -474,11 +476,11 @@ class SlurmNodes:
                 answers[at] = reason.message  # the list may have been written, so it must be read back and reported
         if nodes:
             try:
-                said = self.backend.change_nodes([change.update for change in nodes.values()])
+                of_nodes = self.backend.change_nodes([change.update for change in nodes.values()])
             except HeliosError as reason:
                 if first and not answers:
                     raise
                 # Something was written before, which must be read back and reported.
-                said = [reason.message] * len(nodes)
-            answers |= dict(zip(nodes, said, strict=True))
+                of_nodes = [reason.message] * len(nodes)
+            answers |= dict(zip(nodes, of_nodes, strict=True))
         return answers

@@ -88,8 +88,8 @@ class Exclusions:
         """
         return cls(
             warm=keep_awake_list(configuration.get("SuspendExcNodes", "")),
-            partitions=_words(configuration.get("SuspendExcParts", "")),
-            states=frozenset(word.upper() for word in _words(configuration.get("SuspendExcStates", ""))),
+            partitions=_split_words(configuration.get("SuspendExcParts", "")),
+            states=frozenset(word.upper() for word in _split_words(configuration.get("SuspendExcStates", ""))),
         )
 
 
@@ -186,7 +186,7 @@ def in_hand(node: RawNode) -> str:
         return f"it is down{why}"
     if node["state"] not in _BASES:
         return f"its state is {node['state']}"
-    if found := next((said for flag, said in _OVERRIDDEN.items() if flag in state_flags(node)), ""):
+    if found := next((text for flag, text in _OVERRIDDEN.items() if flag in state_flags(node)), ""):
         return f"{found}{why}"
     unknown = state_flags(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
     return f"its flag {min(unknown)} is not known to Helios" if unknown else ""
@@ -200,11 +200,11 @@ def excluded_reason(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> st
     """
     if why := in_hand(node):
         return why
-    if found := next((said for flag, said in _SLURMS.items() if flag in state_flags(node)), ""):
+    if found := next((text for flag, text in _SLURMS.items() if flag in state_flags(node)), ""):
         return found
     if power(node) is None:
         return "it does not answer"
-    if parts := exclusions.partitions & _words(node["partitions"]):
+    if parts := exclusions.partitions & _split_words(node["partitions"]):
         return f"SuspendExcParts names its partition {min(parts)}"
     states = exclusions.states & (state_flags(node) | {node["state"]})
     return f"SuspendExcStates names {min(states)}" if states else ""
@@ -230,7 +230,7 @@ def _meaning(keep_awake: str) -> tuple[frozenset[str], frozenset[tuple[frozenset
     return plain, frozenset((frozenset(part.nodes), part.least) for part in parts if part.least is not None)
 
 
-def _words(text: str) -> frozenset[str]:
+def _split_words(text: str) -> frozenset[str]:
     return frozenset(word for word in re.split(r"[,\s]+", parse.text(text) or "") if word)
 
 

@@ -135,10 +135,10 @@ def examine(
         clock_skew_s=clock_skew_s,
         clock=clock,
     )
-    return [finding for check in (*_CHECKS, *more) for finding in _tried(check, ground)]
+    return [finding for check in (*_CHECKS, *more) for finding in _run_check(check, ground)]
 
 
-def _tried(check: Check, ground: PreflightContext) -> list[PreflightFinding]:
+def _run_check(check: Check, ground: PreflightContext) -> list[PreflightFinding]:
     try:
         return list(check(ground))
     except HeliosError as reason:
@@ -175,7 +175,7 @@ def _priority(ground: PreflightContext) -> Iterator[PreflightFinding]:
 
 def _weights(ground: PreflightContext) -> Iterator[PreflightFinding]:
     found = {name: parse.whole(ground.configuration.get(f"PriorityWeight{name}", "")) or 0 for name in _WEIGHTS}
-    said = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
+    weights = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
     room, most = sum(found.values()), ground.site_factor_most
     hint = ""
     if not room:
@@ -184,7 +184,7 @@ def _weights(ground: PreflightContext) -> Iterator[PreflightFinding]:
         hint = (
             f"Helios outweighs everything that the site set; a [slurm] site_factor_most below {room:,} leaves it a say."
         )
-    yield _finding("weights", f"priority weights: {said}; Helios adds at most ±{most:,}", hint=hint)
+    yield _finding("weights", f"priority weights: {weights}; Helios adds at most ±{most:,}", hint=hint)
 
 
 def _soft_limits(ground: PreflightContext) -> Iterator[PreflightFinding]:
@@ -314,8 +314,8 @@ def controllers_time(shell: Shell) -> datetime:
         Its output does not contain the time.
     """
     # sdiag prints the time of the answer by the clock of the controller (22.05.8).
-    said = shell.run("sdiag").decode("utf-8", "replace")
-    found = re.search(r"sdiag output at .*\((\d+)\)", said)
+    text = shell.run("sdiag").decode("utf-8", "replace")
+    found = re.search(r"sdiag output at .*\((\d+)\)", text)
     if found is None:
         raise HeliosError("sdiag does not say what time it is at the controller.")
     return datetime.fromtimestamp(int(found[1]), UTC)
@@ -428,15 +428,15 @@ def _administrator(ground: PreflightContext) -> Iterator[PreflightFinding]:
     if _rules_slurm(ground):
         yield _finding("administrator", f"{ground.user} may change nodes")
         return
-    said = ground.shell.answer("scontrol", "update", f"NodeName={PROBE}", "Weight=1").complaint
-    if "Invalid node name" in said:
+    complaint = ground.shell.answer("scontrol", "update", f"NodeName={PROBE}", "Weight=1").complaint
+    if "Invalid node name" in complaint:
         yield _finding("administrator", f"user {ground.user} may change nodes")
         return
     hint = (
         "Nodes take an administrator, jobs an operator. Run the cycles on nodes as a user of their own, and: "
         f"sacctmgr modify user {ground.user} set adminlevel=Administrator"
     )
-    message = f"user {ground.user} may not change nodes: {quoted(said)}"
+    message = f"user {ground.user} may not change nodes: {quoted(complaint)}"
     yield _finding("administrator", message, hint=hint, level=FindingLevel.FAIL)
 
 

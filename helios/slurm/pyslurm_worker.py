@@ -337,16 +337,16 @@ SETTINGS = {
 def main() -> None:
     """Answer requests until standard input closes."""
     answers = _take_standard_output()
-    _say(answers, {"protocol": PROTOCOL, "python": platform.python_version()})
+    _send(answers, {"protocol": PROTOCOL, "python": platform.python_version()})
     try:
         import pyslurm  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - may end the process: after the greeting
     except Exception as reason:
-        _say(answers, {"error": {"kind": "missing", "message": f"{type(reason).__name__}: {reason}"}})
+        _send(answers, {"error": {"kind": "missing", "message": f"{type(reason).__name__}: {reason}"}})
         return
     slurm = PyslurmApi(pyslurm)
-    _say(answers, slurm.versions())
+    _send(answers, slurm.versions())
     for line in sys.stdin.buffer:
-        _say(answers, answer(slurm, json.loads(line)))
+        _send(answers, answer(slurm, json.loads(line)))
 
 
 def answer(slurm: PyslurmApi, request: dict[str, Any]) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def _take_standard_output() -> IO[bytes]:
     return answers
 
 
-def _say(answers: IO[bytes], line: dict[str, Any]) -> None:
+def _send(answers: IO[bytes], line: dict[str, Any]) -> None:
     answers.write(json.dumps(line).encode("ascii") + b"\n")
     answers.flush()
 

@@ -200,14 +200,14 @@ def stop(started: subprocess.Popen[bytes]) -> None:
 
 def failure(program: str, complaint: str) -> ClusterUnavailable | ClusterRefused | AnswerNotUnderstood:
     """Return the error for a program's error output."""
-    said = f"{program} failed: {quoted(complaint)}"
+    text = f"{program} failed: {quoted(complaint)}"
     if _NO_CONTROLLER.search(complaint):
         hint = "See whether it answers: scontrol ping; sacctmgr ping. SLURM_CONF must name this cluster's slurm.conf."
-        return ClusterUnavailable(said, hint=hint)
+        return ClusterUnavailable(text, hint=hint)
     if _NO_PRIVILEGE.search(complaint):
         hint = "Give the user that runs Helios the right: sacctmgr modify user NAME set adminlevel=Operator"
-        return ClusterRefused(said, hint=hint)
-    return AnswerNotUnderstood(said, hint=f"Run {program} by hand as the user that runs Helios.")
+        return ClusterRefused(text, hint=hint)
+    return AnswerNotUnderstood(text, hint=f"Run {program} by hand as the user that runs Helios.")
 
 
 def lines(output: bytes) -> Sequence[str]:

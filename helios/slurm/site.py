@@ -55,7 +55,7 @@ def read_site(
         priority, scheduling = priority_rules(settings), scheduling_rules(settings)
     notes, name = settings.notes, settings.text("clustername", "slurm")
     with _in_file("sinfo"):
-        told = read_machines(sinfo) if sinfo is not None else MachineCounts()
+        printed = read_machines(sinfo) if sinfo is not None else MachineCounts()
     with _in_file("qos"):
         qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
     with _in_file("associations"):
@@ -63,8 +63,8 @@ def read_site(
     say_the_rest(settings)
     site = SlurmSite(
         name=name,
-        nodes=told.groups() if told.nodes else machines.groups(),
-        partitions=tuple(_partitions(machines, told)),
+        nodes=printed.groups() if printed.nodes else machines.groups(),
+        partitions=tuple(_partitions(machines, printed)),
         priority=priority,
         scheduling=scheduling,
         qos=qos,
@@ -79,7 +79,7 @@ def read_site(
             hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
             "node and scontrol show partition print.",
         )
-    return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *told.notes, *_what_is_missing(site)])))
+    return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *printed.notes, *_what_is_missing(site)])))
 
 
 def read_machines(text: str) -> MachineCounts:
@@ -123,22 +123,22 @@ def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:
     return settings, machines
 
 
-def _partitions(machines: MachineCounts, told: MachineCounts) -> Iterator[PartitionRules]:
+def _partitions(machines: MachineCounts, printed: MachineCounts) -> Iterator[PartitionRules]:
     """Yield the partitions.
 
-    Those in ``told`` (the output of sinfo or scontrol) have precedence. Where it has only their nodes, the rules come
-    from slurm.conf.
+    Those in ``printed`` (the output of sinfo or scontrol) have precedence. Where it has only their nodes, the rules
+    come from slurm.conf.
     """
-    if not told.partitions:
+    if not printed.partitions:
         yield from machines.partitions.values()
-    for name, partition in told.partitions.items():
+    for name, partition in printed.partitions.items():
         known = machines.partitions.get(name)
-        if told.with_rules or known is None:
+        if printed.with_rules or known is None:
             yield partition
         else:
             yield replace(known, nodes=partition.nodes)
-        if not told.with_rules and known is None:
-            told.notes.append(
+        if not printed.with_rules and known is None:
+            printed.notes.append(
                 f"Of partition {name} only the nodes are known, not limits and priority: "
                 "add what scontrol show partition prints."
             )

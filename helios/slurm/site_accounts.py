@@ -175,8 +175,8 @@ def _with_parents(rows: Sequence[AssociationRow], notes: list[str]) -> Iterator[
             continue
         above[depth] = account.strip()
         indented = next((above[d] for d in range(depth - 1, -1, -1) if d in above), "")
-        told = row.text("parentname", "par_name")
-        yield row, told or indented or ("root" if flat and account != "root" else "")
+        parent = row.text("parentname", "par_name")
+        yield row, parent or indented or ("root" if flat and account != "root" else "")
 
 
 def _share(row: AssociationRow, parent: str) -> Share:

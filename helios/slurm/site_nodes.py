@@ -98,7 +98,7 @@ class MachineCounts:
                 self.partitions[plain] = PartitionRules(name=plain, nodes=ordered, is_default=name.endswith("*"))
 
     def groups(self) -> tuple[NodeGroup, ...]:
-        """Return the nodes in groups of equal neighbours, sorted by name as in Slurm."""
+        """Return groups of equal neighbours, sorted as in Slurm."""
         ordered = sorted(self.nodes, key=_by_name)
         alike = groupby(ordered, key=lambda name: replace(self.nodes[name], names=()))
         return tuple(replace(self.nodes[names[0]], names=names) for names in (tuple(group) for _, group in alike))

@@ -110,12 +110,12 @@ class SchedulingSettings:
         """Return those of ``keys`` that are set, with their values."""
         return {key: self.text(key) for key in keys if self.text(key)}
 
-    def whole(self, key: str, otherwise: int) -> int:
-        """Return a setting as a whole number, or ``otherwise``.
+    def whole(self, key: str) -> int:
+        """Return a setting as a whole number, 0 where it is not set.
 
         Raises :class:`ConfigurationInvalid` where it is not one.
         """
-        return self.lines[key].whole(key, otherwise) if key in self.lines else otherwise
+        return self.lines[key].whole(key, 0) if key in self.lines else 0
 
     def minutes_s(self, key: str, otherwise: int) -> int:
         """Return a length of time, rounded up to whole minutes, s.
@@ -143,12 +143,12 @@ def priority_rules(settings: SchedulingSettings) -> PriorityRules:
     usual = PriorityRules()
     return PriorityRules(
         multifactor=settings.text("prioritytype", "priority/multifactor").lower() != "priority/basic",
-        age=settings.whole("priorityweightage", 0),
-        fairshare=settings.whole("priorityweightfairshare", 0),
-        job_size=settings.whole("priorityweightjobsize", 0),
-        partition=settings.whole("priorityweightpartition", 0),
-        qos=settings.whole("priorityweightqos", 0),
-        association=settings.whole("priorityweightassoc", 0),
+        age=settings.whole("priorityweightage"),
+        fairshare=settings.whole("priorityweightfairshare"),
+        job_size=settings.whole("priorityweightjobsize"),
+        partition=settings.whole("priorityweightpartition"),
+        qos=settings.whole("priorityweightqos"),
+        association=settings.whole("priorityweightassoc"),
         tres=settings.lines["priorityweighttres"].weights("priorityweighttres")
         if "priorityweighttres" in settings.lines
         else {},

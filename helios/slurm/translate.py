@@ -115,9 +115,9 @@ def pending(
     """
     waiting = [job for job in jobs if job["state"] == "PENDING"]
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
-    ours = [is_our_time_min(job, undo, release=release) for job in waiting]
+    soft_limits_of_helios = [is_our_time_min(job, undo, release=release) for job in waiting]
     soft = [_seconds(job["time_min_s"]) for job in waiting]
-    said = [factors.get(job["job_id"]) for job in waiting]
+    factors_of_jobs = [factors.get(job["job_id"]) for job in waiting]
     columns = _columns(waiting) | {
         "state": [JobState.PENDING.value] * len(waiting),
         "reason": [job["reason"] for job in waiting],
@@ -125,12 +125,12 @@ def pending(
             ownership.urgency(factor.value, most=most)
             if factor and is_our_site_factor(factor.value, job, undo)
             else 0.0
-            for job, factor in zip(waiting, said, strict=True)
+            for job, factor in zip(waiting, factors_of_jobs, strict=True)
         ],
-        "soft_limit_s": [length if own else None for length, own in zip(soft, ours, strict=True)],
-        "user_soft_limit_s": [None if own else length for length, own in zip(soft, ours, strict=True)],
+        "soft_limit_s": [length if own else None for length, own in zip(soft, soft_limits_of_helios, strict=True)],
+        "user_soft_limit_s": [None if own else length for length, own in zip(soft, soft_limits_of_helios, strict=True)],
         "excluded_reason": [
-            excluded_reason(job, factor, undo) or None for job, factor in zip(waiting, said, strict=True)
+            excluded_reason(job, factor, undo) or None for job, factor in zip(waiting, factors_of_jobs, strict=True)
         ],
     }
     return QUEUE.conform(pd.DataFrame(columns))

@@ -44,7 +44,7 @@ class NodesUndo:
 
 
 class UndoNotWritten(HeliosError):
-    """The record of what to revert could not be written, so that nothing may change."""
+    """The record of what to revert could not be written."""
 
 
 def write_undo(

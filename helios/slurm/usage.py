@@ -24,7 +24,7 @@ _MIB = 1024**2
 
 
 def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
-    """Return a row for each job that ended, with what it had and used.
+    """Return what each ended job had and used.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
 
 
 def _job(row: Mapping[str, str]) -> dict[str, object] | None:
-    """Return what a job had, None where it did not run or has not ended."""
+    """Return what an ended job had, else None."""
     state = row["State"].partition(" ")[0]
     if not row["ElapsedRaw"].isdigit() or not int(row["ElapsedRaw"]) or state in {"PENDING", "RUNNING", "SUSPENDED"}:
         return None
@@ -83,7 +83,7 @@ def _job(row: Mapping[str, str]) -> dict[str, object] | None:
 
 
 def _used(steps: Iterable[Mapping[str, str]]) -> dict[str, float]:
-    """Return the sums over a job's steps, NaN where no step has a value."""
+    """Return the sums over a job's steps, NaN if unknown."""
     sums = dict.fromkeys(USED, np.nan)
     for step in steps:
         used = _amounts(step["TRESUsageInTot"])

@@ -74,7 +74,7 @@ def a_pending_job(**overrides: Any) -> Row:
         "gpus": 1,
         "priority": 100_000.0,
         "urgency": 0.0,
-    } | _known(QUEUE, overrides)
+    } | _checked_overrides(QUEUE, overrides)
     return {"eligible_at": row["submitted_at"]} | _with_quantiles(row)
 
 
@@ -126,7 +126,7 @@ def a_node(**overrides: Any) -> Row:
         "gpus_held": 0,
         "memory_mib": 512_000.0,
         "weight": 1.0,
-    } | _known(NODE_STATES, overrides)
+    } | _checked_overrides(NODE_STATES, overrides)
 
 
 def a_snapshot(
@@ -261,7 +261,7 @@ def _typed(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.
     return pd.Series(values, dtype=dtype)
 
 
-def _known(kind: FrameKind, overrides: Mapping[str, Any]) -> Row:
+def _checked_overrides(kind: FrameKind, overrides: Mapping[str, Any]) -> Row:
     unknown = sorted(set(overrides) - set(kind.names))
     if unknown:
         raise TypeError(f"{', '.join(unknown)}: not a column of a {kind.name} frame; it has {', '.join(kind.names)}")

@@ -37,7 +37,7 @@ def check_cluster(make: Make) -> None:
     AssertionError
         A promise of the contract is broken. The message says which one, and what was observed.
     """
-    for promise in (_looks, _reorders, _is_idempotent, _leaves_alone, _softens, _takes_back, _takes_back_by_name):
+    for promise in (_looks, _reorders, _is_idempotent, _leaves_alone, _softens, _reverts_all, _reverts_by_name):
         cluster = make()
         try:
             promise(cluster)
@@ -70,7 +70,7 @@ def _reorders(cluster: Cluster) -> None:
         )
     after = cluster.snapshot()
     for place in order.order:
-        seen = _of(after, place.job_id, "urgency")
+        seen = _value(after, place.job_id, "urgency")
         _must(abs(seen - place.urgency) <= COARSEST, f"an urgency of {place.urgency} reads back", seen)
     _priorities_part(before, after, up=second, down=first)
 
@@ -106,16 +106,16 @@ def _softens(cluster: Cluster) -> None:
     (outcome,) = cluster.apply([limit])
     if outcome.result is Result.REFUSED:
         _must(bool(outcome.remark), "a refused soft limit says why", outcome)
-        _must(math.isnan(_of(cluster.snapshot(), job_id, "soft_limit_s")), "what is REFUSED is not written", job_id)
+        _must(math.isnan(_value(cluster.snapshot(), job_id, "soft_limit_s")), "what is REFUSED is not written", job_id)
         return
     _must(outcome.result is Result.DONE, "a soft limit is DONE or REFUSED", outcome)
-    seen_s = _of(cluster.snapshot(), job_id, "soft_limit_s")
+    seen_s = _value(cluster.snapshot(), job_id, "soft_limit_s")
     _must(660 <= seen_s <= 1_260, "a soft limit reads back, at most ten minutes longer", seen_s)
     again = cluster.apply([limit])
     _must(_results(again) == {Result.UNCHANGED}, "a soft limit that already is so is UNCHANGED", again)
 
 
-def _takes_back(cluster: Cluster) -> None:
+def _reverts_all(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     cluster.apply(_some_of_everything(snapshot))
     done = cluster.apply([Revert(reason="contract")])
@@ -130,14 +130,18 @@ def _takes_back(cluster: Cluster) -> None:
     _must(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
 
 
-def _takes_back_by_name(cluster: Cluster) -> None:
+def _reverts_by_name(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, _ = _jobs_to_try(snapshot)
     cluster.apply(_some_of_everything(snapshot))
     cluster.apply([Revert(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
     after = cluster.snapshot()
-    _must(_of(after, first, "urgency") == 0, "a restore of one job's order takes it back", _of(after, first, "urgency"))
-    _must(_of(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
+    _must(
+        _value(after, first, "urgency") == 0,
+        "a restore of one job's order takes it back",
+        _value(after, first, "urgency"),
+    )
+    _must(_value(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
 
 
 def _some_of_everything(snapshot: Snapshot) -> list[JobAction]:
@@ -174,12 +178,12 @@ def _an_order(snapshot: Snapshot, **urgencies: float) -> Reorder:
 
 
 def _priorities_part(before: Snapshot, after: Snapshot, *, up: str, down: str) -> None:
-    rose, fell = (_of(after, job, "priority") - _of(before, job, "priority") for job in (up, down))
+    rose, fell = (_value(after, job, "priority") - _value(before, job, "priority") for job in (up, down))
     if not math.isnan(rose - fell):
         _must(rose > fell, "a more urgent job gains priority over a less urgent one", (rose, fell))
 
 
-def _of(snapshot: Snapshot, job_id: str, column: str) -> float:
+def _value(snapshot: Snapshot, job_id: str, column: str) -> float:
     return float(snapshot.pending.set_index("job_id")[column][job_id])
 
 

@@ -208,9 +208,9 @@ def _complaints(service: type[Any] | PoolService, pool: PoolSnapshot) -> Iterato
 
 def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[str]:
     """Yield what is wrong with a service's answer for a pool."""
-    strangers = [action for action in actions if not isinstance(action, PoolAction)]
-    if strangers:
-        yield f"{strangers[0]!r} is no action on a pool; return StartTrial, PauseTrial or StopTrial"
+    foreign = [action for action in actions if not isinstance(action, PoolAction)]
+    if foreign:
+        yield f"{foreign[0]!r} is no action on a pool; return StartTrial, PauseTrial or StopTrial"
         return
     trials = {trial.number: trial for trial in pool.trials}
     for number, times in Counter(action.number for action in actions).items():

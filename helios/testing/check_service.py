@@ -85,12 +85,12 @@ def node_situations() -> Iterator[tuple[str, Snapshot]]:
 
 
 def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
-    """Yield what is wrong with the answer of a service that acts on nodes."""
+    """Yield faults in the answer of a node service."""
     actions = [action for action in proposed if isinstance(action, KINDS)]
-    strangers = [action for action in proposed if not isinstance(action, KINDS)]
-    if strangers:
+    foreign = [action for action in proposed if not isinstance(action, KINDS)]
+    if foreign:
         yield (
-            f"{strangers[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
+            f"{foreign[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
             "helios.actions, or act on jobs: without domain = Domain.NODES"
         )
         return
@@ -407,10 +407,10 @@ def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Ite
 
 def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
     actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Revert)]
-    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
-    if strangers:
-        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(strangers[0], KINDS) else ""
-        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
+    foreign = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
+    if foreign:
+        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(foreign[0], KINDS) else ""
+        yield f"{foreign[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
         return
     yield from _of_the_names(actions, snapshot)
     yield from _of_the_reasons(actions)
@@ -422,13 +422,13 @@ def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]
 
 def _of_the_names(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
     pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
-    for job_id in dict.fromkeys(job_id for action in actions for job_id in _named(action)):
+    for job_id in dict.fromkeys(job_id for action in actions for job_id in _targets(action)):
         if job_id in running:
             yield f"it names job {job_id}, which runs already; only pending jobs can be changed"
         elif job_id not in pending:
             yield f"it names job {job_id!r}, which is not in the snapshot; take ids from snapshot.pending['job_id']"
     for kind in (Reorder, SoftLimit):
-        named = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _named(action))
+        named = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _targets(action))
         for job_id, times in named.most_common(1):
             if times > 1:
                 yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
@@ -455,7 +455,7 @@ def _memory_complaints(make: Make, snapshots: list[Snapshot]) -> Iterator[str]:
         yield "its answer depends on what it was asked before; keep nothing between calls but the options"
 
 
-def _named(action: JobAction) -> Iterable[str]:
+def _targets(action: JobAction) -> Iterable[str]:
     if isinstance(action, Reorder):
         return [place.job_id for place in action.order]
     return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()

@@ -17,7 +17,7 @@ import pandas as pd
 
 from helios import ownership
 from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import GONE, ChangeContext, SettingChange, judge_change, setting_changes, slurm_value_mapping
+from helios.changes import GONE, ChangeContext, SettingChange, check_change, setting_changes, slurm_value_mapping
 from helios.choices import Domain
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, Snapshot
@@ -86,7 +86,7 @@ class Faults:
             raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
 
     def _refusal(self, target: str) -> str:
-        """Return why the write to ``target`` fails, or count it and return an empty text."""
+        """Count a write, or return why it fails."""
         if refusal := self._refused.get(target, ""):
             return refusal
         if self._crash_after == 0:
@@ -300,8 +300,8 @@ class FakeCluster(Faults):
         self.looks += 1
         running = [job for job in self._jobs.values() if not _is_pending(job)]
         return a_snapshot(
-            pending=[self._seen(job) for job in self._in_order()],
-            running=sorted((self._seen(job) for job in running), key=lambda row: row["started_at"]),
+            pending=[self._row(job) for job in self._in_order()],
+            running=sorted((self._row(job) for job in running), key=lambda row: row["started_at"]),
             nodes=self.nodes,
             taken_at=self.now,
             cluster=self.name,
@@ -330,9 +330,9 @@ class FakeCluster(Faults):
         job = self._pending(change.job_id)
         if job is None:
             return change.outcome(Result.GONE, remark=GONE)
-        said = judge_change(change, self._ground(change, job))
-        if said is not None:
-            return said
+        outcome = check_change(change, self._ground(change, job))
+        if outcome is not None:
+            return outcome
         before = _value(job, change.setting)
         if self._left == 0:
             return change.outcome(Result.POSTPONED, before=before, remark="the writes of this cycle are spent")
@@ -348,13 +348,17 @@ class FakeCluster(Faults):
             excluded_reason=self._excluded_reason(job),
             soft_limits=self.soft_limits,
             time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
-            hidden=_last(job, change.setting) if hidden else 0,
+            hidden=_last_written(job, change.setting) if hidden else 0,
             suspect=UNPROVED if is_marked and not _is_ours(job, change.setting) else "",
         )
 
     def _is_set(self, setting: JobSetting, job_id: str) -> bool:
         job = self._jobs[job_id]
-        return bool(_last(job, setting)) if self._hides(setting, job) else _is_marked(setting, _value(job, setting))
+        return (
+            bool(_last_written(job, setting))
+            if self._hides(setting, job)
+            else _is_marked(setting, _value(job, setting))
+        )
 
     def _hides(self, setting: JobSetting, job: _Job) -> bool:
         # As on Slurm, whose sprio does not list a job that is held or not eligible.
@@ -379,7 +383,7 @@ class FakeCluster(Faults):
     def _pending_ids(self) -> list[str]:
         return [job_id for job_id, job in self._jobs.items() if _is_pending(job)]
 
-    def _seen(self, job: _Job) -> Row:
+    def _row(self, job: _Job) -> Row:
         ours = _is_ours(job, JobSetting.SOFT_LIMIT)
         return job.row | {
             "priority": self._priority(job),
@@ -423,7 +427,7 @@ def _is_ours(job: _Job, setting: JobSetting) -> bool:
     return _is_marked(setting, value) and value in job.written[setting]
 
 
-def _last(job: _Job, setting: JobSetting) -> int:
+def _last_written(job: _Job, setting: JobSetting) -> int:
     """Return the value that Helios wrote last, 0 if none.
 
     The cluster may hold another value by now.

@@ -52,7 +52,7 @@ class PoweredNode:
 
     @property
     def usable(self) -> bool:
-        """Whether a job may start on it, at the latest once it is awake."""
+        """Whether a job may start on it, once awake."""
         return not (self.drained or self.down or self.jobs or self.told_to_sleep)
 
 
@@ -253,7 +253,7 @@ class PoweredNodes:
             return node.since + timedelta(seconds=self.boot_s), lambda: self._becomes(node, NodePower.AWAKE)
         if node.power is NodePower.WAKING:
             return node.since + timedelta(seconds=self.resume_timeout_s), lambda: self._give_up(node, GAVE_UP)
-        kept = math.isinf(self.suspend_time_s) or node.name in self._kept()
+        kept = math.isinf(self.suspend_time_s) or node.name in self._kept_awake()
         if node.power is NodePower.ASLEEP or node.jobs or node.drained or kept:
             return None
         return node.since + timedelta(seconds=self.suspend_time_s), lambda: self._power_down(node)
@@ -296,7 +296,7 @@ class PoweredNodes:
 
     # Rows of the snapshot.
 
-    def _kept(self) -> frozenset[str]:
+    def _kept_awake(self) -> frozenset[str]:
         return frozenset(expand(self.keep_awake))
 
     def _excluded_reason(self, node: PoweredNode) -> str:
@@ -304,7 +304,7 @@ class PoweredNodes:
             return f"drained: {node.drained}"
         return f"down: {node.down}" if node.down else str(node.row.get("excluded_reason") or "")
 
-    def _seen(self, node: PoweredNode, kept: frozenset[str]) -> Row:
+    def _row(self, node: PoweredNode, kept: frozenset[str]) -> Row:
         power, idle = self.power_of(node.name), node.power is NodePower.AWAKE and not node.jobs
         flags = [FLAGS.get(power, "") if power else "", "DRAIN" if node.drained else "", node.row.get("flags") or ""]
         state = "DOWN" if node.down else "ALLOCATED" if node.jobs else node.row["state"]
@@ -321,8 +321,8 @@ class PoweredNodes:
             **held,
         }
 
-    def _worded(self, node: PoweredNode) -> str:
-        row = self._seen(node, frozenset())
+    def _describe(self, node: PoweredNode) -> str:
+        row = self._row(node, frozenset())
         return "+".join(part for part in (row["state"], row["flags"]) if part)
 
 
@@ -426,11 +426,11 @@ class FakeNodes(PoweredNodes, Faults):
         """
         self._answer()
         self.looks += 1
-        kept = self._kept()
+        kept = self._kept_awake()
         return a_snapshot(
             pending=[row for job, row in self._jobs.items() if job not in self._held],
             running=[row for job, row in self._jobs.items() if job in self._held],
-            nodes=[self._seen(node, kept) for node in self._nodes.values()],
+            nodes=[self._row(node, kept) for node in self._nodes.values()],
             taken_at=self.now,
             cluster=self.name,
             power=PowerSettings(
@@ -488,7 +488,7 @@ class FakeNodes(PoweredNodes, Faults):
     def _sleep(self, change: _Change) -> NodeOutcome:
         if (node := self._nodes.get(change.node)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
-        before = self._worded(node)
+        before = self._describe(node)
         if self.power_of(node.name) in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}:
             return change.outcome(Result.UNCHANGED, before=before, after=before)
         idle = node.power is NodePower.AWAKE and not node.jobs and not node.down
@@ -501,7 +501,7 @@ class FakeNodes(PoweredNodes, Faults):
                 node=node.name,
                 busy=bool(node.jobs),
                 drained=bool(node.drained or node.down),
-                kept_awake=node.name in self._kept(),
+                kept_awake=node.name in self._kept_awake(),
                 on_their_way=on_their_way,
             )
             self.power_downs.append(seen)
@@ -510,12 +510,12 @@ class FakeNodes(PoweredNodes, Faults):
         def falls_asleep() -> bool:
             return self.power_of(node.name) is NodePower.FALLING_ASLEEP
 
-        return self._write(change, lambda: self._worded(node), power_down, falls_asleep)
+        return self._write(change, lambda: self._describe(node), power_down, falls_asleep)
 
     def _wake(self, change: _Change) -> NodeOutcome:
         if (node := self._nodes.get(change.node)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
-        before, power = self._worded(node), self.power_of(node.name)
+        before, power = self._describe(node), self.power_of(node.name)
         if power in {NodePower.AWAKE, NodePower.WAKING}:
             return change.outcome(Result.UNCHANGED, before=before, after=before)
         if power is NodePower.FALLING_ASLEEP:
@@ -524,7 +524,7 @@ class FakeNodes(PoweredNodes, Faults):
             return change.outcome(Result.REFUSED, before=before, remark=f"it is {self._excluded_reason(node)}")
         return self._write(
             change,
-            lambda: self._worded(node),
+            lambda: self._describe(node),
             lambda: self._power_up(node),
             lambda: node.power is NodePower.WAKING,
         )
@@ -558,7 +558,7 @@ class FakeNodes(PoweredNodes, Faults):
     def _write(
         self, change: _Change, read: Callable[[], str], write: Callable[[], None], is_done: Callable[[], bool]
     ) -> NodeOutcome:
-        """Write a change, as far as no failure was asked for, and return its outcome."""
+        """Write a change, unless a failure was asked for."""
         before = read()
         if refusal := self._refusal(change.node):
             return change.outcome(Result.FAILED, before=before, remark=refusal)

@@ -35,7 +35,7 @@ def stored_time(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa.Table:
+def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, strings: StringTable) -> pa.Table:
     """Return a ``JOBS`` frame as stored columns.
 
     Parameters
@@ -44,7 +44,7 @@ def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa
         Columns of ``JOBS``.
     cluster_id : int
         Number of their cluster.
-    book : StringTable
+    strings : StringTable
         Numbers of the texts of category columns.
 
     Raises
@@ -56,7 +56,7 @@ def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa
     for name in ("job_id", "submitted_at"):
         if jobs[name].isna().any():
             raise FrameInvalid(f"{int(jobs[name].isna().sum()):,} jobs have no {name}, by which they are told apart")
-    return stored_frame(JOBS, jobs, cluster_id, book)
+    return stored_frame(JOBS, jobs, cluster_id, strings)
 
 
 Types = FrameKind | Mapping[str, str]
@@ -68,10 +68,10 @@ def column_types(types: Types) -> Mapping[str, str]:
     return {column.name: column.dtype for column in types.columns} if isinstance(types, FrameKind) else types
 
 
-def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int, book: StringTable | None = None) -> pa.Table:
+def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int, strings: StringTable | None = None) -> pa.Table:
     """Return a frame of a cluster as stored columns.
 
-    With a ``book`` categories become numbers of names, else text.
+    With ``strings`` categories become numbers of names, else text.
 
     Raises
     ------
@@ -79,32 +79,32 @@ def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int, book: St
         A column is missing or of another type.
     """
     kind.check(frame)
-    columns = {column.name: stored_column(frame[column.name], column.dtype, book) for column in kind.columns}
+    columns = {column.name: stored_column(frame[column.name], column.dtype, strings) for column in kind.columns}
     return pa.table({"cluster_id": pa.array(np.full(len(frame), cluster_id))} | columns)
 
 
-def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None) -> Any:
+def stored_column(values: pd.Series, dtype: str, strings: StringTable | None = None) -> Any:
     """Return one declared column as an Arrow array in its stored type.
 
-    With a ``book`` categories become numbers of names, else text.
+    With ``strings`` categories become numbers of names, else text.
     """
-    if dtype == "category" and book:
-        return _numbers(values, book)
+    if dtype == "category" and strings:
+        return _numbers(values, strings)
     if dtype in {"category", "str"}:
         return _without_nul(pa.array(values.astype("str"), pa.string(), from_pandas=True))
     return pa.array(values, from_pandas=True).cast(pa.float64() if dtype == "float64" else pa.int64())
 
 
-def frame_of(table: pa.Table, types: Types, book: StringTable | None = None) -> pd.DataFrame:
+def frame_of(table: pa.Table, types: Types, strings: StringTable | None = None) -> pd.DataFrame:
     """Return stored columns as a frame with the given types.
 
-    Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one. With a ``book``,
+    Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one. With ``strings``,
     stored numbers of names become categories. A caller that keeps no table of its own needs the memory of one, not of
     two: each column is dropped once it is converted.
     """
     found = {}
     for name, dtype in column_types(types).items():
-        found[name] = _series(table[name], dtype, book)
+        found[name] = _series(table[name], dtype, strings)
         table = table.drop_columns([name])
     # Arrow keeps what is freed for its next table.
     pa.default_memory_pool().release_unused()
@@ -133,12 +133,12 @@ def in_order(table: pa.Table) -> pa.Table:
     return pa.table(taken)
 
 
-def _numbers(values: pd.Series, book: StringTable) -> Any:
+def _numbers(values: pd.Series, strings: StringTable) -> Any:
     codes = values.cat.codes.to_numpy()
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=0))
     # One slot more than there are categories: code -1, a missing value, reads the last.
     numbers = np.zeros(len(values.cat.categories) + 1, dtype=np.int64)
-    numbers[used] = book.numbers([str(text).replace("\0", "\\x00") for text in values.cat.categories[used]])
+    numbers[used] = strings.numbers([str(text).replace("\0", "\\x00") for text in values.cat.categories[used]])
     return pa.array(numbers[codes], mask=codes < 0)
 
 
@@ -149,9 +149,9 @@ def _without_nul(texts: Any) -> Any:
     return texts
 
 
-def _series(column: pa.ChunkedArray, dtype: str, book: StringTable | None) -> pd.Series:
+def _series(column: pa.ChunkedArray, dtype: str, strings: StringTable | None) -> pd.Series:
     if dtype == "category":
-        return _categories(column, book)
+        return _categories(column, strings)
     if dtype == "object":
         return pd.Series(column.to_pylist(), dtype=object)
     if dtype == TIME:
@@ -161,13 +161,13 @@ def _series(column: pa.ChunkedArray, dtype: str, book: StringTable | None) -> pd
     return pd.Series(column.to_numpy()).astype(pandas_dtype(dtype))
 
 
-def _categories(column: pa.ChunkedArray, book: StringTable | None) -> pd.Series:
+def _categories(column: pa.ChunkedArray, strings: StringTable | None) -> pd.Series:
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
     values = encoded.dictionary.to_pylist()
-    if book:
-        by_number = book.texts(values)
+    if strings:
+        by_number = strings.texts(values)
         values = [by_number[number] for number in values]
     return _sorted_categories(encoded.indices, values)
 

@@ -129,10 +129,10 @@ def load(connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace:
     cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
     if (before := _load_of(connection, cluster_id, trace.sha256)) is not None:
         return _report(connection, before, cluster=trace.cluster, already_loaded=True)
-    tally, book = _Tally(), StringTable(connection, bulk)
+    tally, strings = _Tally(), StringTable(connection, bulk)
     load_id = _begin(connection, cluster_id, trace)
     for batch in batches:
-        rows = stored_jobs(batch.jobs, cluster_id=cluster_id, book=book)
+        rows = stored_jobs(batch.jobs, cluster_id=cluster_id, strings=strings)
         new = bulk.insert(connection, schema.jobs, rows)
         updated = 0
         if new < len(rows):
@@ -172,7 +172,7 @@ def _begin(connection: sa.Connection, cluster_id: int, trace: LoadedFile) -> int
 
 
 def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
-    """Return one row for each job, the one that knows most of its run.
+    """Return the row of each job that knows most.
 
     Values that this row lacks come from the job's other rows, as if those had been loaded before. Not so for a ``live``
     accounting, where a missing value means that there is none.

@@ -74,7 +74,7 @@ class ModelStore:
             cluster_id = find_cluster_id(connection, cluster)
             promoted, confirmed_at = _promoted(connection, cluster_id)
             wanted = promoted if model_id is None else model_id
-            row = connection.execute(_one(cluster_id, wanted)).one_or_none() if wanted else None
+            row = connection.execute(_select_model(cluster_id, wanted)).one_or_none() if wanted else None
             if row is None:
                 raise _no_such_model(cluster, model_id, decided=confirmed_at is not None)
             return _record(row, cluster=cluster, confirmed_at=confirmed_at if wanted == promoted else None)
@@ -152,7 +152,7 @@ class ModelStore:
         """
         with writing(self._engine) as connection:
             cluster_id = cluster_id_for_loading(connection, name=cluster)
-            if model_id is not None and connection.execute(_one(cluster_id, model_id)).first() is None:
+            if model_id is not None and connection.execute(_select_model(cluster_id, model_id)).first() is None:
                 raise _no_such_model(cluster, model_id, decided=False)
             row = {
                 "cluster_id": cluster_id,
@@ -233,7 +233,7 @@ def _newest_first(query: sa.Select[Any]) -> sa.Select[Any]:
     return query.order_by(schema.models.c.trained_at.desc(), schema.models.c.model_id.desc())
 
 
-def _one(cluster_id: int, model_id: str) -> sa.Select[Any]:
+def _select_model(cluster_id: int, model_id: str) -> sa.Select[Any]:
     return sa.select(schema.models).filter_by(cluster_id=cluster_id, model_id=model_id)
 
 

@@ -48,7 +48,7 @@ class Horizon:
 
 
 def count_rows(connection: sa.Connection, cluster_id: int) -> dict[str, int]:
-    """Return how many rows each table has of a cluster, tables without any left out."""
+    """Return a cluster's rows in each table, without empty ones."""
     tables = {table: _rows_of(table, cluster_id) for table in schema.metadata.sorted_tables}
     counts = {
         table.name: connection.execute(sa.select(sa.func.count()).select_from(table).where(chosen)).scalar_one()

@@ -162,7 +162,7 @@ def _knowledge(job: Any) -> sa.ColumnElement[int]:
 
 
 def _take_note(
-    connection: sa.Connection, incoming: sa.TableClause, rule: RevisionRule, book: StringTable, revisions: Revisions
+    connection: sa.Connection, incoming: sa.TableClause, rule: RevisionRule, strings: StringTable, revisions: Revisions
 ) -> None:
     missing = {
         name: sa.null().cast(column.type).label(name) for name, column in jobs.c.items() if name not in rule.names
@@ -183,11 +183,11 @@ def _take_note(
         if number and (room := EXAMPLES - len(revisions.examples[name])):
             shown = sa.select(jobs.c.job_id, jobs.c.user, jobs.c.ended_at, new.user.label("u"), new.ended_at.label("e"))
             query = shown.where(same, kind).order_by(jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart).limit(room)
-            revisions.examples[name] += [_example(*row, book=book) for row in connection.execute(query).all()]
+            revisions.examples[name] += [_example(*row, strings=strings) for row in connection.execute(query).all()]
 
 
-def _example(job: str, user: int, ended_at: int, new_user: int, new_end: int, *, book: StringTable) -> str:
-    texts = book.texts([number for number in (user, new_user) if number is not None])
+def _example(job: str, user: int, ended_at: int, new_user: int, new_end: int, *, strings: StringTable) -> str:
+    texts = strings.texts([number for number in (user, new_user) if number is not None])
     before, now = f"{_user(texts, user)} {_end(ended_at)}", f"{_user(texts, new_user)} {_end(new_end)}"
     return f"{job[:40]!a} (was: {before}; this row: {now})"
 

@@ -107,7 +107,7 @@ class Warehouse(ModelStore, TrialStore):
         self._engine.dispose()
 
     def revision(self) -> str | None:
-        """Return the revision of the database's schema, or None if it has none yet."""
+        """Return the revision of the schema, or None."""
         return migrate.revision(self._engine)
 
     def head(self) -> str:
@@ -197,7 +197,7 @@ class Warehouse(ModelStore, TrialStore):
         return frame_of(found, {name: CLUSTERS[name] for name in found.column_names})
 
     def contents(self, cluster: str) -> dict[str, int]:
-        """Return how many rows each table has of a cluster, tables without any left out.
+        """Return a cluster's rows in each table, without empty ones.
 
         Raises
         ------
@@ -656,7 +656,7 @@ class Warehouse(ModelStore, TrialStore):
 
 
 def _refuse_applied(connection: sa.Connection, cluster: str, cluster_id: int) -> None:
-    """Raise UsageError where changes are applied to a cluster, or a Helios holds its lease."""
+    """Raise UsageError where a Helios acts on a cluster."""
     applied, leases = (schema.applied_changes, schema.applied_node_changes), schema.leases
     now_us = lease_time_us(connection, datetime.now(UTC))
     held = sa.select(leases.c.holder).where(

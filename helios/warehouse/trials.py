@@ -73,14 +73,14 @@ def _row(run: TrialRun, user: str) -> dict[str, object]:
 
 
 def _run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
-    told = row._mapping
+    values = row._mapping
     return TrialRun(
-        **{name: told[name] for name in _PLAIN},
-        started_s=told["started_at"] / _US,
-        parameters=json.loads(told["parameters"]),
+        **{name: values[name] for name in _PLAIN},
+        started_s=values["started_at"] / _US,
+        parameters=json.loads(values["parameters"]),
         speeds=tuple(
             MeasuredSpeed(beside=tuple(beside), steps_per_s=steps, seconds=seconds)
-            for beside, steps, seconds in json.loads(told["speeds"])
+            for beside, steps, seconds in json.loads(values["speeds"])
         ),
-        metrics=json.loads(told["metrics"]),
+        metrics=json.loads(values["metrics"]),
     )

@@ -242,8 +242,8 @@ def _state(site: Site) -> tuple[dict[str, Any], list[str]]:
     lines = [f"Helios is paused {pause}."] if pause else []
     if modes:
         lines.append("Services: " + ", ".join(f"{name} is {modes[name].mode.value}" for name in modes) + ".")
-    told = {name: mode.mode.value for name, mode in modes.items()}
-    return {"modes": told, "paused": str(pause) if pause else None}, lines
+    mode_names = {name: mode.mode.value for name, mode in modes.items()}
+    return {"modes": mode_names, "paused": str(pause) if pause else None}, lines
 
 
 def _queue_table(rows: pd.DataFrame) -> TableCells:

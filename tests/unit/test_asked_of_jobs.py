@@ -16,7 +16,7 @@ from helios.changes import (
     USERS_OWN,
     ChangeContext,
     SettingChange,
-    judge_change,
+    check_change,
     setting_changes,
     slurm_value_mapping,
 )
@@ -50,7 +50,7 @@ def a_ground(**known: Any) -> ChangeContext:
 
 
 def refusal(change: SettingChange[int], **known: Any) -> tuple[Result, str]:
-    said = judge_change(change, a_ground(**known))
+    said = check_change(change, a_ground(**known))
     assert isinstance(said, Outcome)
     return said.result, said.remark
 
@@ -101,11 +101,11 @@ def test_a_change_is_told_in_slurms_words() -> None:
 
 
 def test_what_differs_is_to_be_written() -> None:
-    assert judge_change(a_change(), a_ground()) is None
+    assert check_change(a_change(), a_ground()) is None
 
 
 def test_what_stands_already_is_unchanged() -> None:
-    said = judge_change(a_change(), a_ground(before=50, is_set=True))
+    said = check_change(a_change(), a_ground(before=50, is_set=True))
     assert said is not None
     assert (said.result, said.before, said.after) == (Result.UNCHANGED, "SiteFactor 50", "SiteFactor 50")
 
@@ -133,12 +133,12 @@ def test_a_soft_limit_is_refused_with_the_first_reason(known: dict[str, Any], wh
 
 @pytest.mark.parametrize("known", [{"time_limit": 18}, {"before": 7, "is_set": True}])
 def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any]) -> None:
-    assert judge_change(a_change(17, setting=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
+    assert check_change(a_change(17, setting=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
 
 
 def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
     assert (
-        judge_change(a_change(0, action="Revert"), a_ground(before=50, is_set=True, excluded_reason="it is held"))
+        check_change(a_change(0, action="Revert"), a_ground(before=50, is_set=True, excluded_reason="it is held"))
         is None
     )
 

@@ -24,8 +24,7 @@ from helios.cli.replays import requested_services
 from helios.config import Settings
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.model import Snapshot
-from helios.services.qssf import Qssf
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import Qssf, shortest_service_first
 from helios.services.soft_limits import SoftLimits
 from helios.simulate import Backfill, SimCluster, Workload, replay
 from helios.simulate.orders import first_in_first_out

@@ -385,10 +385,10 @@ def _suspension_sentences(cycles: pd.DataFrame, services: ReportTable) -> Iterat
     suspended = _total(services, "suspended")
     if not suspended:
         return
-    of = f" of {len(cycles):,}" if len(cycles) else ""
+    of_cycles = f" of {len(cycles):,}" if len(cycles) else ""
     reasons = services.rows["suspended_reason"].dropna()
     why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
-    yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of} cycles{why}."
+    yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of_cycles} cycles{why}."
 
 
 def _mean_before(daily: pd.DataFrame, column: str) -> float | None:

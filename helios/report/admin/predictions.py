@@ -119,10 +119,10 @@ def worst_predictions(jobs: pd.DataFrame, predictions: pd.DataFrame, *, most: in
     """
     table = _ended_and_predicted(jobs, predictions)
     run_s, p50_s = table["run_time_s"].to_numpy(), table["p50_s"].to_numpy()
-    size = np.where(table["gpus"] > 0, table["gpus"], 1)
+    size, off_by = np.where(table["gpus"] > 0, table["gpus"], 1), np.exp(np.abs(np.log1p(p50_s) - np.log1p(run_s)))
     return (
         table[["job_id", "user", "gpus", "p50_s", "run_time_s"]]
-        .assign(off_by=_factor(p50_s, run_s), missed_hours=size * np.abs(run_s - p50_s) / 3600)
+        .assign(off_by=off_by, missed_hours=size * np.abs(run_s - p50_s) / 3600)
         .sort_values("missed_hours", ascending=False, kind="stable", ignore_index=True)
         .head(most)
     )
@@ -185,10 +185,6 @@ def _figures(table: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:
     if by in {"source", "partition", "user"}:
         rows = rows.sort_values(["jobs", "group"], ascending=[False, True])
     return rows[[field.column for field in FIELDS]]
-
-
-def _factor(predicted_s: Floats, true_s: Floats) -> Floats:
-    return np.asarray(np.exp(np.abs(np.log1p(predicted_s) - np.log1p(true_s))), dtype=np.float64)
 
 
 def _empty_text(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:

@@ -327,7 +327,7 @@ def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:
 
 
 def _unit(name: str) -> timedelta:
-    """Return a unit of which at least three letters, or the first one, are given."""
+    """Return the unit that an abbreviation means."""
     for unit, seconds in UNITS_S.items():
         if name and f"{unit}s".startswith(name) and (len(name) >= 3 or name == unit[0]):
             return timedelta(seconds=seconds)

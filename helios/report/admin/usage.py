@@ -165,7 +165,7 @@ def usage_by(
     table = _table(with_first_prediction(jobs, predictions), group, at)
     gpus = bool((jobs["gpus"] > 0).any())
     by = "gpu_hours" if gpus else "cpu_hours"
-    rows = _figures(table, "group").sort_values([by, "jobs", "group"], ascending=[False, False, True])
+    rows = _figures(table).sort_values([by, "jobs", "group"], ascending=[False, False, True])
     name = GROUPS[group]
     return ReportTable(
         title=title,
@@ -236,8 +236,8 @@ def _log_off(jobs: pd.DataFrame) -> Floats:
     return np.asarray(np.abs(np.log1p(p50_s) - np.log1p(run_s)), dtype=np.float64)
 
 
-def _figures(table: pd.DataFrame, key: str) -> pd.DataFrame:
-    groups = table.groupby(key, observed=True, sort=False)
+def _figures(table: pd.DataFrame) -> pd.DataFrame:
+    groups = table.groupby("group", observed=True, sort=False)
     figures = groups.agg(
         waiting=("waiting", "sum"),
         gpu_hours=("gpu_hours", "sum"),
@@ -263,7 +263,7 @@ def _figures(table: pd.DataFrame, key: str) -> pd.DataFrame:
 def _total(table: pd.DataFrame) -> dict[str, Any]:
     if table.empty:
         return {}
-    return dict(_figures(table.assign(group="Total"), "group").iloc[0])
+    return dict(_figures(table.assign(group="Total")).iloc[0])
 
 
 def _notes(jobs: pd.DataFrame) -> list[str]:

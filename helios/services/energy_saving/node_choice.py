@@ -153,7 +153,7 @@ def _node(row: _NodeRow, pool: str, cycle: int) -> NodeCandidate:
     return NodeCandidate(
         name=row.name,
         pool=pool,
-        partitions=_words(row.partitions),
+        partitions=_split_words(row.partitions),
         power=text_of(row.power),
         idle=row.power == NodePower.AWAKE and row.state == "IDLE" and not (text_of(row.flags) or alone or busy),
         asleep=row.power == NodePower.ASLEEP and not alone,
@@ -161,7 +161,7 @@ def _node(row: _NodeRow, pool: str, cycle: int) -> NodeCandidate:
         kept_awake=bool(row.kept_awake),
         cpus=0.0 if pd.isna(row.cpus) else float(row.cpus),
         gpus=float(row.gpus),
-        kinds=_words(row.features) | _words(row.gpu_type),
+        kinds=_split_words(row.features) | _split_words(row.gpu_type),
         rack=text_of(row.rack),
         weight=0.0 if pd.isna(row.weight) else float(row.weight),
         idle_since=_LATEST if row.idle_since is None else row.idle_since.replace(tzinfo=UTC),
@@ -175,5 +175,5 @@ def text_of(value: object) -> str:
 
 
 @lru_cache(maxsize=4_096)
-def _words(value: object) -> frozenset[str]:
+def _split_words(value: object) -> frozenset[str]:
     return frozenset(filter(None, (word.strip() for word in text_of(value).split(","))))

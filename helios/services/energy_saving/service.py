@@ -133,14 +133,15 @@ def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float
     return mean[:, -1]
 
 
-def most_within(demand: Demand, place: int, *, hours: int = 6, level: float = 0.9) -> float | None:
-    """Return the latest quantile of the most nodes needed within some hours.
+def most_within(demand: Demand, place: int) -> float | None:
+    """Return the most nodes needed within ``LIKELY_HOURS``, 9 of 10 times.
 
     None where it was not forecast.
     """
-    if hours * 3_600 not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
+    ahead_s, level = LIKELY_HOURS * 3_600, 0.9
+    if ahead_s not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
         return None
-    most = demand.most[place, -1, demand.ahead_s.index(hours * 3_600), demand.levels.index(level)]
+    most = demand.most[place, -1, demand.ahead_s.index(ahead_s), demand.levels.index(level)]
     return None if np.isnan(most) else float(most)
 
 
@@ -181,15 +182,15 @@ class _NodePool:
     kinds: set[str] = field(default_factory=set)
     gpus: float = 0.0
     cpus: float = 0.0
-    room: int = 0
+    free_nodes: int = 0
 
     def nodes_for(self, *, gpus: float, cpus: float, asked: float) -> float:
         """Return the nodes that one job needs.
 
         It is a whole number if the job requests several nodes, otherwise its share of a node.
         """
-        share = gpus / self.gpus if gpus and self.gpus else _known(cpus) / self.cpus if self.cpus else 0.0
-        whole = _known(asked)
+        share = gpus / self.gpus if gpus and self.gpus else _finite_or_zero(cpus) / self.cpus if self.cpus else 0.0
+        whole = _finite_or_zero(asked)
         return max(whole, share) if whole > 1 else share or whole or 1.0
 
 
@@ -200,7 +201,7 @@ def _pools(nodes: Sequence[NodeCandidate]) -> list[_NodePool]:
         pool.partitions |= node.partitions
         pool.kinds |= node.kinds
         pool.gpus, pool.cpus = max(pool.gpus, node.gpus), max(pool.cpus, node.cpus)
-        pool.room += node.idle or node.asleep
+        pool.free_nodes += node.idle or node.asleep
     return list(pools.values())
 
 
@@ -211,10 +212,10 @@ def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_
         for pool in pools
         if pool.partitions & asked and (pool.gpus or not needs_gpus) and (not gpu_type or gpu_type in pool.kinds)
     ]
-    return min(fits, key=lambda pool: (-pool.room, pool.name), default=None)
+    return min(fits, key=lambda pool: (-pool.free_nodes, pool.name), default=None)
 
 
-def _known(value: float) -> float:
+def _finite_or_zero(value: float) -> float:
     return 0.0 if pd.isna(value) or math.isinf(value) else float(value)
 
 
@@ -222,6 +223,7 @@ OLD_S = 3_600
 """Age from which a forecast of demand is too old to put nodes to sleep, s."""
 MOST_REMEMBERED = 1_024
 LIKELY_HOURS = 6
+"""Hours for which the most nodes needed are shown."""
 
 
 class Ces:
@@ -272,7 +274,7 @@ class Ces:
         queued = nodes_wanted_by_queue(snapshot, nodes)
         fresh = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
         of_pool = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
-        judged: list[_PoolAssessment] = []
+        assessments: list[_PoolAssessment] = []
         taken: set[str] = set()
         for name, members in of_pool:
             if name not in demand.pools or not demand.busy.shape[1]:
@@ -283,8 +285,8 @@ class Ces:
             down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake)
             pool = replace(pool, down=tuple(down), up=tuple(to_wake(pool.members, -count, everywhere=nodes)))
             taken |= {node.name for node in pool.down}
-            judged.append(pool)
-        return judged
+            assessments.append(pool)
+        return assessments
 
     def _assess_pool(
         self, demand: Demand, name: str, members: list[NodeCandidate], queued: float, *, fresh: bool
@@ -303,7 +305,7 @@ class Ces:
             members=tuple(members),
             level=round(level) if fresh else max(round(level), sum(node.powered for node in members)),
             needed=round(needed),
-            likely=most_within(demand, place, hours=LIKELY_HOURS),
+            likely=most_within(demand, place),
             rule=choice.rule.name if choice and choice.rule else "",
         )
 
@@ -353,11 +355,11 @@ class _PoolAssessment:
 
     @property
     def _situation(self) -> str:
-        of = f"{self.needed} of {sum(bool(node.power) for node in self.members)} nodes of {self.name} needed"
+        needed = f"{self.needed} of {sum(bool(node.power) for node in self.members)} nodes of {self.name} needed"
         likely = "" if self.likely is None else f", at most {self.likely:.0f} within {LIKELY_HOURS} h (9 of 10 times)"
         spare = max(min(self.level, len(self.members)) - self.needed, 0)
         by = f" by the {self.rule.removeprefix('the ')}" if self.rule else ""
-        return f"{of}{likely}; {spare} kept in reserve{by}"
+        return f"{needed}{likely}; {spare} kept in reserve{by}"
 
 
 def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[NodeCandidate]) -> KeepAwake:

@@ -219,7 +219,7 @@ def levels_of(known: KnownDemand, setting: SizingParameters, *, from_step: int) 
 
 
 def _start(known: KnownDemand, setting: SizingParameters, at: int) -> float:
-    """Return the nodes awake at first, as the authors of the published rule begin."""
+    """Return the nodes awake when the published rule begins."""
     return float(min(known.busy[at] + setting.up, known.total[at]))
 
 
@@ -229,13 +229,13 @@ def published_rule(known: KnownDemand) -> Rule:
 
 
 def plain_rule() -> Rule:
-    """Return the most of the last hours and some nodes, waking only when short."""
+    """Return the recent maximum plus some nodes."""
     name = f"{_floor_names()[PLAIN]} and {PLAIN_NODES:g} nodes"
     return Rule(name=name, setting=SizingParameters(PLAIN, PLAIN_NODES, PLAIN_NODES, 1.0, 0, 0.0))
 
 
 def choose_rule(known: KnownDemand, options: CesOptions) -> Choice:
-    """Return the best rule over the whole weeks at the end of the given steps.
+    """Return the best rule over the last whole weeks.
 
     By default that is the published rule, or the one with the most sleep of those that in each of these weeks slept no
     less, woke no oftener and had no more nodes short. With ``wake_ups_per_day`` it is the one with the most sleep, less

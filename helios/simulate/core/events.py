@@ -39,7 +39,7 @@ def awaits(state: EngineState, now: int, scored: int) -> bool:
 
 @kernel
 def end_due(state: EngineState, now: int) -> int:
-    """End the jobs that end ``now``, after the changes of nodes that are due.
+    """Change the nodes that are due, then end jobs.
 
     Returns how many jobs ended.
     """
@@ -117,24 +117,24 @@ def promote_overdue(state: EngineState, partition: int, now: int) -> None:
 
     Jobs become overdue in the order in which they were submitted, so each is checked once.
     """
-    home, patience_s = state.partitions[partition], _patience_s(state, now)
-    while home.next_turn < home.end_turn:
-        job = state.turns[home.next_turn]
-        if now - state.jobs[job].submitted_s <= patience_s:
+    home, bound_s = state.partitions[partition], _bound_s(state, now)
+    while home.next_by_submission < home.end_by_submission:
+        job = state.by_submission[home.next_by_submission]
+        if now - state.jobs[job].submitted_s <= bound_s:
             return
         if state.jobs[job].started_s == NEVER:
             remove(state, job)
             state.pending[job].key = -np.inf
             push(state, job)
-        home.next_turn += 1
+        home.next_by_submission += 1
 
 
 @kernel
-def _patience_s(state: EngineState, now: int) -> int:
+def _bound_s(state: EngineState, now: int) -> int:
     clock, guard = state.clock[0], state.guard
     while clock.bounds < len(guard) and guard[clock.bounds].at_s <= now:
         clock.bounds += 1
-    return int(guard[clock.bounds - 1].patience_s) if clock.bounds > 0 else NEVER
+    return int(guard[clock.bounds - 1].bound_s) if clock.bounds > 0 else NEVER
 
 
 @entry_point

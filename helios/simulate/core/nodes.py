@@ -2,8 +2,8 @@
 
 For every partition, each of AWAKE, WAKING, ASLEEP and FALLING, and every number of free GPUs (level) the set of such
 nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices. The set of
-number ``shelf`` is that of power ``shelf // levels`` and level ``shelf % levels``, with ``levels`` one more than the
-GPUs of a node.
+number ``node_set`` is that of power ``node_set // levels`` and level ``node_set % levels``, with ``levels`` one more
+than the GPUs of a node.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ def enlist(state: EngineState, node: int) -> None:
 
     The list is by how long they have been idle. A node that is kept awake stays out.
     """
-    clock, nodes, its = state.clock[0], state.nodes, state.nodes[node]
-    if its.kept:
+    clock, nodes, record = state.clock[0], state.nodes, state.nodes[node]
+    if record.kept:
         return
     ahead = clock.idle_last
-    while ahead != NOBODY and nodes[ahead].idle_since_s > its.idle_since_s:
+    while ahead != NOBODY and nodes[ahead].idle_since_s > record.idle_since_s:
         ahead = nodes[ahead].earlier
     behind = clock.idle_first if ahead == NOBODY else nodes[ahead].later
-    its.earlier, its.later = ahead, behind
+    record.earlier, record.later = ahead, behind
     _join(state, ahead, node)
     _join(state, node, behind)
 
 
 @kernel
 def strike(state: EngineState, node: int) -> None:
-    """Take ``node`` out of the list of idle nodes, if it is in it."""
-    clock, its = state.clock[0], state.nodes[node]
-    if its.earlier != NOBODY or clock.idle_first == node:
-        _join(state, its.earlier, its.later)
-        its.earlier = its.later = NOBODY
+    """Remove ``node`` from the idle nodes."""
+    clock, record = state.clock[0], state.nodes[node]
+    if record.earlier != NOBODY or clock.idle_first == node:
+        _join(state, record.earlier, record.later)
+        record.earlier = record.later = NOBODY
 
 
 @kernel
@@ -218,7 +218,7 @@ def shift(state: EngineState, partition: int, node: int, gpus: int) -> None:
 @kernel
 def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Do the same where nodes sleep, differ in weight, or are counted."""
-    home, its, clock = state.partitions[partition], state.nodes[node], state.clock[0]
+    home, record, clock = state.partitions[partition], state.nodes[node], state.clock[0]
     before = state.nodes[node].free
     after = before + gpus
     _flip(state, partition, node, before, -1)
@@ -231,8 +231,8 @@ def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -
         strike(state, node)
     elif after == home.gpus_per_node:
         count_holding(state, partition, node, -1)
-        its.idle_since_s = clock.now_s
-        if its.power == AWAKE:
+        record.idle_since_s = clock.now_s
+        if record.power == AWAKE:
             enlist(state, node)
 
 
@@ -245,10 +245,10 @@ def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
     if len(state.versatile) == 0:
         shift(state, partition, node, gpus)
         return
-    its = state.nodes[node]
-    _flip(state, partition, node, its.free, -1)
-    its.free += gpus
-    _flip(state, partition, node, its.free, 1)
+    record = state.nodes[node]
+    _flip(state, partition, node, record.free, -1)
+    record.free += gpus
+    _flip(state, partition, node, record.free, 1)
     state.partitions[partition].free_gpus += gpus
 
 
@@ -258,11 +258,11 @@ def imagine_power(state: EngineState, partition: int, node: int, power: int) -> 
 
     It changes from falling asleep to asleep, or back.
     """
-    its = state.nodes[node]
-    _flip(state, partition, node, its.free, -1)
-    its.power = power
-    _flip(state, partition, node, its.free, 1)
-    state.partitions[partition].free_gpus += -its.free if power == FALLING else its.free
+    record = state.nodes[node]
+    _flip(state, partition, node, record.free, -1)
+    record.power = power
+    _flip(state, partition, node, record.free, 1)
+    state.partitions[partition].free_gpus += -record.free if power == FALLING else record.free
 
 
 @kernel
@@ -288,22 +288,22 @@ def with_reserved(state: EngineState, partition: int, size: int, deepest: int) -
     full = home.gpus_per_node
     free, part = size // full, size % full
     for place in range(home.reserved):
-        its = nodes[nodes[home.first_node + place].reserved]
-        if its.power <= deepest and its.free == full:
+        record = nodes[nodes[home.first_node + place].reserved]
+        if record.power <= deepest and record.free == full:
             free += 1
-        elif its.power <= deepest:
-            part = max(part, its.free)
+        elif record.power <= deepest:
+            part = max(part, record.free)
     return int(free * full + part)
 
 
 @kernel
-def turn(state: EngineState, partition: int, node: int, power: int) -> None:
+def change_power(state: EngineState, partition: int, node: int, power: int) -> None:
     """Change the power state of ``node`` to ``power``."""
-    home, its = state.partitions[partition], state.nodes[node]
+    home, record = state.partitions[partition], state.nodes[node]
     held = home.gpus_per_node - state.nodes[node].free
     _flip(state, partition, node, state.nodes[node].free, -1)
-    count_power(state, partition, its.power, -1)
-    its.power = power
+    count_power(state, partition, record.power, -1)
+    record.power = power
     _flip(state, partition, node, state.nodes[node].free, 1)
     count_power(state, partition, power, 1)
     if held > 0 and power == AWAKE:
@@ -317,21 +317,21 @@ def _flip(state: EngineState, partition: int, node: int, level: int, by: int) ->
 
     The set is that of its power and ``level``.
     """
-    home, its = state.partitions[partition], state.nodes[node]
-    shelf = its.power * (home.gpus_per_node + 1) + level
-    bit = np.uint64(1) << np.uint64(its.rank % WORD_BITS)
-    state.bits[home.first_word + shelf * home.words + its.rank // WORD_BITS] ^= bit
-    state.level_nodes[home.first_level + shelf] += by
+    home, record = state.partitions[partition], state.nodes[node]
+    node_set = record.power * (home.gpus_per_node + 1) + level
+    bit = np.uint64(1) << np.uint64(record.rank % WORD_BITS)
+    state.bits[home.first_word + node_set * home.words + record.rank // WORD_BITS] ^= bit
+    state.level_nodes[home.first_level + node_set] += by
 
 
 @kernel
-def first_node(state: EngineState, partition: int, shelf: int) -> int:
-    """Return the first node of the set number ``shelf``.
+def first_node(state: EngineState, partition: int, node_set: int) -> int:
+    """Return the first node of the set ``node_set``.
 
     The set must not be empty.
     """
     home = state.partitions[partition]
-    word = home.first_word + shelf * home.words
+    word = home.first_word + node_set * home.words
     start = word
     while state.bits[word] == 0:
         word += 1
@@ -341,28 +341,28 @@ def first_node(state: EngineState, partition: int, shelf: int) -> int:
 
 
 @kernel
-def n_below(state: EngineState, partition: int, shelf: int, rank: int) -> int:
-    """Count the nodes of the set number ``shelf`` that rank before ``rank``."""
+def n_below(state: EngineState, partition: int, node_set: int, rank: int) -> int:
+    """Count the nodes of the set ``node_set`` that rank before ``rank``."""
     home = state.partitions[partition]
     if rank >= home.nodes:
-        return int(state.level_nodes[home.first_level + shelf])
-    n, first = 0, home.first_word + shelf * home.words
+        return int(state.level_nodes[home.first_level + node_set])
+    n, first = 0, home.first_word + node_set * home.words
     for word in range(rank // WORD_BITS):
-        n += _ones(state.bits[first + word])
+        n += _count_bits(state.bits[first + word])
     if rank % WORD_BITS:
         below = (np.uint64(1) << np.uint64(rank % WORD_BITS)) - np.uint64(1)
-        n += _ones(state.bits[first + rank // WORD_BITS] & below)
+        n += _count_bits(state.bits[first + rank // WORD_BITS] & below)
     return n
 
 
 @kernel
-def nth_node(state: EngineState, partition: int, shelf: int, n: int) -> int:
-    """Return the node of the set number ``shelf`` before which ``n`` others rank."""
+def nth_node(state: EngineState, partition: int, node_set: int, n: int) -> int:
+    """Return the node of the set ``node_set`` before which ``n`` others rank."""
     home = state.partitions[partition]
-    word = home.first_word + shelf * home.words
+    word = home.first_word + node_set * home.words
     start = word
-    while _ones(state.bits[word]) <= n:
-        n -= _ones(state.bits[word])
+    while _count_bits(state.bits[word]) <= n:
+        n -= _count_bits(state.bits[word])
         word += 1
     left = state.bits[word]
     for _ in range(n):
@@ -373,7 +373,7 @@ def nth_node(state: EngineState, partition: int, shelf: int, n: int) -> int:
 
 
 @kernel
-def _ones(word: np.uint64) -> int:
+def _count_bits(word: np.uint64) -> int:
     """Count the bits of ``word`` that are set (Warren, "Hacker's Delight", 2nd edition, 5-1)."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
@@ -403,9 +403,9 @@ def home_of(state: EngineState, node: int) -> int:
 @kernel
 def wake(state: EngineState, partition: int, node: int) -> None:
     """Begin to wake ``node``, which is asleep."""
-    clock, its = state.clock[0], state.nodes[node]
-    turn(state, partition, node, WAKING)
-    its.until_s = clock.now_s + clock.boot_s
+    clock, record = state.clock[0], state.nodes[node]
+    change_power(state, partition, node, WAKING)
+    record.until_s = clock.now_s + clock.boot_s
     state.nodes[(clock.first_waking + clock.waking) % len(state.nodes)].waking = node
     clock.waking += 1
     count_wake(state)
@@ -417,11 +417,11 @@ def fall(state: EngineState, partition: int, node: int) -> None:
 
     No job can use it until it is asleep.
     """
-    clock, its = state.clock[0], state.nodes[node]
+    clock, record = state.clock[0], state.nodes[node]
     strike(state, node)
-    turn(state, partition, node, FALLING)
+    change_power(state, partition, node, FALLING)
     state.partitions[partition].free_gpus -= state.nodes[node].free
-    its.until_s = clock.now_s + clock.shutdown_s
+    record.until_s = clock.now_s + clock.shutdown_s
     state.nodes[(clock.first_falling + clock.falling) % len(state.nodes)].falling = node
     clock.falling += 1
     count_sleep(state)
@@ -452,7 +452,7 @@ def get_up(state: EngineState, now: int) -> None:
         clock.first_waking = (clock.first_waking + 1) % len(state.nodes)
         clock.waking -= 1
         partition = home_of(state, node)
-        turn(state, partition, node, AWAKE)
+        change_power(state, partition, node, AWAKE)
         state.nodes[node].idle_since_s = now
         if state.nodes[node].free == state.partitions[partition].gpus_per_node:
             enlist(state, node)
@@ -471,7 +471,7 @@ def fell(state: EngineState, now: int) -> int:
     clock.first_falling = (clock.first_falling + 1) % len(state.nodes)
     clock.falling -= 1
     partition = home_of(state, node)
-    turn(state, partition, node, ASLEEP)
+    change_power(state, partition, node, ASLEEP)
     state.partitions[partition].free_gpus += state.nodes[node].free
     return partition
 

@@ -23,10 +23,10 @@ def place(state: EngineState, job: int, now: int) -> int:
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
     full, up_s = home.gpus_per_node, now
     for number in range(jobs[job].gpus // full):
-        up_s = max(up_s, _take(state, job, choice(state, job, number, full), full, now))
+        up_s = max(up_s, _assign_gpus(state, job, choice(state, job, number, full), full, now))
     rest = jobs[job].gpus % full
     if rest > 0:
-        up_s = max(up_s, _take(state, job, choice(state, job, full, rest), rest, now))
+        up_s = max(up_s, _assign_gpus(state, job, choice(state, job, full, rest), rest, now))
     return up_s
 
 
@@ -51,7 +51,7 @@ def forget(state: EngineState, job: int) -> None:
 
 
 @kernel
-def _take(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
+def _assign_gpus(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
     """Give ``job`` ``gpus`` GPUs of ``node``.
 
     Returns when the node is up.
@@ -83,24 +83,24 @@ def choice(state: EngineState, job: int, number: int, least: int) -> int:
             least += 1
         return first_node(state, partition, least)
     power, levels = AWAKE, home.gpus_per_node + 1
-    shelf = _lowest_shelf(state, partition, least, levels)
-    while shelf == NOBODY and power < ASLEEP:
+    node_set = _first_nonempty(state, partition, least, levels)
+    while node_set == NOBODY and power < ASLEEP:
         power += 1
-        shelf = _lowest_shelf(state, partition, power * levels + least, (power + 1) * levels)
-    return _chosen(state, job, number, shelf, (power + 1) * levels)
+        node_set = _first_nonempty(state, partition, power * levels + least, (power + 1) * levels)
+    return _chosen(state, job, number, node_set, (power + 1) * levels)
 
 
 @kernel
-def _lowest_shelf(state: EngineState, partition: int, shelf: int, end: int) -> int:
-    """Return the first set from number ``shelf`` on that is not empty.
+def _first_nonempty(state: EngineState, partition: int, node_set: int, end: int) -> int:
+    """Return the first set from number ``node_set`` on that is not empty.
 
     NOBODY: there is none before ``end``.
     """
     first = state.partitions[partition].first_level
-    while shelf < end:
-        if state.level_nodes[first + shelf] > 0:
-            return shelf
-        shelf += 1
+    while node_set < end:
+        if state.level_nodes[first + node_set] > 0:
+            return node_set
+        node_set += 1
     return NOBODY
 
 
@@ -112,15 +112,16 @@ def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) ->
     """
     partition, placement, nodes = state.jobs[job].partition, state.clock[0].placement, state.nodes
     best = first_node(state, partition, lowest)
-    for shelf in range(lowest + 1, end):
-        if state.level_nodes[state.partitions[partition].first_level + shelf] > 0:
-            node = first_node(state, partition, shelf)
-            mine, its = nodes[node].tier_end, nodes[best].tier_end
-            if mine < its or (
-                mine == its and (placement == SPREAD or (placement == WEIGHTED and nodes[node].rank < nodes[best].rank))
+    for node_set in range(lowest + 1, end):
+        if state.level_nodes[state.partitions[partition].first_level + node_set] > 0:
+            node = first_node(state, partition, node_set)
+            mine, record = nodes[node].tier_end, nodes[best].tier_end
+            if mine < record or (
+                mine == record
+                and (placement == SPREAD or (placement == WEIGHTED and nodes[node].rank < nodes[best].rank))
             ):
                 best = node
-    return _any_alike(state, best, lowest, end, _drawn(state, job, number)) if placement == RANDOM else best
+    return _any_alike(state, best, lowest, end, _random_number(state, job, number)) if placement == RANDOM else best
 
 
 @kernel
@@ -131,19 +132,19 @@ def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int)
     """
     partition, tier_end = home_of(state, best), state.nodes[best].tier_end
     n_alike = 0
-    for shelf in range(lowest, end):
-        n_alike += n_below(state, partition, shelf, tier_end)
+    for node_set in range(lowest, end):
+        n_alike += n_below(state, partition, node_set, tier_end)
     n = drawn % n_alike
-    for shelf in range(lowest, end):
-        n_here = n_below(state, partition, shelf, tier_end)
+    for node_set in range(lowest, end):
+        n_here = n_below(state, partition, node_set, tier_end)
         if n < n_here:
-            return nth_node(state, partition, shelf, n)
+            return nth_node(state, partition, node_set, n)
         n -= n_here
     return NOBODY
 
 
 @kernel
-def _drawn(state: EngineState, job: int, number: int) -> int:
+def _random_number(state: EngineState, job: int, number: int) -> int:
     """Draw a number that depends on seed, job and choice only.
 
     So all policies see the same draws.

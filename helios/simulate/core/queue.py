@@ -21,9 +21,9 @@ def before(pending: NDArray[np.void], job: int, other: int) -> bool:
 
     Jobs go by key, then by position, which is by submit time and job id.
     """
-    mine: float = pending[job].key
-    theirs: float = pending[other].key
-    return mine < theirs or (mine == theirs and job < other)
+    key: float = pending[job].key
+    other_key: float = pending[other].key
+    return key < other_key or (key == other_key and job < other)
 
 
 @kernel

@@ -24,27 +24,27 @@ def start(state: EngineState, job: int, now: int) -> None:
 
     It runs from ``now`` on, or from when all of its nodes are up.
     """
-    clock, its = state.clock[0], state.jobs[job]
+    clock, record = state.clock[0], state.jobs[job]
     up_s = place(state, job, now)
-    state.partitions[its.partition].planned_for = NOBODY
+    state.partitions[record.partition].planned_for = NOBODY
     if len(state.versatile) > 0 and up_s > now:
-        its.late_s = up_s - now
+        record.late_s = up_s - now
         count_delay(state)
-    if its.started_s == NEVER:
-        its.started_s = up_s
-    its.resumed_s = up_s
-    its.ends_s = up_s + its.remaining_s
+    if record.started_s == NEVER:
+        record.started_s = up_s
+    record.resumed_s = up_s
+    record.ends_s = up_s + record.remaining_s
     rise(state.ends, state.jobs["ends_s"], state.jobs["place"], job, clock.running)
     clock.running += 1
     if clock.preemptive:
-        its.expected_s = its.ends_s
+        record.expected_s = record.ends_s
         _expect(state, job)
     elif clock.backfill >= EASY:
-        its.granted_s = state.pending[job].estimate_s
-        its.expected_s = up_s + its.granted_s
+        record.granted_s = state.pending[job].estimate_s
+        record.expected_s = up_s + record.granted_s
         _expect(state, job)
     else:
-        state.partitions[its.partition].running += 1
+        state.partitions[record.partition].running += 1
 
 
 @kernel
@@ -96,13 +96,13 @@ def extend_overdue(state: EngineState, partition: int, now: int) -> None:
     home, jobs = state.partitions[partition], state.jobs
     while home.running > 0:
         job = state.expected[home.first_running]
-        its = jobs[job]
-        if its.expected_s > now:
+        record = jobs[job]
+        if record.expected_s > now:
             break
         _unexpect(state, job)
-        while its.expected_s <= now:
-            its.granted_s += max(1, 3 * its.granted_s // 10)
-            its.expected_s = its.resumed_s + its.granted_s
+        while record.expected_s <= now:
+            record.granted_s += max(1, 3 * record.granted_s // 10)
+            record.expected_s = record.resumed_s + record.granted_s
         _expect(state, job)
 
 
@@ -164,10 +164,10 @@ def reservation(state: EngineState, partition: int, gpus: int) -> tuple[int, int
         return _reservation_with_falling(state, partition, gpus)
     free, shadow = home.free_gpus, NEVER
     for slot in range(home.first_running, home.first_running + home.running):
-        its = state.jobs[state.expected[slot]]
-        if shadow != NEVER and free >= gpus and its.expected_s != shadow:
+        record = state.jobs[state.expected[slot]]
+        if shadow != NEVER and free >= gpus and record.expected_s != shadow:
             break
-        free, shadow = free + its.gpus, its.expected_s
+        free, shadow = free + record.gpus, record.expected_s
     return shadow, free - gpus
 
 
@@ -292,8 +292,8 @@ def _place_of(state: EngineState, job: int) -> int:
     while low < high:
         middle = (low + high) // 2
         other = state.expected[middle]
-        mine, theirs = jobs[job].expected_s, jobs[other].expected_s
-        if theirs < mine or (theirs == mine and other < job):
+        ends_s, other_ends_s = jobs[job].expected_s, jobs[other].expected_s
+        if other_ends_s < ends_s or (other_ends_s == ends_s and other < job):
             low = middle + 1
         else:
             high = middle

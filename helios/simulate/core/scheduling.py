@@ -373,8 +373,8 @@ def _make_room(state: EngineState, job: int, now: int) -> bool:
 
 @kernel
 def _requeue(state: EngineState, job: int, now: int) -> None:
-    its = state.jobs[job]
+    record = state.jobs[job]
     stop(state, job)
-    its.remaining_s = its.ends_s - now
-    state.pending[job].key = its.remaining_s
+    record.remaining_s = record.ends_s - now
+    state.pending[job].key = record.remaining_s
     push(state, job)

@@ -78,8 +78,8 @@ PARTITION = np.dtype(
         *integers("busy_node_s", "awake_node_s", "waking_node_s", "asleep_node_s", "falling_node_s", "gpu_s"),
         ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
         ("row", np.int64),  # the last one in the log of holding nodes
-        ("next_turn", np.int64),  # in ``turns``, the first of its jobs not yet found overdue
-        ("end_turn", np.int64),
+        ("next_by_submission", np.int64),  # in ``by_submission``, the first of its jobs not yet found overdue
+        ("end_by_submission", np.int64),
         ("overdue", np.int64),  # running jobs past their estimates, where these are kept apart
         ("reserved", np.int64),  # nodes
         # A reservation that is still right: its job (NOBODY: none), its begin, and what is free beyond it then.
@@ -87,8 +87,8 @@ PARTITION = np.dtype(
     ],
     align=True,
 )
-GUARD = np.dtype(integers("at_s", "patience_s"), align=True)
-"""From ``at_s`` on, a job goes to the front once it has waited longer than ``patience_s``."""
+GUARD = np.dtype(integers("at_s", "bound_s"), align=True)
+"""From ``at_s`` on, a job goes to the front once it has waited longer than ``bound_s``."""
 SHARE = np.dtype(integers("node", "gpus", "next"), align=True)
 NODE = np.dtype(
     [
@@ -141,8 +141,8 @@ class EngineState(Table):
     heap of running jobs by true end. ``expected`` holds, from each partition's ``first_running`` on, its running jobs
     by expected end; for NODES those past their estimates are left out of this and are stored before the next
     partition's, last started last. ``ended`` lists the jobs that have ended, in order. ``path`` is scratch space.
-    ``guard`` is the wait bound, empty: none. With one, ``turns`` lists the jobs of each partition, first submitted
-    first.
+    ``guard`` is the wait bound, empty: none. With one, ``by_submission`` lists the jobs of each partition, first
+    submitted first.
     """
 
     clock: NDArray[np.void]
@@ -160,7 +160,7 @@ class EngineState(Table):
     path: NDArray[np.int64]
     holding: NDArray[np.void]
     guard: NDArray[np.void]
-    turns: NDArray[np.int64]
+    by_submission: NDArray[np.int64]
     versatile: tuple[int, ...]
 
 
@@ -196,11 +196,11 @@ def new_state(
     clock["suspend_s"], clock["idle_first"], clock["idle_last"], clock["idle_gpus"] = NEVER, NOBODY, NOBODY, NEVER
     shares = np.zeros(total, dtype=SHARE)
     shares["next"] = np.arange(1, total + 1)
-    turns = np.empty(0, dtype=np.int64)
+    by_submission = np.empty(0, dtype=np.int64)
     if guard is not None:
-        turns = np.argsort(jobs["partition"], kind="stable")
-        edges = np.searchsorted(jobs["partition"][turns], np.arange(len(partitions) + 1))
-        partitions["next_turn"], partitions["end_turn"] = edges[:-1], edges[1:]
+        by_submission = np.argsort(jobs["partition"], kind="stable")
+        edges = np.searchsorted(jobs["partition"][by_submission], np.arange(len(partitions) + 1))
+        partitions["next_by_submission"], partitions["end_by_submission"] = edges[:-1], edges[1:]
     # A job is counted where it starts and where it ends; starts and ends of one moment share a row.
     n_rows = 2 * n_jobs + len(partitions) if versatile else 0
     return EngineState(
@@ -219,7 +219,7 @@ def new_state(
         path=np.empty(n_jobs + 1, dtype=np.int64),
         holding=np.empty(n_rows, dtype=HOLDING),
         guard=np.empty(0, dtype=GUARD) if guard is None else guard,
-        turns=turns,
+        by_submission=by_submission,
         versatile=(1,) if versatile else (),
     )
 
@@ -252,7 +252,7 @@ def _starts(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 
 def _full_sets(partitions: NDArray[np.void], levels: NDArray[np.int64], shape: ClusterShape) -> NDArray[np.uint64]:
-    """Return the sets of nodes of an idle cluster, and count their members in ``levels``."""
+    """Return an idle cluster's sets of nodes, counted in ``levels``."""
     bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()) * N_SETS, dtype=np.uint64)
     for partition, nodes in zip(partitions, shape.nodes.tolist(), strict=True):
         top, words = int(partition["gpus_per_node"]), int(partition["words"])

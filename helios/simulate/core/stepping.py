@@ -30,7 +30,7 @@ BARRED, HELD = 1, 2
 
 @dataclass(frozen=True, eq=False)
 class StepColumns(Table):
-    """Counts that show whether a job may start, without a walk through the queue.
+    """Counts that show whether a job may start.
 
     ``upto`` is how many arrivals and ends are in the counts. The others have one number for each partition.
     """
@@ -252,7 +252,7 @@ def admit(state: EngineState, jobs: _Jobs) -> None:
 
 @entry_point
 def set_power(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
-    """Put idle ``nodes`` that are awake to sleep (FALLING), or wake sleeping ones (WAKING)."""
+    """Put idle ``nodes`` to sleep (FALLING) or wake them (WAKING)."""
     state.clock[0].now_s = now
     for place in range(len(nodes)):
         if power == FALLING:
@@ -264,11 +264,11 @@ def set_power(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
 @entry_point
 def keep_awake(state: EngineState, node: int, kept: bool) -> None:
     """Exclude ``node`` from the idle timer, or include it again."""
-    its = state.nodes[node]
-    its.kept = int(kept)
+    record = state.nodes[node]
+    record.kept = int(kept)
     if kept:
         strike(state, node)
-    elif its.power == AWAKE and its.free == state.partitions[home_of(state, node)].gpus_per_node:
+    elif record.power == AWAKE and record.free == state.partitions[home_of(state, node)].gpus_per_node:
         enlist(state, node)
 
 
@@ -302,7 +302,7 @@ def _shelve(state: EngineState, home: np.void) -> None:
     first, words, levels = int(home["first_word"]), int(home["words"]), int(home["gpus_per_node"]) + 1
     nodes = state.nodes[int(home["first_node"]) : int(home["first_node"] + home["nodes"])]
     rank = nodes["rank"].astype(np.int64)
-    shelf = nodes["power"].astype(np.int64) * levels + nodes["free"]
+    node_set = nodes["power"].astype(np.int64) * levels + nodes["free"]
     state.bits[first : first + words * levels * N_SETS] = 0
     bit = np.uint64(1) << (rank % WORD_BITS).astype(np.uint64)
-    np.bitwise_or.at(state.bits, first + shelf * words + rank // WORD_BITS, bit)
+    np.bitwise_or.at(state.bits, first + node_set * words + rank // WORD_BITS, bit)

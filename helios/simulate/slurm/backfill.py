@@ -1,4 +1,4 @@
-"""Backfill pass, which plans starts so that no job is delayed by a later one.
+"""Backfill pass, in which no job delays an earlier one.
 
 After ``_attempt_backfill`` of Slurm's ``backfill.c`` and ``_will_run_test`` of its ``select/cons_tres`` (22.05). The
 future is a list of slots, each with the nodes that no planned job has reserved. A job is tried on the nodes that are
@@ -44,15 +44,15 @@ def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> 
     for word in range(clock.words):
         state.words[word] = state.part_nodes[partition, word]
     while slot != NOBODY:
-        its = state.slots[slot]
-        if its.end_s > from_s:
-            if its.next != NOBODY and later_s == 0 and _opens(state, partition, slot):
-                later_s = its.end_s
-            if its.begin_s > until_s:
+        record = state.slots[slot]
+        if record.end_s > from_s:
+            if record.next != NOBODY and later_s == 0 and _opens(state, partition, slot):
+                later_s = record.end_s
+            if record.begin_s > until_s:
                 return int(later_s)
             for word in range(clock.words):
                 state.words[word] &= state.slot_nodes[slot, word]
-        slot = its.next
+        slot = record.next
     return int(later_s)
 
 
@@ -109,10 +109,10 @@ def is_reserved(state: SlurmState, from_s: int, until_s: int) -> bool:
     """Return whether a node of the third set is reserved in that time."""
     slot = plain(0)
     while slot != NOBODY:
-        its = state.slots[slot]
-        if its.end_s > from_s and its.begin_s < until_s and not has_marked(state, slot):
+        record = state.slots[slot]
+        if record.end_s > from_s and record.begin_s < until_s and not has_marked(state, slot):
             return True
-        slot = its.next
+        slot = record.next
     return False
 
 
@@ -132,10 +132,10 @@ def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
         return
     if state.slots[slot].begin_s < from_s:
         before = slot
-        slot = _cut(state, slot, from_s)
+        slot = _split_slot(state, slot, from_s)
     while slot != NOBODY and state.slots[slot].begin_s < until_s:
         if state.slots[slot].end_s > until_s:
-            _cut(state, slot, until_s)
+            _split_slot(state, slot, until_s)
         for word in range(clock.words):
             state.slot_nodes[slot, word] &= ~state.words[2 * clock.words + word]
         slot = state.slots[slot].next
@@ -143,14 +143,14 @@ def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
 
 
 @kernel
-def _cut(state: SlurmState, slot: int, at_s: int) -> int:
+def _split_slot(state: SlurmState, slot: int, at_s: int) -> int:
     """Cut ``slot`` in two and return the later part."""
     clock = state.clock[0]
     part = clock.slots
     clock.slots += 1
-    its, later = state.slots[slot], state.slots[part]
-    later.begin_s, later.end_s, later.next = at_s, its.end_s, its.next
-    its.end_s, its.next = at_s, part
+    record, later = state.slots[slot], state.slots[part]
+    later.begin_s, later.end_s, later.next = at_s, record.end_s, record.next
+    record.end_s, record.next = at_s, part
     for word in range(clock.words):
         state.slot_nodes[part, word] = state.slot_nodes[slot, word]
     return int(part)
@@ -227,9 +227,9 @@ def backfill_pass(state: SlurmState) -> None:
 
 @kernel
 def _note_plan(state: SlurmState, job: int, begin_s: int) -> None:
-    its, number = state.jobs[job], state.clock[0].backfill_passes
-    if its.planned_in != number or begin_s < its.planned_s:
-        its.planned_in, its.planned_s = number, begin_s
+    record, number = state.jobs[job], state.clock[0].backfill_passes
+    if record.planned_in != number or begin_s < record.planned_s:
+        record.planned_in, record.planned_s = number, begin_s
 
 
 @kernel
@@ -245,7 +245,7 @@ def _note_idle(state: SlurmState) -> None:
 
 @kernel
 def _tasks_left(state: SlurmState, job: int) -> int:
-    """Count the tasks of the array from ``job`` on that a pass may plan."""
+    """Count the array tasks that a pass may plan."""
     count = 0
     while job != NOBODY and count < state.clock[0].max_array:
         count += 1
@@ -256,16 +256,16 @@ def _tasks_left(state: SlurmState, job: int) -> int:
 @kernel
 def _may_test(state: SlurmState, choice: int) -> bool:
     clock, asked = state.clock[0], state.choices[choice]
-    its, home = state.jobs[asked.job], state.partitions[asked.partition]
-    its.held_by_limit = 0 if allowed(state, choice) else 1
-    if its.held_by_limit or its.is_held:
+    record, home = state.jobs[asked.job], state.partitions[asked.partition]
+    record.held_by_limit = 0 if allowed(state, choice) else 1
+    if record.held_by_limit or record.is_held:
         return False
     if clock.max_part > 0 and home.tested >= clock.max_part:
         return False
-    if clock.max_user > 0 and state.user_tested[its.user] >= clock.max_user:
+    if clock.max_user > 0 and state.user_tested[record.user] >= clock.max_user:
         return False
     home.tested += 1
-    state.user_tested[its.user] += 1
+    state.user_tested[record.user] += 1
     return True
 
 

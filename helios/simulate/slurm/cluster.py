@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobSetting, Outcome, Result
-from helios.changes import ChangeContext, SettingChange, judge_change, slurm_value_mapping
+from helios.changes import ChangeContext, SettingChange, check_change, slurm_value_mapping
 from helios.errors import UsageError
 from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
@@ -162,7 +162,7 @@ class SimulatedSlurm(SimulatedCluster):
         return self._events() > events
 
     def _carry(self, until_ms: int, *, first_event: bool) -> None:
-        self._leave()
+        self._freeze_snapshots()
         carry_on(self._state, until_ms, True, first_event, NOBODY_AWAITED)
         self.now_s = int(self._now_ms[0]) // MS
         self._n_arrived = int(np.searchsorted(self._submitted_ms, self._now_ms[0], side="right"))
@@ -238,7 +238,7 @@ class SimulatedSlurm(SimulatedCluster):
         }
         if not self._barred(jobs).any():
             return columns
-        why = [self._why(job) or np.nan for job in jobs.tolist()]
+        why = [self._why_excluded(job) or np.nan for job in jobs.tolist()]
         return {**columns, "excluded_reason": np.array(why, dtype=np.object_)}
 
     def _user_soft_limit_s(self, jobs: Jobs) -> NDArray[np.float64]:
@@ -278,7 +278,7 @@ class SimulatedSlurm(SimulatedCluster):
         )
         return barred
 
-    def _why(self, job: int) -> str:
+    def _why_excluded(self, job: int) -> str:
         if job in self._excluded_reason:
             return self._excluded_reason[job]
         if self._is_held[job]:
@@ -305,7 +305,7 @@ class SimulatedSlurm(SimulatedCluster):
         return pending
 
     def _change(self, change: SettingChange[int], job: int) -> Outcome:
-        if (kept := judge_change(change, self._ground(change, job))) is not None:
+        if (kept := check_change(change, self._ground(change, job))) is not None:
             return kept
         its, before = np.array([job]), self._value(change.setting, job)
         if change.setting is JobSetting.ORDER:
@@ -321,7 +321,7 @@ class SimulatedSlurm(SimulatedCluster):
         return ChangeContext(
             before=self._value(change.setting, job),
             is_set=self._is_set(change.setting, job),
-            excluded_reason=self._why(job),
+            excluded_reason=self._why_excluded(job),
             soft_limits=self._soft_limits,
             time_limit=limit if limit < YEAR_MIN else 0,
         )
@@ -351,7 +351,7 @@ class SimulatedSlurm(SimulatedCluster):
         UsageError
             It is not pending.
         """
-        self.timeline.set_held(self._known(job_id), held=True)
+        self.timeline.set_held(self._pending_id(job_id), held=True)
 
     def release(self, job_id: str) -> None:
         """Release a pending job.
@@ -361,7 +361,7 @@ class SimulatedSlurm(SimulatedCluster):
         UsageError
             It is not pending.
         """
-        self.timeline.set_held(self._known(job_id), held=False)
+        self.timeline.set_held(self._pending_id(job_id), held=False)
 
     def set_site_factor(self, job_id: str, value: int) -> None:
         """Set the SiteFactor of a pending job as an administrator would.
@@ -371,7 +371,7 @@ class SimulatedSlurm(SimulatedCluster):
         UsageError
             It is not pending.
         """
-        self.timeline.set_site_factor(self._known(job_id), np.array([value]))
+        self.timeline.set_site_factor(self._pending_id(job_id), np.array([value]))
 
     def set_time_min(self, job_id: str, minutes: int) -> None:
         """Set the TimeMin of a pending job, min, as its user would.
@@ -381,9 +381,9 @@ class SimulatedSlurm(SimulatedCluster):
         UsageError
             It is not pending.
         """
-        self.timeline.set_time_min(self._known(job_id), np.array([60.0 * minutes]))
+        self.timeline.set_time_min(self._pending_id(job_id), np.array([60.0 * minutes]))
 
-    def _known(self, job_id: str) -> Jobs:
+    def _pending_id(self, job_id: str) -> Jobs:
         job = self._pending_position(job_id)
         if job is None:
             raise UsageError(f"job {job_id} is not pending")

@@ -61,7 +61,7 @@ def next_moment(state: SlurmState) -> int:
 
 @kernel
 def _later(moment: int, of_ms: int, step_ms: int) -> int:
-    """Return the first moment from ``moment`` on that is a multiple of ``step_ms`` after ``of_ms``."""
+    """Return the first tick of ``step_ms`` since ``of_ms`` from ``moment`` on."""
     return int(of_ms + (moment - of_ms + step_ms - 1) // step_ms * step_ms)
 
 
@@ -160,7 +160,7 @@ def happen(state: SlurmState, moment: int) -> None:
             clock.pass_due = 1
     while clock.entered < len(state.entering) and state.jobs[state.entering[clock.entered]].enters_ms <= moment:
         clock.entered += 1
-        _enter(state, state.entering[clock.entered - 1])
+        _enqueue(state, state.entering[clock.entered - 1])
     if priorities:
         make_priorities(state)
 
@@ -172,17 +172,17 @@ def _ask(state: SlurmState, moment: int) -> None:
 
 
 @kernel
-def _enter(state: SlurmState, job: int) -> None:
+def _enqueue(state: SlurmState, job: int) -> None:
     """Add ``job`` to the queue.
 
     Of an array only the first pending task is queued; the others wait behind it.
     """
-    clock, its = state.clock[0], state.jobs[job]
-    if its.previous_task != NOBODY and state.jobs[its.previous_task].status in (FUTURE, PENDING):
+    clock, record = state.clock[0], state.jobs[job]
+    if record.previous_task != NOBODY and state.jobs[record.previous_task].status in (FUTURE, PENDING):
         return
     weigh(state, job)
     queue_up(state, job)
-    if its.asks:
+    if record.asks:
         change(state, clock.now_ms)
         _ask(state, clock.now_ms)
     else:

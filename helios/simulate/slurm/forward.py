@@ -155,7 +155,7 @@ class ForwardSimulation:
 
 
 def _with_room(state: SlurmState, *, jobs: int, parts: int) -> SlurmState:
-    """Return the tables with room for running jobs that share what a node has.
+    """Return the tables with room for running jobs.
 
     Parameters
     ----------

@@ -105,9 +105,9 @@ def _fits_open(state: SlurmState, choice: int) -> int:
     are kept for a job of another partition; that closes the job's own one, as busy nodes do (22.05).
     """
     clock, asked = state.clock[0], state.choices[choice]
-    its = state.jobs[asked.job]
-    its.held_by_limit = 0 if allowed(state, choice) else 1
-    if its.held_by_limit:
+    record = state.jobs[asked.job]
+    record.held_by_limit = 0 if allowed(state, choice) else 1
+    if record.held_by_limit:
         return HELD
     n_open = 0
     for word in range(clock.words):
@@ -116,6 +116,6 @@ def _fits_open(state: SlurmState, choice: int) -> int:
         while bits != 0:
             bits &= bits - 1
             n_open += 1
-    if n_open < max(its.nodes, 1):
+    if n_open < max(record.nodes, 1):
         return TOO_FEW
     return FITS if count_units(state, plain(NOW), choice, clock.words) >= units_wanted(state, asked.job) else BUSY

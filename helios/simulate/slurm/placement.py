@@ -15,23 +15,23 @@ from helios.simulate.slurm.state import NOBODY, NOW, PLAN, WORD, SlurmState
 def units_on(state: SlurmState, whose: int, choice: int, node: int) -> int:
     """Return how many units of the job in ``choice`` a node could hold."""
     asked = state.choices[choice]
-    its, free, types = state.jobs[asked.job], state.free[whose, node], state.clock[0].types
+    record, free, types = state.jobs[asked.job], state.free[whose, node], state.clock[0].types
     if free.jobs < 0:
         return 0
-    whole = its.exclusive or state.partitions[asked.partition].exclusive
+    whole = record.exclusive or state.partitions[asked.partition].exclusive
     if whole and free.jobs > 0:
         return 0
     gpus = 0
-    if its.gpus > 0:
-        if its.gpu_type >= 0:
-            gpus = state.free_gpus[whose, node * types + its.gpu_type]
+    if record.gpus > 0:
+        if record.gpu_type >= 0:
+            gpus = state.free_gpus[whose, node * types + record.gpu_type]
         else:
             for kind in range(types):
                 gpus += state.free_gpus[whose, node * types + kind]
-    if its.nodes > 0:
-        fits = free.cpus >= its.cpus and gpus >= its.gpus and _has_memory(state, whose, choice, node, plain(1))
+    if record.nodes > 0:
+        fits = free.cpus >= record.cpus and gpus >= record.gpus and _has_memory(state, whose, choice, node, plain(1))
         return 1 if fits else 0
-    units = min(gpus, free.cpus * its.gpus // its.cpus) if its.gpus > 0 else free.cpus
+    units = min(gpus, free.cpus * record.gpus // record.cpus) if record.gpus > 0 else free.cpus
     while units > 0 and not _has_memory(state, whose, choice, node, units):
         units = min(units - 1, free.memory // max(asked.memory, 1))
     return int(max(units, 0))
@@ -50,10 +50,10 @@ def _has_memory(state: SlurmState, whose: int, choice: int, node: int, units: in
 @kernel
 def units_wanted(state: SlurmState, job: int) -> int:
     """Return how many units ``job`` needs."""
-    its = state.jobs[job]
-    if its.nodes > 0:
-        return int(its.nodes)
-    return int(its.gpus) if its.gpus > 0 else int(its.cpus)
+    record = state.jobs[job]
+    if record.nodes > 0:
+        return int(record.nodes)
+    return int(record.gpus) if record.gpus > 0 else int(record.cpus)
 
 
 @kernel
@@ -90,11 +90,11 @@ def pick(state: SlurmState, whose: int, choice: int, base: int) -> None:
 
 @kernel
 def _pick_runs(state: SlurmState, whose: int, choice: int, base: int) -> None:
-    clock, its = state.clock[0], state.jobs[state.choices[choice].job]
+    clock, record = state.clock[0], state.jobs[state.choices[choice].job]
     units = units_wanted(state, state.choices[choice].job)
-    nodes = its.nodes if its.nodes > 0 else 1
-    cpus = its.cpus * max(its.nodes, 1)
-    n_runs = _find_runs(state, whose, base, its.cpus)
+    nodes = record.nodes if record.nodes > 0 else 1
+    cpus = record.cpus * max(record.nodes, 1)
+    n_runs = _find_runs(state, whose, base, record.cpus)
     while units > 0:
         best = _best_run(state, n_runs, cpus, nodes, units)
         run = state.runs[best]
@@ -120,11 +120,11 @@ def _pick_runs(state: SlurmState, whose: int, choice: int, base: int) -> None:
 @kernel
 def cpus_for(state: SlurmState, job: int, units: int) -> int:
     """Return the CPUs that ``job`` takes for ``units`` units on one node."""
-    its = state.jobs[job]
-    if its.nodes > 0:
-        return int(its.cpus)
-    if its.gpus > 0:
-        return int((units * its.cpus + its.gpus - 1) // its.gpus)
+    record = state.jobs[job]
+    if record.nodes > 0:
+        return int(record.cpus)
+    if record.gpus > 0:
+        return int((units * record.cpus + record.gpus - 1) // record.gpus)
     return units
 
 
@@ -181,7 +181,7 @@ def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int)
 def _single_node(  # noqa: PLR0917 - numba kernels are called by position
     state: SlurmState, whose: int, base: int, number: int, cpus: int, units: int
 ) -> int:
-    """Return the first node of a run that holds all that is left, or NOBODY.
+    """Return the first node of a sufficient run, or NOBODY.
 
     Slurm searches for the node with the fewest CPUs for the job, but no node has more than the job asks for (observed
     on 22.05).
@@ -220,9 +220,9 @@ def hold(state: SlurmState, choice: int) -> None:
     Where a node has less, as with real running jobs that share what it has, it gives what it has.
     """
     job = state.choices[choice].job
-    its, left = state.jobs[job], units_wanted(state, job)
-    whole = its.exclusive or state.partitions[state.choices[choice].partition].exclusive
-    its.first_share = NOBODY
+    record, left = state.jobs[job], units_wanted(state, job)
+    whole = record.exclusive or state.partitions[state.choices[choice].partition].exclusive
+    record.first_share = NOBODY
     for place in range(state.clock[0].picked):
         node = state.picked[place]
         units = min(left, units_on(state, plain(NOW), choice, node))
@@ -232,12 +232,12 @@ def hold(state: SlurmState, choice: int) -> None:
         memory = state.choices[choice].memory
         if memory < 0 or whole:
             memory = free.memory
-        elif its.nodes == 0:
+        elif record.nodes == 0:
             memory *= units
         memory = min(memory, free.memory)
         if state.clock[0].holds_memory == 0:
             memory = 0
-        gpus = its.gpus if its.nodes > 0 else (units if its.gpus > 0 else 0)
+        gpus = record.gpus if record.nodes > 0 else (units if record.gpus > 0 else 0)
         _hold_on(state, job, node, cpus, memory)
         _hold_gpus(state, job, node, gpus, whole)
 
@@ -361,13 +361,13 @@ def keep_those_that_fit(state: SlurmState) -> None:
     """
     clock = state.clock[0]
     for job in range(len(state.jobs)):
-        its, kept = state.jobs[job], 0
-        for choice in range(its.first_choice, its.first_choice + its.choices):
+        record, kept = state.jobs[job], 0
+        for choice in range(record.first_choice, record.first_choice + record.choices):
             asked = state.choices[choice]
             for word in range(clock.words):
                 state.words[word] = state.part_nodes[asked.partition, word]
             in_time = asked.limit_min <= asked.longest_min
             if in_time and count_units(state, plain(NOW), choice, plain(0)) >= units_wanted(state, job):
-                state.choices[its.first_choice + kept] = state.choices[choice]
+                state.choices[record.first_choice + kept] = state.choices[choice]
                 kept += 1
-        its.choices = kept
+        record.choices = kept

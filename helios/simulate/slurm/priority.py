@@ -22,12 +22,12 @@ LARGEST = 2**32 - 1
 @kernel
 def before(state: SlurmState, choice: int, other: int) -> bool:
     """Return whether ``choice`` comes before ``other`` in the queue."""
-    mine, theirs = state.choices[choice], state.choices[other]
-    if mine.tier != theirs.tier:
-        return bool(mine.tier > theirs.tier)
-    if mine.priority != theirs.priority:
-        return bool(mine.priority > theirs.priority)
-    submitted_s, later_s = state.jobs[mine.job].submitted_s, state.jobs[theirs.job].submitted_s
+    one, two = state.choices[choice], state.choices[other]
+    if one.tier != two.tier:
+        return bool(one.tier > two.tier)
+    if one.priority != two.priority:
+        return bool(one.priority > two.priority)
+    submitted_s, later_s = state.jobs[one.job].submitted_s, state.jobs[two.job].submitted_s
     if submitted_s != later_s:
         return bool(submitted_s < later_s)
     return choice < other
@@ -49,14 +49,14 @@ def queue_position(state: SlurmState, choice: int) -> int:
 @kernel
 def queue_up(state: SlurmState, job: int) -> None:
     """Put all choices of ``job``, whose priorities are known, into the queue."""
-    clock, its = state.clock[0], state.jobs[job]
-    for choice in range(its.first_choice, its.first_choice + its.choices):
+    clock, record = state.clock[0], state.jobs[job]
+    for choice in range(record.first_choice, record.first_choice + record.choices):
         place = queue_position(state, choice)
         for later in range(clock.queued, place, -1):
             state.queue[later] = state.queue[later - 1]
         state.queue[place] = choice
         clock.queued += 1
-    its.status = PENDING
+    record.status = PENDING
 
 
 @kernel
@@ -65,8 +65,8 @@ def take_out(state: SlurmState, job: int, position: int) -> int:
 
     Returns how many of them were before ``position``.
     """
-    clock, its, earlier = state.clock[0], state.jobs[job], 0
-    for choice in range(its.first_choice, its.first_choice + its.choices):
+    clock, record, earlier = state.clock[0], state.jobs[job], 0
+    for choice in range(record.first_choice, record.first_choice + record.choices):
         place = queue_position(state, choice)
         if place < position - earlier:
             earlier += 1
@@ -79,16 +79,16 @@ def take_out(state: SlurmState, job: int, position: int) -> int:
 @kernel
 def weigh(state: SlurmState, job: int) -> None:
     """Compute the priority of all choices of ``job`` as of now."""
-    clock, its = state.clock[0], state.jobs[job]
+    clock, record = state.clock[0], state.jobs[job]
     if clock.multifactor == 0:
-        for choice in range(its.first_choice, its.first_choice + its.choices):
+        for choice in range(record.first_choice, record.first_choice + record.choices):
             state.choices[choice].priority = LARGEST - job
         return
     own = _age_factor(state, job) * clock.age_weight
-    if its.share != NOBODY:
-        own += state.shares[its.share].factor * clock.fair_weight
-    for choice in range(its.first_choice, its.first_choice + its.choices):
-        total = own + state.choices[choice].fixed + its.site - its.nice
+    if record.share != NOBODY:
+        own += state.shares[record.share].factor * clock.fair_weight
+    for choice in range(record.first_choice, record.first_choice + record.choices):
+        total = own + state.choices[choice].fixed + record.site - record.nice
         state.choices[choice].priority = int(min(max(total, 1.0), float(LARGEST)))
 
 
@@ -154,16 +154,16 @@ def update(state: SlurmState, now_ms: int) -> None:
 @kernel
 def charge_usage(state: SlurmState, job: int, until_ms: int) -> None:
     """Charge the usage of ``job`` since the last calculation, up to ``until_ms``."""
-    clock, its = state.clock[0], state.jobs[job]
-    if its.share == NOBODY:
+    clock, record = state.clock[0], state.jobs[job]
+    if record.share == NOBODY:
         return
-    since_ms = max(its.started_ms, clock.last_priority_ms)
+    since_ms = max(record.started_ms, clock.last_priority_ms)
     ran_s = max(until_ms - since_ms, 0) / MS
-    usage = ran_s * clock.decay**ran_s * its.billing
-    if its.qos >= 0:
-        usage *= state.qos[its.qos].usage_factor
+    usage = ran_s * clock.decay**ran_s * record.billing
+    if record.qos >= 0:
+        usage *= state.qos[record.qos].usage_factor
     clock.charged = 1
-    share = its.share
+    share = record.share
     while share != NOBODY:
         state.shares[share].usage += usage
         share = state.shares[share].parent
@@ -204,18 +204,18 @@ def _classic(state: SlurmState) -> None:
     """
     root = state.shares[0]
     for share in range(1, len(state.shares)):
-        its = state.shares[share]
-        used = min(its.usage / root.usage, 1.0) if root.usage > 0 else 0.0
-        if its.shares < 0:
-            its.effective = state.shares[its.parent].effective
-        elif its.fair_parent == 0:
-            its.effective = used
+        record = state.shares[share]
+        used = min(record.usage / root.usage, 1.0) if root.usage > 0 else 0.0
+        if record.shares < 0:
+            record.effective = state.shares[record.parent].effective
+        elif record.fair_parent == 0:
+            record.effective = used
         else:
-            above = state.shares[its.fair_parent].effective
-            its.effective = above
-            if its.level_shares > 0:
-                its.effective = used + (above - used) * its.shares / its.level_shares
-        its.factor = 2.0 ** -(its.effective / its.norm) if its.norm > 0 else 0.0
+            above = state.shares[record.fair_parent].effective
+            record.effective = above
+            if record.level_shares > 0:
+                record.effective = used + (above - used) * record.shares / record.level_shares
+        record.factor = 2.0 ** -(record.effective / record.norm) if record.norm > 0 else 0.0
 
 
 @kernel
@@ -271,23 +271,23 @@ def _sort_children(state: SlurmState, account: int) -> None:
 
 @kernel
 def _level(state: SlurmState, share: int) -> float:
-    its = state.shares[share]
-    if its.shares < 0:
-        return float("inf") if its.is_user else 4294967294.0  # NO_VAL
-    shares = its.shares / its.level_shares if its.level_shares > 0 else 0.0
+    record = state.shares[share]
+    if record.shares < 0:
+        return float("inf") if record.is_user else 4294967294.0  # NO_VAL
+    shares = record.shares / record.level_shares if record.level_shares > 0 else 0.0
     if shares == 0.0:
         return 0.0
-    above = state.shares[its.fair_parent].usage
-    used = its.usage / above if above > 0 else 0.0
+    above = state.shares[record.fair_parent].usage
+    used = record.usage / above if above > 0 else 0.0
     return shares / used if used > 0 else float("inf")
 
 
 @kernel
 def _goes_before(state: SlurmState, share: int, other: int) -> bool:
-    mine, theirs = state.shares[share], state.shares[other]
-    if mine.level != theirs.level:
-        return bool(mine.level > theirs.level)
-    return bool(mine.is_user > theirs.is_user)
+    one, two = state.shares[share], state.shares[other]
+    if one.level != two.level:
+        return bool(one.level > two.level)
+    return bool(one.is_user > two.is_user)
 
 
 # The tree of accounts and users, as tables: a parent before its children.
@@ -348,12 +348,12 @@ def _tables(tree: list[Share]) -> NDArray[np.void]:
     shares = np.zeros(len(tree), dtype=SHARE)
     shares["parent"], shares["fair_parent"], shares["norm"], shares["effective"] = NOBODY, NOBODY, 1.0, 1.0
     for number, share in enumerate(tree):
-        its = shares[number]
-        its["is_user"], its["usage"] = bool(share.user), share.usage_s
-        its["shares"] = -1 if share.shares is None else share.shares
+        record = shares[number]
+        record["is_user"], record["usage"] = bool(share.user), share.usage_s
+        record["shares"] = -1 if share.shares is None else share.shares
         if number > 0:
-            its["parent"] = account.get(share.account if share.user else share.parent, 0)
-            its["fair_parent"] = _fair_parent(shares, number)
+            record["parent"] = account.get(share.account if share.user else share.parent, 0)
+            record["fair_parent"] = _fair_parent(shares, number)
     _share_levels(shares)
     for number in range(len(tree) - 1, -1, -1):
         # An account has used what its users have, or more where the dump says so.
@@ -370,16 +370,16 @@ def _fair_parent(shares: NDArray[np.void], number: int) -> int:
 
 
 def _share_levels(shares: NDArray[np.void]) -> None:
-    """Sum the shares that compete with each other, and normalise them down the tree."""
+    """Normalise the shares down the tree."""
     competes = shares["shares"] >= 0
     for number in range(1, len(shares)):
-        its = shares[number]
-        level = competes & (shares["fair_parent"] == its["fair_parent"])
+        record = shares[number]
+        level = competes & (shares["fair_parent"] == record["fair_parent"])
         level[0] = False
-        its["level_shares"] = shares["shares"][level].sum()
-        above = shares[its["fair_parent"]]["norm"]
-        own = its["shares"] / its["level_shares"] if its["level_shares"] > 0 else 0.0
-        its["norm"] = above if its["shares"] < 0 else above * own
+        record["level_shares"] = shares["shares"][level].sum()
+        above = shares[record["fair_parent"]]["norm"]
+        own = record["shares"] / record["level_shares"] if record["level_shares"] > 0 else 0.0
+        record["norm"] = above if record["shares"] < 0 else above * own
 
 
 # Constant terms of a job's priority: size, partition, QOS and TRES; and the billing of its CPUs and GPUs.
@@ -403,18 +403,18 @@ def fixed_priority(
 
     The constant part is the weighted sum of all factors but age and fair share.
     """
-    its, partition = jobs[choices["job"]], choices["partition"]
-    parts = np.maximum(its["nodes"], 1).astype(np.float64)
-    cpus = its["cpus"] * parts
+    record, partition = jobs[choices["job"]], choices["partition"]
+    parts = np.maximum(record["nodes"], 1).astype(np.float64)
+    cpus = record["cpus"] * parts
     member = _members(part_nodes, len(nodes))
-    held = {"cpu": cpus, "node": parts, "mem": its["memory"].astype(np.float64), "gres/gpu": its["gpus"] * parts}
+    held = {"cpu": cpus, "node": parts, "mem": record["memory"].astype(np.float64), "gres/gpu": record["gpus"] * parts}
     for place, kind in enumerate(types):
-        held[f"gres/gpu:{kind}"] = np.where(its["gpu_type"] == place, its["gpus"] * parts, 0.0)
+        held[f"gres/gpu:{kind}"] = np.where(record["gpu_type"] == place, record["gpus"] * parts, 0.0)
     flags = site.priority.flags
     of_partition = _factors([p.priority_job_factor for p in site.partitions], normal="NO_NORMAL_PART" not in flags)
     of_qos = _factors([rules.priority for rules in site.qos], normal="NO_NORMAL_QOS" not in flags)
     own = _job_size(cpus, parts, choices["plan_min"], site, nodes) + (site.priority.partition * of_partition)[partition]
-    own += np.append(site.priority.qos * of_qos, 0.0)[its["qos"]]
+    own += np.append(site.priority.qos * of_qos, 0.0)[record["qos"]]
     counts = _partition_tres(member, nodes, gpus, types)
     by_count = "NO_NORMAL_TRES" in site.priority.flags
     for name, weight in site.priority.tres.items():
@@ -424,9 +424,9 @@ def fixed_priority(
             own += weight * (held[tres] if by_count else np.divide(held[tres], has, where=has > 0, out=0.0 * has))
     # All CPUs of whole nodes are billed, as far as is known which nodes those will be.
     linear = site.select == "linear"
-    whole = (its["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[partition]
+    whole = (record["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[partition]
     first_node = np.array([int(np.argmax(row)) for row in member])
-    held["cpu"] = np.where(whole & (its["nodes"] > 0), parts * nodes["cpus"][first_node][partition], cpus)
+    held["cpu"] = np.where(whole & (record["nodes"] > 0), parts * nodes["cpus"][first_node][partition], cpus)
     return own, _billing(held, partition, site)
 
 

@@ -21,14 +21,14 @@ def allowed(state: SlurmState, choice: int) -> bool:
     After Slurm's ``acct_policy.c``.
     """
     asked = state.choices[choice]
-    its = state.jobs[asked.job]
-    first, second = state.partitions[asked.partition].qos, its.qos
+    record = state.jobs[asked.job]
+    first, second = state.partitions[asked.partition].qos, record.qos
     if second == first:
         second = NOBODY
-    gpus = its.gpus * max(its.nodes, 1)
+    gpus = record.gpus * max(record.nodes, 1)
     return (
-        _jobs_left(state, its.user, first, second)
-        and _user_gpus_left(state, its.user, gpus, first, second)
+        _jobs_left(state, record.user, first, second)
+        and _user_gpus_left(state, record.user, gpus, first, second)
         and _gpus_left(state, gpus, first, second)
     )
 
@@ -64,13 +64,13 @@ def charge(state: SlurmState, job: int, partition: int, sign: int) -> None:
 
     ``sign`` is 1 or -1.
     """
-    its, first = state.jobs[job], state.partitions[partition].qos
-    gpus = sign * its.gpus * max(its.nodes, 1)
+    record, first = state.jobs[job], state.partitions[partition].qos
+    gpus = sign * record.gpus * max(record.nodes, 1)
     for number in range(2):
-        qos = first if number == 0 else its.qos
+        qos = first if number == 0 else record.qos
         if qos >= 0 and (number == 0 or qos != first):
-            state.user_jobs[its.user * len(state.qos) + qos] += sign
-            state.user_gpus[its.user * len(state.qos) + qos] += gpus
+            state.user_jobs[record.user * len(state.qos) + qos] += sign
+            state.user_gpus[record.user * len(state.qos) + qos] += gpus
             state.qos[qos].held_gpus += gpus
 
 
@@ -82,15 +82,15 @@ def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int
     the place of the one that starts.
     """
     clock, job = state.clock[0], state.choices[choice].job
-    its = state.jobs[job]
+    record = state.jobs[job]
     earlier = take_out(state, job, position)
-    run_ms = its.run_ms
+    run_ms = record.run_ms
     if limit_min < YEAR_MIN:
         run_ms = min(run_ms, limit_min * 60 * MS)
     _run(state, choice, clock.now_ms, run_ms, limit_min, by)
     clock.starts += 1
     change(state, clock.now_ms)
-    if its.next_task != NOBODY:
+    if record.next_task != NOBODY:
         earlier -= _follow(state, job, position - earlier)
     return earlier
 
@@ -101,8 +101,8 @@ def resume(state: SlurmState, choice: int, started_ms: int) -> None:
 
     It may have outrun its limit.
     """
-    its = state.jobs[state.choices[choice].job]
-    _run(state, choice, started_ms, its.run_ms, state.choices[choice].limit_min, plain(BY_MAIN))
+    record = state.jobs[state.choices[choice].job]
+    _run(state, choice, started_ms, record.run_ms, state.choices[choice].limit_min, plain(BY_MAIN))
 
 
 @kernel
@@ -110,16 +110,16 @@ def _run(  # noqa: PLR0917 - numba kernels are called by position
     state: SlurmState, choice: int, started_ms: int, run_ms: int, limit_min: int, by: int
 ) -> None:
     clock, job = state.clock[0], state.choices[choice].job
-    its, started_s = state.jobs[job], started_ms // MS
-    its.priority, its.partition, its.by = state.choices[choice].priority, state.choices[choice].partition, by
+    record, started_s = state.jobs[job], started_ms // MS
+    record.priority, record.partition, record.by = state.choices[choice].priority, state.choices[choice].partition, by
     hold(state, choice)
-    charge(state, job, its.partition, plain(1))
-    its.status, its.started_ms, its.billing = RUNNING, started_ms, state.choices[choice].billing
-    its.ended_ms = started_ms + run_ms
-    its.freed_ms = its.ended_ms + clock.release_ms
-    its.limit_s = started_s + min(limit_min, YEAR_MIN) * 60
-    its.soft_s = started_s + its.time_min * 60 if clock.soft and its.time_min > 0 else NEVER
-    its.expected_s = min(its.limit_s, its.soft_s)
+    charge(state, job, record.partition, plain(1))
+    record.status, record.started_ms, record.billing = RUNNING, started_ms, state.choices[choice].billing
+    record.ended_ms = started_ms + run_ms
+    record.freed_ms = record.ended_ms + clock.release_ms
+    record.limit_s = started_s + min(limit_min, YEAR_MIN) * 60
+    record.soft_s = started_s + record.time_min * 60 if clock.soft and record.time_min > 0 else NEVER
+    record.expected_s = min(record.limit_s, record.soft_s)
     rise(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
     _expect(state, job, clock.running)
     clock.running += 1
@@ -131,27 +131,27 @@ def _follow(state: SlurmState, job: int, position: int) -> int:
 
     Returns how many of its choices go before ``position``.
     """
-    its, ahead = state.jobs[job], 0
-    task = state.jobs[its.next_task]
-    task.site, task.nice, task.time_min, task.is_held = its.site, its.nice, its.time_min, its.is_held
-    for number in range(its.choices):
+    record, ahead = state.jobs[job], 0
+    task = state.jobs[record.next_task]
+    task.site, task.nice, task.time_min, task.is_held = record.site, record.nice, record.time_min, record.is_held
+    for number in range(record.choices):
         choice = task.first_choice + number
-        state.choices[choice].priority = state.choices[its.first_choice + number].priority
+        state.choices[choice].priority = state.choices[record.first_choice + number].priority
         if queue_position(state, choice) < position:
             ahead += 1
-    queue_up(state, its.next_task)
+    queue_up(state, record.next_task)
     return ahead
 
 
 @kernel
 def end(state: SlurmState, job: int) -> None:
     """End ``job``, whose nodes are free now."""
-    clock, its = state.clock[0], state.jobs[job]
-    if its.ended_ms > clock.last_priority_ms and clock.fair_weight > 0:
-        charge_usage(state, job, its.ended_ms)
+    clock, record = state.clock[0], state.jobs[job]
+    if record.ended_ms > clock.last_priority_ms and clock.fair_weight > 0:
+        charge_usage(state, job, record.ended_ms)
     let_go(state, job, plain(NOW))
-    charge(state, job, its.partition, plain(-1))
-    its.status = ENDED
+    charge(state, job, record.partition, plain(-1))
+    record.status = ENDED
     state.ended[clock.ended] = job
     clock.ended += 1
     clock.running -= 1
@@ -173,9 +173,9 @@ def expect_anew(state: SlurmState) -> bool:
     """
     clock, outrun, now_s = state.clock[0], False, state.clock[0].now_ms // MS
     for place in range(clock.running):
-        its = state.jobs[state.expected[place]]
-        if its.soft_s < now_s and its.soft_s < its.limit_s:
-            its.expected_s = now_s + max(its.limit_s - now_s, 0) // 2
+        record = state.jobs[state.expected[place]]
+        if record.soft_s < now_s and record.soft_s < record.limit_s:
+            record.expected_s = now_s + max(record.limit_s - now_s, 0) // 2
             outrun = True
     if outrun:
         for place in range(1, clock.running):
@@ -197,5 +197,5 @@ def _expect(state: SlurmState, job: int, place: int) -> None:
 
 @kernel
 def _ends_later(state: SlurmState, job: int, other: int) -> bool:
-    mine, theirs = state.jobs[job].expected_s, state.jobs[other].expected_s
-    return bool(mine > theirs or (mine == theirs and job > other))
+    ends_s, other_ends_s = state.jobs[job].expected_s, state.jobs[other].expected_s
+    return bool(ends_s > other_ends_s or (ends_s == other_ends_s and job > other))

@@ -213,7 +213,7 @@ def _in_minutes(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the array tasks in order, and the number of the chain of each.
+    """Return the array tasks in order, with their chains.
 
     Only tasks of one array that ask for the same are in one chain.
     """
@@ -306,20 +306,22 @@ def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) 
 
     -1: all of the node's.
     """
-    its = jobs[choices["job"]]
-    units = np.maximum(np.where(its["nodes"] > 0, its["nodes"], np.where(its["gpus"] > 0, its["gpus"], its["cpus"])), 1)
-    asked = -(-its["memory"] // units)
+    record = jobs[choices["job"]]
+    units = np.maximum(
+        np.where(record["nodes"] > 0, record["nodes"], np.where(record["gpus"] > 0, record["gpus"], record["cpus"])), 1
+    )
+    asked = -(-record["memory"] // units)
     default = np.full(len(choices), -1, dtype=np.int64)
     for code, rules in enumerate(site.partitions):
         here = choices["partition"] == code
-        spread = np.where(its["nodes"] > 0, 1, units)
+        spread = np.where(record["nodes"] > 0, 1, units)
         if rules.def_mem_per_node_mib > 0:
             default[here] = -(-rules.def_mem_per_node_mib // spread[here])
         if rules.def_mem_per_cpu_mib > 0:
-            default[here] = -(-rules.def_mem_per_cpu_mib * its["cpus"][here] // spread[here])
+            default[here] = -(-rules.def_mem_per_cpu_mib * record["cpus"][here] // spread[here])
         if rules.def_mem_per_gpu_mib > 0:
-            by_gpu = -(-rules.def_mem_per_gpu_mib * its["gpus"][here] // spread[here])
-            default[here] = np.where(its["gpus"][here] > 0, by_gpu, default[here])
+            by_gpu = -(-rules.def_mem_per_gpu_mib * record["gpus"][here] // spread[here])
+            default[here] = np.where(record["gpus"][here] > 0, by_gpu, default[here])
     chosen: NDArray[np.int64] = np.where(asked > 0, asked, default)
     return chosen
 

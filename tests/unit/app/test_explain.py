@@ -34,7 +34,7 @@ def no_model(_: datetime) -> tuple[None, tuple[str, ...]]:
 
 def told(town: Town, job: str, **options: Any) -> Explanation:
     history = load_history(url=town.url, cluster="dev")
-    return explain(history, job, **({"choose": no_model, "look": town.cluster.snapshot} | options))
+    return explain(history, job, **({"choose": no_model, "read_snapshot": town.cluster.snapshot} | options))
 
 
 def a_history(*jobs: dict[str, Any]) -> LoadedHistory:
@@ -115,16 +115,16 @@ def test_where_the_queue_cannot_be_looked_at_the_error_says_so(town: Town) -> No
     def unreachable() -> Snapshot:
         raise ClusterUnavailable("slurmctld does not answer.")
 
-    assert told(town, "alice3", look=unreachable).run_time_s == 60.0
+    assert told(town, "alice3", read_snapshot=unreachable).run_time_s == 60.0
     with pytest.raises(JobUnknown, match="cannot be read: slurmctld does not answer"):
-        told(town, "404", look=unreachable)
+        told(town, "404", read_snapshot=unreachable)
 
 
 def test_a_cluster_that_is_not_needed_is_not_looked_at(town: Town) -> None:
     def never() -> Snapshot:
         raise AssertionError("a job of the past needs no queue")
 
-    assert told(town, "alice3", look=never).job_id == "alice3"
+    assert told(town, "alice3", read_snapshot=never).job_id == "alice3"
 
 
 def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> None:

@@ -455,7 +455,7 @@ def test_a_night_before_there_is_enough_history_says_so(tmp_path: Path) -> None:
 
 def test_only_jobs_that_had_ended_by_then_are_judged(history: LoadedHistory) -> None:
     studied = prepare_history(history)
-    rows = studied.judged(START + 2 * DAY, START + 3 * DAY)
+    rows = studied.scored_jobs(START + 2 * DAY, START + 3 * DAY)
     ends = history.jobs["ended_at"].iloc[rows]
     assert len(rows) > 50
     assert ends.max() < pd.Timestamp(START + 3 * DAY)
@@ -473,7 +473,7 @@ def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
 
     def score(predictor: Any, first: float, end: float) -> PredictorScore:
         rows = np.intersect1d(
-            studied.judged(START, START + 20 * DAY), studied.submitted(START + first * DAY, START + end * DAY)
+            studied.scored_jobs(START, START + 20 * DAY), studied.submitted(START + first * DAY, START + end * DAY)
         )
         return predictor_score(studied.predictions({"it": predictor}, rows)["it"], studied.table.run_time_s[rows])
 

@@ -32,7 +32,7 @@ def a_night(town: Town, *, seen: Snapshot | None = None, **model: object) -> Nig
     settings = Settings.model_validate(
         town.settings.model_dump() | {"model": model, "report": {"folder": str(town.folder / "reports")}}
     )
-    return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, look=look)
+    return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, read_snapshot=look)
 
 
 def test_the_night_trains_on_the_dask_that_is_configured_and_a_dask_that_is_away_stops_no_other_step(

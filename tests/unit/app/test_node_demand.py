@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.node_demand import NodeDemand, _beside, busy_by_pool
+from helios.app.node_demand import NodeDemand, _in_thread, busy_by_pool
 from helios.config import Settings
 from helios.model import JOBS, STEP_S, Snapshot
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
@@ -81,8 +81,8 @@ def test_a_queue_is_part_of_what_jobs_tell() -> None:
 class Remembered(NodeDemand):
     """One whose history is in memory."""
 
-    def __init__(self, jobs: pd.DataFrame, *, patient: bool = True) -> None:
-        super().__init__("dev", Settings(), patient=patient)
+    def __init__(self, jobs: pd.DataFrame, *, synchronous: bool = True) -> None:
+        super().__init__("dev", Settings(), synchronous=synchronous)
         self.jobs, self.reads = jobs, 0
 
     def _history(self, snapshot: Snapshot) -> tuple[pd.DataFrame, ZoneInfo]:
@@ -122,7 +122,7 @@ def test_steps_in_which_nobody_asked_have_no_forecast(remembered: Remembered) ->
 
 
 def test_a_daemon_does_not_wait_for_what_learns_and_has_it_soon(remembered: Remembered) -> None:
-    impatient = Remembered(remembered.jobs, patient=False)
+    impatient = Remembered(remembered.jobs, synchronous=False)
     assert impatient(at(NOON)).demand is None
     assert impatient._learning is not None
     impatient._learning.result(timeout=TEST_TIMEOUT_S)
@@ -158,7 +158,7 @@ def test_a_history_that_was_read_again_with_its_nodes_gives_a_forecast(remembere
 
 
 def test_forecasters_that_suspended_learn_are_named(remembered: Remembered) -> None:
-    impatient = Remembered(remembered.jobs, patient=False)
+    impatient = Remembered(remembered.jobs, synchronous=False)
     impatient(at(NOON))
     assert "still learn" in impatient.why_not
     assert impatient._learning is not None
@@ -173,7 +173,7 @@ def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
     def dies(*_: object) -> None:
         raise MemoryError
 
-    impatient = Remembered(remembered.jobs, patient=False)
+    impatient = Remembered(remembered.jobs, synchronous=False)
     with monkeypatch.context() as patched:
         patched.setattr("helios.app.node_demand._learned", dies)
         assert impatient(at(NOON)).demand is None
@@ -189,5 +189,5 @@ def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
 
 
 def test_the_end_of_the_daemon_does_not_wait_for_what_learns() -> None:
-    told = _beside(lambda: {"daemon": current_thread().daemon})  # type: ignore[dict-item]  # no forecaster is needed
+    told = _in_thread(lambda: {"daemon": current_thread().daemon})  # type: ignore[dict-item]  # no forecaster is needed
     assert told.result(timeout=TEST_TIMEOUT_S) == {"daemon": True}

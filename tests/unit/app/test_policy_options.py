@@ -38,7 +38,7 @@ def test_lengths_shares_and_divisors_are_kept_as_numbers() -> None:
 def test_without_options_only_qssf_ages_and_is_bounded() -> None:
     own = rules("qssf")
     assert own["ageing"].tau_s.tolist() == [WAIT_SHARE * 100_000]
-    assert own["guard"].patience_s.tolist() == [BOUND_SHARE * 100_000]
+    assert own["guard"].bound_s.tolist() == [BOUND_SHARE * 100_000]
     for other in ("fifo", "service", "mean_service", "fewest_gpus", "sjf"):
         assert (rules(other)["ageing"], rules(other)["guard"]) == (None, None)
 
@@ -62,12 +62,12 @@ def test_true_run_times_count_eight_hours_at_most_where_predictions_do() -> None
 
 def test_a_control_ages_and_is_bounded_as_it_is_told() -> None:
     told = rules("fewest_gpus", wait_share=0.25, bound_share=1.0)
-    assert (told["ageing"].tau_s.tolist(), told["guard"].patience_s.tolist()) == ([25_000], [100_000])
+    assert (told["ageing"].tau_s.tolist(), told["guard"].bound_s.tolist()) == ([25_000], [100_000])
 
 
 @pytest.mark.parametrize("policy", ["qssf", "service", "fifo"])
 def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
-    assert rules(policy, patience="12h")["guard"].patience_s.tolist() == [43_200]
+    assert rules(policy, patience="12h")["guard"].bound_s.tolist() == [43_200]
     assert rules(policy, patience="never")["guard"] is None
 
 

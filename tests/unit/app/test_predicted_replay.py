@@ -13,7 +13,7 @@ from helios.choices import Backfill
 from helios.ingest import synthetic_trace
 from helios.ports import RUN_TIME
 from helios.predict.duration import FEWEST_JOBS
-from helios.services.queue_orders import divide_large_jobs, shortest_service_first
+from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import ORDERS, Ageing, Replay, WaitBound, replay
 
 

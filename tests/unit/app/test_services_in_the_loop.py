@@ -22,8 +22,7 @@ from helios.app.service_replay import ReplayedService, replay_services
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns, JobwiseService
-from helios.services.qssf import Qssf
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import Qssf, shortest_service_first
 from helios.simulate import ORDERS, Backfill, LongestWaits, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.examples import examples

@@ -428,7 +428,7 @@ def test_the_history_before_a_window_teaches_every_draw_alike(history: LoadedHis
     plan = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
     request = WhatIfRequest(plans=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
     cells = [SweepRun(request=request, repeat=repeat) for repeat in (1, 2, 3)]
-    forth = {done.place: done.told for done in run_here(site, cells)}
-    back = {done.place: done.told for done in backwards(site, cells)}
+    forth = {done.place: done.result for done in run_here(site, cells)}
+    back = {done.place: done.result for done in backwards(site, cells)}
     assert forth == back
     assert all("figures" in told for told in forth.values())

@@ -25,8 +25,8 @@ def jobs_of(numbers: range, **columns: Any) -> list[PendingJob]:
     return list(pending_jobs(a_snapshot(pending=rows)).values())
 
 
-def a_shadow(snapshot: Snapshot, stands: dict[Any, float] | None = None) -> ShadowCluster:
-    return ShadowCluster(look=lambda: snapshot, stands=stands or {}, tolerance=FINE)
+def a_shadow(snapshot: Snapshot, applied: dict[Any, float] | None = None) -> ShadowCluster:
+    return ShadowCluster(read_snapshot=lambda: snapshot, applied=applied or {}, tolerance=FINE)
 
 
 def a_queue(*job_ids: str, **columns: Any) -> tuple[FakeCluster, Snapshot]:
@@ -50,7 +50,7 @@ def reachable_from(thing: object) -> list[object]:
 
 
 def door(mode: ServiceMode, cluster: FakeCluster, snapshot: Snapshot) -> Any:
-    return cluster_for_mode(mode, cluster, look=lambda: snapshot, stands={}, tolerance=FINE)
+    return cluster_for_mode(mode, cluster, read_snapshot=lambda: snapshot, applied={}, tolerance=FINE)
 
 
 def test_a_shadow_holds_nothing_that_leads_to_the_cluster() -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from helios.daemon.logs import start_logs
+from helios.daemon.daemon import start_logs
 
 
 @pytest.fixture(autouse=True)

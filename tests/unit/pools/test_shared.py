@@ -36,7 +36,7 @@ def test_each_reads_what_the_other_wrote_before_it_writes(tmp_path: Path) -> Non
         assert not two.is_mine(two.trials[0])
         assert two.has_owner(two.trials[0])
         finish(one, 0)
-        with two.turn():
+        with two.exclusive():
             assert two.trials[0].ended
     with a_state(tmp_path, shared=False) as after:
         assert {number: trial.state for number, trial in after.trials.items()} == {0: "finished", 1: "waiting"}
@@ -49,7 +49,7 @@ def test_only_trials_of_a_pool_that_is_gone_are_taken_over(tmp_path: Path) -> No
         gone.started(0, device="cpu:0", memory_limit_mib=None)
         assert one.adopt() == []
         pool = gone.pool
-        for handle in (gone._own_lock, gone._handle, gone._turn_lock):  # as a kill does
+        for handle in (gone._own_lock, gone._handle, gone._write_lock):  # as a kill does
             os.close(handle)
         (taken,) = one.adopt()
         assert (taken.number, taken.state, taken.attempts) == (0, TrialState.WAITING, 1)

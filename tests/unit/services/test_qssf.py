@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
-from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, _reference
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, _reference, shortest_service_first
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
 from tests.examples import examples
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import shortest_job_first
 from tests.examples import examples
@@ -41,14 +41,14 @@ def guards(draw):
     """Bounds that come into force at some times, rise and fall, or are never in force."""
     times = sorted(draw(st.lists(st.integers(0, 90), max_size=4)))
     bounds = draw(st.lists(st.integers(0, 60), min_size=len(times), max_size=len(times)))
-    return WaitBound(at_s=np.array(times, dtype=np.int64), patience_s=np.array(bounds, dtype=np.int64))
+    return WaitBound(at_s=np.array(times, dtype=np.int64), bound_s=np.array(bounds, dtype=np.int64))
 
 
 def patience_of(guard):
     """Read a guard as a function of time, one step after the other."""
 
     def patience(now):
-        in_force = [bound for at, bound in zip(guard.at_s, guard.patience_s, strict=True) if at <= now]
+        in_force = [bound for at, bound in zip(guard.at_s, guard.bound_s, strict=True) if at <= now]
         return in_force[-1] if in_force else float("inf")
 
     return patience

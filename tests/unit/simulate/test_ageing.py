@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helios.errors import UsageError
 from helios.ports import RUN_TIME
-from helios.services.queue_orders import divide_large_jobs, shortest_service_first
+from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import Ageing, Backfill, LongestWaits, WaitBound, replay
 from helios.simulate.ageing import EVERY_S, LEAST_BOUND_S, LEAST_TAU_S
 from helios.simulate.core.state import NEVER
@@ -52,7 +52,7 @@ def test_no_job_means_no_wait():
 
 def test_bound_and_ageing_time_are_shares_with_least_values():
     longest = LongestWaits(at_s=np.array([-NEVER, 10, 20]), longest_s=np.array([0, 8_000, 40_000]))
-    assert longest.wait_bound(0.5).patience_s.tolist() == [LEAST_BOUND_S, LEAST_BOUND_S, 20_000]
+    assert longest.wait_bound(0.5).bound_s.tolist() == [LEAST_BOUND_S, LEAST_BOUND_S, 20_000]
     assert longest.ageing(0.5).tau_s.tolist() == [LEAST_TAU_S, 4_000, 20_000]
     assert longest.ageing(0.5).at(np.array([5, 10, 19, 99])).tolist() == [LEAST_TAU_S, 4_000, 4_000, 20_000]
 

@@ -264,7 +264,7 @@ def test_predictions_stand_in_the_rows_of_their_jobs():
     cluster.apply([an_order(job2=0.5)])
     run_times = in_columns([[np.nan] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     told = Predictions(run_times=run_times, source=np.array([-1, 0, 1], dtype=np.int16), sources=["m0", "m1"])
-    seen = cluster.look(told).pending
+    seen = cluster.snapshot_with(told).pending
     assert seen[["job_id", "p10_s", "p90_s", "source"]].to_numpy().tolist() == [
         ["2", 4.0, 6.0, "m1"],
         ["1", 1.0, 3.0, "m0"],
@@ -281,7 +281,7 @@ def a_snapshot_with_everything():
         source=np.array([0, 1, -1, 0, 1], dtype=np.int16),
         sources=["a", "b"],
     )
-    return cluster, cluster.look(told)
+    return cluster, cluster.snapshot_with(told)
 
 
 def test_what_is_seen_has_the_declared_columns_and_types():

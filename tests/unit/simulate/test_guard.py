@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import UsageError
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import shortest_service_first
 from helios.simulate import Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import first_in_first_out, shortest_job_first
 from tests.examples import examples
@@ -41,9 +41,9 @@ def test_without_a_guard_a_job_believed_long_waits_for_all_others():
     assert starts(QUEUE, believed=BELIEVED) == [0, 40, 10, 20, 30]
 
 
-@pytest.mark.parametrize(("patience_s", "start"), [(8, 10), (9, 20), (18, 20), (19, 30), (29, 40)])
-def test_a_job_that_has_waited_longer_than_the_bound_goes_first(patience_s, start):
-    assert starts(QUEUE, believed=BELIEVED, guard=WaitBound.constant(patience_s))[1] == start
+@pytest.mark.parametrize(("bound_s", "start"), [(8, 10), (9, 20), (18, 20), (19, 30), (29, 40)])
+def test_a_job_that_has_waited_longer_than_the_bound_goes_first(bound_s, start):
+    assert starts(QUEUE, believed=BELIEVED, guard=WaitBound.constant(bound_s))[1] == start
 
 
 def test_among_the_promoted_the_first_submitted_goes_first():
@@ -52,13 +52,13 @@ def test_among_the_promoted_the_first_submitted_goes_first():
 
 
 def test_a_bound_holds_from_its_time_on_and_not_before():
-    guard = WaitBound(at_s=np.array([15]), patience_s=np.array([0]))
+    guard = WaitBound(at_s=np.array([15]), bound_s=np.array([0]))
     assert starts(QUEUE, believed=BELIEVED, guard=guard)[1] == 20
 
 
 def test_who_was_promoted_stays_so_when_the_bound_rises():
     rows = [(0, 10, 4), (0, 30, 4), (1, 10, 8), (2, 10, 4), (11, 10, 4)]
-    guard = WaitBound(at_s=np.array([0, 15]), patience_s=np.array([5, 10**6]))
+    guard = WaitBound(at_s=np.array([0, 15]), bound_s=np.array([5, 10**6]))
     # At 10 the large job is promoted and blocks; at 15 the bound rises, and still nobody passes it.
     assert starts(rows, believed=[10, 30, 1e9, 1, 1], guard=guard)[2] == 30
 
@@ -83,11 +83,11 @@ def test_partitions_keep_their_own_cycles():
 
 
 @pytest.mark.parametrize(
-    ("at_s", "patience_s"), [([1, 2], [5]), ([2, 1], [5, 5]), ([1], [-1])], ids=["length", "descending", "negative"]
+    ("at_s", "bound_s"), [([1, 2], [5]), ([2, 1], [5, 5]), ([1], [-1])], ids=["length", "descending", "negative"]
 )
-def test_what_is_no_step_function_is_refused(at_s, patience_s):
+def test_what_is_no_step_function_is_refused(at_s, bound_s):
     with pytest.raises(UsageError, match="step function"):
-        WaitBound(at_s=np.array(at_s, dtype=np.int64), patience_s=np.array(patience_s, dtype=np.int64))
+        WaitBound(at_s=np.array(at_s, dtype=np.int64), bound_s=np.array(bound_s, dtype=np.int64))
 
 
 def test_srtf_takes_no_guard():
@@ -121,13 +121,13 @@ class Absurd:
 
 @given(
     rows=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(1, 8)), min_size=1, max_size=40),
-    patience_s=st.integers(0, 100),
+    bound_s=st.integers(0, 100),
     seed=st.integers(0, 2**32 - 1),
     again_s=st.none() | st.integers(1, 50),
 )
 @settings(max_examples=examples(50), deadline=None)
 def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is_predicted(
-    rows, patience_s, seed, again_s
+    rows, bound_s, seed, again_s
 ):
     workload = a_workload(sorted(rows))
     result = replay(
@@ -137,11 +137,11 @@ def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is
         order=shortest_service_first,
         predictor=Absurd(seed),
         predict_again_s=again_s,
-        guard=WaitBound.constant(patience_s),
+        guard=WaitBound.constant(bound_s),
     )
     # From its turn on, only what ran then and what was submitted before it can be in its way, one after the other.
     for job in range(len(workload)):
-        cycle_s = workload.submitted_s[job] + patience_s
+        cycle_s = workload.submitted_s[job] + bound_s
         running = (result.started_s <= cycle_s) & (result.ended_s > cycle_s)
         ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
         assert result.started_s[job] <= cycle_s + 1 + workload.run_time_s[running | ahead].sum()
@@ -181,7 +181,7 @@ JOBS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(1
 def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_predicted(rows, slack, seed):
     workload = a_workload(sorted(rows))
     limit_s = workload.run_time_s + np.array(slack[: len(workload)])
-    patience_s, longest_s = 30, int(limit_s.max())
+    bound_s, longest_s = 30, int(limit_s.max())
     result = replay(
         workload,
         a_shape((3, 8)),
@@ -190,10 +190,10 @@ def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_pre
         predictor=Absurd(seed),
         estimate_s=limit_s,
         predict_again_s=7,
-        guard=WaitBound.constant(patience_s),
+        guard=WaitBound.constant(bound_s),
         reservation=Reservation(closed=True),
     )
     for job in range(len(workload)):
-        cycle_s = workload.submitted_s[job] + patience_s
+        cycle_s = workload.submitted_s[job] + bound_s
         ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
         assert result.started_s[job] <= cycle_s + (int(ahead.sum()) + 2) * longest_s

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.services.queue_orders import shortest_service_first
+from helios.services.qssf import shortest_service_first
 from helios.simulate import ORDERS, Backfill, JobTrace, Reservation, WaitBound, replay
 from helios.simulate.core.state import NEVER
 from tests.examples import examples

@@ -418,7 +418,7 @@ def test_lists_that_keep_so_many_of_some_nodes_are_told_apart_by_node_and_number
 
 def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
     cluster = FakeNodes(nodes=[*some_nodes(2), a_node(name="m1", partitions="debug")], lax=True)
-    door = node_cluster_for_mode(canary("debug"), cluster, look=cluster.snapshot, stands={})
+    door = node_cluster_for_mode(canary("debug"), cluster, read_snapshot=cluster.snapshot, applied={})
     assert door is not None
     said = door.steer([*down("n1", "m1"), fill(["n2"], ["m1"]), keep("n1", "m1")])
     by_node = {(outcome.action, outcome.node): outcome.result for outcome in said}
@@ -426,8 +426,8 @@ def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
     assert by_node["PowerDown", "m1"] is Result.DONE
     assert {outcome.remark for outcome in said if outcome.result is Result.REFUSED} == {OUTSIDE}
     assert [seen.node for seen in cluster.power_downs] == ["m1"]
-    assert node_cluster_for_mode(ACTIVE, cluster, look=cluster.snapshot, stands={}) is cluster
-    assert node_cluster_for_mode(OFF, cluster, look=cluster.snapshot, stands={}) is None
+    assert node_cluster_for_mode(ACTIVE, cluster, read_snapshot=cluster.snapshot, applied={}) is cluster
+    assert node_cluster_for_mode(OFF, cluster, read_snapshot=cluster.snapshot, applied={}) is None
 
 
 def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
