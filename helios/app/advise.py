@@ -18,9 +18,8 @@ from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, 
 from helios.model import JOBS
 from helios.report.admin.usage import select_jobs
 from helios.report.advice import Advice, limit_advice, most_hours_first, packing_advice, usage_advice
-from helios.slurm.accounting import Accounting
+from helios.slurm.accounting import Accounting, read_usage
 from helios.slurm.shell import Shell
-from helios.slurm.usage import read_usage
 
 WINDOW = timedelta(weeks=4)
 USAGE_S = 120.0
@@ -85,7 +84,7 @@ class AdviceReport:
 
 
 Usage = tuple[pd.DataFrame | None, tuple[str, ...]]
-"""What jobs used, as :func:`helios.slurm.usage.read_usage` returns it, and messages; None: not known."""
+"""What jobs used, as :func:`helios.slurm.accounting.read_usage` returns it, and messages; None: not known."""
 
 
 def advise(ask: ReportQuery, *, usage: Callable[[str, datetime, datetime], Usage] | None = None) -> AdviceReport:

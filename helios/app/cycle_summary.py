@@ -109,13 +109,13 @@ class CycleSummary(DomainSummary):
 
     def line(self) -> str:
         """Return the cycle in one line of text."""
-        seen = f"{self.pending} pending, {self.running} running, {self.seconds:.1f} s"
+        counts = f"{self.pending} pending, {self.running} running, {self.seconds:.1f} s"
         if self.problem:
             return f"no cycle: {self.problem}"
         if self.suspended:
-            return f"{seen}; nothing is done: {'; '.join(self.suspended)}"
+            return f"{counts}; nothing is done: {'; '.join(self.suspended)}"
         changes = ", ".join(f"{t.service} ({t.mode}) {t.result.value} {t.jobs}" for t in self.tallies if t.jobs)
-        return f"{seen}; {changes or 'nothing proposed'}"
+        return f"{counts}; {changes or 'nothing proposed'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,13 +155,13 @@ class NodeCycleSummary(DomainSummary):
         """Return the cycle in one line of text."""
         if self.problem:
             return f"no cycle on nodes: {self.problem}"
-        seen = ", ".join(f"{number} {state}" for state, number in self.nodes.items() if number) or "no nodes"
-        seen = f"{seen}, {self.seconds:.1f} s"
+        counts = ", ".join(f"{number} {state}" for state, number in self.nodes.items() if number) or "no nodes"
+        counts = f"{counts}, {self.seconds:.1f} s"
         if self.suspended:
-            return f"{seen}; nothing is done: {'; '.join(self.suspended)}"
+            return f"{counts}; nothing is done: {'; '.join(self.suspended)}"
         did = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]
         changes = ", ".join(f"{number} {what}" for what, number in did if number) or "nothing to change"
-        return f"{seen}; {changes}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
+        return f"{counts}; {changes}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

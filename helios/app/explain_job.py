@@ -167,17 +167,17 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
                 run_time_s=float(over["run_time_s"]),
                 **_first_prediction(warehouse, name, over),
             )
-        seen = cycles.predictions(snapshot)
-        job = queued_record(seen, job_id)
+        predicted = cycles.predictions(snapshot)
+        job = queued_record(predicted, job_id)
         assert job is not None
         decisions = _audit_entries(warehouse, name, job, since)
         applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
-        remaining_s = _remaining(seen, job)
+        remaining_s = _remaining(predicted, job)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             prediction = _first_prediction(warehouse, name, job)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
-    found = _of_the_queue(cycles, seen, job, applied_changes, decisions)
-    start = _start(cycles, seen, job, job_id) if found.rank else None
+    found = _of_the_queue(cycles, predicted, job, applied_changes, decisions)
+    start = _start(cycles, predicted, job, job_id) if found.rank else None
     return replace(found, remaining_s=remaining_s, start=start)
 
 

@@ -68,12 +68,12 @@ def explain_node(cycles: NodeController, node: str) -> NodeExplanation:
 
 
 def _facts(snapshot: Snapshot, node: str, applied_changes: pd.DataFrame, memory: NodeControllerState) -> Iterator[str]:
-    seen = observed_nodes(snapshot)[node]
+    observed = observed_nodes(snapshot)[node]
     state = snapshot.nodes.set_index("name").loc[node]
     words = [str(word) for word in (state["state"], state["flags"]) if isinstance(word, str)]
-    yield f"{node} ({seen.pool}) is {seen.power or 'down, or does not answer'}; Slurm says {'+'.join(words)}."
-    if seen.excluded_reason:
-        yield f"Helios leaves it alone: {seen.excluded_reason}."
+    yield f"{node} ({observed.pool}) is {observed.power or 'down, or does not answer'}; Slurm says {'+'.join(words)}."
+    if observed.excluded_reason:
+        yield f"Helios leaves it alone: {observed.excluded_reason}."
     if node in memory.quarantined:
         failure = memory.quarantined[node]
         when = f"{failure.at:%Y-%m-%d %H:%M} UTC"

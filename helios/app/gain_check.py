@@ -64,8 +64,8 @@ class SoftLimitGain:
         """The finding in one sentence, with the reason where there is no gain."""
         mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
         longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
-        seen = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
-        return f"No gain: {seen}; {self._objection()}." if self._objection() else f"A gain: {seen}."
+        effect = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
+        return f"No gain: {effect}; {self._objection()}." if self._objection() else f"A gain: {effect}."
 
     def _objection(self) -> str:
         if self.days < FEWEST_DAYS:

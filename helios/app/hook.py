@@ -124,11 +124,11 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
     return queue.assign(**knowledge.predict(queue, now=now))
 
 
-def _answers(service: Service, mode: ServiceMode, seen: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
+def _answers(service: Service, mode: ServiceMode, snapshot: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
     """Return a service's urgencies and soft limits, s, for the pending jobs."""
-    partitions = seen.pending["partition"].astype("str")
-    pending = seen.pending[partitions.isin(mode.partitions)] if mode.partitions else seen.pending
-    actions = list(service.decide(replace(seen, pending=pending)))
+    partitions = snapshot.pending["partition"].astype("str")
+    pending = snapshot.pending[partitions.isin(mode.partitions)] if mode.partitions else snapshot.pending
+    actions = list(service.decide(replace(snapshot, pending=pending)))
     orders = {
         place.job_id: place.urgency for action in actions if isinstance(action, Reorder) for place in action.order
     }

@@ -111,7 +111,7 @@ class JobController(Controller[ControllerState]):
             for setting, job, value in zip(real["setting"], real["job_id"], real["value"], strict=True)
         }
         simulated = ShadowCluster(
-            read_snapshot=self.site.cluster.snapshot, applied=applied, tolerance=Tolerance.of(self.settings.slurm)
+            snapshot=self.site.cluster.snapshot, applied=applied, tolerance=Tolerance.of(self.settings.slurm)
         )
         self._predicted = None
         report: CycleReport = self.run_cycle(

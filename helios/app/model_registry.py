@@ -702,8 +702,8 @@ def _compare_unseen(
     None: there are none, or too few jobs came after them.
     """
     # A model that had not stopped learning by then is scored by its backtest, which stopped earlier, if it has one.
-    seen = opponent is not None and opponent.trained_until > since
-    backtest = opponent.as_judged() if opponent is not None and seen else None
+    is_newer = opponent is not None and opponent.trained_until > since
+    backtest = opponent.as_judged() if opponent is not None and is_newer else None
     incumbent = backtest or opponent
     begin = since if incumbent is None else max(since, incumbent.trained_until)
     # A backtest is scored beside a backtest: otherwise the one that stopped later would win by that.

@@ -254,11 +254,11 @@ def run_nightly(
             warehouse.remember(cluster, NIGHTLY_LEVELS, json.dumps(dict(kept[0].levels)), at=now)
         return f"report {kept[0].page}"
 
-    seen: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
 
     def nodes() -> str:
-        seen.append(read_snapshot())
-        return _remember_nodes(url, cluster, seen[0])
+        snapshots.append(read_snapshot())
+        return _remember_nodes(url, cluster, snapshots[0])
 
     def study_of_month() -> str:
         loaded, records = load_study(url=url, cluster=cluster, window=lambda _: (now - STUDIED, now))
@@ -271,7 +271,7 @@ def run_nightly(
         lambda: read(READ_AGAIN).line(),
         nodes,
         lambda: _learn(url, cluster, settings, now, progress),
-        lambda: _check_order(cluster, settings, seen, now=now, progress=progress),
+        lambda: _check_order(cluster, settings, snapshots, now=now, progress=progress),
         lambda: _check_starts(url, cluster, rules, now=now),
         report,
         study_of_month,
@@ -342,17 +342,19 @@ def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
     return f"{len(snapshot.nodes):,} nodes"
 
 
-def _check_order(cluster: str, settings: Settings, seen: list[Snapshot], *, now: datetime, progress: Progress) -> str:
+def _check_order(
+    cluster: str, settings: Settings, snapshots: list[Snapshot], *, now: datetime, progress: Progress
+) -> str:
     """Check the queue order and return the outcome in one line.
 
     Empty where no prediction orders the queue.
     """
     options = settings.services.get("qssf")
-    if not seen or options is None or options.get("order", OrderRule.QSSF) != OrderRule.QSSF:
+    if not snapshots or options is None or options.get("order", OrderRule.QSSF) != OrderRule.QSSF:
         return ""
     history = load_history(url=settings.database.url, cluster=cluster)
     try:
-        found = check_tonight(history, seen[0].nodes, settings=settings, now=now, progress=progress)
+        found = check_tonight(history, snapshots[0].nodes, settings=settings, now=now, progress=progress)
     except (NotEnoughHistory, NoGpuMachine) as reason:
         return f"order not checked: {reason.message}"
     return f"order checked: {found.said[0]}"

@@ -149,7 +149,7 @@ class NodeController(Controller[NodeControllerState]):
             applied_changes, memory = self.ledger(warehouse).applied_changes(), self.store.read(warehouse)
         memory = self._with_observation(replace(memory, cycle=replace(memory.cycle, asked_at={})))
         simulated = ShadowNodes(
-            read_snapshot=self.nodes.snapshot, applied=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
+            snapshot=self.nodes.snapshot, applied=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
         )
         report: NodeCycleReport = self.run_cycle(
             NodeDomain(simulated, self.settings, memory),

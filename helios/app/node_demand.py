@@ -85,19 +85,19 @@ class NodeDemand:
         self.why_not = _unplaced(history)
         if self.why_not:
             return None
-        seen = busy_by_pool(history, snapshot, ended_s=ended_s)
+        demand = busy_by_pool(history, snapshot, ended_s=ended_s)
         calendar = Calendar(zone=zone, holidays=parse_holidays(self._settings.demand.holidays))
-        self._learn(seen, calendar)
+        self._learn(demand, calendar)
         forecasts = {}
-        for at, pool in enumerate(seen.pools):
+        for at, pool in enumerate(demand.pools):
             if pool in self._learned:
-                self._learned[pool] = learned = self._learned[pool].followed(seen, at)
-                forecasts[pool] = (seen.busy[at], seen.total[at], learned.forecasts)
+                self._learned[pool] = learned = self._learned[pool].followed(demand, at)
+                forecasts[pool] = (demand.busy[at], demand.total[at], learned.forecasts)
         if not forecasts:
             self.why_not = _SUSPENDED_LEARNING if self._learning is not None else _NO_NODES
         return assemble(forecasts, ended_s=ended_s) if forecasts else None
 
-    def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
+    def _learn(self, demand: ObservedDemand, calendar: Calendar) -> None:
         """Retrain the forecasters where they are missing or a day old.
 
         The result of a training that has ended in the thread is taken over first.
@@ -105,15 +105,15 @@ class NodeDemand:
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
             self._learned = learning.result()
-        new_pools = any(pool not in self._learned for pool in seen.pools)
-        old = self._learned_s is None or seen.ended_s - self._learned_s >= DAY * STEP_S
+        new_pools = any(pool not in self._learned for pool in demand.pools)
+        old = self._learned_s is None or demand.ended_s - self._learned_s >= DAY * STEP_S
         if self._learning is not None or not (old or new_pools):
             return
-        self._learned_s = seen.ended_s
+        self._learned_s = demand.ended_s
         if self._synchronous:
-            self._learned = _learned(seen, calendar)
+            self._learned = _learned(demand, calendar)
         else:
-            self._learning = _in_thread(lambda: _learned(seen, calendar))
+            self._learning = _in_thread(lambda: _learned(demand, calendar))
 
     def _history(self, snapshot: Snapshot) -> tuple[pd.DataFrame, ZoneInfo]:
         since = snapshot.taken_at - timedelta(days=self._settings.demand.history_days)
@@ -136,22 +136,24 @@ class _Learned:
     forecasts: Forecasts
     forecast_until_s: int
 
-    def followed(self, seen: ObservedDemand, at: int) -> _Learned:
+    def followed(self, demand: ObservedDemand, at: int) -> _Learned:
         """Return it with the forecast of now added.
 
         Steps that were missed have NaN.
         """
-        if self.forecast_until_s >= seen.ended_s:
+        if self.forecast_until_s >= demand.ended_s:
             return self
-        now = self.forecaster.forecast(seen.busy[at], seen.total[at], start_s=seen.first_s, state=seen.states[at])
-        missed = (seen.ended_s - self.forecast_until_s) // STEP_S - 1
+        now = self.forecaster.forecast(
+            demand.busy[at], demand.total[at], start_s=demand.first_s, state=demand.states[at]
+        )
+        missed = (demand.ended_s - self.forecast_until_s) // STEP_S - 1
 
         def joined(name: str) -> NDArray[np.float64]:
             before, last = getattr(self.forecasts, name), getattr(now, name)[-1:]
             return np.concatenate([before, np.full((missed, *last.shape[1:]), np.nan), last])
 
         forecasts = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
-        return replace(self, forecasts=forecasts, forecast_until_s=seen.ended_s)
+        return replace(self, forecasts=forecasts, forecast_until_s=demand.ended_s)
 
 
 _SUSPENDED_LEARNING = (
@@ -192,23 +194,23 @@ def _in_thread(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _L
     return learning
 
 
-def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
+def _learned(demand: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
     """Fit a forecaster for each pool and forecast the last weeks with refits."""
     learned = {}
-    n_steps = seen.busy.shape[1]
-    for pool, busy, total, state in zip(seen.pools, seen.busy, seen.total, seen.states, strict=True):
+    n_steps = demand.busy.shape[1]
+    for pool, busy, total, state in zip(demand.pools, demand.busy, demand.total, demand.states, strict=True):
         forecasts = walk_forward(
             busy,
             total,
-            start_s=seen.first_s,
+            start_s=demand.first_s,
             from_step=max(n_steps - WEEKS_LOOKED_BACK * 7 * DAY, 0),
             until_step=n_steps,
             calendar=calendar,
             state=state,
             refit_every_s=REFIT_S,
         )
-        forecaster = DemandForecaster.fit(busy, total, start_s=seen.first_s, calendar=calendar, state=state)
-        learned[pool] = _Learned(forecaster=forecaster, forecasts=forecasts, forecast_until_s=seen.ended_s)
+        forecaster = DemandForecaster.fit(busy, total, start_s=demand.first_s, calendar=calendar, state=state)
+        learned[pool] = _Learned(forecaster=forecaster, forecasts=forecasts, forecast_until_s=demand.ended_s)
     return learned
 
 
@@ -247,8 +249,8 @@ def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> 
         End of the last step to count.
     """
     nodes = NODE_STATES.check(snapshot.nodes)
-    seen = observed_nodes(snapshot)
-    in_service = nodes[np.array([seen[name].in_service for name in nodes["name"]], dtype=np.bool_)]
+    demand = observed_nodes(snapshot)
+    in_service = nodes[np.array([demand[name].in_service for name in nodes["name"]], dtype=np.bool_)]
     pool_of = node_pools(in_service)
     names = tuple(sorted(set(pool_of)))
     jobs = _jobs(history, snapshot)

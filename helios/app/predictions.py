@@ -152,12 +152,14 @@ class LivePredictions:
         knowledge, now = self.knowledge, snapshot.taken_at
         from helios.app.nightly_order import size_orders  # noqa: PLC0415 - as above
 
-        seen = with_predictions(snapshot, lambda queue: knowledge.predict(queue, now=now, running=snapshot.running))
+        predicted = with_predictions(
+            snapshot, lambda queue: knowledge.predict(queue, now=now, running=snapshot.running)
+        )
         self.of_cluster = {
-            "longest_own_wait_s": self._own_order(seen, knowledge.history),
+            "longest_own_wait_s": self._own_order(predicted, knowledge.history),
             "size_orders": size_orders(self._checks, now),
         }
-        return replace(seen, **self.of_cluster)
+        return replace(predicted, **self.of_cluster)
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles

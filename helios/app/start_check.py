@@ -97,12 +97,14 @@ def check_starts(
     ended_s, quantiles, truth_s = seconds_of(history["ended_at"]), list[Floats](), list[float]()
     for at_s in moment_s.tolist():
         snapshot = _queue_at(history, at_s, eligible_s=eligible_s, started_s=started_s, ended_s=ended_s)
-        seen = with_predictions(snapshot, partial(predictor.predict, now=snapshot.taken_at, running=snapshot.running))
-        started = seconds_of(seen.pending["begun_at"])
+        predicted = with_predictions(
+            snapshot, partial(predictor.predict, now=snapshot.taken_at, running=snapshot.running)
+        )
+        started = seconds_of(predicted.pending["begun_at"])
         known = np.flatnonzero(started < last_s)
         asked = chance.permutation(known)[:JOBS_EACH]
-        queue = QueueForecast(seen, site, history[ended_s <= at_s])
-        places = [queue.position(str(seen.pending["job_id"].iloc[row])) for row in asked]
+        queue = QueueForecast(predicted, site, history[ended_s <= at_s])
+        places = [queue.position(str(predicted.pending["job_id"].iloc[row])) for row in asked]
         waiting = [(row, place) for row, place in zip(asked.tolist(), places, strict=True) if place is not None]
         if waiting:
             waits_s = queue.starts([place for _, place in waiting]).started_s - at_s

@@ -371,13 +371,13 @@ class JobDomain:
         """
         if cycle.released is not None or cycle.snapshot is None:
             return ""  # the rest has been reported job by job, or nothing could be observed
-        seen = carried_values(list(self.jobs.values()))
+        carried = carried_values(list(self.jobs.values()))
         hidden = 0
         for key in (key for key, row in cycle.known.real.items() if not row.overridden):
             job, setting = self.jobs[key[1]], key[0]
             hidden += not job.carries(setting) and (not job.readable(setting) or bool(job.excluded_reason))
         said = [
-            f"{len(seen)} changes of Helios stand on the cluster and stay as they are" if seen else "",
+            f"{len(carried)} changes of Helios stand on the cluster and stay as they are" if carried else "",
             f"of {hidden} the cluster does not show whether they stand" if hidden else "",
         ]
         return "; ".join(filter(None, said))

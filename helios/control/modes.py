@@ -109,7 +109,7 @@ def cluster_for_mode(
     if mode.mode is Mode.OFF:
         return None
     if mode.mode is Mode.SHADOW:
-        return ShadowCluster(read_snapshot=read_snapshot, applied=applied, tolerance=tolerance)
+        return ShadowCluster(snapshot=read_snapshot, applied=applied, tolerance=tolerance)
     if mode.mode is Mode.CANARY:
         return CanaryCluster(cluster=cluster, mode=mode, read_snapshot=read_snapshot)
     return cluster
@@ -123,17 +123,13 @@ class ShadowCluster:
     already, otherwise ``UNCHANGED``.
     """
 
-    read_snapshot: Callable[[], Snapshot]
+    snapshot: Callable[[], Snapshot]
     applied: Mapping[Key, float]
     tolerance: Tolerance
 
-    def snapshot(self) -> Snapshot:
-        """Return the snapshot of this cycle."""
-        return self.read_snapshot()
-
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Return what would become of each job, and change nothing."""
-        jobs = pending_jobs(self.read_snapshot())
+        jobs = pending_jobs(self.snapshot())
         reverts = [action for action in actions if isinstance(action, Revert)]
         changes = [change for action in actions for change in to_job_changes([action]).changes]
         return [
@@ -238,7 +234,7 @@ def node_cluster_for_mode(
     if mode.mode is Mode.OFF:
         return None
     if mode.mode is Mode.SHADOW:
-        return ShadowNodes(read_snapshot=read_snapshot, applied=applied)
+        return ShadowNodes(snapshot=read_snapshot, applied=applied)
     if mode.mode is Mode.CANARY:
         return CanaryNodes(cluster=cluster, mode=mode, read_snapshot=read_snapshot)
     return cluster
@@ -251,16 +247,12 @@ class ShadowNodes:
     It holds nothing that could write.
     """
 
-    read_snapshot: Callable[[], Snapshot]
+    snapshot: Callable[[], Snapshot]
     applied: Mapping[Key, AppliedChange]
-
-    def snapshot(self) -> Snapshot:
-        """Return the snapshot of this cycle."""
-        return self.read_snapshot()
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         """Return what would become of each node, and change nothing."""
-        nodes = observed_nodes(self.read_snapshot())
+        nodes = observed_nodes(self.snapshot())
         changes = to_node_changes(actions).changes
         reverts = [action for action in actions if isinstance(action, RevertNodes)]
         return [

@@ -151,7 +151,7 @@ def usage_advice(used: pd.DataFrame) -> list[Advice]:
     Parameters
     ----------
     used : DataFrame
-        As :func:`helios.slurm.usage.read_usage` returns it.
+        As :func:`helios.slurm.accounting.read_usage` returns it.
     """
     measured = with_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
     found: list[Advice] = []

@@ -26,7 +26,7 @@ def jobs_of(numbers: range, **columns: Any) -> list[PendingJob]:
 
 
 def a_shadow(snapshot: Snapshot, applied: dict[Any, float] | None = None) -> ShadowCluster:
-    return ShadowCluster(read_snapshot=lambda: snapshot, applied=applied or {}, tolerance=FINE)
+    return ShadowCluster(snapshot=lambda: snapshot, applied=applied or {}, tolerance=FINE)
 
 
 def a_queue(*job_ids: str, **columns: Any) -> tuple[FakeCluster, Snapshot]:

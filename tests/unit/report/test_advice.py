@@ -18,8 +18,8 @@ from helios.app.history import LoadedHistory
 from helios.errors import UsageError
 from helios.metrics.statistics import share_interval
 from helios.report.advice import FEWEST_JOBS, FITS, Advice, limit_advice, usage_advice
+from helios.slurm.accounting import read_usage
 from helios.slurm.parse import length_s
-from helios.slurm.usage import read_usage
 from tests.builders import a_job, jobs_frame
 
 HOUR_S = 3600.0
