@@ -275,8 +275,10 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
             entry[0] += s.samples * min(1.2, s.steps_per_s / alone[s.family])
             entry[1] += s.samples
     seen = {key: total / samples for key, (total, samples) in sums.items()}
-    mean, deviation = _predict_pairs(_similarity(traits, members), seen)
-    hopeful = np.minimum(1.0, mean * np.exp(optimism * deviation))
+    hopeful = np.ones((count, count))
+    if together > 2 or sum(len(others) == 1 for _, others in seen) < count**2:  # else nothing is left to predict
+        mean, deviation = _predict_pairs(_similarity(traits, members), seen)
+        hopeful = np.minimum(1.0, mean * np.exp(optimism * deviation))
     companies: list[Company] = [()] if together < 1 else [(one,) for one in range(count)]
     rows = [np.eye(count)]
     measured = [np.ones(count, dtype=bool)]
