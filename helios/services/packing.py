@@ -12,6 +12,7 @@ that of Gavel (OSDI'20), over families instead of jobs and without knowing the s
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -682,6 +683,8 @@ class _Pool:
                 self.join(device)
         if not self.waiting_left():
             self.spread()
+        elif not self.actions:
+            self.even_ends()
         if not self.actions:
             for device in self.devices:
                 if len(self.on[device.name]) > 1 and self.settled(device):
@@ -884,6 +887,29 @@ class _Pool:
             self.actions += [PauseTrial(number=t.number, reason=reason) for t in self.on[name]]
         return kept
 
+    def even_ends(self) -> None:
+        """Pause a trial that runs alone for a waiting one with more work left, where the last ends sooner then.
+
+        It is asked near the end, where no more trials wait than there are devices.
+        """
+        waiting = sorted((self.left_s(t) for queue in self.queue.values() for t in queue), reverse=True)
+        alone = [self.on[device.name][0] for device in self.devices if len(self.on[device.name]) == 1]
+        if not self.typical_s or not 0 < len(waiting) <= len(self.devices) or len(alone) < len(self.devices):
+            return
+        left = [self.left_s(trial) for trial in alone]
+        restart_s = self.options.restart_s
+        now = _last_end(left, waiting)
+        best: tuple[float, Trial] | None = None
+        for at, trial in enumerate(alone):
+            if trial.steps_per_s is None or self.reserved_alone(trial):
+                continue
+            busy = [*left[:at], waiting[0] + restart_s, *left[at + 1 :]]
+            then = _last_end(busy, [*waiting[1:], left[at] + restart_s])
+            if now - then > restart_s and (best is None or then < best[0]):
+                best = then, trial
+        if best is not None:
+            self.actions.append(PauseTrial(number=best[1].number, reason="a waiting trial has more work left"))
+
     def sample(self, device: Device) -> bool:
         """Pause the only trial of a device for an unknown family.
 
@@ -967,6 +993,14 @@ class _Pool:
         share = self.known.rates[place].sum()
         told = "measured" if self.known.measured[place] else "expected, to be measured"
         return f"{_names(trials)} together do {share:.2f} of one alone ({told})"
+
+
+def _last_end(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
+    """Return when the last trial ends if the longest waiting one starts first, each alone, s."""
+    ends = sorted(busy_s)
+    for length in sorted(waiting_s, reverse=True):
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
 
 
 def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_s: float) -> dict[str, float]:
