@@ -40,8 +40,6 @@ from helios.model.pools import (
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 """A rule, such as the method ``decide`` of a service for pools."""
-
-
 ASKED = 20
 """How often at least a rule is asked in the mean length of a trial. A real pool asks about every second."""
 
