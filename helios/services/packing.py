@@ -888,9 +888,9 @@ class _Pool:
         return kept
 
     def even_ends(self) -> None:
-        """Pause a trial that runs alone for a waiting one with more work left, where the last ends sooner then.
+        """Pause a trial that runs alone for a waiting one with more work left.
 
-        It is asked near the end, where no more trials wait than there are devices.
+        That is where the last would end sooner, and no more trials wait than there are devices.
         """
         waiting = sorted((self.left_s(t) for queue in self.queue.values() for t in queue), reverse=True)
         alone = [self.on[device.name][0] for device in self.devices if len(self.on[device.name]) == 1]
@@ -996,7 +996,7 @@ class _Pool:
 
 
 def _last_end(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
-    """Return when the last trial ends if the longest waiting one starts first, each alone, s."""
+    """Return when the last trial ends, each alone and the longest waiting one first, s."""
     ends = sorted(busy_s)
     for length in sorted(waiting_s, reverse=True):
         heapq.heapreplace(ends, ends[0] + length)
