@@ -3,7 +3,8 @@
     python -m benchmarks.packing [--gpus v100,p100,k80] [--mixes shape,one,several] [--arrivals once,time]
         [--draws 0-19] [--processes 2] [--results FILE.jsonl] [--profiles FILE.csv] [decision]
 
-With ``--results`` a run that was ended goes on with the draws that are missing there.
+With ``--results`` a run that was ended goes on with the draws that are missing there. Set ``OPENBLAS_NUM_THREADS=1``:
+matrices are small, and more threads only wait for each other.
 
 Sweeps of 64 trials on 4 GPUs, from one family of trials (``shape``: one model at one batch size; ``one``: one model at
 several) and from ``several``, at once and over time. Speeds are Gavel's (OSDI'20), unknown to the service at first.

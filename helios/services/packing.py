@@ -12,6 +12,7 @@ that of Gavel (OSDI'20), over families instead of jobs and without knowing the s
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -275,8 +276,10 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
             entry[0] += s.samples * min(1.2, s.steps_per_s / alone[s.family])
             entry[1] += s.samples
     seen = {key: total / samples for key, (total, samples) in sums.items()}
-    mean, deviation = _predict_pairs(_similarity(traits, members), seen)
-    hopeful = np.minimum(1.0, mean * np.exp(optimism * deviation))
+    hopeful = np.ones((count, count))
+    if together > 2 or sum(len(others) == 1 for _, others in seen) < count**2:  # else nothing is left to predict
+        mean, deviation = _predict_pairs(_similarity(traits, members), seen)
+        hopeful = np.minimum(1.0, mean * np.exp(optimism * deviation))
     companies: list[Company] = [()] if together < 1 else [(one,) for one in range(count)]
     rows = [np.eye(count)]
     measured = [np.ones(count, dtype=bool)]
@@ -680,6 +683,8 @@ class _Pool:
                 self.join(device)
         if not self.waiting_left():
             self.spread()
+        elif not self.actions:
+            self.even_ends()
         if not self.actions:
             for device in self.devices:
                 if len(self.on[device.name]) > 1 and self.settled(device):
@@ -882,6 +887,29 @@ class _Pool:
             self.actions += [PauseTrial(number=t.number, reason=reason) for t in self.on[name]]
         return kept
 
+    def even_ends(self) -> None:
+        """Pause a trial that runs alone for a waiting one with more work left.
+
+        That is where the last would end sooner, and no more trials wait than there are devices.
+        """
+        waiting = sorted((self.left_s(t) for queue in self.queue.values() for t in queue), reverse=True)
+        alone = [self.on[device.name][0] for device in self.devices if len(self.on[device.name]) == 1]
+        if not self.typical_s or not 0 < len(waiting) <= len(self.devices) or len(alone) < len(self.devices):
+            return
+        left = [self.left_s(trial) for trial in alone]
+        restart_s = self.options.restart_s
+        now = _last_end(left, waiting)
+        best: tuple[float, Trial] | None = None
+        for at, trial in enumerate(alone):
+            if trial.steps_per_s is None or self.reserved_alone(trial):
+                continue
+            busy = [*left[:at], waiting[0] + restart_s, *left[at + 1 :]]
+            then = _last_end(busy, [*waiting[1:], left[at] + restart_s])
+            if now - then > restart_s and (best is None or then < best[0]):
+                best = then, trial
+        if best is not None:
+            self.actions.append(PauseTrial(number=best[1].number, reason="a waiting trial has more work left"))
+
     def sample(self, device: Device) -> bool:
         """Pause the only trial of a device for an unknown family.
 
@@ -965,6 +993,14 @@ class _Pool:
         share = self.known.rates[place].sum()
         told = "measured" if self.known.measured[place] else "expected, to be measured"
         return f"{_names(trials)} together do {share:.2f} of one alone ({told})"
+
+
+def _last_end(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
+    """Return when the last trial ends, each alone and the longest waiting one first, s."""
+    ends = sorted(busy_s)
+    for length in sorted(waiting_s, reverse=True):
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
 
 
 def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_s: float) -> dict[str, float]:

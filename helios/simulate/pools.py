@@ -40,6 +40,8 @@ from helios.model.pools import (
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 """A rule, such as the method ``decide`` of a service for pools."""
+ASKED = 20
+"""How often at least a rule is asked in the mean length of a trial. A real pool asks about every second."""
 
 
 class ProfilesInvalid(HeliosError):
@@ -249,6 +251,8 @@ class SimulatedPool:
         self._forecast, self._forecasts, self._outdated = forecast, dict[int, TrialForecast](), True
         self.trials, self.devices, self.profiles = list(trials), tuple(devices), profiles
         self.costs = costs or PoolCosts()
+        mean_s = sum(trial.seconds for trial in self.trials) / max(1, len(self.trials))
+        self._ask_s = max(1.0, mean_s / ASKED)
         self._random = np.random.default_rng(seed)
         self._names = profiles.families
         self._place = {device.name: place for place, device in enumerate(self.devices)}
@@ -447,6 +451,8 @@ class SimulatedPool:
             next_s = min(next_s, due)
         if next_s == math.inf:
             return False
+        if self._running:
+            next_s = min(next_s, self.now_s + self._ask_s)
         step_s = max(0.0, next_s - self.now_s)
         for attempt in self._running.values():
             self._left[attempt.number] -= step_s * attempt.rate

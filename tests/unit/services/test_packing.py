@@ -373,6 +373,22 @@ def test_a_short_trial_gets_no_device_of_others() -> None:
     assert not [action for action in actions if isinstance(action, PauseTrial)]
 
 
+@pytest.mark.parametrize(("progress", "paused"), [(0.1, {0}), (0.38, set())])
+def test_a_trial_with_little_left_makes_room_for_a_longer_one_near_the_end(progress: float, paused: set[int]) -> None:
+    """Left are 600, 700 and 900 s: two devices end after 1,340 s instead of 1,500. With 620 s nothing is gained."""
+    there = [running(0, progress=0.4), running(1, device="gpu:1", progress=0.3)]
+    rates = speeds(a=10, a_a=2)
+    actions = SERVICE.decide(a_pool([*there, waiting(2, progress=progress)], speeds=rates))
+    assert {action.number for action in actions if isinstance(action, PauseTrial)} == paused
+    silent = [dataclasses.replace(trial, steps_per_s=None) for trial in there]
+    assert not SERVICE.decide(a_pool([*silent, waiting(2, progress=progress)], speeds=rates))
+
+
+def test_devices_end_together_where_trials_do_not_divide_evenly() -> None:
+    alone = simulated([[0.4]], [0] * 9, decide=share_fixed(1), devices=4)
+    assert simulated([[0.4]], [0] * 9, decide=SERVICE.decide, devices=4) < 0.85 * alone
+
+
 def test_no_room_is_made_where_no_steps_are_reported() -> None:
     """A program that reports nothing may have no checkpoint, and its speed and progress are not known."""
     large = dataclasses.replace(KNOWN, seconds_p50=6_000.0)

@@ -106,6 +106,18 @@ def test_a_speed_is_shown_only_after_it_was_measured() -> None:
     assert max(speeds for _, speeds in seen) == 1
 
 
+def test_a_rule_is_asked_between_events() -> None:
+    asked: list[float] = []
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        asked.append(snapshot.now_s)
+        return list(share_fixed(1)(snapshot))
+
+    found = SimulatedPool([SimulatedTrial(family=0, seconds=1_000.0)], [GPU], profiles([[0.9]]), costs=FREE).run(decide)
+    assert found.makespan_s == pytest.approx(1_000.0)
+    assert max(np.diff(asked)) <= 1_000.0 / 20 + 1e-6
+
+
 @given(changed=st.lists(st.floats(0.3, 1.0), min_size=3, max_size=3))
 @settings(max_examples=examples(20), deadline=None)
 def test_what_was_not_measured_yet_changes_nothing_before(changed: list[float]) -> None:
