@@ -99,8 +99,7 @@ def _carry_predicting(  # noqa: PLR0917 - numba kernels are called by position
             end += 1
         if end - 1 >= limits[0] or known.learned[0] >= limits[1] or now >= limits[2]:
             return _ATTEND
-        for place in range(scored, end):
-            events.submitted_s[first + place] = now
+        events.submitted_s[first + scored : first + end] = now
         is_put_off = not rules.reads[3] and end - scored == 1 and first_up_to(engine, jobs[scored].partition, -1) < 0
         if is_put_off:
             run(engine, end, now + 1, NEVER)
