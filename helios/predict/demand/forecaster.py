@@ -463,7 +463,7 @@ class _Trial:
 
 
 def _trial(past: _Past, first: int, until: int, *, last: int, wanted: Wanted) -> _Trial:
-    """Train trees on the steps before the last weeks, and predict those up to ``last`` - 1."""
+    """Train trees without the last weeks, and predict the steps up to ``last`` - 1."""
     then = until - held_back(until - first)
     trees = learn(past, first=first, until=then, every=2 * EVERY, wanted=wanted)
     return _Trial(told=changes_by(trees, past.known[then:last]), until=then, made_at=until)
