@@ -448,7 +448,7 @@ def _rises(past: _Past, first: int, until: int) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Trial:
-    """Changes that trees predict at the steps from ``until`` on, which they were not trained on.
+    """Changes that trees predict at steps which they were not trained on.
 
     Attributes
     ----------
