@@ -5,7 +5,8 @@
 Each command is a process of its own, whose CPU time (user and system, with that of its children) is counted from
 the start of Python to the end. ``first`` has an empty cache of compiled code, as on a fresh machine where ``helios
 compile`` has not run; ``again`` has what the first left there. ``ask`` is the goal of the design. The traces come from
-the folder that HELIOS_TRACES names.
+the folder that HELIOS_TRACES names. Helios runs as it is installed without the extra [dask]: with scikit-learn LightGBM
+takes a second longer to import.
 
 The control of a command that learns is one LightGBM fit of a quantile on the raw columns of the same file and its
 prediction of the last half: no features, no replay. That of a command that only prints is ``import pandas``.
@@ -42,6 +43,12 @@ model = lightgbm.LGBMRegressor(objective="quantile", alpha=0.5, n_estimators=300
 model.fit(past[columns], past.duration).predict(later[columns])
 """
 FIT = [sys.executable, "-c", RAW_FIT, VENUS[1]]
+WITHOUT_DASK = """
+import sys
+sys.modules["dask"] = sys.modules["sklearn"] = None
+from helios.cli.main import main
+main()
+"""
 PANDAS = [sys.executable, "-c", "import pandas"]
 
 
@@ -119,7 +126,7 @@ def main() -> None:
 
 def measure(command: Command, *, again_only: bool) -> Measured:
     """Run a command twice and its control once, in an empty folder."""
-    helios = [sys.executable, "-m", "helios", *command.arguments]
+    helios = [sys.executable, "-c", WITHOUT_DASK, *command.arguments]
     with tempfile.TemporaryDirectory() as folder:
         cache = {} if again_only else {"NUMBA_CACHE_DIR": str(Path(folder) / "compiled")}
         first = None if again_only else cpu_s(helios, folder, cache)

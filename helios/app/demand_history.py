@@ -20,7 +20,7 @@ from helios.ingest.node_series import read_series, resample, sum_series
 from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress
-from helios.predict.demand.evaluation import judge
+from helios.predict.demand.evaluation import JUDGED, judge
 from helios.predict.demand.features import NEVER_S, state_of_jobs
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState
@@ -347,6 +347,7 @@ def evaluate_forecasts(
         calendar=request.calendar,
         state=None if watched.state is None else watched.state.rows(0, until_step),
         history_steps=request.history_days * 86_400 // STEP_S,
+        wanted=JUDGED,
         progress=progress,
     )
     return ForecastReport(

@@ -1,6 +1,8 @@
-"""Replay that predicts each submission without leaving compiled code.
+"""Replay that predicts submissions without leaving compiled code.
 
-A stop of the replay at each submission, with its calls from Python, takes as long as the prediction itself.
+A stop of the replay at each submission, with its calls from Python, takes as long as the prediction itself. A job that
+comes alone to an empty queue starts or waits whatever its key is. Where nothing but keys follows from predictions, it
+is predicted only if it waits.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from numpy.typing import NDArray
 from helios.jit import Table, cached_jit, inline_jit
 from helios.ports import RUN_TIME
 from helios.predict.replay_predictor import ReplayTrainedPredictor
-from helios.predict.timeline import learn_known, note_ended, predict_submitted
+from helios.predict.timeline import learn_known, note_ended, pass_submitted, predict_submitted
 from helios.simulate.core.events import run
+from helios.simulate.core.queue import push, remove
+from helios.simulate.core.scheduling import first_up_to
 from helios.simulate.core.state import NEVER, EngineState
 from helios.simulate.replay import LEAST_KEY, LONGEST_ESTIMATE_S, Carry, JobKeys
 
@@ -43,7 +47,8 @@ class KeyRules(Table):
     told : int64 array of shape (1,)
         Ended jobs that the predictor has been told of.
     reads : tuple of int
-        Column of a prediction that the order goes by, and whether keys and plans are needed.
+        Column of a prediction that the order goes by, whether keys and plans are needed, and whether jobs that start
+        at once are predicted.
     """
 
     key: NDArray[np.float64]
@@ -94,11 +99,21 @@ def _carry_predicting(  # noqa: PLR0917 - numba kernels are called by position
             end += 1
         if end - 1 >= limits[0] or known.learned[0] >= limits[1] or now >= limits[2]:
             return _ATTEND
+        events.submitted_s[first + scored : first + end] = now
+        is_put_off = not rules.reads[3] and end - scored == 1 and first_up_to(engine, jobs[scored].partition, -1) < 0
+        if is_put_off:
+            run(engine, end, now + 1, NEVER)
         for place in range(scored, end):
             job[0] = first + place
-            events.submitted_s[job[0]] = now
+            if is_put_off and jobs[place].started_s != NEVER:
+                pass_submitted(state, events, model, job[0])
+                continue
             predict_submitted(state, events, model, job, out)
+            if is_put_off:
+                remove(engine, place)
             _set_key(engine, rules, place, out[0])
+            if is_put_off:
+                push(engine, place)
         budget -= EVENTS_PER_PREDICTION * (end - scored)
         scored = end
 
@@ -106,7 +121,7 @@ def _carry_predicting(  # noqa: PLR0917 - numba kernels are called by position
 @inline_jit
 def _set_key(engine: Any, rules: Any, job: int, prediction: Any) -> None:
     """Set the key and the plan of a job as ``JobKeys`` does."""
-    reads, is_ranked_by, is_planned_with = rules.reads
+    reads, is_ranked_by, is_planned_with, _ = rules.reads
     if is_planned_with:
         planned_s = 0.0
         for column in range(3):
@@ -133,7 +148,9 @@ class InsidePredictor(ReplayTrainedPredictor):
         if line is None:
             return None
         tau_s = np.empty(0) if scores.tau_s is None else scores.tau_s
-        needs = (scores.reads, int(not scores.ranked), int(not scores.planned))
+        # What p10 and p90 are read off at has learned from the predictions of all earlier jobs.
+        predicts_all = not scores.planned or scores.ranked or scores.reads in {RUN_TIME.p10, RUN_TIME.p90}
+        needs = (scores.reads, int(not scores.ranked), int(not scores.planned), int(predicts_all))
         rules = KeyRules(*line, tau_s, scores.weights, scores.believed_s, scores.told, needs)
 
         def carry(engine: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:  # noqa: ARG001  all jobs get a key here

@@ -357,8 +357,8 @@ def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: A
 
 
 @inline_jit
-def _sample_started(past: Any, now: int, samples: Any) -> None:
-    """Take the sample of all started jobs, renewed after ``ALL_AGAIN`` starts."""
+def renew_sample(past: Any, now: int) -> None:
+    """Renew the sample of all started jobs after ``ALL_AGAIN`` starts."""
     length, state = past.all_count[0], past.sample_state
     if length - state[1] >= min(ALL_AGAIN, 1 + length // ALL_AGAIN):
         value, mass = past.sample[0], past.sample[1]
@@ -366,6 +366,13 @@ def _sample_started(past: Any, now: int, samples: Any) -> None:
         _sort(value, mass, n)
         state[2] = _censor(mass, n)
         state[0], state[1], state[3] = n, length, value[n - 1] if n > 0 else 0.0
+
+
+@inline_jit
+def _sample_started(past: Any, now: int, samples: Any) -> None:
+    """Take the sample of all started jobs."""
+    renew_sample(past, now)
+    state = past.sample_state
     n = int(state[0])
     samples.value[STARTED, :n], samples.mass[STARTED, :n] = past.sample[0, :n], past.sample[1, :n]
     samples.length[STARTED], samples.weight[STARTED] = n, float(n)

@@ -127,7 +127,7 @@ class ReplayTrainedPredictor:
     first : int
         Position of the first of ``jobs`` in the timeline, behind those of ``history``.
     source : int16 array of shape (len(jobs),)
-        Which of ``sources`` predicted each job; -1 for a job without a prediction so far.
+        Which of ``sources`` predicted each job, or would have if it had waited; -1 for one not submitted so far.
     sources : list of str
         "shrinkage", then model ids.
 

@@ -56,7 +56,7 @@ from helios.predict.distribution import (
 )
 from helios.predict.job_table import JobTable, event_order
 from helios.predict.model_text import MOST_LEAVES
-from helios.predict.past_runs import PastRuns, Samples, empty_past, note_end, note_start, take_samples
+from helios.predict.past_runs import PastRuns, Samples, empty_past, note_end, note_start, renew_sample, take_samples
 from helios.predict.scores import ALIKE_BURST_GAP_S, LOG_ALIKE_GAP, LOG_FEW, LOG_USER_GAP
 from helios.predict.trees import parse_trees
 
@@ -511,6 +511,19 @@ def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, out: Any) 
     for place in range(len(jobs)):
         _calibrate(state, events, events.submitted_s[jobs[place]])
         _submit(state, events, model, jobs[place], True, out[place])
+
+
+@inline_jit
+def pass_submitted(state: Any, events: Any, model: Any, job: int) -> None:
+    """Note a submission that nobody asks about.
+
+    Later predictions are the same as if it had been predicted, but for p10 and p90.
+    """
+    if len(state.pairs.threshold) > 0:
+        _submit(state, events, model, job, False, np.empty(0))
+    else:
+        renew_sample(state.past, events.submitted_s[job])
+        _arrive(state.history, events, job)
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,7 +122,7 @@ class Replay:
     busy_gpu_s : int
         GPU seconds run by all jobs.
     believed_s : float64 array
-        Run time that the order went by, s; NaN where none was given.
+        Run time that the order went by, s; NaN where none was given, or none was needed as the job started at once.
     estimate_s : int64 array or None
         Run time that backfill could plan with, s, before any extension; None: none was given.
     holding : NodeHolding or None

@@ -327,8 +327,11 @@ def _unique_ids(job_id: NDArray[np.object_]) -> list[str]:
 
     It is the site's id, with -2, -3, ... appended where the id was used again.
     """
+    texts = list(map(str, job_id))
+    if len(set(texts)) == len(texts):
+        return texts
     taken: dict[str, None] = {}
-    for text in map(str, job_id):
+    for text in texts:
         again = (f"{text}-{number}" for number in count(2))
         taken[text if text not in taken else next(name for name in again if name not in taken)] = None
     return list(taken)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from helios.actions import NodeAction, PowerDown, PowerUp
 from helios.app.energy.ledger import HOUR_S, tariff_from
-from helios.app.energy.whatif_series import RULES, RUN_IN, policy_result
+from helios.app.energy.whatif_series import RULES, RUN_IN, forecasts_read, policy_result
 from helios.app.history import LoadedHistory
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Energy, Power
@@ -420,6 +420,7 @@ def _forecast(context: _ServiceContext, cluster: SimCluster, progress: Progress)
             state=state,
             refit_every_s=REFIT_S,
             history_steps=request.history_days * DAY,
+            wanted=forecasts_read(request.options, float(total.max())),
             progress=progress,
         )
         pools[name] = (busy[partition], total, forecasts)

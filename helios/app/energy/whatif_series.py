@@ -8,6 +8,7 @@ on.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,9 +25,9 @@ from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand, NodeSeries
 from helios.ports import Progress, no_progress
 from helios.predict.demand.forecaster import walk_forward
-from helios.predict.demand.types import DAY, Calendar, Forecasts, assemble
+from helios.predict.demand.types import AHEAD_S, DAY, Calendar, Forecasts, Wanted, assemble
 from helios.report.energy_whatif import ChosenRule, EnergyWhatIf, PolicyResult
-from helios.services.energy_saving import LARGE, CesOptions, Choice, target_levels
+from helios.services.energy_saving import LARGE, LONGEST_S, CesOptions, Choice, published_values, target_levels
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, oracle_levels, replay_levels
 from helios.units import DAY_S
 
@@ -247,6 +248,13 @@ def _cut(request: EnergySeriesRequest) -> _Cut:
     )
 
 
+def forecasts_read(options: CesOptions, nodes: float) -> Wanted:
+    """Return the parts of forecasts of a pool that CES reads."""
+    mean_s = 2 * published_values(options, nodes)["f_s"]
+    mean, most = (AHEAD_S[: bisect_left(AHEAD_S, longest_s) + 1] for longest_s in (mean_s, LONGEST_S))
+    return Wanted(point=(), mean=mean, most=most)
+
+
 def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
     """Forecast from the weeks on which the first rule is chosen."""
     if (made := request.forecasts) is not None:
@@ -265,6 +273,7 @@ def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, pro
             calendar=request.calendar,
             history_steps=history_days * DAY,
             refit_every_s=refit_s,
+            wanted=forecasts_read(request.options, float(cut.total.max())),
             progress=progress,
         )
         for first, after, refit_s in ((begin, cut.run_in, 7 * DAY_S), (cut.run_in, len(cut.busy), DAY_S))

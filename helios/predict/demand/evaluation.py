@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from helios.metrics.queue import standard_error_of_mean
 from helios.model import STEP_S
 from helios.predict.demand.baselines import max_of_last_3_h, outcomes, persistence, rises, same_hour_last_week
-from helios.predict.demand.types import AHEAD, AHEAD_S, LEVELS, Forecasts
+from helios.predict.demand.types import AHEAD, AHEAD_S, LEVELS, Forecasts, Wanted
 
 Values = NDArray[np.float64]
 
 JUDGED_H = (1, 3, 6, 24)
 """Evaluated horizons, h."""
+JUDGED = Wanted(point=tuple(3_600 * hour for hour in JUDGED_H), mean=tuple(3_600 * hour for hour in JUDGED_H))
+"""Forecasts that an evaluation takes."""
 UPPER = 0.9
 """Level at which a method's bound on the most nodes needed is evaluated."""
 HELIOS, PERSISTENCE, EMPIRICAL = "helios", "persistence", "now_plus_empirical_quantile"

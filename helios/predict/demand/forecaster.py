@@ -18,7 +18,7 @@ from helios.model import STEP_S
 from helios.ports import Progress, no_progress
 from helios.predict.demand.baselines import outcomes, typical_rises
 from helios.predict.demand.features import REACH, matrix
-from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, DemandJobState, Forecasts
+from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, DemandJobState, Forecasts, Wanted
 
 # Trees that learn the change of demand from the current value, and how much weight they get.
 #
@@ -89,18 +89,19 @@ class _Past:
     most: Values
 
 
-_Trees = tuple[lightgbm.Booster, ...]
+_Trees = tuple[lightgbm.Booster | None, ...]
+_ALL = Wanted()
 
 
-def learn(past: _Past, *, first: int, until: int, every: int = EVERY) -> _Trees:
+def learn(past: _Past, *, first: int, until: int, every: int = EVERY, wanted: Wanted = _ALL) -> _Trees:
     """Train trees for each horizon on steps ``first`` to ``until`` - 1.
 
     Outcomes at ``until`` or later are not used, nor those of the first day, whose features look back too far.
 
     Returns
     -------
-    tuple of Booster
-        For each horizon point, mean, then each level of the maximum.
+    tuple of Booster or None
+        For each horizon point, mean, then each level of the maximum. None where it is not wanted.
     """
 
     def steps(number: int) -> NDArray[np.int64]:
@@ -109,12 +110,19 @@ def learn(past: _Past, *, first: int, until: int, every: int = EVERY) -> _Trees:
     # The bins of the features are made once: horizons differ by the last steps alone.
     bins = lightgbm.Dataset(past.known[steps(0)], params=_PARAMETERS).construct()
 
-    def of_horizon(number: int) -> list[lightgbm.Booster]:
+    def of_horizon(number: int) -> list[lightgbm.Booster | None]:
         rows = steps(number)
         leaf = {"min_data_in_leaf": max(_FEWEST_IN_LEAF, _LEAF_PER_HORIZON * AHEAD[number] // every)}
         binned = lightgbm.Dataset(past.known[rows], params=_PARAMETERS, reference=bins, free_raw_data=False)
-        boosters = []
-        for came, objectives in ((past.point, _EXPECTED), (past.mean, _EXPECTED), (past.most, _QUANTILES)):
+        boosters: list[lightgbm.Booster | None] = []
+        for came, objectives, horizons in (
+            (past.point, _EXPECTED, wanted.point),
+            (past.mean, _EXPECTED, wanted.mean),
+            (past.most, _QUANTILES, wanted.most),
+        ):
+            if AHEAD_S[number] not in horizons:
+                boosters += [None] * len(objectives)
+                continue
             binned.set_label(came[rows, number] - past.busy[rows])
             for objective in objectives:
                 # Otherwise LightGBM writes and reads each booster once more.
@@ -129,9 +137,10 @@ def learn(past: _Past, *, first: int, until: int, every: int = EVERY) -> _Trees:
 def changes_by(trees: _Trees, known: NDArray[np.float32]) -> Values:
     """Return the predicted changes for each row of features.
 
-    The result has the shape (n_rows, n_ahead, 2 + n_levels).
+    The result has the shape (n_rows, n_ahead, 2 + n_levels). What is not wanted is NaN.
     """
-    told = [booster.predict(known, num_threads=1) for booster in trees]
+    unknown = np.full(len(known), np.nan)
+    told = [unknown if booster is None else booster.predict(known, num_threads=1) for booster in trees]
     return np.stack(told, axis=1).reshape(len(known), len(AHEAD), -1)
 
 
@@ -335,6 +344,7 @@ def walk_forward(
     state: DemandJobState | None = None,
     refit_every_s: int = 86_400,
     history_steps: int = HISTORY_STEPS,
+    wanted: Wanted = _ALL,
     progress: Progress = no_progress,
 ) -> Forecasts:
     """Backtest forecasts over a window, and refit regularly.
@@ -349,6 +359,8 @@ def walk_forward(
         The window, without ``until_step`` itself.
     refit_every_s : int
         Time between two fits. Each learns only from the steps before it.
+    wanted : Wanted
+        Parts of the forecasts that are made; the others are NaN.
 
     Returns
     -------
@@ -373,9 +385,16 @@ def walk_forward(
         first = max(step - history_steps, 0)
         lasts = min(_TRIED_EVERY, _TRIED_GROWTH * (step - first))
         if step - first >= FEWEST_STEPS and (trial is None or step - trial.made_at >= lasts):
-            trial = _trial(past, first, step)
+            serves = (_TRIED_EVERY - 1) // refit * refit
+            trial = _trial(past, first, step, last=min(step + serves, until_step), wanted=wanted)
         fitted = _fitted(
-            past, step, calendar=calendar, with_jobs=state is not None, history_steps=history_steps, trial=trial
+            past,
+            step,
+            calendar=calendar,
+            with_jobs=state is not None,
+            history_steps=history_steps,
+            wanted=wanted,
+            trial=trial,
         )
         ahead = slice(step, min(step + refit, until_step))
         told.append(fitted._answer(known[ahead], busy[ahead], total[ahead]))
@@ -395,11 +414,12 @@ def _fitted(
     calendar: Calendar,
     with_jobs: bool,
     history_steps: int,
+    wanted: Wanted = _ALL,
     trial: _Trial | None = None,
 ) -> DemandForecaster:
     """Fit a forecaster to the steps before ``until``.
 
-    Outcomes that were not known by then are not used. ``trial`` has trees of an earlier day; None: it is made.
+    Outcomes that were not known by then are not used. ``trial`` is one of an earlier day; None: it is made.
     """
     first = max(until - history_steps, 0)
     history, days = until - first, (until - first) / DAY
@@ -407,8 +427,8 @@ def _fitted(
     trees: _Trees = ()
     source = f"now and the rises of {days:.1f} days: to learn takes {FEWEST_STEPS // DAY} days of history"
     if history >= FEWEST_STEPS:
-        trust, moves = _tried(past, first, until, trial or _trial(past, first, until))
-        trees = learn(past, first=first, until=until)
+        trust, moves = _tried(past, first, until, trial or _trial(past, first, until, last=until, wanted=wanted))
+        trees = learn(past, first=first, until=until, wanted=wanted)
         source = f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
     return DemandForecaster(
         calendar=calendar,
@@ -428,23 +448,31 @@ def _rises(past: _Past, first: int, until: int) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Trial:
-    """Trees that were trained ``until`` a step some weeks before they were made."""
+    """Changes that trees predict at steps which they were not trained on.
 
-    trees: _Trees
+    Attributes
+    ----------
+    told : float64 array of shape (n_steps, n_ahead, 2 + n_levels)
+    until, made_at : int
+        Steps.
+    """
+
+    told: Values
     until: int
     made_at: int
 
 
-def _trial(past: _Past, first: int, until: int) -> _Trial:
-    """Train trees on the steps before the last weeks."""
+def _trial(past: _Past, first: int, until: int, *, last: int, wanted: Wanted) -> _Trial:
+    """Train trees without the last weeks, and predict the steps up to ``last`` - 1."""
     then = until - held_back(until - first)
-    return _Trial(trees=learn(past, first=first, until=then, every=2 * EVERY), until=then, made_at=until)
+    trees = learn(past, first=first, until=then, every=2 * EVERY, wanted=wanted)
+    return _Trial(told=changes_by(trees, past.known[then:last]), until=then, made_at=until)
 
 
 def _tried(past: _Past, first: int, until: int, trial: _Trial) -> tuple[Values, Values]:
     """Return weights and corrections from a trial on the last weeks."""
     then = trial.until
-    told = changes_by(trial.trees, past.known[then:until])
+    told = trial.told[: until - then]
     now, history = past.busy[then:until, None], until - first
     changes = (past.point[then:until] - now, past.mean[then:until] - now)
     trust = np.stack([belief(change, told[:, :, n], history=history) for n, change in enumerate(changes)])

@@ -27,6 +27,19 @@ _LONGEST_HOLIDAYS_DAYS = 366
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Horizons of ``AHEAD_S`` at which each part of a forecast is wanted, s.
+
+    The others are NaN, and save their share of the training. ``most`` ascends in horizon, so the shorter horizons
+    belong to the longer ones.
+    """
+
+    point: tuple[int, ...] = AHEAD_S
+    mean: tuple[int, ...] = AHEAD_S
+    most: tuple[int, ...] = AHEAD_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calendar:
     """A site's time zone and holidays.
 

@@ -51,6 +51,8 @@ RECENT: tuple[tuple[int, tuple[int, float] | None], ...] = (
     (6, (43_200, 0.9)),
 )
 """Floors: steps of the recent maximum, and horizon (s) and quantile of the coming maximum if the forecast is used."""
+LONGEST_S = max(coming[0] for _, coming in RECENT if coming)
+"""Longest horizon of a coming maximum that is read, s."""
 TIMERS = {"idle timer of 30 min": 4, "idle timer of 1 h": 7}
 """Steps over which a node must have been idle, and one."""
 SHARES, MORE = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12), (0.0, 0.03, 0.06)

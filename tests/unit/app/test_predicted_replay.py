@@ -17,13 +17,18 @@ from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import ORDERS, Ageing, Replay, WaitBound, replay
 
 
-def replays(order, *, backfill=Backfill.EASY, **options) -> tuple[list[Replay], list[InsidePredictor]]:
-    """Replay a busy day and a half twice, with predictions inside and at each submission, trained on the way."""
+def replays(
+    order, *, backfill=Backfill.EASY, nodes=20, limit_s=None, describes=True, **options
+) -> tuple[list[Replay], list[InsidePredictor]]:
+    """Replay a busy day and a half twice, with predictions inside and at each submission, trained on the way.
+
+    Without descriptions it is not trained.
+    """
     jobs = synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=2).head(1_500)
-    machine = replay_cluster_for(jobs, resource="gpus", nodes={"all": 20}, gpus_per_node=8, skip_oversized=True)
+    machine = replay_cluster_for(jobs, resource="gpus", nodes={"all": nodes}, gpus_per_node=8, skip_oversized=True)
     found, asked = [], []
     for inside in (True, False):
-        predictor = InsidePredictor(machine.jobs, refit_every_s=6 * 3_600)
+        predictor = InsidePredictor(machine.jobs, refit=describes, refit_every_s=6 * 3_600)
         predictor._next_fit = 2 * FEWEST_JOBS
         found.append(
             replay(
@@ -33,6 +38,7 @@ def replays(order, *, backfill=Backfill.EASY, **options) -> tuple[list[Replay], 
                 order=order,
                 predictor=predictor,
                 predict_again_s=3_600,
+                estimate_s=None if limit_s is None else np.full(len(machine.jobs), limit_s),
                 asks_inside=predictor.inside if inside else None,
                 **options,
             )
@@ -58,6 +64,26 @@ def test_predictions_inside_start_every_job_when_those_at_each_submission_do(ord
     np.testing.assert_array_equal(inside.believed_s, outside.believed_s)
     np.testing.assert_array_equal(inside.estimate_s, outside.estimate_s)
     np.testing.assert_array_equal(one.source, other.source)
+
+
+@pytest.mark.parametrize(
+    ("order", "options"),
+    [
+        (shortest_service_first, {"ageing": Ageing.constant(7_200.0), "reads": RUN_TIME.truncated_mean}),
+        (divide_large_jobs(shortest_service_first, 4.0), {"guard": WaitBound.constant(9_000)}),
+        (ORDERS["sjf"], {"backfill": Backfill.NONE}),
+        (shortest_service_first, {"reads": RUN_TIME.p90}),
+    ],
+)
+@pytest.mark.parametrize("describes", [True, False])
+def test_jobs_that_start_at_once_need_no_prediction(order, options, describes) -> None:
+    (inside, outside), (one, other) = replays(order, nodes=30, limit_s=86_400, describes=describes, **options)
+    np.testing.assert_array_equal(inside.started_s, outside.started_s)
+    np.testing.assert_array_equal(one.source, other.source)
+    predicted = np.isfinite(inside.believed_s)
+    np.testing.assert_array_equal(inside.believed_s[predicted], outside.believed_s[predicted])
+    assert predicted[inside.wait_s > 0].sum() > 100
+    assert predicted.all() == (options.get("reads") == RUN_TIME.p90)
 
 
 def test_an_order_that_is_no_straight_line_in_the_run_time_is_asked_at_each_submission() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helios.errors import FrameInvalid
 from helios.predict.demand.baselines import outcomes, rises
 from helios.predict.demand.forecaster import DemandForecaster, walk_forward
-from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts
+from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts, Wanted
 from tests.examples import examples
 from tests.unit.predict.demand.worlds import START_S, TOTAL, UTC, a_demand, a_state
 
@@ -31,6 +31,16 @@ def walk() -> Forecasts:
 def values_of(forecasts: Forecasts) -> np.ndarray:
     n = len(forecasts.point)
     return np.hstack([forecasts.point, forecasts.mean, forecasts.most.reshape(n, -1)])
+
+
+def test_only_what_is_wanted_is_forecast_and_it_is_the_same(walk: Forecasts) -> None:
+    wanted = Wanted(point=(), mean=AHEAD_S[1:3], most=AHEAD_S[:4])
+    part = walked(*a_demand(12), state=a_state(12 * DAY), wanted=wanted)
+    assert np.isnan(part.point).all()
+    assert np.isnan(part.mean[:, [0, 3, 4]]).all()
+    assert np.isnan(part.most[:, 4]).all()
+    np.testing.assert_array_equal(part.mean[:, 1:3], walk.mean[:, 1:3])
+    np.testing.assert_array_equal(part.most[:, :4], walk.most[:, :4])
 
 
 # The window holds two fits; what changes lies before, at and after the second.
