@@ -938,9 +938,9 @@ class Coordinator:
         for reader in self._readers[number]:
             for _ in range(_MOST_READS if to_end else 1):
                 before = _skipped(reader)
-                reports = reader.read()
+                reports, now = reader.read(), time.time()
                 for report in reports:
-                    self._take_report(attempt, report)
+                    self._take_report(attempt, report, now)
                 if not reports and before == _skipped(reader):
                     break
             if reader.problem or any(_skipped(reader)):
@@ -948,7 +948,7 @@ class Coordinator:
                 skipped = f"{lines:,} lines and {count:,} bytes were skipped"
                 self._note(f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}")
 
-    def _take_report(self, attempt: _Attempt, report: Report) -> None:
+    def _take_report(self, attempt: _Attempt, report: Report, now: float) -> None:
         attempt.has_reported = True
         attempt.metrics.update(report.metrics)
         attempt.answered = report.answer or attempt.answered
@@ -956,12 +956,12 @@ class Coordinator:
             self._take_fused(attempt, report.fused)
         if report.progress is not None:
             attempt.trial = replace(attempt.trial, progress=report.progress)
-        now = time.time()
         if attempt.first_report_s is None and attempt.trial.started_s is not None:
             attempt.first_report_s = now - attempt.trial.started_s
         if report.step is not None:
             attempt.step = report.step
-            if attempt.beside_since is None:
+            # Speed counts from the last of the steps that were read first.
+            if attempt.beside_since is None or attempt.beside_since[0] == now:
                 attempt.beside_since = (now, report.step)
             since, step = attempt.beside_since
             if now - since >= 1.0 and report.step > step:

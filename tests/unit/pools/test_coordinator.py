@@ -588,7 +588,24 @@ def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
         assert 0 <= (one.utilization or 0.0) <= 1
         (speed,) = one.speeds
         assert speed.beside == (f"program.py x={2 - one.number}",)
-        assert 3.0 < speed.steps_per_s < 11.0
+        assert 1.0 < speed.steps_per_s < 15.0  # ten, on a machine that is not busy
+
+
+@pytest.mark.parametrize("first_batch", [1, 500])
+def test_steps_made_before_the_first_reading_do_not_count_as_speed(tmp_path: Path, first_batch: int) -> None:
+    program = f"""
+import json, os, time
+def report(first, after):
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.writelines(json.dumps({{"step": step}}) + "\\n" for step in range(first, after))
+report(0, {first_batch})
+for step in range(25):
+    time.sleep(0.1)
+    report({first_batch} + step, {first_batch} + step + 1)
+"""
+    run(a_sweep(tmp_path, program, (1,)))
+    ((speed,),) = (one.speeds for one in read_runs(tmp_path / "pool"))
+    assert speed.steps_per_s < 25.0
 
 
 def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) -> None:
@@ -612,6 +629,6 @@ def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) ->
     first = next(trial for trial in seen[0].trials if trial.number == 1)
     assert first.forecast == TrialForecast()
     later = next(t for s in seen for t in s.trials if t.number == 1 and t.state is TrialState.RUNNING)
-    assert 2.5 < (later.forecast.seconds_p50 or 0.0) < 12.0
-    assert 3.0 < (later.forecast.steps_per_s or 0.0) < 11.0
+    assert 2.5 < (later.forecast.seconds_p50 or 0.0) < 30.0
+    assert 1.0 < (later.forecast.steps_per_s or 0.0) < 15.0
     assert (later.forecast.memory_p95_mib or 0.0) > (later.forecast.memory_p50_mib or 0.0) > 1.0
