@@ -146,9 +146,9 @@ def package_fingerprint(history: LoadedHistory) -> str:
 
 def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """Replay the cells one after the other in this process, as an ``Engine``."""
-    suspension = SweepWorker(history)
+    worker = SweepWorker(history)
     for place, cell in enumerate(cells):
-        yield FinishedRun(place, suspension.run(cell))
+        yield FinishedRun(place, worker.run(cell))
 
 
 class SweepWorker:

@@ -59,7 +59,7 @@ def test_a_sweep_runs_as_jobs_of_this_slurm_and_leaves_none(rig: Rig, tmp_path: 
         base=WhatIfRequest(plans=(), gpus_per_node=4),
         timezone=history.timezone,
     ).cells
-    here = {cell.key(package_fingerprint(history)): SweepWorker(history).tell(cell)["figures"] for cell in cells}
+    here = {cell.key(package_fingerprint(history)): SweepWorker(history).run(cell)["figures"] for cell in cells}
     assert {line["key"]: line["figures"] for line in lines} == here
     assert len(here) == 8
     rig.until(lambda: not rig.lines("squeue", "-h", "-o", "%i"))

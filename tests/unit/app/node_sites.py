@@ -48,7 +48,7 @@ class NodeTown:
         """Return the same Helios after a restart."""
         cycles = NodeController(self.site(), self.settings, clock=lambda: self.nodes.now)
         cycles.services = {"says": self.says}
-        cycles._expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
+        cycles.expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
         return cycles
 
     def site(self) -> LiveCluster:

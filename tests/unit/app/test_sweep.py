@@ -59,9 +59,9 @@ def written(path: Path, text: str) -> Path:
 
 def backwards(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """An engine that is done with the last cell first."""
-    suspension = SweepWorker(history)
+    worker = SweepWorker(history)
     for place in reversed(range(len(cells))):
-        yield FinishedRun(place, suspension.tell(cells[place]))
+        yield FinishedRun(place, worker.run(cells[place]))
 
 
 def dying_after(number: int) -> Any:
@@ -315,10 +315,10 @@ def test_whatever_breaks_in_a_cell_stops_no_other(history: LoadedHistory, monkey
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of all things")
 
-    suspension = SweepWorker(history)
+    worker = SweepWorker(history)
     request = WhatIfRequest(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
     monkeypatch.setattr("helios.app.executors.to_run", broken)
-    assert suspension.tell(SweepRun(request=request)) == {"failed": "ZeroDivisionError: of all things"}
+    assert worker.run(SweepRun(request=request)) == {"failed": "ZeroDivisionError: of all things"}
 
 
 def test_two_sweeps_do_not_write_into_one_file(history: LoadedHistory, tmp_path: Path) -> None:
