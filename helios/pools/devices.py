@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +20,8 @@ from helios.model.pools import Device
 CPU_MEMORY_SHARE = 0.9
 """Share of the memory that is free now which trials may use; the rest is for files and for Helios."""
 _MIB = 2.0**20
+LOOK_S = 60.0
+"""How long ``scontrol`` may take, s."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numerical libraries start in one process; else each takes all cores."""
 
@@ -33,21 +38,23 @@ def find_devices(
     slots : int, optional
         Most trials at the same time on each. None for ``gpu_slots`` on a GPU, and one for each core of the CPU.
     memory_mib : float, optional
-        Memory of each that trials may share. None for what is free now.
+        Memory of each that trials may share. None for what is free now, and in a Slurm job of shards at most for the
+        part of the GPU that they are.
 
     Raises
     ------
     UsageError
-        There are no GPUs that can be asked for.
+        There are no GPUs that can be asked for, or it is not known what a shard is.
     """
     gpus = () if kind == "cpu" else _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if gpus:
+        part = 1.0 if memory_mib else min(1.0, gpus_by_shards(os.environ) / len(gpus))
         return tuple(
             Device(
                 name=f"gpu:{place}",
                 kind="gpu",
                 model=gpu.model,
-                memory_mib=memory_mib or gpu.free_mib,
+                memory_mib=memory_mib or min(gpu.free_mib, part * gpu.total_mib),
                 slots=slots or gpu_slots,
             )
             for place, gpu in enumerate(gpus)
@@ -66,6 +73,32 @@ def find_devices(
             slots=slots or cores(),
         ),
     )
+
+
+def gpus_by_shards(environment: Mapping[str, str]) -> float:
+    """Return how many GPUs the shards of a Slurm job on this node make.
+
+    It is infinite where the job has whole GPUs. Slurm keeps nobody from using more than their shards.
+
+    Raises
+    ------
+    UsageError
+        Slurm does not say how many shards a GPU has.
+    """
+    shards, node = environment.get("SLURM_SHARDS_ON_NODE"), environment.get("SLURMD_NODENAME")
+    if not shards or node is None:
+        return math.inf
+    words = ["scontrol", "show", "node", "--oneliner", node]
+    try:
+        shown = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LOOK_S).stdout
+        listed = re.findall(r"(gpu|shard)(?::[^:,()]+)?:(\d+)", re.findall(r"\bGres=(\S+)", shown)[0])
+        gpus, shards_there = (sum(int(count) for name, count in listed if name == kind) for kind in ("gpu", "shard"))
+        return int(shards) * gpus / shards_there
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, ZeroDivisionError) as reason:
+        raise UsageError(
+            f"This job has {shards} shards, and {' '.join(words)} does not say how many a GPU has.",
+            hint="Name the GPU memory that trials may share, such as --memory 10G.",
+        ) from reason
 
 
 def cores() -> int:
@@ -92,6 +125,7 @@ class _Gpu:
     uuid: str
     model: str
     free_mib: float
+    total_mib: float
 
 
 @cache
@@ -120,9 +154,11 @@ def _visible_gpus(visible: str | None) -> tuple[_Gpu, ...]:
             _Gpu(
                 uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
                 model=str(pynvml.nvmlDeviceGetName(handle)),
-                free_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).free / _MIB,
+                free_mib=memory.free / _MIB,
+                total_mib=memory.total / _MIB,
             )
             for handle in handles
+            for memory in [pynvml.nvmlDeviceGetMemoryInfo(handle)]
         )
     except pynvml.NVMLError as reason:
         raise UsageError(

@@ -610,13 +610,18 @@ def share_fixed(together: int) -> Decide:
     return decide
 
 
-def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles) -> Decide:
+def knowing(
+    decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles, *, lengths: bool = True
+) -> Decide:
     """Return a rule that is told the truth from the start.
 
-    It knows all speeds, lengths and memory.
+    It knows all speeds and memory, and how long each trial takes or, without ``lengths``, the mean of its family.
     """
     names = profiles.families
-    there = sorted({trial.family for trial in trials})
+    by_family: dict[int, list[float]] = defaultdict(list)
+    for trial in trials:
+        by_family[trial.family].append(trial.seconds)
+    there = sorted(by_family)
     true = [
         SharedSpeed(family=names[one], beside=(), steps_per_s=float(profiles.alone[one]), samples=1_000)
         for one in there
@@ -629,15 +634,19 @@ def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProf
     speeds = tuple(true)
 
     forecasts = [
-        TrialForecast(memory_p50_mib=truth.memory_mib, memory_p95_mib=truth.memory_mib, seconds_p50=truth.seconds)
+        TrialForecast(
+            memory_p50_mib=truth.memory_mib,
+            memory_p95_mib=truth.memory_mib,
+            seconds_p50=truth.seconds if lengths else float(np.mean(by_family[truth.family])),
+        )
         for truth in trials
     ]
 
-    def told(trial: Trial) -> Trial:
+    def with_truth(trial: Trial) -> Trial:
         running = trial.state is TrialState.RUNNING
         return replace(trial, forecast=forecasts[trial.number], steps_per_s=1.0 if running else None)
 
-    return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(told, snapshot.trials))))
+    return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(with_truth, snapshot.trials))))
 
 
 # What a person is shown before anything runs.

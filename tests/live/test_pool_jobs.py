@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from helios.pools.state import FILE
-from tests.live.rig import Rig, roomy_folder
+from tests.live.rig import Rig, roomy_folder, skip_without_slurm
+from tests.unit.pools.test_devices import PYNVML, SHOW
 from tests.waiting import TEST_TIMEOUT_S
 
 PROGRAM = """
@@ -116,3 +117,19 @@ def test_trials_of_a_pool_that_was_killed_are_taken_over(rig: Rig, folder: Path)
     assert finished(folder) == dict.fromkeys(range(12), 1)
     assert {job for job, _ in ran(folder)} == set(jobs)
     assert len((folder / "ran-0").read_text().splitlines()) == 2
+
+
+def test_a_job_of_shards_has_their_part_of_a_gpu() -> None:
+    skip_without_slurm()
+    settings = {"NAME": "shards", "NODES": "1", "GPUS": "2", "SHARDS": "8", "CPUS": "4"}
+    rig, stand_in = Rig(roomy_folder(), settings=settings), roomy_folder()
+    (stand_in / "pynvml.py").write_text(PYNVML)
+    path = os.pathsep.join([str(stand_in), str(Path(__file__).parents[2])])
+    try:
+        rig.control("up")
+        seen = rig.run("srun", "--gres=shard:2", "env", f"PYTHONPATH={path}", sys.executable, "-c", SHOW)
+        assert seen == "gpu:0 Toy 800.0 1 GPU-a\n"  # 2 of its 4 shards are half of 1,600 MiB
+        whole = rig.run("srun", "--gres=gpu:1", "env", f"PYTHONPATH={path}", sys.executable, "-c", SHOW)
+        assert whole == "gpu:0 Toy 1000.0 1 GPU-a\n"
+    finally:
+        rig.control("wipe")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import UsageError
-from helios.pools.devices import cores, device_environment, find_devices, free_memory_mib
+from helios.pools.devices import cores, device_environment, find_devices, free_memory_mib, gpus_by_shards
 
 PYNVML = """
 # NVML with two GPUs, of which one is in use.
@@ -18,7 +18,7 @@ class NVMLError(Exception):
     pass
 class Memory:
     def __init__(self, free):
-        self.free = free
+        self.free, self.total = free, 1600 * 2**20
 UUIDS = ["GPU-a", "GPU-b"]
 def nvmlInit(): pass
 def nvmlShutdown(): pass
@@ -86,6 +86,16 @@ def test_a_slurm_job_has_no_more_memory_than_it_asked_for(monkeypatch: pytest.Mo
 
 def test_each_gpu_is_a_device_with_its_free_memory(gpus: dict[str, str], tmp_path: Path) -> None:
     assert show(gpus, tmp_path) == ["gpu:0 Toy 1000.0 1 GPU-a", "gpu:1 Toy 1500.0 1 GPU-b"]
+
+
+def test_a_job_of_shards_must_know_how_many_a_gpu_has(gpus: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho NodeName=n1 Gres=gpu:a100:2\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    job = {"SLURM_SHARDS_ON_NODE": "2", "SLURMD_NODENAME": "n1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with pytest.raises(UsageError, match="how many a GPU has"):
+        gpus_by_shards(job | {"PATH": str(tmp_path)})
+    with pytest.raises(subprocess.CalledProcessError):
+        show(gpus | job, tmp_path)
 
 
 def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Path) -> None:
