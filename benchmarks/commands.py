@@ -1,12 +1,12 @@
 """CPU seconds of the commands that a person waits for, the first time and again, beside simple controls in one run.
 
-    python -m benchmarks.commands [--only whatif,rehearse] [--again-only] [--json]
+    python -m benchmarks.commands [--only whatif,simulate] [--again-only] [--json]
 
 Each command is a process of its own, whose CPU time (user and system, with that of its children) is counted from
-the start of Python to the end. ``first`` has an empty cache of compiled code, as on a fresh machine where ``helios
-compile`` has not run; ``again`` has what the first left there. ``ask`` is the goal of the design. The traces come from
-the folder that HELIOS_TRACES names. Helios runs as it is installed without the extra [dask]: with scikit-learn LightGBM
-takes a second longer to import.
+the start of Python to the end. ``first`` is the first run after an installation: after ``helios compile`` into an
+empty folder, which has a row of its own. ``again`` is the next run, and ``asked`` the goal of the design. The traces
+come from the folder that HELIOS_TRACES names. Helios runs as it is installed without the extra [dask]: with
+scikit-learn LightGBM takes a second longer to import.
 
 The control of a command that learns is one LightGBM fit of a quantile on the raw columns of the same file and its
 prediction of the last half: no features, no replay. That of a command that only prints is ``import pandas``.
@@ -49,6 +49,7 @@ sys.modules["dask"] = sys.modules["sklearn"] = None
 from helios.cli.main import main
 main()
 """
+HELIOS = [sys.executable, "-c", WITHOUT_DASK]
 PANDAS = [sys.executable, "-c", "import pandas"]
 
 
@@ -96,9 +97,9 @@ class Measured:
     name: str
     first: float | None
     first_asked: float | None
-    again: float
+    again: float | None
     again_asked: float | None
-    control: float
+    control: float | None
 
 
 def main() -> None:
@@ -110,26 +111,27 @@ def main() -> None:
     given = parser.parse_args()
     if not given.json:
         print(f"{'command':26}{'first':>8}{'asked':>7}{'again':>8}{'asked':>7}{'control':>9}   CPU seconds")
-    for command in COMMANDS:
-        if given.only and command.name not in given.only:
-            continue
-        measured = measure(command, again_only=given.again_only)
-        if given.json:
-            print(json.dumps(asdict(measured)), flush=True)
-        else:
-            print(
-                f"{measured.name:26}{_cell(measured.first):>8}{_cell(measured.first_asked):>7}"
-                f"{_cell(measured.again):>8}{_cell(measured.again_asked):>7}{_cell(measured.control):>9}",
-                flush=True,
-            )
+    with tempfile.TemporaryDirectory() as compiled:
+        cache = {} if given.again_only else {"NUMBA_CACHE_DIR": compiled}
+        if not given.again_only:
+            show(Measured("compile", cpu_s([*HELIOS, "compile"], compiled, cache), None, None, None, None), given.json)
+        for command in COMMANDS:
+            if not given.only or command.name in given.only:
+                show(measure(command, cache), given.json)
 
 
-def measure(command: Command, *, again_only: bool) -> Measured:
-    """Run a command twice and its control once, in an empty folder."""
-    helios = [sys.executable, "-c", WITHOUT_DASK, *command.arguments]
+def show(measured: Measured, as_json: bool) -> None:
+    """Print a row."""
+    cells = (measured.first, measured.first_asked, measured.again, measured.again_asked, measured.control)
+    row = "".join(f"{_cell(cell):>{width}}" for cell, width in zip(cells, (8, 7, 8, 7, 9), strict=True))
+    print(json.dumps(asdict(measured)) if as_json else f"{measured.name:26}{row}", flush=True)
+
+
+def measure(command: Command, cache: dict[str, str]) -> Measured:
+    """Run a command twice, or once where nothing was compiled anew, and its control once, in an empty folder."""
+    helios = [*HELIOS, *command.arguments]
     with tempfile.TemporaryDirectory() as folder:
-        cache = {} if again_only else {"NUMBA_CACHE_DIR": str(Path(folder) / "compiled")}
-        first = None if again_only else cpu_s(helios, folder, cache)
+        first = cpu_s(helios, folder, cache) if cache else None
         again = cpu_s(helios, folder, cache)
         control = cpu_s(command.control, folder, {})
     return Measured(command.name, first, command.first, again, command.again, control)
