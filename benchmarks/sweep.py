@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -27,7 +28,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.executors import Engine, run_here, run_in_processes
+from helios.app.executors import Engine, run_here, run_in_processes, run_on_this_machine
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
@@ -64,23 +65,30 @@ def main() -> None:
 
 
 def costs(history: LoadedHistory, request: WhatIfRequest, workers: int, times: int) -> None:
-    """Print seconds of the same sweep in one process and several."""
+    """Print wall and CPU seconds of the same sweep in one process and several."""
     plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
     asked = cross_options(plan, base=request, timezone=history.timezone)
     engines: dict[str, Engine] = {
         "one process": run_here,
         f"Dask, {workers} processes": partial(run_in_processes, workers=workers),
+        f"as helios does with --workers {workers}": partial(run_on_this_machine, workers=workers),
     }
     print(f"{len(asked.cells)} cells of {history.cluster}, run times true; {os.getloadavg()[0]:.0f} programs were busy")
     written = []
     for name, engine in engines.items():
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out.jsonl"
-            began = time.perf_counter()
+            began, used = time.perf_counter(), cpu_s()
             sweep(history, asked, out=out, engine=engine)
-            print(f"  {name:24s} {time.perf_counter() - began:7.1f} s")
+            print(f"  {name:31s} {time.perf_counter() - began:7.1f} s, CPU {cpu_s() - used:7.1f} s")
             written.append(sorted(out.read_bytes().splitlines()))
     print(f"  lines {'are the same, to the byte' if written[0] == written[1] else 'DIFFER'}\n")
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def coverage() -> None:

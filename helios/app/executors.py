@@ -144,6 +144,40 @@ def package_fingerprint(history: LoadedHistory) -> str:
     return digest.hexdigest()[:16]
 
 
+SHORT_S = 20.0
+"""Replays that take less in this process are replayed here: the start of others costs as much, s."""
+JOB_S, PREDICTED_JOB_S = 2e-6, 1e-4
+"""About what a job of a replay takes, and one that is predicted, s."""
+
+
+def run_on_this_machine(
+    history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
+) -> Generator[FinishedRun, None, None]:
+    """Replay the cells in local processes, or in this one where they are short, as an ``Engine``.
+
+    Raises
+    ------
+    DaskUnavailable
+        Dask is not installed, and the cells are not short.
+    """
+    if workers == 1 or expected_s(history, cells) < SHORT_S:
+        yield from run_here(history, cells)
+    else:
+        yield from run_in_processes(history, cells, workers=workers)
+
+
+def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
+    """Return about how long the cells take in one process, s, by the number of their jobs."""
+    submitted = history.jobs["submitted_at"]
+    total = 0.0
+    for cell in cells:
+        since, until = cell.request.since, cell.request.until
+        first = 0 if since is None else submitted.searchsorted(pd.Timestamp(since - cell.request.warm_up))
+        end = len(submitted) if until is None else submitted.searchsorted(pd.Timestamp(until))
+        total += int(end - first) * (PREDICTED_JOB_S if cell.plan.uses_predictions else JOB_S)
+    return total
+
+
 def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """Replay the cells one after the other in this process, as an ``Engine``."""
     worker = SweepWorker(history)

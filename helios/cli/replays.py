@@ -20,7 +20,7 @@ from rich.table import Table
 from typer import Option
 
 from helios.actions import Result
-from helios.app.executors import Engine, run_here, run_in_processes, run_on_dask, run_on_slurm
+from helios.app.executors import Engine, run_on_dask, run_on_slurm, run_on_this_machine
 from helios.app.history import LoadedHistory
 from helios.app.order_check import check_order, refuse_few
 from helios.app.scenarios import RENAMED, Estimates
@@ -236,9 +236,7 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
         The plan does not describe the Slurm jobs.
     """
     if dask != "slurm":
-        if dask:
-            return partial(run_on_dask, address=dask)
-        return partial(run_in_processes, workers=workers) if workers > 1 else run_here
+        return partial(run_on_dask, address=dask) if dask else partial(run_on_this_machine, workers=workers)
     if plan is None or not plan.slurm:
         raise UsageError(
             "--dask slurm needs a plan with a table [slurm], which says what jobs to submit.",

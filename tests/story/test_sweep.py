@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from helios.app.executors import FinishedRun, SweepRun, run_here, run_in_processes, run_on_dask, run_on_slurm
+from helios.app.executors import (
+    FinishedRun,
+    SweepRun,
+    expected_s,
+    run_here,
+    run_in_processes,
+    run_on_dask,
+    run_on_slurm,
+    run_on_this_machine,
+)
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import OPTIONS
 from helios.app.sweep import Cross, SweepPlan, SweepSettings, cross_options, read_sweep_plan, sweep
@@ -159,6 +168,18 @@ def test_without_dask_the_extra_to_install_is_named(
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(DaskUnavailable, match=rf"pip install 'helios-slurm\[{extra}\]'"):
             next(iter(engine(history, asked.cells)))
+
+
+def test_short_replays_need_no_other_processes(
+    history: LoadedHistory, asked: Cross, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)  # so that processes would be refused
+    first = asked.cells[:1]
+    assert expected_s(history, first) == pytest.approx(len(history.jobs) * 2e-6)
+    assert [done.place for done in run_on_this_machine(history, first, workers=2)] == [0]
+    many = list(first) * int(21 / expected_s(history, first))
+    with pytest.raises(DaskUnavailable):
+        next(run_on_this_machine(history, many, workers=2))
 
 
 def test_slurm_s_table_is_refused_where_dask_jobqueue_does_not_understand_it(
