@@ -167,7 +167,10 @@ def run_on_this_machine(
 
 
 def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
-    """Return about how long the cells take in one process, s, by the number of their jobs."""
+    """Return about how long the cells take in one process, s.
+
+    It goes by the number of their jobs, and by whether these are predicted.
+    """
     submitted = history.jobs["submitted_at"]
     total = 0.0
     for cell in cells:
