@@ -153,7 +153,9 @@ JOB_S, PREDICTED_JOB_S = 2e-6, 1e-4
 def run_on_this_machine(
     history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
 ) -> Generator[FinishedRun, None, None]:
-    """Replay the cells in local processes, or in this one where they are short, as an ``Engine``.
+    """Replay the cells on this machine, as an ``Engine``.
+
+    Short ones stay in this process, others go to ``workers`` processes.
 
     Raises
     ------
