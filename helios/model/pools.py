@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 from typing import Any
 
 
@@ -56,6 +57,8 @@ class TrialForecast:
     ----------
     memory_p50_mib, memory_p95_mib : float, optional
         Peak device memory, MiB.
+    memory_most_mib : float, optional
+        Peak that hardly a trial of the family exceeds, as :func:`peak_hardly_exceeded` tells it, MiB.
     seconds_p50, seconds_p90 : float, optional
         Time from start to end alone on a device, s.
     share : float, optional
@@ -66,10 +69,27 @@ class TrialForecast:
 
     memory_p50_mib: float | None = None
     memory_p95_mib: float | None = None
+    memory_most_mib: float | None = None
     seconds_p50: float | None = None
     seconds_p90: float | None = None
     share: float | None = None
     steps_per_s: float | None = None
+
+
+FEWEST_PEAKS = 8
+"""Trials of a family that tell how alike their peaks are."""
+
+
+def peak_hardly_exceeded(peaks_mib: Sequence[float]) -> float | None:
+    """Return a peak of device memory that hardly another trial of a family exceeds, MiB.
+
+    It is as far above the largest one as that is above the median, and at least 1 %. Trials that run the same program
+    at the same shapes need the same memory, often to the byte. None of fewer than ``FEWEST_PEAKS``.
+    """
+    if len(peaks_mib) < FEWEST_PEAKS:
+        return None
+    largest = max(peaks_mib)
+    return largest * max(1.01, largest / median(peaks_mib))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from helios.model.fusing import count_fused
-from helios.model.pools import SharedSpeed, Trial, TrialForecast, TrialRun
+from helios.model.pools import SharedSpeed, Trial, TrialForecast, TrialRun, peak_hardly_exceeded
 
 MEMORY, SECONDS, SPEED = "memory_mib", "seconds", "steps_per_s"
 TARGETS = (MEMORY, SECONDS, SPEED)
@@ -71,6 +71,8 @@ class TrialFacts:
         Time alone on a device, s.
     steps_per_s : float, optional
         Alone on a device.
+    finished : bool
+        Whether it ran to its end, so that its memory cannot grow any more.
     """
 
     number: int
@@ -81,6 +83,7 @@ class TrialFacts:
     memory_mib: float | None
     seconds: float | None
     steps_per_s: float | None
+    finished: bool
 
 
 def measured_speeds(runs: Iterable[TrialRun]) -> tuple[SharedSpeed, ...]:
@@ -140,6 +143,7 @@ def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
                 memory_mib=memory,
                 seconds=seconds / done if seconds else None,
                 steps_per_s=sum(v * s for v, s in own) / sum(s for _, s in own) if own else None,
+                finished=last.outcome == "finished",
             )
         )
     return sorted(facts, key=lambda fact: fact.ended_s)
@@ -274,6 +278,7 @@ class TrialModel:
         return TrialForecast(
             memory_p50_mib=memory.value if memory else None,
             memory_p95_mib=memory.quantile(NORMAL_95) if memory else None,
+            memory_most_mib=peak_hardly_exceeded(table.peaks_mib[family]),
             seconds_p50=seconds.value if seconds else None,
             seconds_p90=seconds.quantile(NORMAL_90) if seconds else None,
             steps_per_s=speed.value if speed else None,
@@ -301,9 +306,12 @@ class _ProgramTable:
 
     def __init__(self, facts: Sequence[TrialFacts]) -> None:
         self.values: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self.peaks_mib: dict[str, list[float]] = defaultdict(list)
         self._alike: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         for fact in facts:
             at = _batch_size(fact.parameters)
+            if fact.finished and fact.memory_mib:
+                self.peaks_mib[fact.family].append(fact.memory_mib)
             for target in TARGETS:
                 value = getattr(fact, target)
                 if value is None or value <= 0:

@@ -650,6 +650,8 @@ class _Pool:
         own = max(trial.peak_memory_mib or 0.0, forecast.memory_p50_mib or forecast.memory_p95_mib or 0.0)
         expected = own or self.peaks_mib.get(trial.family, 0.0)
         need = max(expected * (1 + self.options.head_room), forecast.memory_p95_mib or 0.0)
+        if forecast.memory_most_mib is not None:
+            need = max(own, min(need, forecast.memory_most_mib))
         if trial.out_of_memory_mib is not None:
             need = max(need, 1.5 * trial.out_of_memory_mib)
         return need or None

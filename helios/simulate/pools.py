@@ -36,6 +36,7 @@ from helios.model.pools import (
     TrialForecast,
     TrialRun,
     TrialState,
+    peak_hardly_exceeded,
 )
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
@@ -271,6 +272,8 @@ class SimulatedPool:
         self._sums = {(s.family, s.beside): (s.steps_per_s * s.samples, s.samples) for s in known_speeds}
         self._speeds: tuple[SharedSpeed, ...] | None = None
         self._family_peak: dict[int, float] = {}
+        self._finished_mib: dict[int, list[float]] = defaultdict(list)
+        self._family_most: dict[int, float | None] = {}
         self._lengths: dict[int, list[float]] = defaultdict(list)
         self._family_s: dict[int, float] = {}
         self._arrivals = [(trial.arrives_s, number) for number, trial in enumerate(self.trials)]
@@ -390,7 +393,12 @@ class SimulatedPool:
             else attempt.rate * float(self.profiles.alone[truth.family]),
             forecast=self._forecasts.get(number, TrialForecast())
             if self._forecast is not None
-            else TrialForecast(memory_p50_mib=peak, memory_p95_mib=peak, seconds_p50=seconds),
+            else TrialForecast(
+                memory_p50_mib=peak,
+                memory_p95_mib=peak,
+                memory_most_mib=self._family_most.get(truth.family),
+                seconds_p50=seconds,
+            ),
         )
 
     def _arrive(self) -> None:
@@ -473,6 +481,7 @@ class SimulatedPool:
                 self._state[number], self._ended[number] = TrialState.FINISHED, now
                 self._ended_since.append(number)
                 self._learn_length(number)
+                self._learn_peak(number)
                 self._leave(attempt)
             elif attempt.leaves_s <= now:
                 self._state[number] = TrialState.PAUSED
@@ -564,6 +573,11 @@ class SimulatedPool:
         total, samples = self._sums.get((family, beside), (0.0, 0))
         self._sums[family, beside] = (total + steps_per_s, samples + 1)
         self._speeds, self._outdated = None, True
+
+    def _learn_peak(self, number: int) -> None:
+        family = self.trials[number].family
+        self._finished_mib[family].append(self.trials[number].memory_mib)
+        self._family_most[family] = peak_hardly_exceeded(self._finished_mib[family])
 
     def _learn_length(self, number: int) -> None:
         if not self._seen[number]:

@@ -101,6 +101,15 @@ def test_a_trial_that_goes_on_tells_its_length_by_its_progress() -> None:
     assert trial_facts([a_run(outcome="running", progress=0.01)])[0].seconds is None
 
 
+def test_eight_finished_trials_tell_what_hardly_another_one_needs() -> None:
+    alike = [a_run(number, peak_memory_mib=2_000.0 + 10 * (number % 2)) for number in range(8)]
+    assert forecast(alike).memory_most_mib == pytest.approx(2_010.0 * 1.01)
+    assert forecast(alike[:7]).memory_most_mib is None
+    assert forecast([*alike[:7], a_run(7, outcome="running", peak_memory_mib=2_000.0)]).memory_most_mib is None
+    spread = [a_run(number, peak_memory_mib=1_000.0 + 100 * number) for number in range(9)]
+    assert forecast(spread).memory_most_mib == pytest.approx(1_800.0 * 1_800.0 / 1_400.0)
+
+
 def test_the_memory_of_a_trial_that_just_began_is_not_its_peak() -> None:
     young = a_run(outcome="running", seconds=2.0, progress=0.0, peak_memory_mib=10.0)
     assert trial_facts([young])[0].memory_mib is None

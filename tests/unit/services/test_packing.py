@@ -351,6 +351,21 @@ def test_the_percentile_of_memory_gets_no_head_room_on_top() -> None:
     assert action.memory_limit_mib == pytest.approx(4_800.0)
 
 
+@pytest.mark.parametrize(
+    ("most", "together"), [(None, 1), (7_900.0, 2), (8_300.0, 1)], ids=["unknown", "fits", "too much"]
+)
+def test_where_many_trials_were_alike_less_memory_is_kept_than_with_head_room(
+    most: float | None, together: int
+) -> None:
+    alike = dataclasses.replace(KNOWN, memory_p95_mib=7_800.0, memory_most_mib=most)
+    pool = a_pool([waiting(n, forecast=alike) for n in range(4)], devices=1, speeds=speeds(a=10, a_a=9))
+    assert len(starts(SERVICE.decide(pool))) == together
+    grown = waiting(0, forecast=alike, peak_memory_mib=8_000.0)  # it needed more itself
+    (action,) = SERVICE.decide(a_pool([grown], devices=1, speeds=speeds(a=10)))
+    assert isinstance(action, StartTrial)
+    assert (action.memory_limit_mib or 0.0) >= 8_000.0
+
+
 def test_a_long_trial_that_fits_beside_nobody_gets_a_device() -> None:
     """Others would join the device for ever, and it would start last and alone."""
     large = dataclasses.replace(KNOWN, memory_p95_mib=15_000.0, seconds_p50=6_000.0)
