@@ -29,7 +29,7 @@ from helios.predict.timeline import (
     Levels,
     Model,
     Scratch,
-    cut_at_limit,
+    cut_and_round,
     distribute,
     empty_levels,
     level_by_features,
@@ -501,4 +501,4 @@ def _predict(  # noqa: PLR0917 - as above
         distribute(scratch, levels, model, row)
         low, high = level_by_features(levels, row, 0), level_by_features(levels, row, 1)
         read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out[place])
-        cut_at_limit(levels, row, out[place])
+        cut_and_round(levels, row, out[place])

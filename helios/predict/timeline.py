@@ -67,11 +67,14 @@ MISS = 0.1
 """How often a run time may lie below p10, and above p90."""
 # Steps of the levels, in log-odds: of a group never smaller than STEP, at first FIRST_STEP / sqrt(jobs).
 STEP, FIRST_STEP, USER_STEP = 0.02, 0.5, 0.05
-# The n-th job of a burst weighs n ** power and at least so much, for known and unknown users.
-BURST_POWER, LEAST_WEIGHT = -0.5, 0.1
+# The n-th job of a burst weighs n ** power and at least so much, for known and unknown users. A thousand jobs at once
+# are one event; with .1 for known users they moved the levels of all (docs/experiments.md).
+BURST_POWER, LEAST_WEIGHT = -0.5, 0.02
 STRANGERS_POWER, STRANGERS_LEAST = -0.25, 0.2
 # Slurm lets a job outlive its limit by KillWait (30 s) and until its next check of limits.
 GRACE_S = 60.0
+CLOSE_TO_LIMIT = 0.01
+"""Share of an obeyed limit that p90 may lie below it, and is taken to be the limit. Many runs end just there."""
 # Runs are cut at the limit unless more than one in a hundred of about the last thousand ended jobs outlived its own.
 OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.01, 0.01, 0.999
 
@@ -425,16 +428,21 @@ def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
 
 
 @inline_jit
-def cut_at_limit(levels: Any, row: Any, out: Any) -> None:
-    """Cut quantiles and the best guess at an obeyed time limit.
+def cut_and_round(levels: Any, row: Any, out: Any) -> None:
+    """Cut a prediction at an obeyed time limit, and round its interval.
 
-    The grid is coarser than that.
+    The grid is coarser than that. Run times are recorded in whole seconds, and a p10 of 1.0001 s misses every run of
+    1 s.
     """
     log_limit = float(row[COLUMN.log_limit])
     if np.isfinite(log_limit) and levels.outlived[0] <= OUTLIVED_AT_MOST:
         last = np.expm1(log_limit) + GRACE_S
         for column in range(RUN_TIME.typical + 1):
             out[column] = min(out[column], last)
+        if out[RUN_TIME.p90] >= (1.0 - CLOSE_TO_LIMIT) * np.expm1(log_limit):
+            out[RUN_TIME.p90] = last
+    out[RUN_TIME.p10] = min(np.rint(out[RUN_TIME.p10]), out[RUN_TIME.p50])
+    out[RUN_TIME.p90] = max(np.rint(out[RUN_TIME.p90]), out[RUN_TIME.p50])
 
 
 @inline_jit
@@ -463,7 +471,7 @@ def _answer(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
     low = _within(_level(state, events.groups, job, _LOW), _LOW)
     high = _within(_level(state, events.groups, job, _HIGH), _HIGH)
     read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out)
-    cut_at_limit(state.levels, state.features[job], out)
+    cut_and_round(state.levels, state.features[job], out)
     return low, high
 
 

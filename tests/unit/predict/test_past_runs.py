@@ -15,7 +15,7 @@ from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import train
 from helios.predict.job_table import JobTable, event_order
 from helios.predict.model_text import trees_alone
-from helios.predict.timeline import GROUPS, RecordedWalk, started_s, untrained
+from helios.predict.timeline import GRACE_S, GROUPS, RecordedWalk, started_s, untrained
 from tests.examples import examples
 from tests.unit.predict.traces_of import a_campaign, a_trace, traces
 from tests.unit.predict.walks import walked
@@ -197,3 +197,27 @@ def test_a_bound_is_learned_when_a_job_has_run_so_long_and_not_only_at_its_end()
     ]
     later = walked(a_trace(*short, *endless)).levels().offsets[1, GROUPS.index("all")]
     assert later > before + 0.5
+
+
+def test_runs_of_one_second_lie_within_their_interval():
+    rng = np.random.default_rng(0)
+    run_s = np.where(rng.random(2000) < 0.97, 1.0, np.round(np.exp(9 * rng.random(2000))))
+    jobs = a_trace(*({"submit": 300 * k, "run": float(s), "time_limit_s": np.inf} for k, s in enumerate(run_s)))
+    found = walked(jobs).predicted[200:]
+    inside = (found[:, 0] <= 1.0) & (found[:, 2] >= 1.0)
+    assert inside.all()
+
+
+def test_an_interval_that_ends_at_the_limit_holds_the_runs_that_slurm_ends_there():
+    rng = np.random.default_rng(0)
+    run_s = np.where(rng.random(2000) < 0.6, 3617.0, np.round(np.exp(8 * rng.random(2000))))
+    jobs = a_trace(*({"submit": 9000 * k, "run": float(s), "time_limit_s": 3600.0} for k, s in enumerate(run_s)))
+    found = walked(jobs).predicted[200:]
+    assert (found[:, 2] >= 3617.0).mean() > 0.95
+    assert (found[:, 2] <= 3600.0 + GRACE_S).all()
+
+
+def test_two_thousand_jobs_at_once_calibrate_as_fewer_than_a_hundred():
+    first, last = {"run": 60.0, "user": "ada"}, {"submit": 100_000, "run": 60.0, "user": "eve"}
+    walk = walked(a_trace(first, *[{"submit": 1000, "run": 60.0, "user": "bob"}] * 2000, last))
+    assert 10 < walk.levels().counts[1, GROUPS.index("all")] < 100
