@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from helios.actions import JobAction, JobSetting, Reorder, Result, Revert, SoftLimit
 from helios.changes import to_job_actions, to_job_changes
 from helios.control.guards import ahead_of_others, beyond_share
-from helios.jit import cached_jit
+from helios.jit import cached_jit, inline_jit
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster
 
@@ -32,7 +33,43 @@ from helios.simulate.simulated_cluster import SimulatedCluster
 Floats = NDArray[np.float64]
 Positions = NDArray[np.int64]
 _SECOND_US = 1_000_000
-_AHEAD = cached_jit(ahead_of_others)
+_AHEAD, _BEYOND = inline_jit(ahead_of_others), inline_jit(beyond_share)
+
+
+@cached_jit
+def _pass_capped(cap: Any, waiting: Any, jobs: Any, urgency: Any, now_s: int, share: float) -> Any:  # noqa: PLR0917 - numba kernels are called by position
+    """Take new urgencies, and return the jobs and urgencies that may have changed.
+
+    ``cap`` has the columns of :class:`UserCap`.
+    """
+    partition, eligible_s, user, started_s, is_named, asked, passed = cap
+    asked[jobs] = urgency
+    asked[-1] = np.nan
+    effective = asked[waiting]
+    able = np.flatnonzero(eligible_s[waiting] <= now_s)
+    urgencies = effective[able]
+    urgencies[np.isnan(urgencies)] = 0.0
+    if (urgencies > 0.0).any():
+        its = waiting[able]
+        ahead = _AHEAD(partition[its], eligible_s[its], user[its], urgencies)
+        effective[able[_BEYOND(partition[its], user[its], urgencies, ahead, share)]] = 0.0
+    found = np.empty(len(jobs) + len(waiting), dtype=np.int64)
+    values = np.empty(len(found))
+    is_named[jobs] = True
+    n = len(jobs)
+    for place in range(len(waiting)):
+        job, value, before = waiting[place], effective[place], passed[waiting[place]]
+        passed[job] = value
+        if value != before and not (np.isnan(value) and np.isnan(before)) and not is_named[job]:
+            found[n], values[n] = job, value
+            n += 1
+    is_named[jobs] = False
+    for place in range(len(jobs)):
+        job = jobs[place]
+        # NOBODY and started jobs keep the urgency that was asked for; applying it gives the right refusal.
+        found[place] = job
+        values[place] = passed[job] if job >= 0 and started_s[job] == NEVER else urgency[place]
+    return found[:n], values[:n]
 
 
 class UserCap:
@@ -55,6 +92,7 @@ class UserCap:
         self._user, self._partition = (pd.factorize(every.values(name))[0] for name in ("user", "partition"))
         self._eligible_s = every.values("eligible_at").astype("datetime64[us]").view(np.int64) // _SECOND_US
         jobs = len(every.rows) + 1  # the last entry is for NOBODY, whose position is -1
+        self._is_named = np.zeros(jobs, dtype=np.bool_)
         self._asked, self._passed = (np.full((active_services, jobs), np.nan) for _ in range(2))
 
     @property
@@ -68,25 +106,13 @@ class UserCap:
         A NaN urgency means that the service no longer asks for the job. The result also has other waiting jobs whose
         value changes because of the new ones.
         """
-        asked, passed = self._asked[active], self._passed[active]
-        asked[jobs] = urgency
-        asked[-1] = np.nan
-        waiting = self._cluster.waiting()
-        effective = asked[waiting]
-        able = np.flatnonzero(self._eligible_s[waiting] <= self._cluster.now_s)
-        its = waiting[able]
-        urgencies = np.nan_to_num(effective[able])
-        beyond = beyond_share(
-            self._partition[its], self._eligible_s[its], self._user[its], urgencies, self._share, ahead=_AHEAD
+        cluster = self._cluster
+        columns = (self._partition, self._eligible_s, self._user, cluster.started_s, self._is_named)
+        cap = (*columns, self._asked[active], self._passed[active])
+        found: tuple[Positions, Floats] = _pass_capped(
+            cap, cluster.waiting(), jobs, urgency, cluster.now_s, self._share
         )
-        effective[able[beyond]] = 0.0
-        unlike = (effective != passed[waiting]) & ~(np.isnan(effective) & np.isnan(passed[waiting]))
-        passed[waiting] = effective
-        others = np.setdiff1d(waiting[unlike], jobs, assume_unique=True)
-        # NOBODY and started jobs keep the urgency that was asked for; applying it gives the right refusal.
-        pending = (jobs >= 0) & (self._cluster.started_s[jobs] == NEVER)
-        values = np.where(pending, passed[jobs], urgency)
-        return np.concatenate((jobs, others)), np.concatenate((values, passed[others]))
+        return found
 
 
 FREE = np.iinfo(np.int16).max

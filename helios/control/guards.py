@@ -7,8 +7,7 @@ refuse but makes changes neutral.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Generic, TypeVar
@@ -26,6 +25,7 @@ from helios.control.observed import PendingJob
 _Key = TypeVar("_Key")
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,75 +141,73 @@ def cap_changes(
     """
     ordering = {change.target: change for change in changes if change.setting is JobSetting.ORDER}
     movable = [job for job in jobs.values() if job.eligible and not job.excluded_reason]
-    beyond = beyond_share(
-        pd.factorize(np.array([job.partition for job in movable], dtype=object))[0],
-        np.array([job.eligible_us for job in movable], dtype=np.int64),
-        pd.factorize(np.array([job.user for job in movable], dtype=object))[0],
-        np.array([ordering[job.job_id].value if job.job_id in ordering else 0.0 for job in movable]),
-        share,
+    partition, user = (
+        pd.factorize(np.array(names, dtype=object))[0]
+        for names in ([job.partition for job in movable], [job.user for job in movable])
     )
-    excess = {ordering[movable[place].job_id].key for place in beyond.tolist()}
+    eligible = np.array([job.eligible_us for job in movable], dtype=np.int64)
+    urgency = np.array([ordering[job.job_id].value if job.job_id in ordering else 0.0 for job in movable])
+    ahead = ahead_of_others(partition, eligible, user, urgency)
+    beyond = beyond_share(partition, user, urgency, ahead, share)
+    excess = {ordering[movable[place].job_id].key for place in np.flatnonzero(beyond).tolist()}
     return [_neutral(change, jobs[change.target].user, share) if change.key in excess else change for change in changes]
 
 
-def beyond_share(
-    partition: Integers,
-    eligible: Integers,
-    user: Integers,
-    urgency: Floats,
-    share: float,
-    *,
-    ahead: Callable[[Integers, Integers, Integers, Floats], NDArray[np.bool_]] | None = None,
-) -> Integers:
-    """Return the jobs beyond one user's share of a partition.
-
-    It is the rule of :func:`cap_changes` on columns of the movable jobs, in the order of the queue.
-
-    Parameters
-    ----------
-    partition, user : int64 arrays of shape (n_jobs,)
-        Numbers that stand for partitions and users.
-    eligible : int64 array of shape (n_jobs,)
-        When each job could first have started, in any unit.
-    ahead : callable, optional
-        :func:`ahead_of_others` as compiled code, for callers with many queues; None: as it is.
-    """
-    oldest, ahead = np.lexsort((eligible, partition)), ahead or ahead_of_others
-    places = np.sort(oldest[ahead(partition[oldest], eligible[oldest], user[oldest], urgency[oldest])])
-    beyond = [np.empty(0, dtype=np.int64)]
-    for home in np.unique(partition[places]):
-        here = places[partition[places] == home]
-        _, number, count = np.unique(user[here], return_inverse=True, return_counts=True)
-        most = allowance(dict(enumerate(count.tolist())), share)
-        by_user = np.lexsort((here, -urgency[here], number))
-        rank = np.arange(len(here)) - np.repeat(np.cumsum(count) - count, count)
-        beyond.append(here[by_user][rank >= np.repeat([most[its] for its in range(len(count))], count)])
-    return np.concatenate(beyond)
+# The rule of :func:`cap_changes` on columns of the movable jobs, in the order of the queue, with numbers that stand for
+# partitions and users. Replays apply it at every event and compile it, so it has only what Numba knows.
 
 
-def ahead_of_others(partition: Integers, eligible: Integers, user: Integers, urgency: Floats) -> NDArray[np.bool_]:
+def ahead_of_others(partition: Integers, eligible: Integers, user: Integers, urgency: Floats) -> Flags:
     """Return which jobs are put ahead of an older job of another user.
 
     Such a job has an urgency above 0, and above that of another user's job in the partition that became eligible
-    earlier. Jobs must be sorted by partition, oldest first. The loop keeps the least urgency among the older jobs and
+    earlier, in any unit. The loop goes from the oldest job on. It keeps the least urgency among the older jobs and
     whose it is, and the least among those of all other users.
     """
+    oldest = np.argsort(eligible, kind="mergesort")
+    oldest = oldest[np.argsort(partition[oldest], kind="mergesort")]
     found = np.zeros(len(user), dtype=np.bool_)
     least, whose, another = np.inf, -2, np.inf
     begins = 0
-    for job in range(len(user)):
-        if job > 0 and partition[job] != partition[job - 1]:
-            least, whose, another, begins = np.inf, -2, np.inf, job
-        while eligible[begins] < eligible[job]:
-            if user[begins] == whose:
-                least = min(least, urgency[begins])
-            elif urgency[begins] < least:
-                least, whose, another = urgency[begins], user[begins], least
+    for place in range(len(oldest)):
+        job = oldest[place]
+        if place > 0 and partition[job] != partition[oldest[place - 1]]:
+            least, whose, another, begins = np.inf, -2, np.inf, place
+        while eligible[oldest[begins]] < eligible[job]:
+            older = oldest[begins]
+            if user[older] == whose:
+                least = min(least, urgency[older])
+            elif urgency[older] < least:
+                least, whose, another = urgency[older], user[older], least
             else:
-                another = min(another, urgency[begins])
+                another = min(another, urgency[older])
             begins += 1
         found[job] = urgency[job] > 0 and (another if user[job] == whose else least) < urgency[job]
     return found
+
+
+def beyond_share(partition: Integers, user: Integers, urgency: Floats, ahead: Flags, share: float) -> Flags:
+    """Return which jobs of those ``ahead`` exceed one user's share of a partition."""
+    places = np.flatnonzero(ahead)
+    places = places[np.argsort(-urgency[places], kind="mergesort")]
+    for column in (user, partition):
+        places = places[np.argsort(column[places], kind="mergesort")]
+    rank, beyond, begins = np.zeros(len(places), dtype=np.int64), np.zeros(len(user), dtype=np.bool_), 0
+    for at in range(1, len(places)):
+        one, other = places[at - 1], places[at]
+        rank[at] = rank[at - 1] + 1 if user[one] == user[other] and partition[one] == partition[other] else 0
+    while begins < len(places):
+        ends = begins + 1
+        while ends < len(places) and partition[places[ends]] == partition[places[begins]]:
+            ends += 1
+        # Each reduction lowers the sum, so repeat until nothing changes. The epsilon keeps 0.1 x 30 at 3.
+        kept, most, before = ends - begins, 0, -1
+        while kept != before:
+            before, most = kept, max(1, math.floor(share * kept + 1e-9))
+            kept = int((rank[begins:ends] < most).sum())
+        beyond[places[begins:ends]] = rank[begins:ends] >= most
+        begins = ends
+    return beyond
 
 
 def _refusal(
@@ -255,21 +253,6 @@ def split_repeated(changes: Sequence[Change[Desired]]) -> tuple[list[Change[Desi
     """Return the first change of each setting of each target, and the others."""
     first = {change.key: change for change in reversed(changes)}
     return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
-
-
-def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
-    """Return the largest numbers up to ``counts`` within a share of their sum.
-
-    Each is at most ``share`` of the sum of all, or 1.
-    """
-    # Each reduction lowers the sum, so repeat until nothing changes. The epsilon keeps 0.1 x 30 at 3.
-    kept = Counter(dict(counts))
-    while True:
-        most = max(1, math.floor(share * kept.total() + 1e-9))
-        fewer = Counter({user: min(count, most) for user, count in kept.items()})
-        if fewer == kept:
-            return fewer
-        kept = fewer
 
 
 def _neutral(change: Change[float], user: str, share: float) -> Change[float]:
