@@ -6,7 +6,6 @@ and 87 with the fullest node filled first, where no placement could do with less
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -84,10 +83,9 @@ class NodeFillOrder:
 
         It is empty where no node may be changed.
         """
-        left_s = _left_s(snapshot)
         tiers: list[list[str]] = [[] for _ in range(self.options.tiers)]
-        for name, held, sleeps_next in self._nodes(snapshot):
-            tiers[self._tier(left_s.get(name), held, sleeps_next=sleeps_next)].append(name)
+        for name, place in zip(*self._nodes(snapshot), strict=True):
+            tiers[place].append(name)
         if not any(tiers):
             return []
         predicted_s = snapshot.running_values("p50_s")
@@ -101,31 +99,25 @@ class NodeFillOrder:
             )
         ]
 
-    def _nodes(self, snapshot: Snapshot) -> Iterator[tuple[str, float, bool]]:
-        """Yield the nodes that are up and not excluded.
-
-        Each has its name, the share of it that is held, and whether it sleeps, or is idle for so long that it is next.
-        """
-        column = snapshot.node_values
+    def _nodes(self, snapshot: Snapshot) -> tuple[list[str], list[int]]:
+        """Return the names and tiers of the nodes that are up and not excluded."""
+        column, options = snapshot.node_values, self.options
         power = column("power")
         held = np.maximum(_share(column("gpus_held"), column("gpus")), _share(column("cpus_held"), column("cpus")))
-        idle = _moment(snapshot) - column("idle_since") > np.timedelta64(timedelta(seconds=self.options.idle_s))
+        idle = _moment(snapshot) - column("idle_since") > np.timedelta64(timedelta(seconds=options.idle_s))
         sleeps_next = (power == NodePower.ASLEEP) | (power == NodePower.FALLING_ASLEEP) | idle  # NaT: not idle
+        names, of_node = column("name").tolist(), _left_s(snapshot)
+        left_s = np.array([of_node.get(name, np.nan) for name in names], dtype=np.float64)
+        busy = (held > 0) | ~np.isnan(left_s)
+        tier = np.where(busy, self._busy_tier(np.nan_to_num(left_s), held), options.tiers - 2 + sleeps_next)
         named = pd.notna(power) & pd.isna(column("excluded_reason"))
-        columns = (column("name"), held, sleeps_next)
-        yield from zip(*(values[named].tolist() for values in columns), strict=True)
+        return column("name")[named].tolist(), tier[named].tolist()
 
-    def _tier(self, left_s: float | None, held: float, *, sleeps_next: bool) -> int:
-        if held > 0 or left_s is not None:
-            return self._busy_tier(left_s or 0.0, held)
-        return self.options.tiers - (1 if sleeps_next else 2)
-
-    def _busy_tier(self, left_s: float, held: float) -> int:
-        last = self.options.tiers - 3
-        if held <= NEARLY_EMPTY and left_s < STEP * self.options.soon_s:
-            return last
-        steps = 0 if left_s < self.options.soon_s else 1 + int(np.log(left_s / self.options.soon_s) / np.log(STEP))
-        return max(0, last - steps)
+    def _busy_tier(self, left_s: NDArray[np.float64], held: NDArray[np.float64]) -> NDArray[np.int64]:
+        last, soon_s = self.options.tiers - 3, self.options.soon_s
+        steps = 1 + (np.log(np.maximum(left_s, soon_s) / soon_s) / np.log(STEP)).astype(np.int64)
+        drains = (left_s < soon_s) | ((held <= NEARLY_EMPTY) & (left_s < STEP * soon_s))
+        return np.where(drains, last, np.maximum(0, last - steps))
 
     def _reason(self, tiers: list[list[str]]) -> str:
         busy, idle, last = sum(map(len, tiers[:-2])), len(tiers[-2]), len(tiers[-1])
@@ -156,24 +148,19 @@ def _moment(snapshot: Snapshot) -> Any:
 
 def _left_s(snapshot: Snapshot) -> dict[str, float]:
     """Return the expected remaining time of each busy node's last job, s."""
-    left_s: dict[str, float] = {}
-    for nodes, job_left_s in _running(snapshot):
-        for node in nodes:
-            left_s[node] = max(left_s.get(node, 0.0), job_left_s)
-    return left_s
-
-
-def _running(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], float]]:
     job = snapshot.running_values
     elapsed_s: NDArray[np.float64] = (_moment(snapshot) - job("started_at")) / np.timedelta64(1, "s")
     expected_s, limit_s = job("p50_s"), job("time_limit_s")
     # Without a prediction the remaining time is the elapsed time, which is about right for heavy-tailed run times.
     expected_s = np.where(np.isnan(expected_s), 2 * elapsed_s, expected_s)
-    left_s = np.where(expected_s > elapsed_s, expected_s - elapsed_s, OVERRUN * elapsed_s)
-    left_s = np.fmax(np.fmin(left_s, np.fmax(limit_s - elapsed_s, 0.0)), 0.0)
-    for text, job_left_s in zip(job("node_list").tolist(), left_s.tolist(), strict=True):
-        if isinstance(text, str):
-            yield expand(text), 0.0 if np.isnan(job_left_s) else job_left_s
+    job_left_s = np.where(expected_s > elapsed_s, expected_s - elapsed_s, OVERRUN * elapsed_s)
+    job_left_s = np.fmax(np.fmin(job_left_s, np.fmax(limit_s - elapsed_s, 0.0)), 0.0)
+    left_s: dict[str, float] = {}
+    for text, seconds in zip(job("node_list").tolist(), job_left_s.tolist(), strict=True):
+        for node in expand(text) if isinstance(text, str) else ():
+            if seconds >= left_s.get(node, 0.0):
+                left_s[node] = seconds
+    return left_s
 
 
 def _share(held: NDArray[Any], of: NDArray[Any]) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,13 +241,17 @@ class NodeActions:
 
     # Weights.
 
-    def _filled(self, fill: FillFirst) -> Iterator[NodeOutcome]:
-        wanted = {name: tier for tier, names in enumerate(fill.tiers) for name in names}
+    def fill(self, action: FillFirst) -> None:
+        """Apply a fill order, without the outcome of each node."""
         before = self.weight
-        for name, tier in wanted.items():
-            if name in self._number:
-                self._tier[self._number[name]] = tier
-        yield from self._weighed(list(wanted), before, fill)
+        for tier, names in enumerate(action.tiers):
+            self._tier[[self._number[name] for name in names if name in self._number]] = tier
+        self._rank(before)
+
+    def _filled(self, action: FillFirst) -> Iterator[NodeOutcome]:
+        before = self.weight
+        self.fill(action)
+        yield from self._weighed(list(dict.fromkeys(chain(*action.tiers))), before, action)
 
     def _reverted(self, revert: RevertNodes, now: int) -> Iterator[NodeOutcome]:
         if revert.setting is NodeSetting.POWER:
@@ -260,15 +265,18 @@ class NodeActions:
             for name, weight in revert.own:
                 if name in self._number:
                     self._tier[self._number[name]] = int(weight) - self._site_weight[self._number[name]]
+            self._rank(before)
             yield from self._weighed([name for name, _ in revert.own], before, revert)
+
+    def _rank(self, before: NDArray[np.int64]) -> None:
+        """Rank the nodes anew if their weights have changed."""
+        if (self.weight != before).any():
+            rank_nodes(self._state, self.weight)
 
     def _weighed(
         self, names: list[str], before: NDArray[np.int64], action: FillFirst | RevertNodes
     ) -> Iterator[NodeOutcome]:
-        after = self.weight
-        if (after != before).any():
-            rank_nodes(self._state, after)
-        weights, kind = list(zip(before.tolist(), after.tolist(), strict=True)), type(action).__name__
+        weights, kind = list(zip(before.tolist(), self.weight.tolist(), strict=True)), type(action).__name__
         outcome = partial(NodeOutcome, action=kind, setting=NodeSetting.WEIGHT, reason=action.reason)
         for name in names:
             if name not in self._number:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import NodeAction, PowerDown, PowerUp
+from helios.actions import FillFirst, NodeAction, PowerDown, PowerUp
 from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.app.energy.whatif_series import RULES, RUN_IN, forecasts_read, policy_result
 from helios.app.history import LoadedHistory
@@ -125,7 +125,10 @@ def _ask(cluster: SimCluster, active_services: Sequence[Service], demand: Demand
         snapshot = cluster.snapshot()
         seen = snapshot if demand is None else snapshot.with_demand(demand_known_at(demand, cluster.now_s))
         actions = [action for action in service.decide(seen) if isinstance(action, NodeAction)]
-        cluster.steer(bound_levels(actions, seen, power))
+        for action in actions:
+            if isinstance(action, FillFirst):
+                cluster.fill(action)
+        cluster.steer(bound_levels([action for action in actions if not isinstance(action, FillFirst)], seen, power))
 
 
 def demand_known_at(demand: Demand, now_s: int) -> Demand:

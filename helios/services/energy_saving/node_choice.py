@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import starmap
 from typing import Any, NamedTuple
 
-import pandas as pd
+import numpy as np
 
 from helios.model import NodePower, Snapshot, pool_names
 
@@ -70,12 +70,9 @@ class NodeCandidate:
 
 def pool_nodes(snapshot: Snapshot) -> list[NodeCandidate]:
     """Return the nodes of a snapshot, in its order."""
-    rows = list(
-        starmap(_NodeRow, zip(*(snapshot.node_values(name).tolist() for name in _NodeRow._fields), strict=True))
-    )
+    rows = list(starmap(_NodeRow, zip(*(_values(snapshot, name) for name in _NodeRow._fields), strict=True)))
     day, count = int(snapshot.taken_at.timestamp()) // 86_400, max(len(rows), 1)
-    pools = pool_names((row.partitions for row in rows), (row.gpu_type for row in rows))
-    return [_node(row, pool, (place - day) % count) for place, (row, pool) in enumerate(zip(rows, pools, strict=True))]
+    return [_node(row, (place - day) % count) for place, row in enumerate(rows)]
 
 
 def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
@@ -126,7 +123,7 @@ def to_wake(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[N
 class _NodeRow(NamedTuple):
     """Columns of ``NODE_STATES`` of one node.
 
-    Missing text is NaN, and a missing time None.
+    A missing number is 0, missing text NaN, and a missing time None.
     """
 
     name: str
@@ -147,26 +144,35 @@ class _NodeRow(NamedTuple):
     idle_since: datetime | None
 
 
-def _node(row: _NodeRow, pool: str, cycle: int) -> NodeCandidate:
+@lru_cache(maxsize=16_384)  # most nodes are as they were a cycle ago
+def _node(row: _NodeRow, cycle: int) -> NodeCandidate:
     busy = bool(row.cpus_held > 0 or row.gpus_held > 0) or row.state in {"ALLOCATED", "MIXED"}
     alone = bool(text_of(row.excluded_reason))
     return NodeCandidate(
         name=row.name,
-        pool=pool,
+        pool=pool_names([row.partitions], [row.gpu_type])[0],
         partitions=_split_words(row.partitions),
         power=text_of(row.power),
         idle=row.power == NodePower.AWAKE and row.state == "IDLE" and not (text_of(row.flags) or alone or busy),
         asleep=row.power == NodePower.ASLEEP and not alone,
         busy=busy,
         kept_awake=bool(row.kept_awake),
-        cpus=0.0 if pd.isna(row.cpus) else float(row.cpus),
+        cpus=float(row.cpus),
         gpus=float(row.gpus),
         kinds=_split_words(row.features) | _split_words(row.gpu_type),
         rack=text_of(row.rack),
-        weight=0.0 if pd.isna(row.weight) else float(row.weight),
+        weight=float(row.weight),
         idle_since=_LATEST if row.idle_since is None else row.idle_since.replace(tzinfo=UTC),
         cycle=cycle,
     )
+
+
+def _values(snapshot: Snapshot, name: str) -> list[Any]:
+    values = snapshot.node_values(name)
+    if values.dtype.kind == "f":  # no NaN equals another, so that a row with one is never found in a cache
+        values = np.where(np.isnan(values), 0.0, values)
+    listed: list[Any] = values.tolist()
+    return listed
 
 
 def text_of(value: object) -> str:

@@ -158,8 +158,10 @@ def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[NodeCandidate]) ->
     Pools without such jobs are missing. A job that fits several pools counts for the one with the most free nodes. Jobs
     smaller than a node share nodes.
     """
-    pools = _pools(nodes)
     eligible = snapshot.pending_values("eligible_at") <= np.datetime64(snapshot.taken_at.replace(tzinfo=None), "us")
+    if not eligible.any():
+        return {}
+    pools = _pools(nodes)
     columns = (snapshot.pending_values(name)[eligible].tolist() for name in _COLUMNS)
     wanted: dict[str, float] = {}
     served: dict[tuple[str, str, bool], _NodePool | None] = {}

@@ -400,10 +400,10 @@ def _keys(known: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) ->
     """
     inputs = repr((options, known.ahead_s, known.levels, known.published)).encode()
     coming = [known.most[:, ahead, level] for ahead, level in _used(known)]
-    values = np.column_stack((known.busy, known.total, known.soon, known.later, *coming))
+    values = np.stack((known.busy, known.total, known.soon, known.later, *coming))
     begins = np.flatnonzero(np.diff(day_of)) + 1
     offset = int(begins[0]) % DAY if len(begins) else 0
-    days = [_digest(values[first : first + DAY].tobytes()) for first in range(offset, len(values), DAY)]
+    days = [_digest(values[:, first : first + DAY].tobytes()) for first in range(offset, len(day_of), DAY)]
     return lambda first, after: _digest(inputs + b"".join(days[(first - offset) // DAY : (after - offset) // DAY]))
 
 
