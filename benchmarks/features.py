@@ -31,7 +31,6 @@ def a_table(n: int, *, seed: int = 0) -> JobTable:
         user=user,
         account=user % 200,
         partition=user % 11,
-        qos=np.zeros(n, np.int32),
         name=name,
         stem=name // 4,
         family=name // 8,

@@ -195,19 +195,21 @@ class Table:
             An array is not in C order.
         """
         words, layouts = list[int](), list[Any]()
-        for field in fields(cast(Any, self)):
-            value = getattr(self, field.name)
-            if isinstance(value, Table):
+        for name in _names(cast(Any, type(self))):
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray):
+                flags = value.flags
+                if not flags.c_contiguous:
+                    raise ValueError("Compiled code takes only arrays in C order.")
+                words.append(value.ctypes.data)
+                words += value.shape
+                layouts.append((value.dtype, value.ndim, flags.writeable))
+            elif isinstance(value, Table):
                 words.append(value.address)
                 layouts.append(cast(Any, value)._numba_type_)
-            elif isinstance(value, tuple):
+            else:
                 words += value
                 layouts.append(len(value))
-            elif value.flags.c_contiguous:
-                words += [value.ctypes.data, *value.shape]
-                layouts.append((value.dtype, value.ndim, value.flags.writeable))
-            else:
-                raise ValueError("Compiled code takes only arrays in C order.")
         block = np.array(words, dtype=np.int64)
         object.__setattr__(self, "_words", block)
         object.__setattr__(self, "address", block.ctypes.data)
@@ -215,7 +217,7 @@ class Table:
 
     def __iter__(self) -> Iterator[Any]:
         """Return the values of the fields, in order."""
-        return (getattr(self, field.name) for field in fields(cast(Any, self)))
+        return (getattr(self, name) for name in _names(cast(Any, type(self))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what makes a copy, which lies elsewhere."""
@@ -223,18 +225,23 @@ class Table:
 
     def by_name(self) -> dict[str, Any]:
         """Return the values of the fields by name."""
-        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        return dict(zip(_names(cast(Any, type(self))), self, strict=True))
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cast(Any, kind)))
 
 
 @cache
 def _type_of(kind: type, layouts: tuple[Any, ...]) -> _TableType:
     members = dict[str, Any]()
-    for field, layout in zip(fields(cast(Any, kind)), layouts, strict=True):
+    for name, layout in zip(_names(kind), layouts, strict=True):
         if isinstance(layout, tuple):
             dtype, dimensions, writeable = layout
-            members[field.name] = types.Array(from_dtype(dtype), dimensions, "C", readonly=not writeable)
+            members[name] = types.Array(from_dtype(dtype), dimensions, "C", readonly=not writeable)
         else:
-            members[field.name] = types.UniTuple(types.int64, layout) if isinstance(layout, int) else layout
+            members[name] = types.UniTuple(types.int64, layout) if isinstance(layout, int) else layout
     return _TableType(kind.__qualname__, members)
 
 

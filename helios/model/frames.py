@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -103,11 +103,33 @@ class FrameKind:
         for name in self.by_name if columns is None else columns:
             if name not in found:
                 raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
-            declared = self.by_name[name].dtype
-            # Plain types are the same objects everywhere, and slow to spell.
-            if found[name] is not self._types[name] and str(found[name]) != declared:
-                raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found[name]}, not {declared}")
+            self._check_type(name, found[name])
         return frame
+
+    def arrays(self, frame: pd.DataFrame, columns: Iterable[str]) -> dict[str, Any]:
+        """Return the arrays of some columns, checked as by :meth:`check`.
+
+        Those of plain numbers are NumPy's, others pandas'.
+
+        Raises
+        ------
+        FrameInvalid
+            A column is missing or has another type.
+        """
+        found = {}
+        for name in columns:
+            if name not in frame.columns:
+                raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
+            # frame[name] takes ten times as long, which for twenty columns was a fifth of a prediction's time.
+            found[name] = cast(Any, frame)._get_column_array(frame.columns.get_loc(name))
+            self._check_type(name, found[name].dtype)
+        return found
+
+    def _check_type(self, name: str, found: Any) -> None:
+        declared = self.by_name[name].dtype
+        # Plain types are the same objects everywhere, and slow to spell.
+        if found is not self._types[name] and str(found) != declared:
+            raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found}, not {declared}")
 
 
 def _converted(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:

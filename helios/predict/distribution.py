@@ -190,32 +190,59 @@ def describe_pair_job(samples: Any, row: Any, out: Any) -> None:
 
 
 @inline_jit
-def step_trees(forest: Any, of_thresholds: Any, of_job: Any, diff: Any, stack: Any) -> None:
-    """Add up the trees' leaves at all thresholds of a job.
+def find_splits(forest: Any, of_thresholds: Any, ends: Any) -> None:
+    """Fill in where the splits on rising features lie among the thresholds of a job.
 
-    ``of_thresholds`` has the shape (N_THRESHOLD, GRID_WIDTH). ``diff`` has the differences from one threshold to the
-    next.
+    Parameters
+    ----------
+    of_thresholds : float32 array of shape (N_THRESHOLD, GRID_WIDTH)
+    ends : int32 array of shape (n_splits,)
+        The first place that does not go left, once for all nodes with the same split.
     """
-    m, n_rising = len(diff) - 1, of_thresholds.shape[0]
-    # The first place that does not go left, once for all nodes with the same split.
-    ends = np.empty(len(forest.feature), dtype=np.int32)
     for split in range(len(ends)):
         feature, threshold = forest.feature[split], forest.threshold[split]
-        value = of_thresholds[feature, 0] if feature < n_rising else of_job[feature - n_rising]
-        if np.isnan(value):
-            ends[split] = m if forest.missing_left[split] else 0
-        elif feature >= n_rising:
-            ends[split] = m if value <= threshold else 0
+        if feature >= N_THRESHOLD:
+            return
+        values = of_thresholds[feature]
+        if np.isnan(values[0]):
+            ends[split] = GRID if forest.missing_left[split] else 0
         else:
-            values = of_thresholds[feature]
             # To count takes half the time of a binary search.
             count = np.int32(0)
             for place in range(GRID_WIDTH):
                 count += np.int32(values[place] <= threshold)
             ends[split] = count
+
+
+@inline_jit
+def decide_splits(forest: Any, of_job: Any, ends: Any) -> bool:
+    """Fill in where the splits on a job's own features lie, at either end.
+
+    ``ends`` are as of :func:`find_splits`. The result is whether any has changed.
+    """
+    changed = False
+    for split in range(len(ends) - 1, -1, -1):
+        feature, threshold = forest.feature[split], forest.threshold[split]
+        if feature < N_THRESHOLD:
+            break
+        value = of_job[feature - N_THRESHOLD]
+        left = forest.missing_left[split] if np.isnan(value) else value <= threshold
+        end = np.int32(GRID) if left else np.int32(0)
+        changed |= end != ends[split]
+        ends[split] = end
+    return changed
+
+
+@inline_jit
+def step_trees(forest: Any, ends: Any, diff: Any, stack: Any) -> None:
+    """Add up the trees' leaves at all thresholds of a job.
+
+    ``ends`` are as of :func:`find_splits` and :func:`decide_splits`. ``diff`` has the differences from one threshold to
+    the next.
+    """
     diff[:] = 0.0
     for tree in range(len(forest.root)):
-        stack[0, 0], stack[0, 1], stack[0, 2] = forest.root[tree], 0, m
+        stack[0, 0], stack[0, 1], stack[0, 2] = forest.root[tree], 0, GRID
         top = 1
         while top > 0:
             top -= 1

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.model import JOBS, QUEUE, SIZES, JobState, with_sizes_requested
-from helios.predict.causal_stats import COLUMN, FEATURES, LEVELS, NEVER_S, Events, empty_stats, replay_events
+from helios.model import JOBS, SIZES, JobState, with_sizes_requested
+from helios.predict.causal_stats import (
+    COLUMN,
+    FEATURES,
+    LEVELS,
+    NEVER_S,
+    REQUEST_FEATURES,
+    Events,
+    empty_stats,
+    replay_events,
+)
 from helios.predict.job_names import JobNameFamilies
 
 _FAILURES = frozenset(
@@ -35,14 +46,16 @@ ALIKE: dict[str, tuple[str, ...]] = {
 # A job with an unknown value in one of these columns belongs to no group of that column. In other columns, unknown is a
 # value like any other.
 _NEVER_UNKNOWN = frozenset({"user", "account", "name", "stem", "family"})
+_TEXTS = ("user", "account", "partition")
+_NUMBERS = ("gpus", "cpus", "nodes", "time_limit_s", "memory_mib")
 # Columns of a queue that predictions read.
-ASKED = (
-    *("submitted_at", "user", "account", "partition", "qos", "name"),
-    *("gpus", "cpus", "nodes", "time_limit_s", "memory_mib"),
-)
+ASKED = (*_TEXTS, "name", *_NUMBERS)
 
-# Columns of a history that training reads.
-READ = (*ASKED, *(f"{name}_requested" for name in SIZES), "started_at", "ended_at", "run_time_s", "state")
+# Columns of a history that training reads, and by which a model knows what it has learned from.
+READ = (
+    *("submitted_at", *_TEXTS, "qos", "name", *_NUMBERS),
+    *(*(f"{name}_requested" for name in SIZES), "started_at", "ended_at", "run_time_s", "state"),
+)
 
 
 class NameCodes(NamedTuple):
@@ -72,7 +85,7 @@ class Coding(Protocol):
     def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
         """Return the codes of job names, their stems and their families.
 
-        ``names`` is an array of text, ``user`` has the users' codes.
+        ``names`` are texts or missing, ``user`` has the users' codes.
         """
         ...
 
@@ -114,7 +127,7 @@ class JobTable:
         s since the epoch; ``NEVER_S`` where a job has not started or ended, or the time is not known.
     run_time_s : float64
         NaN where it is unknown.
-    user, account, partition, qos, name, stem, family : int32
+    user, account, partition, name, stem, family : int32
         Codes, -1 if unknown. ``stem`` is the name without digits, ``family`` the user's similar names.
     failed : float64
         1 if the job failed, 0 if it completed or was cancelled, NaN if unknown.
@@ -131,7 +144,6 @@ class JobTable:
     user: NDArray[np.int32]
     account: NDArray[np.int32]
     partition: NDArray[np.int32]
-    qos: NDArray[np.int32]
     name: NDArray[np.int32]
     stem: NDArray[np.int32]
     family: NDArray[np.int32]
@@ -178,41 +190,34 @@ class JobTable:
             failed=_failed(jobs["state"]),
             hour=local.hour.to_numpy(dtype=np.float64),
             weekday=local.day_of_week.to_numpy(dtype=np.float64),
-            **_requests(with_sizes_requested(jobs), coding),
+            **_requests(_requested(jobs), coding),
         )
 
     @classmethod
-    def from_queue(
+    def from_requests(
         cls,
-        queue: pd.DataFrame,
+        requests: Mapping[str, Any],
         *,
-        submitted_s: NDArray[np.int64],
         coding: Coding,
+        now_s: int,
         hour: float = np.nan,
         weekday: float = np.nan,
-        rows: NDArray[np.bool_] | None = None,
     ) -> JobTable:
-        """Return the table of jobs in ``queue`` that have not ended.
+        """Return the table of ``requests``, taken as submitted at ``now_s``.
 
-        They are the jobs at ``rows``, or all for None, taken as submitted at ``submitted_s``.
-
-        Raises
-        ------
-        FrameInvalid
-            A column of ``ASKED`` is missing or of another type.
+        ``requests`` are as of :func:`distinct_requests`.
         """
-        QUEUE.check(queue, columns=ASKED)
-        n = len(submitted_s)
-        unknown = np.full(n, np.nan)
+        n = len(requests["gpus"])
+        unknown, never = np.full(n, np.nan), np.full(n, NEVER_S)
         return cls(
-            submitted_s=submitted_s,
-            started_s=np.full(n, NEVER_S),
-            ended_s=np.full(n, NEVER_S),
+            submitted_s=np.full(n, now_s),
+            started_s=never,
+            ended_s=never,
             run_time_s=unknown,
             failed=unknown,
             hour=np.full(n, hour),
             weekday=np.full(n, weekday),
-            **_requests(queue, coding, rows),
+            **_requests({"nodes": unknown, "memory_mib": unknown, **requests}, coding),
         )
 
     @property
@@ -282,6 +287,20 @@ def event_order(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> 
     )
 
 
+def request_events(requests: JobTable, *, groups: NDArray[np.int32]) -> Events:
+    """Return the events of jobs of which only the requests are known."""
+    unknown = requests.run_time_s
+    return Events(
+        submitted_s=requests.submitted_s,
+        log_run=unknown,
+        limit_share=unknown,
+        failed=unknown,
+        request=_request(requests),
+        nearness=nearness(requests),
+        groups=groups,
+    )
+
+
 def group_columns(table: JobTable) -> NDArray[np.int32]:
     """Return each job's group at each of ``LEVELS``.
 
@@ -296,11 +315,12 @@ def group_columns(table: JobTable) -> NDArray[np.int32]:
         for name, values in columns_alike(table).items()
     }
     groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
-    first_free = 0
+    first_free, members = 0, group_members(table)
     for level, name in enumerate(LEVELS):
         codes, count = _joint_codes([columns[part] for part in ALIKE[name]], table.n)
-        member = group_members(table, name)
-        groups[member, level] = codes[member] + first_free
+        member = members[name]
+        at = slice(None) if member is None else member
+        groups[at, level] = codes[at] + first_free
         first_free += count
     return groups
 
@@ -311,8 +331,8 @@ def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
     Unknown is a value too.
     """
     return {
-        "size": np.where(table.gpus > 0, table.gpus, -1.0 - np.nan_to_num(table.cpus, nan=0.0)),
-        "limit": np.nan_to_num(table.time_limit_s, nan=-1.0, posinf=np.inf),
+        "size": np.where(table.gpus > 0, table.gpus, -1.0 - np.where(np.isnan(table.cpus), 0.0, table.cpus)),
+        "limit": np.where(np.isnan(table.time_limit_s), -1.0, table.time_limit_s),
         "user": table.user,
         "account": table.account,
         "partition": table.partition,
@@ -322,15 +342,18 @@ def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
     }
 
 
-def group_members(table: JobTable, level: str) -> NDArray[np.bool_]:
-    """Return which jobs belong to a group of ``level``.
+def group_members(table: JobTable) -> dict[str, NDArray[np.bool_] | None]:
+    """Return which jobs belong to a group of each level; None for all jobs.
 
     A job does not if a needed column is unknown.
     """
-    member = np.ones(table.n, dtype=np.bool_)
-    for column in _NEVER_UNKNOWN.intersection(ALIKE[level]):
-        member &= getattr(table, column) >= 0
-    return member
+    known = {column: getattr(table, column) >= 0 for column in _NEVER_UNKNOWN}
+    lacking = {column for column, values in known.items() if not values.all()}
+    members = dict[str, NDArray[np.bool_] | None]()
+    for level, columns in ALIKE.items():
+        needed = [known[column] for column in columns if column in lacking]
+        members[level] = np.logical_and.reduce(needed) if needed else None
+    return members
 
 
 def _joint_codes(parts: list[NDArray[Any]], n: int) -> tuple[NDArray[np.int64], int]:
@@ -342,38 +365,89 @@ def _joint_codes(parts: list[NDArray[Any]], n: int) -> tuple[NDArray[np.int64], 
 
 
 def _request(table: JobTable) -> NDArray[np.float32]:
-    columns = (
-        table.gpus,
-        np.log1p(table.cpus),
-        np.log1p(table.nodes),
-        np.log1p(table.time_limit_s),
-        np.log1p(table.memory_mib),
-        table.hour,
-        table.weekday,
-    )
-    return np.column_stack(columns).astype(np.float32)
+    request = np.empty((table.n, len(REQUEST_FEATURES)), dtype=np.float32)
+    request[:, COLUMN.gpus], request[:, COLUMN.hour], request[:, COLUMN.weekday] = table.gpus, table.hour, table.weekday
+    request[:, COLUMN.log_cpus], request[:, COLUMN.log_nodes] = np.log1p(table.cpus), np.log1p(table.nodes)
+    request[:, COLUMN.log_limit] = np.log1p(table.time_limit_s)
+    request[:, COLUMN.log_memory] = np.log1p(table.memory_mib)
+    return request
 
 
 def nearness(table: JobTable) -> NDArray[np.float64]:
     """Return what shows how alike jobs are, as in ``Events``."""
     # An unknown limit is like an unknown one and far from any other; so is an unlimited one (20 > log of any limit).
-    limit = np.nan_to_num(np.log1p(table.time_limit_s), nan=-5.0, posinf=20.0)
-    size = np.nan_to_num(np.log1p(table.size), nan=-1.0)
-    return np.column_stack((size, limit, table.partition, table.stem)).astype(np.float64)
+    near = np.empty((table.n, 4))
+    near[:, 0], near[:, 1], near[:, 2], near[:, 3] = (
+        np.log1p(table.size),
+        np.minimum(np.log1p(table.time_limit_s), 20.0),
+        table.partition,
+        table.stem,
+    )
+    near[np.isnan(near[:, 0]), 0], near[np.isnan(near[:, 1]), 1] = -1.0, -5.0
+    return near
 
 
-def _requests(frame: pd.DataFrame, coding: Coding, rows: NDArray[np.bool_] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the requests of jobs, from a history or a queue.
+def distinct_requests(
+    columns: Mapping[str, Any],
+    *,
+    rows: NDArray[np.int64] | None = None,
+    without_user: NDArray[np.bool_] | None = None,
+) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    """Return the requests that differ, and which of them each job makes.
 
-    Both use the same column names.
+    They are in the order of their first jobs. Jobs of one request differ in nothing that predictions read.
+
+    Parameters
+    ----------
+    columns : mapping
+        Columns ``ASKED`` of ``QUEUE``, as of ``FrameKind.arrays``. Numbers may be left out.
+    rows : int64 array of shape (n_jobs,), optional
+        The jobs; None for all.
+    without_user : bool array of shape (n_jobs,), optional
+        Those of ``rows`` whose user, account and name do not matter. They become unknown.
+
+    Returns
+    -------
+    requests : dict
+        The same columns, one entry for each request.
+    kind : int64 array of shape (n_jobs,)
     """
+    if rows is None and len(columns["gpus"]) == 1:
+        return dict(columns), np.zeros(1, dtype=np.int64)
+    at = slice(None) if rows is None else rows
+    codes = {name: columns[name].codes[at] for name in _TEXTS}
+    numbers = {name: columns[name][at] for name in _NUMBERS if name in columns}
+    names = pa.array(columns["name"]).to_pylist()
+    if rows is not None:
+        names = [names[row] for row in rows.tolist()]
+    if without_user is not None:
+        codes |= {name: np.where(without_user, -1, codes[name]) for name in ("user", "account")}
+        names = [None if left_out else name for name, left_out in zip(names, without_user.tolist(), strict=True)]
+    # Numbers by their bits, because NaN is not equal to itself.
+    bits = (values.view(f"i{values.itemsize}").tolist() for values in numbers.values())
+    keys = list(zip(names, *(values.tolist() for values in codes.values()), *bits, strict=True))
+    place = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    kind = np.fromiter(map(place.__getitem__, keys), dtype=np.int64, count=len(keys))
+    first = np.empty(len(place), dtype=np.int64)
+    first[kind[::-1]] = np.arange(len(kind) - 1, -1, -1)
+    requests: dict[str, Any] = {name: values[first] for name, values in numbers.items()}
+    for name, values in codes.items():
+        requests[name] = pd.Categorical.from_codes(values[first], dtype=columns[name].dtype, validate=False)
+    requests["name"] = [names[row] for row in first.tolist()]
+    return requests, kind
 
-    def column(name: str) -> Any:
-        return frame[name].array if rows is None else frame[name].array[rows]
 
-    codes = {key: coding.codes(key, column(key)) for key in ("user", "account", "partition", "qos")}
-    numbers = {key: column(key).to_numpy() for key in ("gpus", "cpus", "nodes", "time_limit_s", "memory_mib")}
-    return codes | numbers | coding.name_codes(column("name"), codes["user"])._asdict()
+def _requested(jobs: pd.DataFrame) -> dict[str, Any]:
+    """Return the columns of a history that :func:`_requests` reads, with the sizes that were asked for."""
+    frame = with_sizes_requested(jobs)
+    return {name: frame[name].array for name in ASKED}
+
+
+def _requests(columns: Mapping[str, Any], coding: Coding) -> dict[str, NDArray[Any]]:
+    """Return the requests of jobs, coded."""
+    codes = {name: coding.codes(name, columns[name]) for name in _TEXTS}
+    numbers = {name: np.asarray(columns[name]) for name in _NUMBERS}
+    return codes | numbers | coding.name_codes(columns["name"], codes["user"])._asdict()
 
 
 def _ends(jobs: pd.DataFrame, submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,9 +8,9 @@ own groups, so that what is known for that question alone (running and waiting j
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +23,25 @@ from helios.predict import causal_stats as stats
 from helios.predict.causal_stats import COLUMN, FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE, CausalStats, Events
 from helios.predict.distribution import read_off
 from helios.predict.job_names import JobNameFamilies
-from helios.predict.job_table import ALIKE, JobTable, NameCodes, columns_alike, group_members
-from helios.predict.past_runs import PastRuns, blank_past, blank_sample_state, note_end, note_start, take_samples
+from helios.predict.job_table import ALIKE, JobTable, NameCodes, columns_alike, group_members, request_events
+from helios.predict.past_runs import (
+    PastRuns,
+    blank_past,
+    blank_sample_state,
+    note_end,
+    note_start,
+    note_starts,
+    take_samples,
+)
 from helios.predict.timeline import (
     Levels,
     Model,
     Scratch,
+    add_up,
     cut_and_round,
-    distribute,
+    decide,
     empty_levels,
+    lay_out,
     level_by_features,
     note_outlived,
 )
@@ -43,6 +53,8 @@ from helios.predict.timeline import (
 
 _DIGITS_PATTERN = re.compile(r"\d+")
 _KEPT_LISTS = 64
+_FEW_NAMES = 50
+"""Names below which pandas takes longer than doing without it."""
 
 
 class Codes:
@@ -130,15 +142,21 @@ class Categories:
 
     def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
         """See ``Coding``."""
-        texts = names.tolist()
-        known = np.array([isinstance(text, str) for text in texts], dtype=np.bool_)
-        named = [text for text in texts if isinstance(text, str)]
-        numbers = self._names.of(named)
+        texts = list(names)
         codes = np.full((3, len(texts)), -1, dtype=np.int32)
-        codes[:2, known] = numbers, self._stems_of(numbers, named)
-        place, uniques = pd.factorize(np.array(named, dtype=object))
-        codes[2, known] = self._families.codes(user[known], place.astype(np.int32), list(uniques))
+        known = np.array([isinstance(text, str) for text in texts], dtype=np.bool_)
+        if known.any():
+            named = [text for text in texts if isinstance(text, str)]
+            numbers = self._names.of(named)
+            codes[:2, known] = numbers, self._stems_of(numbers, named)
+            codes[2, known] = self._families_of(named, user[known])
         return NameCodes(*codes)
+
+    def _families_of(self, names: list[str], user: NDArray[np.int32]) -> Any:
+        if len(names) < _FEW_NAMES:
+            return [self._families.code(*job) for job in zip(user.tolist(), names, strict=True)]
+        place, uniques = pd.factorize(np.array(names, dtype=object))
+        return self._families.codes(user, place.astype(np.int32), list(uniques))
 
     def groups(
         self,
@@ -154,14 +172,14 @@ class Categories:
             Coded by this object.
         """
         columns = {name: values.tolist() for name, values in columns_alike(table).items()}
-        groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
+        groups, members = np.full((table.n, len(LEVELS)), -1, dtype=np.int32), group_members(table)
         for level, name in enumerate(LEVELS):
             keys = zip(repeat(level, table.n), *(columns[part] for part in ALIKE[name]), strict=True)
-            member = group_members(table, name)
-            if member.all():
+            member = members[name]
+            if member is None:
                 groups[:, level] = self._groups.of(keys)
-            else:
-                groups[member, level] = self._groups.of(key for key, is_in in zip(keys, member, strict=True) if is_in)
+            elif member.any():
+                groups[member, level] = self._groups.of(compress(keys, member))
         return groups
 
     def _stems_of(self, numbers: list[int], names: list[str]) -> list[int]:
@@ -209,26 +227,41 @@ class Unended(NamedTuple):
 
     Attributes
     ----------
-    groups : int32 array of shape (n, len(LEVELS))
-        Of those that features need.
+    groups : int32 array of shape (n_requests, len(LEVELS))
+        Of each of their requests.
+    nearness : float64 array of shape (n_requests, 4)
+        As in ``Events``.
+    submitted : int64 array of shape (n,)
+        Requests of those that features need.
     submitted_s : int64 array of shape (n,)
         Their submissions, s since the epoch.
-    running : int32 array of shape (n_running, len(LEVELS))
-        Groups of those that run; -1 also where no question asks for the group.
-    nearness : float64 array of shape (n_running, 4)
-        As in ``Events``.
+    running : int64 array of shape (n_running,)
+        Requests of those that run; -1 where no question asks for its groups.
     since_s : int64 array of shape (n_running,)
         Their starts, s since the epoch.
     """
 
     groups: NDArray[np.int32]
-    submitted_s: NDArray[np.int64]
-    running: NDArray[np.int32]
     nearness: NDArray[np.float64]
+    submitted: NDArray[np.int64]
+    submitted_s: NDArray[np.int64]
+    running: NDArray[np.int64]
     since_s: NDArray[np.int64]
 
 
-NOTHING_UNENDED = Unended(_NOBODY.groups[:0], _NO_JOBS, _NOBODY.groups[:0], _NOBODY.nearness[:0], _NO_JOBS)
+NO_GROUPS = _NOBODY.groups[:0]
+_NOTHING_UNENDED = Unended(NO_GROUPS, _NOBODY.nearness[:0], *[_NO_JOBS] * 4)
+
+
+def join_unended(parts: Sequence[Unended]) -> Unended:
+    """Return the jobs of all parts."""
+    total = parts[0] if parts else _NOTHING_UNENDED
+    for part in parts[1:]:
+        first = len(total.groups)
+        submitted, running = (np.where(kind < 0, -1, kind + first) for kind in (part.submitted, part.running))
+        pairs: Any = zip(total, part._replace(submitted=submitted, running=running), strict=True)
+        total = Unended(*map(np.concatenate, pairs))
+    return total
 
 
 class LiveHistory:
@@ -284,7 +317,9 @@ class LiveHistory:
 
     def predict(
         self,
-        asked: Events,
+        requests: JobTable,
+        groups: NDArray[np.int32],
+        kind: NDArray[np.int64],
         unended: Unended,
         *,
         now_s: int,
@@ -297,8 +332,12 @@ class LiveHistory:
 
         Parameters
         ----------
-        asked : Events
-            The jobs. Unknown group numbers are new groups.
+        requests : JobTable
+            What the jobs ask for.
+        groups : int32 array of shape (requests.n, len(LEVELS))
+            Their groups. Unknown numbers are new groups.
+        kind : int64 array of shape (n_asked,)
+            Which of the requests each job makes.
         levels : Levels, optional
             Calibration of the intervals.
 
@@ -307,30 +346,36 @@ class LiveHistory:
         predictions : float64 array of shape (n_asked, len(RUN_TIME))
         features : float32 array of shape (n_asked, len(FEATURES))
         """
-        features, users = self._describe(asked, unended, now_s)
-        runs, by_start = self._place(unended.running, unended.nearness), np.argsort(unended.since_s, kind="stable")
-        jobs = self._place(asked.groups, asked.nearness, after=len(runs))
-        most = max(int(groups.max(initial=-1)) for groups in (asked.groups, unended.running))
-        past = self._past_of(asked.groups, most=most)
+        numbers = np.unique(groups[groups >= 0])
+        asked = _renumbered(groups, numbers)
+        # The last request, number -1, has no group.
+        requested = np.concatenate((_renumbered(unended.groups, numbers), _NOBODY.groups))
+        near = np.concatenate((unended.nearness, _NOBODY.nearness))
+        others = requested[unended.submitted]
+        members = {level: np.unique(asked[asked[:, level] >= 0, level]) for level in _RINGS}
+        ring_of = np.full(len(numbers), -1, dtype=np.int32)
+        for found in members.values():
+            ring_of[found] = np.arange(len(found), dtype=np.int32)
+        history = self._stats_of(numbers, ring_of, users=members[USER])
+        _submit(history.counts, others, unended.submitted_s)
+        self._count_bursts(history, numbers, members[USER], others[:, USER], unended.submitted_s, now_s)
+        features = np.empty((len(kind), len(FEATURES)), dtype=np.float32)
+        events = request_events(requests, groups=asked)
+        _describe_asked(history, events, kind, features)
+
+        by_start = np.argsort(unended.since_s, kind="stable")
+        runs = self._place(requested[unended.running], near[unended.running])
+        jobs = self._place(asked, events.nearness, after=len(runs))
+        past = self._past_of(numbers, ring_of, members)
         past.started_s[self._n : jobs[-1] + 1] = NEVER_S
         past.ended[self._n : jobs[-1] + 1] = False
         learned = self.levels if levels is None else replace(levels, outlived=self.levels.outlived)
-        out = np.empty((len(features), len(RUN_TIME)))
-        place = past, replace(users, ring_of=past.ring_of), self._groups, self._nearness
-        since_s = unended.since_s[by_start]
-        _predict(*place, learned, model, self._scratch, runs[by_start], since_s, features, jobs, now_s, out)
+        out = np.empty((len(kind), len(RUN_TIME)))
+        place = past, history, self._groups, self._nearness
+        starts = runs[by_start], unended.since_s[by_start]
+        asked_for = features, kind, np.argsort(kind, kind="stable"), jobs
+        _predict(*place, learned, model, self._scratch, *starts, *asked_for, now_s, out)
         return out, features
-
-    def _describe(self, asked: Events, unended: Unended, now_s: int) -> tuple[NDArray[np.float32], CausalStats]:
-        """Return the features of jobs, and the statistics of their users in order."""
-        numbers = np.unique(asked.groups[asked.groups >= 0])
-        near, others = _renumbered(asked.groups, numbers), _renumbered(unended.groups, numbers)
-        history = self._stats_of(numbers, users=np.unique(near[near[:, USER] >= 0, USER]))
-        _submit(history.counts, others, unended.submitted_s)
-        self._count_bursts(history, numbers, others[:, USER], unended.submitted_s, now_s)
-        features = np.empty((len(near), len(FEATURES)), dtype=np.float32)
-        stats.replay_events(history, replace(asked, groups=near), np.arange(len(near)), _NO_JOBS, _NO_JOBS, 0, features)
-        return features, history
 
     def _place(self, groups: NDArray[np.int32], nearness: NDArray[np.float64], *, after: int = 0) -> NDArray[np.int64]:
         """Write jobs' groups and requests into new rows, and return these."""
@@ -364,14 +409,14 @@ class LiveHistory:
         rings = self._past.ring_of[np.minimum(numbers, self._n_groups)]
         return np.where(rings < 0, self._n_rings[level], rings)
 
-    def _stats_of(self, numbers: NDArray[np.int32], *, users: NDArray[np.int32]) -> CausalStats:
+    def _stats_of(
+        self, numbers: NDArray[np.int32], ring_of: NDArray[np.int32], *, users: NDArray[np.int32]
+    ) -> CausalStats:
         """Return a copy of the groups ``numbers``, renumbered by position.
 
         ``users`` are such positions.
         """
         rows, rings = np.minimum(numbers, self._n_groups), self._ring_rows(numbers[users], USER)
-        ring_of = np.full(len(rows), -1, dtype=np.int32)
-        ring_of[users] = np.arange(len(users), dtype=np.int32)
         return CausalStats(
             sums=self._stats.sums[rows],
             counts=self._stats.counts[rows],
@@ -380,40 +425,62 @@ class LiveHistory:
             ring_length=self._stats.ring_length[rings],
         )
 
-    def _past_of(self, groups: NDArray[np.int32], *, most: int) -> PastRuns:
-        """Return the past with copies of the rings of some groups.
+    def _past_of(
+        self, numbers: NDArray[np.int32], ring_of: NDArray[np.int32], members: Mapping[int, NDArray[np.int32]]
+    ) -> PastRuns:
+        """Return the past with copies of the rings of the groups ``numbers``, renumbered by position.
 
-        ``most`` is the largest group number that may be asked for.
+        ``members`` are such positions by level.
         """
-        past, ring_of = self._past, np.full(most + 1, -1, dtype=np.int32)
+        past = self._past
         rings = {name: getattr(past, name).copy() for name in ("all_starts", "all_count")}
         for level, names in _RINGS.items():
-            numbers = np.unique(groups[:, level])
-            numbers = numbers[numbers >= 0]
-            ring_of[numbers] = np.arange(len(numbers), dtype=np.int32)
-            rows = self._ring_rows(numbers, level)
+            rows = self._ring_rows(numbers[members[level]], level)
             rings |= {name: getattr(past, name)[rows] for name in names}
         return replace(past, ring_of=ring_of, sample_state=blank_sample_state(), **rings)
 
-    def _count_bursts(
+    def _count_bursts(  # noqa: PLR0917 - what one user's count needs
         self,
         history: CausalStats,
         numbers: NDArray[np.int32],
         users: NDArray[np.int32],
+        unended: NDArray[np.int32],
         submitted_s: NDArray[np.int64],
         now_s: int,
     ) -> None:
         """Set how many jobs each user has submitted in a row.
 
         The count of other groups is never read.
+
+        Parameters
+        ----------
+        users : int32 array
+            Positions in ``numbers``.
+        unended, submitted_s : arrays of equal length
+            Users and submissions of jobs that have not ended.
         """
-        unended = dict(_by_group(users, submitted_s))
-        lately = (history.ring_of >= 0) & (history.counts[:, stats._LAST_SUBMIT_S] >= now_s - stats.BURST_GAP_S)
-        for user in np.flatnonzero(lately).tolist():
+        lately = users[history.counts[users, stats._LAST_SUBMIT_S] >= now_s - stats.BURST_GAP_S]
+        if not len(lately):
+            return
+        order = np.lexsort((submitted_s, unended))
+        ascending, theirs_s = unended[order], submitted_s[order]
+        first, past_last = np.searchsorted(ascending, lately), np.searchsorted(ascending, lately, side="right")
+        for user, low, high in zip(lately.tolist(), first.tolist(), past_last.tolist(), strict=True):
             known = self._submissions.get(int(numbers[user]), _NO_JOBS)
-            times = np.sort(np.concatenate((known, unended.get(user, _NO_JOBS))))
-            apart = np.flatnonzero(np.diff(times) > stats.BURST_GAP_S)
-            history.counts[user, stats._BURST] = len(times) - (apart[-1] + 1 if len(apart) else 0)
+            history.counts[user, stats._BURST] = _last_burst(known, theirs_s[low:high])
+
+
+def _last_burst(*parts: NDArray[np.int64]) -> int:
+    """Return how many submissions come in a row at the end of some ascending lists."""
+    most = 64
+    while True:
+        # Few submissions tell, mostly; a user may have a million.
+        since = max((part[-most] for part in parts if len(part) >= most), default=np.iinfo(np.int64).min)
+        times = np.sort(np.concatenate([part[np.searchsorted(part, since) :] for part in parts]))
+        apart = np.flatnonzero(np.diff(times) > stats.BURST_GAP_S)
+        if len(apart) or most > max(map(len, parts)):
+            return len(times) - (int(apart[-1]) + 1 if len(apart) else 0)
+        most *= 8
 
 
 def _with_room(table: Any, blank: Any, n_rows: Mapping[str, int]) -> Any:
@@ -467,6 +534,25 @@ def _submit(counts: Any, groups: Any, submitted_s: Any) -> None:
 
 
 @cached_jit
+def _describe_asked(history: Any, events: Any, kind: Any, features: Any) -> None:
+    """Fill in the features of jobs that are submitted in order.
+
+    ``kind`` has each job's row of ``events``.
+    """
+    first = np.full(len(events.groups), -1)
+    for job in range(len(kind)):
+        request, row = kind[job], features[job]
+        if first[request] < 0:
+            first[request] = job
+            stats._describe(history, events, request, row)
+        else:
+            # Between jobs of one request only submissions have been added.
+            row[:] = features[first[request]]
+            stats._describe_activity(history, events.groups[request], events.submitted_s[request], row)
+        stats._arrive(history, events, request)
+
+
+@cached_jit
 def _learn(  # noqa: PLR0917 - numba kernels are called by position
     past: Any, groups: Any, levels: Any, by_start: Any, by_end: Any, when_s: Any, log_run: Any, log_limit: Any
 ) -> None:
@@ -489,16 +575,30 @@ def _predict(  # noqa: PLR0917 - as above
     runs: Any,
     since_s: Any,
     features: Any,
+    kind: Any,
+    by_kind: Any,
     jobs: Any,
     now: int,
     out: Any,
 ) -> None:
-    for place in range(len(runs)):
-        note_start(past, groups, runs[place], since_s[place])
-    for place in range(len(jobs)):
-        row = features[place]
-        take_samples(past, history, groups, nearness, jobs[place], now, scratch.samples)
-        distribute(scratch, levels, model, row)
-        low, high = level_by_features(levels, row, 0), level_by_features(levels, row, 1)
-        read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out[place])
-        cut_and_round(levels, row, out[place])
+    note_starts(past, groups, runs, since_s)
+    ends = np.empty(len(model.forest.feature), dtype=np.int32)
+    low, high, before = 0.0, 0.0, -1
+    for job in by_kind:
+        row = features[job]
+        # Nothing is computed twice that is the same as for the job before, of the same user and request.
+        another = before < 0 or kind[job] != kind[before]
+        if another:
+            take_samples(past, history, groups, nearness, jobs[kind[job]], now, scratch.samples)
+            lay_out(scratch, model, row, ends)
+        another |= decide(scratch, model, row, ends)
+        if another:
+            add_up(scratch, levels, model, row, ends)
+        own_low, own_high = level_by_features(levels, row, 0), level_by_features(levels, row, 1)
+        if another or own_low != low or own_high != high:
+            low, high = own_low, own_high
+            read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out[job])
+            cut_and_round(levels, row, out[job])
+        else:
+            out[job] = out[before]
+        before = job

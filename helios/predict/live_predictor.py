@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -14,14 +16,18 @@ from numpy.typing import NDArray
 
 from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
 from helios.ports import RUN_TIME
-from helios.predict.causal_stats import LEVELS
 from helios.predict.explain import BASES, fallback_level
-from helios.predict.job_table import ASKED, JobTable, event_order, nearness
-from helios.predict.live_history import NOTHING_UNENDED, Categories, LiveHistory, Unended
+from helios.predict.job_table import ASKED, JobTable, distinct_requests, event_order, nearness
+from helios.predict.live_history import NO_GROUPS, Categories, LiveHistory, Unended, join_unended
 from helios.predict.timeline import started_s, untrained
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
+
+_UNENDED = ("submitted_at", "started_at", *(name for name in ASKED if name not in {"nodes", "memory_mib"}))
+"""Columns that are read of jobs that have not ended: they are compared by size, limit, partition and name."""
+_NUMBERS = pd.Index(PREDICTIONS.names[:-1])
+_UNKNOWN_S = np.iinfo(np.int64).min // 1_000_000
 
 
 class LivePredictor:
@@ -47,7 +53,7 @@ class LivePredictor:
 
     def __init__(self, history: pd.DataFrame, *, model: DurationModel | None = None, timezone: str = "UTC") -> None:
         self.model = model
-        self._timezone = timezone
+        self._zone = ZoneInfo(timezone)
         self._told: set[tuple[str, int, int]] = set()
         self._not_yet_past = JOBS.empty()
         self._history, self._vocabulary = LiveHistory(), Categories()
@@ -129,24 +135,22 @@ class LivePredictor:
         self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime
     ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
         """Return predictions, columns of ``RunTime``, and the features of the jobs."""
-        moment = pd.Timestamp(now).floor("s")
-        local, now_s, model = moment.tz_convert(self._timezone), int(moment.timestamp()), self.model
+        local, now_s, model = now.astimezone(self._zone), math.floor(now.timestamp()), self.model
+        requests, kind = distinct_requests(QUEUE.arrays(pending, ASKED))
         with self._lock:
             self._learn_until(now_s)
             vocabulary = self._vocabulary.aside()
-            asked = JobTable.from_queue(
-                pending,
-                submitted_s=np.full(len(pending), now_s),
-                hour=float(local.hour),
-                weekday=float(local.weekday()),
-                coding=vocabulary,
+            asked = JobTable.from_requests(
+                requests, coding=vocabulary, now_s=now_s, hour=float(local.hour), weekday=float(local.weekday())
             )
-            events = event_order(asked, groups=vocabulary.groups(asked))
+            groups = vocabulary.groups(asked)
             frames = [frame for frame in (running, self._not_yet_past) if frame is not None and len(frame)]
             unended = [_unended(frame, asked, now_s, vocabulary) for frame in frames]
             return self._history.predict(
-                events,
-                Unended(*map(np.concatenate, zip(NOTHING_UNENDED, *unended, strict=True))),
+                asked,
+                groups,
+                kind,
+                join_unended(unended),
                 now_s=now_s,
                 model=model.kernel if model else untrained(),
                 levels=model.levels if model else None,
@@ -155,7 +159,9 @@ class LivePredictor:
     def _learn_until(self, now_s: int) -> None:
         """Learn from the jobs that ended strictly before a moment."""
         told = self._not_yet_past
-        past = (_seconds(told["ended_at"])[0] < now_s) & (_seconds(told["submitted_at"])[0] < now_s)
+        if told.empty:
+            return
+        past = (_seconds(told["ended_at"].array) < now_s) & (_seconds(told["submitted_at"].array) < now_s)
         if past.any():
             table = JobTable.from_frame(told[past], coding=self._vocabulary)
             events = event_order(table, groups=self._vocabulary.groups(table))
@@ -163,10 +169,9 @@ class LivePredictor:
             self._not_yet_past = told[~past]
 
 
-def _seconds(times: pd.Series[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return times in s since the epoch, and which of them are known."""
-    micros = times.array.to_numpy(dtype="datetime64[us]")
-    return micros.astype(np.int64) // 1_000_000, ~np.isnat(micros)
+def _seconds(times: Any) -> NDArray[np.int64]:
+    """Return times in s since the epoch, ``_UNKNOWN_S`` for unknown ones."""
+    return np.asarray(times.to_numpy(dtype="datetime64[us]").view(np.int64) // 1_000_000)
 
 
 def _unended(jobs: pd.DataFrame, asked: JobTable, now_s: int, vocabulary: Categories) -> Unended:
@@ -175,19 +180,25 @@ def _unended(jobs: pd.DataFrame, asked: JobTable, now_s: int, vocabulary: Catego
     Features need those of the users who ask, submitted before. Of running jobs, those with neither the user nor the
     request of any job asked about count as running alone, and their groups are left out, which take most of the time.
     """
-    QUEUE.check(jobs, columns=ASKED)
-    (submitted_s, _), (since_s, started) = _seconds(jobs["submitted_at"]), _seconds(jobs["started_at"])
-    begun = started & (since_s < now_s)
-    own = np.isin(vocabulary.codes("user", jobs["user"].array), asked.user)
-    limit_s = jobs["time_limit_s"].to_numpy()
-    alike = np.isin(jobs["gpus"].to_numpy(), asked.gpus) & (np.isin(limit_s, asked.time_limit_s) | np.isnan(limit_s))
+    columns = QUEUE.arrays(jobs, _UNENDED)
+    submitted_s, since_s = _seconds(columns["submitted_at"]), _seconds(columns["started_at"])
+    begun = (since_s < now_s) & (since_s > _UNKNOWN_S)
+    own = _is_among(vocabulary.codes("user", columns["user"]), asked.user)
+    limit_s = columns["time_limit_s"]
+    alike = _is_among(columns["gpus"], asked.gpus) & (np.isnan(limit_s) | _is_among(limit_s, asked.time_limit_s))
     theirs = own & (submitted_s < now_s)
-    needed = theirs | (begun & (own | alike))
-    groups, near = np.full((len(jobs), len(LEVELS)), -1, dtype=np.int32), np.zeros((len(jobs), 4))
-    if needed.any():
-        table = JobTable.from_queue(jobs, rows=needed, submitted_s=submitted_s[needed], coding=vocabulary)
-        groups[needed], near[needed] = vocabulary.groups(table), nearness(table)
-    return Unended(groups[theirs], submitted_s[theirs], groups[begun], near[begun], since_s[begun])
+    needed = np.flatnonzero(theirs | (begun & (own | alike)))
+    groups, near, kind = NO_GROUPS, np.empty((0, 4)), np.full(len(jobs), -1)
+    if len(needed):
+        requests, kind[needed] = distinct_requests(columns, rows=needed, without_user=~own[needed])
+        table = JobTable.from_requests(requests, coding=vocabulary, now_s=now_s)
+        groups, near = vocabulary.groups(table), nearness(table)
+    return Unended(groups, near, kind[theirs], submitted_s[theirs], kind[begun], since_s[begun])
+
+
+def _is_among(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values are among the wanted ones, at once if there is one."""
+    return np.asarray(values == wanted[0] if len(wanted) == 1 else np.isin(values, wanted))
 
 
 def _as_frame(
@@ -199,8 +210,11 @@ def _as_frame(
         sources, codes = _sources(*(f"shrinkage: {basis}" for basis in BASES)), fallback_level(features)
     known = found[:, [getattr(RUN_TIME, name.removesuffix("_s")) for name in PREDICTIONS.names[:-1]]]
     known[~np.isfinite(known).all(axis=1)] = np.nan  # no prediction: a bound beyond every number
-    columns = *known.T, pd.Categorical.from_codes(codes, dtype=sources)
-    return pd.DataFrame(dict(zip(PREDICTIONS.names, columns, strict=True)), index=index)
+    # Adding the last column takes half the time of a frame from single columns.
+    frame = pd.DataFrame(known, index=index, columns=_NUMBERS)
+    source: Any = pd.Categorical.from_codes(codes, dtype=sources, validate=False)
+    frame.insert(len(_NUMBERS), PREDICTIONS.names[-1], source)
+    return frame
 
 
 @lru_cache(maxsize=4)

@@ -43,9 +43,11 @@ from helios.predict.distribution import (
     N_JOB,
     N_THRESHOLD,
     THRESHOLDS,
+    decide_splits,
     describe_pair_job,
     describe_thresholds,
     draw_thresholds,
+    find_splits,
     height_before,
     lay_grid,
     place_after,
@@ -406,11 +408,38 @@ def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
 
     The scratch room has the job's samples.
     """
+    ends = np.empty(len(model.forest.feature), dtype=np.int32)
+    lay_out(scratch, model, row, ends)
+    decide(scratch, model, row, ends)
+    add_up(scratch, levels, model, row, ends)
+
+
+@inline_jit
+def lay_out(scratch: Any, model: Any, row: Any, ends: Any) -> None:
+    """Lay the scratch grid, and fill in where the splits of the trees lie on it.
+
+    All of it is the same for jobs of one user with the same request.
+    """
     lay_grid(scratch.samples, row, scratch.at)
     describe_thresholds(scratch.at, scratch.samples, row, scratch.by_grid, scratch.of_grid)
+    find_splits(model.forest, scratch.of_grid, ends)
+
+
+@inline_jit
+def decide(scratch: Any, model: Any, row: Any, ends: Any) -> bool:
+    """Fill in how a job goes at splits on its own features.
+
+    The result is whether that has changed.
+    """
+    describe_pair_job(scratch.samples, row, scratch.of_job)
+    return decide_splits(model.forest, scratch.of_job, ends)
+
+
+@inline_jit
+def add_up(scratch: Any, levels: Any, model: Any, row: Any, ends: Any) -> None:
+    """Compute the distribution on the scratch grid from where the splits lie."""
     if len(model.forest.root) > 0:
-        describe_pair_job(scratch.samples, row, scratch.of_job)
-        step_trees(model.forest, scratch.of_grid, scratch.of_job, scratch.difference, scratch.stack)
+        step_trees(model.forest, ends, scratch.difference, scratch.stack)
         raw = 0.0
         for place in range(GRID):
             raw += scratch.difference[place]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,16 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
-from helios.predict.duration import train
+from helios.predict.causal_stats import BURST_GAP_S
+from helios.predict.duration import DurationModel, train
 from helios.predict.job_table import JobTable
+from helios.predict.live_history import _last_burst
 from helios.predict.live_predictor import LivePredictor
 from helios.predict.timeline import RecordedWalk, empty_levels
 from helios.testing import a_pending_job, a_running_job, frame_of
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
-from tests.unit.predict.traces_of import traces
+from tests.unit.predict.traces_of import a_campaign, a_trace, traces
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
@@ -112,17 +115,28 @@ def queued(jobs: pd.DataFrame) -> pd.DataFrame:
     return QUEUE.conform(jobs[SHARED])
 
 
-def walked_anew(queue: pd.DataFrame, known: pd.DataFrame, running: pd.DataFrame, now: pd.Timestamp) -> Any:
+def walked_anew(
+    queue: pd.DataFrame,
+    known: pd.DataFrame,
+    running: pd.DataFrame,
+    now: pd.Timestamp,
+    *,
+    model: DurationModel | None = None,
+) -> Any:
     """Features and predictions of a replay that opens now, after the whole history: no vocabulary, memory or copy."""
     unended = JOBS.conform(running[SHARED]).assign(run_time_s=np.nan)
     ended = known[known["ended_at"].notna()]
     before = in_submission_order(JOBS.conform(pd.concat([ended, unended])))
     before = before[(before["submitted_at"] < now).to_numpy()]
     waiting = JOBS.conform(queue[SHARED].reset_index(drop=True)).assign(submitted_at=now)
+    waiting = waiting.assign(job_id=[str(10**9 + n) for n in range(len(waiting))])
     table = JobTable.from_frame(in_submission_order(JOBS.conform(pd.concat([before, waiting]))))
     walk, now_s = RecordedWalk(table), int(now.timestamp())
     walk.to(now_s)
-    walk.set_levels(replace(empty_levels(), outlived=walk.levels().outlived))
+    levels = empty_levels() if model is None or model.levels is None else model.levels
+    walk.set_levels(replace(levels, outlived=walk.levels().outlived))
+    if model is not None:
+        walk.timeline.model = model.kernel
     walk.timeline.state.past.sample_state[1] = -1e9  # the sample of all jobs is made anew only after some starts
     found = walk.timeline.submitted(np.arange(walk.timeline.submissions, table.n), now_s)
     return walk.timeline.state.features[-len(queue) :], found
@@ -150,6 +164,34 @@ def test_what_was_learned_bit_by_bit_predicts_what_the_whole_history_does(
         expected_features, expected = walked_anew(queued(waiting), known, running, now)
         np.testing.assert_array_equal(features, expected_features)
         np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_jobs_of_one_request_are_predicted_as_one_by_one() -> None:
+    jobs = a_campaign(900, users=4, noise=0.8)
+    now = jobs["submitted_at"].max() + pd.Timedelta(seconds=1)
+    jobs = jobs[jobs["ended_at"] < now].reset_index(drop=True)
+    model = replace(train(jobs, cluster="venus"), trained=True)
+    rng = np.random.default_rng(0)
+    asked = [
+        {"submit": 0, "user": f"u{rng.integers(4)}", "gpus": int(rng.integers(1, 3)), "ended": False, "run": None}
+        for _ in range(300)
+    ]
+    queue = queued(a_trace(*asked))
+    found, features = LivePredictor(jobs, model=model)._predict(queue, None, now)
+    expected_features, expected = walked_anew(queue, jobs, queue.head(0), now, model=model)
+    assert len(np.unique(found, axis=0)) > 8  # jobs of one request differ, because others were submitted before
+    np.testing.assert_array_equal(features, expected_features)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.lists(st.integers(0, 600).map(lambda gap: 2 * gap), max_size=700), min_size=1, max_size=3))
+def test_the_last_burst_is_what_no_long_gap_interrupts(parts: list[list[int]]) -> None:
+    times = [np.cumsum(np.array(gaps, dtype=np.int64)) for gaps in parts]
+    expected = 0
+    for earlier, later in pairwise([-np.inf, *sorted(np.concatenate(times))]):
+        expected = expected + 1 if later - earlier <= BURST_GAP_S else 1
+    assert _last_burst(*times) == expected
 
 
 def test_a_job_that_has_just_ended_is_known_to_the_next_prediction() -> None:

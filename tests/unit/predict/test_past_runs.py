@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import lightgbm
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from helios.ports import HORIZON_S
 from helios.predict import past_runs as p
-from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import train
 from helios.predict.job_table import JobTable, event_order
@@ -221,3 +222,38 @@ def test_two_thousand_jobs_at_once_calibrate_as_fewer_than_a_hundred():
     first, last = {"run": 60.0, "user": "ada"}, {"submit": 100_000, "run": 60.0, "user": "eve"}
     walk = walked(a_trace(first, *[{"submit": 1000, "run": 60.0, "user": "bob"}] * 2000, last))
     assert 10 < walk.levels().counts[1, GROUPS.index("all")] < 100
+
+
+@numba.njit
+def one_by_one(past, groups, jobs, started_s):
+    for place in range(len(jobs)):
+        p.note_start(past, groups, jobs[place], started_s[place])
+
+
+@numba.njit
+def at_once(past, groups, jobs, started_s):
+    p.note_starts(past, groups, jobs, started_s)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 400), st.integers(0, 2**32 - 1))
+def test_jobs_that_started_are_added_at_once_as_one_by_one(n_before, n_more, seconds, seed):
+    rng, n = np.random.default_rng(seed), n_before + n_more
+    groups = (rng.integers(0, 3, (n, len(LEVELS))) + 3 * np.arange(len(LEVELS))).astype(np.int32)
+    groups[rng.random(groups.shape) < 0.2] = -1
+    started_s = rng.integers(0, seconds, n)  # many at the same time
+    more = n_before + np.argsort(started_s[n_before:], kind="stable")
+    kept = []
+    for add in (one_by_one, at_once):
+        past = p.empty_past(groups)
+        one_by_one(past, groups, np.arange(n_before), started_s[:n_before])
+        add(past, groups, more, started_s[more])
+        rings = ((past.user_starts, past.user_count), (past.request_starts, past.request_count))
+        rings += ((past.all_starts, past.all_count),)
+        newest = [
+            [ring[(count - 1 - age) % len(ring)] for age in range(min(count, len(ring)))]
+            for starts, counts in rings
+            for ring, count in zip(starts, counts, strict=True)
+        ]
+        kept.append((newest, past.started_s.tolist()))
+    assert kept[0] == kept[1]
