@@ -1150,7 +1150,7 @@ class NodeWorld(World):
             "now": self.now,
             "holder": "helios-1",
             "undo": self.write_undo,
-            "undone": lambda: self.undo,
+            "read_undo": lambda: self.undo,
         }
         try:
             if self.happens(0.03):

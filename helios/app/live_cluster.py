@@ -28,7 +28,7 @@ from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, p
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
 from helios.slurm.jobs_undo import JobsUndo
-from helios.slurm.preflight import Check, PreflightFinding, controllers_time, examine, hook_table_check, power_checks
+from helios.slurm.preflight import Check, PreflightFinding, controllers_time, hook_table_check, power_checks, run_checks
 from helios.slurm.shell import Shell
 
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
@@ -81,10 +81,10 @@ def no_site() -> SlurmSite:
     raise ClusterUnavailable("the scheduling rules of this cluster cannot be read")
 
 
-def no_predictions(_: pd.DataFrame, *, keep: bool) -> None:
+def ignore_applied_changes(_: pd.DataFrame, *, keep: bool) -> None:
     """Ignore the record of applied changes.
 
-    Default of ``LiveCluster.know``, for a cluster that writes nothing.
+    Default of ``LiveCluster.load_applied_changes``, for a cluster that writes nothing.
     """
 
 
@@ -132,7 +132,7 @@ class LiveCluster:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
-    know: Callable[..., None] = no_predictions
+    load_applied_changes: Callable[..., None] = ignore_applied_changes
     nodes: Callable[[], NodeCluster] = no_nodes
     rules: Callable[[], SlurmSite] = no_site
     notes: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
         time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
-        know=cluster.know,
+        load_applied_changes=cluster.load_applied_changes,
         nodes=_opened_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
         notes=cluster.notes,
@@ -236,7 +236,7 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
     if Domain.NODES in configured_domains(settings):
         more.extend(power_checks(power.mechanism, tiers=power.tiers))
-    return examine(
+    return run_checks(
         shell=way.shell,
         configuration=way.backend.configuration,
         user=getpass.getuser(),

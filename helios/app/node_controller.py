@@ -131,7 +131,7 @@ class NodeController(Controller[NodeControllerState]):
                 memory=memory.cycle,
                 released="; ".join(released.values()),
                 undo=self._undo,
-                undone=self._undone,
+                read_undo=self._undone,
             )
             return self._store_cycle(warehouse, report, released=released)
 
@@ -156,7 +156,7 @@ class NodeController(Controller[NodeControllerState]):
             modes,
             ledger=ReadOnlyLedger(applied_changes),
             memory=memory.cycle,
-            undone=self._undone,
+            read_undo=self._undone,
         )
         return report
 
@@ -203,7 +203,7 @@ class NodeController(Controller[NodeControllerState]):
                 cluster=self.nodes,
                 ledger=self.ledger(warehouse),
                 undo=self._undo,
-                undone=self._undone_if_any,
+                read_undo=self._undone_if_any,
                 now=now,
                 holder=self.holder,
                 reason=reason,

@@ -234,7 +234,7 @@ class Cycle:
     memory: ControllerState
     paused: Callable[[], str]
     undo: Callable[[Undo], None] | None = None
-    undone: Callable[[], Undo] = Undo
+    read_undo: Callable[[], Undo] = Undo
     audit: AuditLog = field(init=False)
     mode: str = Mode.OFF
     token: int | None = None
@@ -253,7 +253,7 @@ class Cycle:
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.audit = AuditLog(decided_at=self.now, said=self.memory.said)
+        self.audit = AuditLog(decided_at=self.now, digests=self.memory.said)
 
     def run(
         self,
@@ -404,7 +404,7 @@ class Cycle:
         }
         plan = domain.allocate(self, results, active_services)
         for active in active_services:
-            self.audit.outcomes(active.name, active.mode.mode, plan.refused.get(active.name, ()))
+            self.audit.record_outcomes(active.name, active.mode.mode, plan.refused.get(active.name, ()))
             self.audit.count(active.name, Result.UNCHANGED, len(plan.same.get(active.name, ())))
         self.audit.notes.extend(plan.notes)
         writers = [active for active in active_services if active.mode.writes and plan.send.get(active.name)]
@@ -420,7 +420,7 @@ class Cycle:
             breaker = breaker.after_a_bad_cycle(now=self.now, settings=self.settings.control)
         elif self.audit.changed:
             breaker = breaker.after_a_good_cycle()
-        self.memory = replace(memory, breaker=breaker, said=self.audit.said, suspended=())
+        self.memory = replace(memory, breaker=breaker, said=self.audit.digests, suspended=())
 
     def _request_changes(
         self, services: Sequence[ActiveService], snapshot: Snapshot
@@ -437,7 +437,7 @@ class Cycle:
             if absent or not self.memory.is_due(active.name, every=active.service.every, now=snapshot.taken_at):
                 continue
             asked_at[active.name] = snapshot.taken_at
-            self.audit.asks(active.name)
+            self.audit.record_request(active.name)
             # pandas copies on write, so this costs nothing, and a service that writes changes only its own copy.
             own_copy = replace(
                 snapshot,
@@ -487,7 +487,7 @@ class Cycle:
                 asked = set() if active is None else {change.key for change in plan.send.get(name, ())}
                 rows, before = settled.of(mode), self.applied.of(mode)
                 pairs = self.domain.apply(self, plan, active)
-                self.audit.outcomes(name, mode, [outcome for outcome, _ in pairs])
+                self.audit.record_outcomes(name, mode, [outcome for outcome, _ in pairs])
                 for outcome, row in pairs:
                     key: Key = (outcome.setting, outcome_target(outcome))
                     if key not in asked:

@@ -377,7 +377,7 @@ class NodeControllerState(StoredState):
             protected_at=failure.at if protects else self.protected_at,
         )
 
-    def without_the_old(self, now: datetime) -> NodeControllerState:
+    def without_old_entries(self, now: datetime) -> NodeControllerState:
         """Return the state without entries older than a day.
 
         Quarantine and protected mode are ended only by a person.

@@ -169,7 +169,7 @@ def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: ti
     published = int(now.timestamp())
     expires = published + int(lasts.total_seconds())
     facts = f"{generation} {published} {expires} {len(lines)} {len(body)}"
-    return f"{FORMAT} {facts} {_sum_of_all(facts, body)}\n{body}{_last_line(generation, len(lines))}"
+    return f"{FORMAT} {facts} {_table_checksum(facts, body)}\n{body}{_last_line(generation, len(lines))}"
 
 
 def publish(path: Path, text: str) -> None:
@@ -328,7 +328,7 @@ def checksum(body: bytes) -> int:
     return total
 
 
-def _sum_of_all(facts: str, body: str) -> int:
+def _table_checksum(facts: str, body: str) -> int:
     return (checksum(facts.encode("ascii")) * 31 + checksum(body.encode("ascii"))) % _MODULUS
 
 
@@ -356,7 +356,7 @@ def _parsed(path: Path) -> HookTable:
     body = rest[:size]
     if len(body) != size or rest[size:] != _last_line(generation, count):
         raise HookTableInvalid(f"the hook's table {path} is cut short or too long", hint=_ANEW)
-    if _sum_of_all(facts[1], body) != int(facts[2]):
+    if _table_checksum(facts[1], body) != int(facts[2]):
         raise HookTableInvalid(f"the hook's table {path} has a wrong checksum", hint=_ANEW)
     if max(published, expires) > _LAST_S:
         raise HookTableInvalid(f"the hook's table {path} has an impossible time", hint=_ANEW)

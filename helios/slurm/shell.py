@@ -135,7 +135,7 @@ class Shell:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.PIPE,
-                env=self.surroundings(),
+                env=self.environment_for_slurm(),
                 start_new_session=True,
             )
         except OSError as reason:
@@ -156,7 +156,7 @@ class Shell:
             raise ClusterUnavailable(f"Slurm's command {program} was not found in {path}.", hint=_WHERE)
         return found
 
-    def surroundings(self) -> dict[str, str]:
+    def environment_for_slurm(self) -> dict[str, str]:
         """Return the environment for Slurm's programs."""
         kept = {
             name: value

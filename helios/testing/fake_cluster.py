@@ -330,7 +330,7 @@ class FakeCluster(Faults):
         job = self._pending(change.job_id)
         if job is None:
             return change.outcome(Result.GONE, remark=GONE)
-        outcome = check_change(change, self._ground(change, job))
+        outcome = check_change(change, self._change_context(change, job))
         if outcome is not None:
             return outcome
         before = _value(job, change.setting)
@@ -338,7 +338,7 @@ class FakeCluster(Faults):
             return change.outcome(Result.POSTPONED, before=before, remark="the writes of this cycle are spent")
         return self._write(change, job, before)
 
-    def _ground(self, change: SettingChange[int], job: _Job) -> ChangeContext:
+    def _change_context(self, change: SettingChange[int], job: _Job) -> ChangeContext:
         value, limit_s = _value(job, change.setting), job.row["time_limit_s"]
         hidden = self._hides(change.setting, job)
         is_marked = not hidden and _is_marked(change.setting, value)
