@@ -635,7 +635,7 @@ def add_operations(url: str) -> None:
         warehouse.add_nodes("frost", NODES.conform(pd.DataFrame(nodes)))
         warehouse.add_node_events("frost", NODE_EVENTS.conform(pd.DataFrame(events)))
         for source in ("jobs", "node_events"):
-            warehouse.cover("frost", source=source, started_at=began.to_pydatetime(), ended_at=end, read_at=end)
+            warehouse.add_coverage("frost", source=source, started_at=began.to_pydatetime(), ended_at=end, read_at=end)
 
 
 # Arrays

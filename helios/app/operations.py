@@ -299,7 +299,7 @@ class Operations:
         bare = self.settings.model_copy(update={"services": {}})
         return NodeController(self.site, bare, clock=self._clock).release(why)
 
-    def everything_back(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
+    def revert_everything(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
         """Revert everything on jobs and nodes.
 
         Returns both reports, and both in one line. The report on nodes is None where Helios cannot have changed any.

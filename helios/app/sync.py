@@ -115,7 +115,7 @@ def sync_history(
             loaded, load_notes = _load(warehouse, accounting, cluster, first, last)
             notes.update(dict.fromkeys(load_notes))
             found = [have + more for have, more in zip(found, loaded, strict=True)]
-            warehouse.cover(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
+            warehouse.add_coverage(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
         events = 0
         for first, last in missing(
             _read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap
@@ -124,7 +124,7 @@ def sync_history(
             if len(found_events):
                 warehouse.add_node_events(cluster, found_events)
             events += len(found_events)
-            warehouse.cover(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
+            warehouse.add_coverage(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
         progress("Reading the accounting", 1.0)
     return SyncResult(
         intervals=len(intervals),

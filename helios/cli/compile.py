@@ -15,7 +15,7 @@ import numpy as np
 from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
 from helios.cli.options import AsJson
-from helios.cli.output import progress_bars, say, show_json
+from helios.cli.output import print_message, progress_bars, show_json
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.jit import KEPT, cache_folder
 from helios.model import NODE_STATES, QUEUE, Snapshot
@@ -65,12 +65,12 @@ def compile_(as_json: AsJson = False) -> None:
     if as_json:
         show_json(found)
     else:
-        say(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
+        print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
 
 
 def compile_all(progress: Progress) -> None:
     """Run every step in a temporary folder."""
-    with TemporaryDirectory() as folder, _inside(Path(folder)):
+    with TemporaryDirectory() as folder, _working_directory(Path(folder)):
         job = _write_inputs()
         for step, arguments in STEPS.items():
             progress(f"Compiling: {step}", 0.0)
@@ -83,7 +83,7 @@ def compile_all(progress: Progress) -> None:
 
 
 @contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def _working_directory(folder: Path) -> Iterator[None]:
     """Work in a folder without any settings of the caller."""
     before, environment = Path.cwd(), dict(os.environ)
     for name in environment:

@@ -21,7 +21,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from helios import __version__
-from helios.cli.output import complain
+from helios.cli.output import print_error
 from helios.errors import HeliosError
 
 # Where each command is, and its line in the help. A test compares these lines with the help of the commands themselves.
@@ -78,14 +78,14 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
-        name, command, rest = super().resolve_command(ctx, [renamed(args[0], RENAMED_COMMANDS), *args[1:]])
-        rest = [renamed(word, RENAMED_OPTIONS) for word in rest]
+        name, command, rest = super().resolve_command(ctx, [replace_old_name(args[0], RENAMED_COMMANDS), *args[1:]])
+        rest = [replace_old_name(word, RENAMED_OPTIONS) for word in rest]
         if rest and name in RENAMED_VERBS:
-            rest[0] = renamed(rest[0], RENAMED_VERBS[name])
-        return name, command if name is None else imported(name), rest
+            rest[0] = replace_old_name(rest[0], RENAMED_VERBS[name])
+        return name, command if name is None else import_command(name), rest
 
 
-def renamed(word: str, names: Mapping[str, str]) -> str:
+def replace_old_name(word: str, names: Mapping[str, str]) -> str:
     """Return the new name of an old command or option, and print a note.
 
     Any other word is returned as it is.
@@ -97,7 +97,7 @@ def renamed(word: str, names: Mapping[str, str]) -> str:
     return f"{names[name]}{equals}{value}"
 
 
-def imported(name: str) -> Any:
+def import_command(name: str) -> Any:
     """Import the module of a command and return the command.
 
     It is ready to be run or asked for its options.
@@ -116,11 +116,11 @@ def imported(name: str) -> Any:
         alone.command(name)(target)
         command = typer.main.get_command(alone)
     command.name = name
-    _unwrap(command)
+    _join_help_lines(command)
     return command
 
 
-def _unwrap(command: Any) -> None:
+def _join_help_lines(command: Any) -> None:
     """Join the source lines of each paragraph of a help text.
 
     The terminal wraps them. Typer would keep the source's line breaks from the second paragraph on.
@@ -128,7 +128,7 @@ def _unwrap(command: Any) -> None:
     if command.help:
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))
     for inner in getattr(command, "commands", {}).values():
-        _unwrap(inner)
+        _join_help_lines(inner)
 
 
 def _print_version(asked: bool) -> None:
@@ -181,7 +181,7 @@ def main() -> None:
     try:
         application()
     except HeliosError as error:
-        complain(error)
+        print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

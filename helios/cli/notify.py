@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.app.notify import channels, read_causes, send_test
-from helios.cli.options import AsJson, Cluster, configuration, loaded_cluster
-from helios.cli.output import answer
+from helios.cli.options import AsJson, Cluster, configuration, select_cluster
+from helios.cli.output import print_result
 
 commands = typer.Typer(no_args_is_help=True, help="Show what people were told by mail and webhook, and send a test.")
 
@@ -21,8 +21,8 @@ def test_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
     The exit status is 1 if one was not taken.
     """
-    found = send_test(configuration().settings, cluster=loaded_cluster(cluster) or "this machine")
-    answer(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
+    found = send_test(configuration().settings, cluster=select_cluster(cluster) or "this machine")
+    print_result(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
     if set(found.values()) != {"sent"}:
         raise typer.Exit(1)
 
@@ -41,7 +41,7 @@ def list_(as_json: AsJson = False) -> None:
         table.add_row(str(entry["began_at"])[:16], ", ".join(entry["sent"]) or "-", escape(entry["subject"]))
     names = ", ".join(channels(settings.notify)) or "none"
     plain = {"channels": list(channels(settings.notify)), "causes": causes}
-    answer(
+    print_result(
         plain,
         f"Channels: {names}.",
         *([table] if causes else ["Nothing lasts that was or is to be told."]),

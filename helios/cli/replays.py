@@ -51,7 +51,17 @@ from helios.cli.options import (
     expand,
     rename_services,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_file, write_page
+from helios.cli.output import (
+    print_message,
+    print_notes,
+    print_result,
+    progress_bars,
+    show,
+    show_json,
+    width,
+    write_file,
+    write_page,
+)
 from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Progress, Service
@@ -138,7 +148,7 @@ def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None
         if differences.others and not nobody_waits(result):
             show("", differences_table(differences))
         if not has_page:
-            say("Plots, and who gains and who pays: add --report whatif.html")
+            print_message("Plots, and who gains and who pays: add --report whatif.html")
     if found.interrupted:
         raise typer.Exit(130)
 
@@ -255,7 +265,9 @@ def all_cores() -> int:
     """
     cores = len(os.sched_getaffinity(0))
     if cores > 1 and find_spec("distributed") is None:
-        say("note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores.")
+        print_message(
+            "note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores."
+        )
         return 1
     return cores
 
@@ -286,7 +298,7 @@ def run_sweep(
     try:
         return sweep(history, asked, out=into, engine=engine, progress=progress)
     except KeyboardInterrupt:
-        say(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
+        print_message(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
         raise
 
 
@@ -300,14 +312,14 @@ def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
     typer.Exit
         Cells failed.
     """
-    say_notes(found.notes)
+    print_notes(found.notes)
     if csv is not None:
         write_file(csv, sweep_csv(found), what="The CSV", option="--csv FILE")
     if as_json:
         show_json(found.to_json())
     else:
         show(sweep_tables(found))
-        say(f"Results: {found.results}")
+        print_message(f"Results: {found.results}")
     if found.failed:
         raise typer.Exit(1)
 
@@ -361,8 +373,8 @@ def simulate_(
         history = source.read(progress)
         request = WhatIfRequest(
             plans=(),
-            **window.of(history),
-            **machine.of(settings, history.machine),
+            **window.request_fields(history),
+            **machine.request_fields(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
             seed=settings.model.seed,
@@ -378,13 +390,13 @@ def simulate_(
             predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
             progress=progress,
         )
-    say_notes(result.whatif.notes)
+    print_notes(result.whatif.notes)
     if report is not None:
         write_whatif(report, history, result.whatif)
     table = whatif_table(result.whatif, width=width())
-    answer(result.to_json(), table, "", _service_table(result), as_json=as_json)
+    print_result(result.to_json(), table, "", _service_table(result), as_json=as_json)
     if not as_json:
-        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services acting.")
+        print_message(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services acting.")
 
 
 def requested_services(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:

@@ -476,7 +476,7 @@ def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
         PageSection(
             title=one["title"],
             sentences=one["sentences"],
-            figures=[partial(_stored_figure, *drawn) for drawn in one["figures"]],
+            figures=[partial(_figure_of_width, *drawn) for drawn in one["figures"]],
             tables=[
                 TableCells(header=[tuple(name) for name in table["header"]], rows=table["rows"])
                 for table in one["tables"]
@@ -493,7 +493,7 @@ def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
     )
 
 
-def _stored_figure(wide: str, narrow_one: str, *, narrow: bool = False) -> str:
+def _figure_of_width(wide: str, narrow_one: str, *, narrow: bool = False) -> str:
     return narrow_one if narrow else wide
 
 

@@ -311,7 +311,7 @@ def filled(
     for source, interval in (("jobs", read), ("node_events", events_read)):
         if interval:
             first, last = interval
-            warehouse.cover("venus", source=source, started_at=at(first), ended_at=at(last), read_at=DAY)
+            warehouse.add_coverage("venus", source=source, started_at=at(first), ended_at=at(last), read_at=DAY)
 
 
 @pytest.fixture
