@@ -23,7 +23,7 @@ ANSWER_S = 60.0
 """Longest wait for the workers to report their releases, s."""
 
 
-def quiet() -> None:
+def silence_logs() -> None:
     """Silence Dask's log of lost connections."""
     getLogger("distributed").setLevel(CRITICAL)
 
@@ -48,7 +48,7 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     DaskUnavailable
         No scheduler answers.
     """
-    quiet()
+    silence_logs()
     try:
         client = _closing_client()(address, timeout=connect_s, name="helios", set_as_default=default)
     except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
@@ -105,13 +105,13 @@ def refuse_other_releases(
             f"The workers of the Dask scheduler at {address} did not say what they run within {answer_s:,.0f} s.",
             hint="One of them may be stuck: see in Dask's dashboard which, and restart it.",
         ) from reason
-    if different := _other_releases(versions, names):
+    if different := _release_differences(versions, names):
         raise DaskMismatch(
             "The Dask workers run other releases than this machine: " + "; ".join(different[:3]) + ".", hint=hint
         )
 
 
-def _other_releases(versions: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def _release_differences(versions: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Return what differs between ``versions``, as ``Client.get_versions`` has them, and here."""
     here = versions["client"]["packages"]
     return [

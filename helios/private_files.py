@@ -70,7 +70,7 @@ def open_private(path: Path) -> int:
         if found.st_uid == os.geteuid():
             os.fchmod(handle, OWN)
     else:
-        hand_over(handle, path)
+        give_to_folder_owner(handle, path)
     return handle
 
 
@@ -124,7 +124,7 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(handle, mode)
-            hand_over(handle, path)
+            give_to_folder_owner(handle, path)
             file.write(content)
             if lasting:
                 file.flush()
@@ -165,13 +165,13 @@ def fsync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def hand_over(handle: int, path: Path) -> None:
+def give_to_folder_owner(handle: int, path: Path) -> None:
     """Give a file created by root to the owner of its folder."""
     if (owner := _owner_for_root(path)) is not None:
         os.fchown(handle, *owner)
 
 
-def tighten(path: Path) -> None:
+def restrict_access(path: Path) -> None:
     """Take the access of other accounts from a file.
 
     Also the group's right to write. Only a file of one's own in a folder of one's own is changed, and errors are
@@ -196,7 +196,7 @@ def is_wide(path: Path) -> bool:
         return False
 
 
-def closed_to(user: str, path: Path) -> Path | None:
+def find_denied(user: str, path: Path) -> Path | None:
     """Return the outermost part of a path that an account may not use.
 
     ``path`` itself must be readable, its folders must let the account enter.

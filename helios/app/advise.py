@@ -17,7 +17,7 @@ from helios.config import SlurmSettings
 from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, UsageError
 from helios.model import JOBS
 from helios.report.admin.usage import select_jobs
-from helios.report.advice import Advice, limit_advice, most_hours_first, packing_advice, usage_advice
+from helios.report.advice import Advice, limit_advice, packing_advice, sort_by_hours, usage_advice
 from helios.slurm.accounting import Accounting, read_usage
 from helios.slurm.shell import Shell
 
@@ -151,7 +151,7 @@ def advise_on(
         until=until,
         jobs=len(own),
         measured=measured,
-        advice=tuple(most_hours_first(found)),
+        advice=tuple(sort_by_hours(found)),
         notes=notes,
     )
 

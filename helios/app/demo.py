@@ -53,7 +53,7 @@ def run_demo(
     HeliosError
         The folder cannot be written, or the month is too short to learn from.
     """
-    trace, url = _made_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
+    trace, url = _make_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
     ingest(trace, url=url, timezone="UTC", cluster=profile, progress=progress)
     history = load_history(url=url, cluster=profile)
     split = FIRST_DAY + TAUGHT_SHARE * timedelta(days=days)
@@ -74,7 +74,7 @@ def run_demo(
     )
 
 
-def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
+def _make_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
     step = f"Making {days} days of a cluster like {profile.capitalize()}"
     progress(step, 0.0)
     trace, warehouse = folder / f"{profile}.csv.gz", folder / "helios.db"

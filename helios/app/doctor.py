@@ -15,7 +15,7 @@ from helios.app.history import choose_cluster
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, preflight
-from helios.app.modes import is_paused, modes_in_force
+from helios.app.modes import current_modes, is_paused
 from helios.app.node_controller import MEMORY as NODE_MEMORY
 from helios.app.notify import channels, check_notify, try_servers
 from helios.app.predictions import UNTRUSTED
@@ -61,7 +61,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _model(settings, name, now),
         lambda: _modes(settings, name),
         lambda: _daemon(settings, now),
-        lambda: _rhythm(settings),
+        lambda: _intervals(settings),
         lambda: _lease(settings, name, now),
         lambda: _breaker(settings, name, now),
         lambda: _nodes(settings, name),
@@ -84,7 +84,7 @@ def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
     """
     if not _orders(settings, name):
         return []
-    unpublished = [] if settings.hook.publish else [_unpublished(FAIL)]
+    unpublished = [] if settings.hook.publish else [_not_published(FAIL)]
     found = [*(it for it in preflight(settings) if it.check == HOOK), *unpublished]
     return [finding for finding in found if finding.verdict is not OK]
 
@@ -98,7 +98,7 @@ def _orders(settings: Settings, name: str) -> bool:
         services = configured_services(settings, domain=Domain.JOBS)
         if not name or is_paused(settings.database.url, name, Path(settings.control.state_folder)):
             return False
-        modes = modes_in_force(settings.database.url, name, services)
+        modes = current_modes(settings.database.url, name, services)
         return hook_orders_new_jobs((services[service], mode) for service, mode in modes.items())
     except HeliosError:
         return False  # another check says why it is not known
@@ -137,7 +137,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
     name = cluster or _only_name(settings)
     checks: dict[str, Callable[[], Iterator[PreflightFinding]]] = {
         "daemon": lambda: _daemon(settings, now),
-        "services": lambda: _services_in_force(settings, name),
+        "services": lambda: _current_modes(settings, name),
         "cycle": lambda: _last_cycle(settings, name, now),
         "history": lambda: _history(settings, name, now),
         "model": lambda: _model(settings, name, now, reads=False),
@@ -145,7 +145,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
     return [replace(next(iter(_run_check(check))), check=line) for line, check in checks.items()]
 
 
-def _services_in_force(settings: Settings, name: str) -> Iterator[PreflightFinding]:
+def _current_modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """Report a pause, else the modes."""
     paused = next(_pause(settings, name))
     yield from _modes(settings, name) if paused.verdict is OK else [paused]
@@ -302,7 +302,7 @@ def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) 
 
 
 def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
-    modes = modes_in_force(settings.database.url, name, configured_services(settings)) if name else {}
+    modes = current_modes(settings.database.url, name, configured_services(settings)) if name else {}
     text = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
     yield _finding("modes", OK, text if acts else f"{text}: nothing on the cluster is changed")
@@ -329,7 +329,7 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
         yield _finding("daemon", WARN, message, "Read its log: journalctl -u helios")
 
 
-def _rhythm(settings: Settings) -> Iterator[PreflightFinding]:
+def _intervals(settings: Settings) -> Iterator[PreflightFinding]:
     """Report intervals that are too short for the daemon's own cycle.
 
     With such settings a lease, a history or a hook table expires between two renewals although nothing fails.
@@ -360,7 +360,7 @@ def _lease(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFi
     yield _finding("lease", OK, f"{whose} {state}")
 
 
-def _remembered(settings: Settings, name: str, key: str) -> str | None:
+def _recall(settings: Settings, name: str, key: str) -> str | None:
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             return warehouse.remembered(name, key)
@@ -369,7 +369,7 @@ def _remembered(settings: Settings, name: str, key: str) -> str | None:
 
 
 def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
-    text = _remembered(settings, name, MEMORY)
+    text = _recall(settings, name, MEMORY)
     breaker = (ControllerState.from_json(text) if text else ControllerState()).breaker
     state = breaker.state(now=now, settings=settings.control)
     if state is BreakerState.CLOSED:
@@ -386,7 +386,7 @@ def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """
     if not configured_services(settings, domain=Domain.NODES):
         return
-    text = _remembered(settings, name, NODE_MEMORY)
+    text = _recall(settings, name, NODE_MEMORY)
     memory = NodeControllerState.from_json(text) if text else NodeControllerState()
     level, message = OK, "none is quarantined"
     if memory.protected:
@@ -410,7 +410,7 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
     """
     orders = _orders(settings, name)
     if not settings.hook.publish:
-        yield _unpublished(FAIL if orders else OK)
+        yield _not_published(FAIL if orders else OK)
         return
     try:
         table = read_table(Path(settings.control.state_folder) / TABLE, now)
@@ -422,7 +422,7 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
     yield _finding("hook", FAIL if orders and not table.rows else OK, message, hint)
 
 
-def _unpublished(level: FindingLevel) -> PreflightFinding:
+def _not_published(level: FindingLevel) -> PreflightFinding:
     return _finding(
         "hook", level, UNPUBLISHED, "Set publish = true in the section [hook] of helios.toml: docs/priority-hook.md"
     )

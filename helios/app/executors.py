@@ -27,7 +27,7 @@ from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
 from helios.choices import ResampledUnit
-from helios.dask_client import connected, quiet, refuse_other_releases
+from helios.dask_client import connected, refuse_other_releases, silence_logs
 from helios.errors import DaskUnavailable, HeliosError
 from helios.ports import no_progress
 from helios.predict.duration import DurationModel
@@ -257,10 +257,10 @@ def run_in_processes(
     DaskUnavailable
         Dask is not installed.
     """
-    _need("distributed", extra="dask", instead="replay in this process: --workers 1")
+    _require_module("distributed", extra="dask", instead="replay in this process: --workers 1")
     from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
 
-    quiet()
+    silence_logs()
     with LocalCluster(
         n_workers=min(workers, len(cells)),
         threads_per_worker=1,
@@ -287,7 +287,7 @@ def run_on_dask(
     DaskMismatch
         Workers run other releases, or lack Helios.
     """
-    _need("distributed", extra="dask", instead="replay here: --workers 1")
+    _require_module("distributed", extra="dask", instead="replay here: --workers 1")
     with connected(address, connect_s=CONNECT_S, instead="--workers N.") as client:
         try:
             client.wait_for_workers(1, timeout=join_s or CONNECT_S)
@@ -333,10 +333,10 @@ def run_on_slurm(
     DaskMismatch
         As :func:`run_on_dask`.
     """
-    _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
+    _require_module("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
     from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
-    quiet()
+    silence_logs()
     cluster_options = options or {}
     # One process per core, and a dashboard port that is free.
     defaults = {"processes": cluster_options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
@@ -353,7 +353,7 @@ def run_on_slurm(
         yield from run_on_dask(history, cells, address=cluster.scheduler_address, join_s=join_s)
 
 
-def _need(module: str, *, extra: str, instead: str) -> None:
+def _require_module(module: str, *, extra: str, instead: str) -> None:
     if find_spec(module) is None:
         raise DaskUnavailable(
             f"{module.replace('_', '-')} is not installed here; replays in other processes need it.",

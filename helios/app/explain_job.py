@@ -33,7 +33,7 @@ class JobUnknown(UsageError):
     """Neither the cluster nor the history knows the job."""
 
 
-def rows_named(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
+def job_positions(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
     """Return the positions of the jobs that have an id.
 
     As a person writes it, of an array ``123_7``.
@@ -57,7 +57,7 @@ def near_ids(ids: pd.Series, job_id: str) -> list[str]:
     return get_close_matches(job_id, list(known.astype(str)), n=NEAR)
 
 
-def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
+def find_queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     """Return the queued job with an id as a person writes it.
 
     Parameters
@@ -151,7 +151,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     name, url = cycles.site.name, cycles.settings.database.url
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
-        if queued_record(snapshot, job_id) is None:
+        if find_queued(snapshot, job_id) is None:
             past = read_or_empty(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS)
             if past.empty:
                 raise JobUnknown(
@@ -168,7 +168,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
                 **_first_prediction(warehouse, name, over),
             )
         predicted = cycles.predictions(snapshot)
-        job = queued_record(predicted, job_id)
+        job = find_queued(predicted, job_id)
         assert job is not None
         decisions = _audit_entries(warehouse, name, job, since)
         applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
@@ -176,7 +176,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             prediction = _first_prediction(warehouse, name, job)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
-    found = _of_the_queue(cycles, predicted, job, applied_changes, decisions)
+    found = _explain_queued(cycles, predicted, job, applied_changes, decisions)
     start = _start(cycles, predicted, job, job_id) if found.rank else None
     return replace(found, remaining_s=remaining_s, start=start)
 
@@ -243,7 +243,7 @@ def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, f
     return low, middle, high
 
 
-def _of_the_queue(
+def _explain_queued(
     cycles: JobController,
     snapshot: Snapshot,
     job: pd.Series[Any],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, near_ids, predictions_before, queued_record, rows_named, text_of
+from helios.app.explain_job import JobUnknown, find_queued, job_positions, near_ids, predictions_before, text_of
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
@@ -58,7 +58,7 @@ def explain(
     JobUnknown
         There is no such job.
     """
-    rows = rows_named(history.jobs, job_id)
+    rows = job_positions(history.jobs, job_id)
     if restart is not None:
         rows = rows[(history.jobs["restart"].iloc[rows] == restart).to_numpy()]
     row = int(rows[-1]) if len(rows) else None
@@ -68,7 +68,7 @@ def explain(
         snapshot = read_snapshot() if read_snapshot and not ended else None
     except HeliosError as reason:
         problem = f" The live queue cannot be read: {reason.message.rstrip('.')}."
-    job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
+    job = find_queued(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
         # A pending job is explained as if it were submitted now, a running one as of its start.
         runs = pd.notna(job["started_at"])
@@ -104,7 +104,7 @@ def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapsh
     return read_snapshot
 
 
-def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
+def stored_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
     """Return a chooser among the models in the warehouse.
 
     With ``model_id`` it is that model. Otherwise it is the newest that had stopped learning by the job's moment, or the

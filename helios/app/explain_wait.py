@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.explain_job import JobUnknown, near_ids, rows_named
+from helios.app.explain_job import JobUnknown, job_positions, near_ids
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Scenario
 from helios.app.whatif import (
@@ -215,7 +215,7 @@ class _Wait:
         in_line = (self.causes == RESOURCES) | (self.causes == PIECES)
         whole = 2 * self.lasts_s[in_line].sum() < self.lasts_s.sum()
         so_far_s = np.append(0, np.cumsum(self.lasts_s if whole else self.lasts_s * in_line))
-        moments, mates = np.append(self.passes["at_s"], self.started_s), self._partition_mates()
+        moments, mates = np.append(self.passes["at_s"], self.started_s), self._jobs_of_partition()
         times = self.replay.started_s[mates], self.replay.ended_s[mates]
         begun_s, over_s = (np.interp(at_s, moments, so_far_s) for at_s in times)
         held_s = over_s - begun_s
@@ -227,7 +227,7 @@ class _Wait:
 
     def overtaken(self) -> Overtaken:
         """Count the jobs submitted later that started earlier."""
-        workload, replay, mates = self._workload, self.replay, self._partition_mates()
+        workload, replay, mates = self._workload, self.replay, self._jobs_of_partition()
         earlier = replay.started_s[mates] < self.started_s
         later = mates[(workload.submitted_s[mates] > self.submitted_s) & earlier]
         keys = ORDERS[self._plan.policy](
@@ -250,7 +250,7 @@ class _Wait:
             return ShorterLimit(planned_s=int(window_s[place]), started_at=_moment(passes["at_s"][place]))
         return None
 
-    def _partition_mates(self) -> NDArray[np.int64]:
+    def _jobs_of_partition(self) -> NDArray[np.int64]:
         """Return the positions of the other jobs of the same partition."""
         partition = self._workload.partition
         alike = partition == partition[self._job]
@@ -266,10 +266,10 @@ def _recorded_wait_s(job: pd.Series) -> float | None:
 def _position(history: LoadedHistory, setup: ReplaySetup, job_id: str) -> int:
     """Return the job's position in the workload."""
     jobs = setup.machine.jobs
-    if len(rows := rows_named(jobs, job_id)):
+    if len(rows := job_positions(jobs, job_id)):
         return int(rows[0])
     base, dash, run = job_id.rpartition("-")
-    rows = rows_named(jobs, base)
+    rows = job_positions(jobs, base)
     if dash and run.isdecimal() and 2 <= int(run) <= len(rows):
         return int(rows[int(run) - 1])
     known = history.jobs[history.jobs["job_id"] == job_id]

@@ -155,7 +155,9 @@ def configured_services(settings: Settings, *, domain: Domain | None = None) -> 
     ServiceUnknown, ServiceInvalid
         A service does not exist or cannot be made with these options.
     """
-    made = {name: build(name, _completed(name, options, settings)) for name, options in settings.services.items()}
+    made = {
+        name: build(name, _add_site_options(name, options, settings)) for name, options in settings.services.items()
+    }
     return {name: service for name, service in made.items() if domain in {None, domain_of(service)}}
 
 
@@ -169,7 +171,7 @@ def configured_domains(settings: Settings) -> frozenset[Domain]:
     return frozenset(domain for domain in domains if domain is not None)
 
 
-def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def _add_site_options(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Add the options that a site sets once for all services.
 
     At present this is the mechanism by which nodes sleep.
@@ -206,14 +208,14 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
         load_applied_changes=cluster.load_applied_changes,
-        nodes=_opened_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
+        nodes=_open_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
         notes=cluster.notes,
         close=cluster.close,
     )
 
 
-def _opened_once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
+def _open_once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
     """Return a function that opens the nodes once and caches the result."""
     opened: list[NodeCluster] = []
 

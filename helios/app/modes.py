@@ -52,7 +52,7 @@ class Pause:
         return f"{by}{since}({self.where})" + (f": {self.reason}" if self.reason else "")
 
 
-def modes_in_force(url: str, cluster: str, services: Iterable[str]) -> dict[str, ServiceMode]:
+def current_modes(url: str, cluster: str, services: Iterable[str]) -> dict[str, ServiceMode]:
     """Return the mode of each service, shadow where none was set."""
     with Warehouse.open(url) as warehouse:
         try:

@@ -130,10 +130,10 @@ def deliver(settings: Notify, name: str, notice: Notice, *, cluster: str) -> Non
     if thread.is_alive():
         problems.append(TimeoutError(f"no end after {MOST_S:.0f} s"))
     if problems:
-        raise _not_sent(settings, name, problems[0]) from problems[0]
+        raise _send_error(settings, name, problems[0]) from problems[0]
 
 
-def _not_sent(settings: Notify, name: str, problem: Exception) -> NoticeNotSent:
+def _send_error(settings: Notify, name: str, problem: Exception) -> NoticeNotSent:
     where = settings.smtp if name == "mail" else urlsplit(getattr(settings, name)).netloc  # the rest is a secret
     if isinstance(problem, HeliosError):
         return NoticeNotSent(f"No notice by {name} ({where}): {problem.message}", hint=problem.hint)
@@ -437,5 +437,5 @@ def try_servers(settings: Notify) -> list[NoticeNotSent]:
             port = parts.port or (443 if parts.scheme == "https" else 80)
             socket.create_connection((parts.hostname or "", port), timeout=settings.timeout_s).close()
         except (OSError, smtplib.SMTPException, HeliosError) as problem:
-            found.append(_not_sent(settings, name, problem))
+            found.append(_send_error(settings, name, problem))
     return found

@@ -5,6 +5,7 @@ Nothing of a site is needed: no configuration, database or daemon.
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import shlex
@@ -18,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helios.app.pool_history import keep_if_possible, known_runs
-from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
-from helios.model.pools import Device, TrialState
+from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, HeliosError, UsageError
+from helios.model.pools import Device, TrialRun, TrialState
 from helios.pools.agent import MPS_CONTROL
 from helios.pools.containers import find_container
 from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots, program
@@ -321,3 +321,79 @@ def submit_pool(scripts: Sequence[str], *, folder: Path, chain: int = 1) -> list
             )
         jobs.append(answer.stdout.strip().partition(";")[0])
     return jobs
+
+
+# Runs of trials in the warehouse, from which later pools forecast memory and time.
+
+
+def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
+    """Store the runs of pools in the warehouse.
+
+    Returns
+    -------
+    list of int
+        How many runs of each pool were new.
+
+    Raises
+    ------
+    FileUnreadable
+        A folder is not of a pool.
+    """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - pandas takes a second, and most pools have no warehouse
+
+    runs = [read_runs(folder) for folder in folders]
+    with Warehouse.open(database) as warehouse:
+        return [warehouse.add_trial_runs(pool_runs, user=own_name()) for pool_runs in runs]
+
+
+def keep_if_possible(database: str | None, folder: Path) -> str:
+    """Store the runs of a pool where there is a warehouse.
+
+    Returns
+    -------
+    str
+        Why they could not be stored; empty: they could, or there is no warehouse.
+    """
+    try:
+        if database is not None and _has_warehouse(database):
+            keep_runs(database, [folder])
+    except HeliosError as reason:
+        return f"What trials used is kept in {folder} alone, since the warehouse failed: {reason.message}"
+    return ""
+
+
+def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]:
+    """Return the user's earlier runs of a program.
+
+    Returns
+    -------
+    runs : list of TrialRun
+    problem : str
+        Why they cannot be read; empty: they can, or there is no warehouse.
+    """
+    try:
+        if database is not None and _has_warehouse(database):
+            from helios.warehouse import Warehouse  # noqa: PLC0415 - see keep_runs
+
+            with Warehouse.open(database) as warehouse:
+                return warehouse.trial_runs(user=own_name(), program=program), ""
+    except HeliosError as reason:
+        return [], f"Earlier trials are not known, since the warehouse cannot be read: {reason.message}"
+    return [], ""
+
+
+def _has_warehouse(database: str) -> bool:
+    """Return whether there is a warehouse.
+
+    For a file that is not there it is not imported.
+    """
+    file = database.removeprefix("sqlite:///")
+    return file == database or Path(file).exists()
+
+
+def own_name() -> str:
+    """Return the user's name, or number where there is no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.app.pool_history import known_runs
+from helios.app.pool import known_runs
 from helios.errors import UsageError
 from helios.metrics.study.trials import GAINS, check_gains
 from helios.model.pools import Device, TrialForecast, TrialRun

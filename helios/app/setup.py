@@ -160,7 +160,7 @@ def check_files(files: Sequence[SetupFile], *, root: Path) -> SetupResult:
     return SetupResult(files=tuple((f"/{file.path}", _state_of(file, root, record)) for file in files))
 
 
-def lay_down(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> SetupResult:
+def install_files(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> SetupResult:
     """Write the files that are missing, and replace those that nobody has changed.
 
     Parameters

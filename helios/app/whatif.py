@@ -119,7 +119,7 @@ def whatif(
         for plan in request.plans:
             if not plan.uses_predictions:
                 found[plan] = to_run(plan, setup, None, progress, request=request)
-        for plans in _that_share(request.plans, jobs=len(setup.before) + len(setup.workload)):
+        for plans in _group_by_training(request.plans, jobs=len(setup.before) + len(setup.workload)):
             runs, notes = _replay_side_by_side(plans, setup, taught, request, progress)
             found |= runs
             said += notes
@@ -132,7 +132,7 @@ def whatif(
     return replace(answer_request(history, request, setup, runs=made, said=said), interrupted=interrupted)
 
 
-def _that_share(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
+def _group_by_training(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
     """Yield the scenarios with predictions that share their trainings, each once."""
     at_once = max(MOST_SIDE_BY_SIDE // jobs, 1)
     asking = [plan for plan in dict.fromkeys(plans) if plan.uses_predictions]

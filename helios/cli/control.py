@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
-from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, resume_here, set_mode
+from helios.app.modes import PAUSE_FILE, current_modes, not_paused, pause, pause_here, resume, resume_here, set_mode
 from helios.app.operations import Operations
 from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
@@ -126,7 +126,7 @@ def mode_(
             "Both the service and its mode are needed.",
             hint=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
         )
-    modes = modes_in_force(settings.database.url, name, services)
+    modes = current_modes(settings.database.url, name, services)
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
     for row_name, it in modes.items():
         table.add_row(row_name, it.mode.value, scope(it, of=domain_of(services[row_name])))
@@ -213,15 +213,15 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
             {"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {unknown.message}", as_json=as_json
         )
         return
-    from helios.app.node_controller import forget_what_is_damaged  # noqa: PLC0415 - no pause waits for what it imports
+    from helios.app.node_controller import delete_damaged_state  # noqa: PLC0415 - no pause waits for what it imports
 
     now = datetime.now(UTC)
     resume(settings.database.url, name, folder, now=now)
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.remember(name, MEMORY, "", at=now)
-        forget_what_is_damaged(warehouse, name, at=now)
+        delete_damaged_state(warehouse, name, at=now)
     _resume_nodes_daemon(folder)
-    modes = modes_in_force(settings.database.url, name, configured_services(settings))
+    modes = current_modes(settings.database.url, name, configured_services(settings))
     in_words = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
     found = {"cluster": name, "modes": {service: _mode_answer(mode) for service, mode in modes.items()}}
     print_result(found, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)

@@ -52,7 +52,7 @@ COMMANDS = {
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
     "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
     "web": ("web:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
-    "notify": ("notify:commands", "Show what people were told by mail and webhook, and send a test."),
+    "notify": ("system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
     "pool": ("pool:commands", "Run many training trials in one allocation."),
     "hook": ("system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }

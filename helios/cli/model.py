@@ -145,7 +145,7 @@ def nightly_(
         now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
         outcome, drift = model_registry.nightly(
             url=url,
-            history=model_registry.until(history, now),
+            history=model_registry.history_before(history, now),
             seed=settings.seed,
             days=days or settings.judged_days,
             now=now,
@@ -176,7 +176,7 @@ def drift_(
         history = model_registry.training_history(url, name, progress=progress)
         now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
         found = model_registry.drift(
-            model_registry.until(history, now),
+            model_registry.history_before(history, now),
             url=url,
             model_id=model_id,
             days=days or configuration().settings.model.judged_days,
@@ -227,7 +227,7 @@ def train(
             dask=settings.model.dask if dask is None else dask,
             progress=progress,
         )
-    outcome = model_registry.settle(
+    outcome = model_registry.decide_by_hand(
         settings.database.url, record, promote_it=promote, by=getpass.getuser(), now=datetime.now(UTC)
     )
     manifest = {
@@ -335,7 +335,7 @@ def explain_(
     Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
-    from helios.app.explain_prediction import explain, kept_model, model_in_use, queue_at_submission  # noqa: PLC0415 - only this command needs it
+    from helios.app.explain_prediction import explain, model_in_use, queue_at_submission, stored_model  # noqa: PLC0415 - only this command needs it
     from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
@@ -344,7 +344,7 @@ def explain_(
         if source.trace is not None and model_id is None:
             choose = model_in_use(history, seed=settings.model.seed, progress=progress)
         else:
-            choose = kept_model(history, url=settings.database.url, model_id=model_id)
+            choose = stored_model(history, url=settings.database.url, model_id=model_id)
         read_snapshot = None if source.trace is not None else queue_at_submission(settings, history.cluster)
         found = explain(history, job, choose=choose, read_snapshot=read_snapshot, restart=restart)
     print_notes(history.notes)

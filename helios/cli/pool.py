@@ -188,7 +188,7 @@ def load_(
     database.url), helios pool run keeps its trials by itself; this makes one, and is for pools that ran elsewhere. What
     is stored already stays as it is.
     """
-    from helios.app.pool_history import keep_runs  # noqa: PLC0415 - no help needs it
+    from helios.app.pool import keep_runs  # noqa: PLC0415 - no help needs it
 
     new = keep_runs(configuration().settings.database.url, folders)
     lines = [

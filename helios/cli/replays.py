@@ -66,11 +66,11 @@ from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Progress, Service
 from helios.report.history import describe
-from helios.report.significance import Differences, of_one_replay
+from helios.report.significance import Differences, compare_blocks
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
-from helios.report.whatif_text import nobody_waits
+from helios.report.whatif_text import has_no_waits
 from helios.services.qssf import Qssf
 from helios.services.registry import build, checked_options, domain_of
 
@@ -119,7 +119,7 @@ def replay_and_compare(
     Interrupted, it returns what is finished. A verdict and an interval take all their draws.
     """
     result = whatif(history, request, progress=progress, keeps_finished=True)
-    differences, interrupted = of_one_replay(result), result.interrupted
+    differences, interrupted = compare_blocks(result), result.interrupted
     try:
         if draws and not interrupted:
             result = replace(result, check=check_order(history, request, draws=draws, progress=progress))
@@ -145,7 +145,7 @@ def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None
         show_json(result.to_json() | {"differences": differences.to_json()})
     else:
         show(whatif_table(result, width=width(), differences=differences))
-        if differences.others and not nobody_waits(result):
+        if differences.others and not has_no_waits(result):
             show("", differences_table(differences))
         if not has_page:
             print_message("Plots, and who gains and who pays: add --report whatif.html")

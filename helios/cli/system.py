@@ -1,4 +1,4 @@
-"""Commands ``helios setup``, ``doctor``, ``why``, ``config``, ``daemon``, ``hook`` and ``try``."""
+"""Commands ``helios setup``, ``doctor``, ``why``, ``config``, ``daemon``, ``hook``, ``notify`` and ``try``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration
+from helios.cli.options import AsJson, Cluster, configuration, select_cluster
 from helios.cli.output import (
     print_message,
     print_notes,
@@ -134,7 +134,7 @@ def setup_(
     else:
         if is_machine:
             setup.refuse_prefix_of_others(where)
-        found = setup.lay_down(files, root=root, is_machine=is_machine)
+        found = setup.install_files(files, root=root, is_machine=is_machine)
         found = replace(found, next_steps=setup.next_steps(hook=hook, power=power) if is_machine else ())
     table = Table("File", "State", box=None, pad_edge=False)
     for path, state in found.files:
@@ -447,3 +447,46 @@ def try_(
     print_notes(result.notes)
     show(evaluation_table(evaluation), "", whatif_table(result, width=width()), "")
     print_message("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in NEXT_STEPS))
+
+
+notify_commands = typer.Typer(
+    no_args_is_help=True, help="Show what people were told by mail and webhook, and send a test."
+)
+
+
+@notify_commands.command("test", epilog="Example: helios notify test")
+def send_test_message(cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Send a test message by every mail and webhook of the settings.
+
+    The exit status is 1 if one was not taken.
+    """
+    from helios.app.notify import send_test  # noqa: PLC0415 - no other command here needs a mail server
+
+    found = send_test(configuration().settings, cluster=select_cluster(cluster) or "this machine")
+    print_result(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
+    if set(found.values()) != {"sent"}:
+        raise typer.Exit(1)
+
+
+@notify_commands.command("list", epilog="Example: helios notify list --json")
+def list_causes(as_json: AsJson = False) -> None:
+    """List the causes that last, since when, and by which channels they were told.
+
+    A cause that is told by none is told again and again until it is taken, or ends.
+    """
+    from helios.app.notify import channels, read_causes  # noqa: PLC0415 - as above
+
+    settings = configuration().settings
+    paths = sorted(Path(settings.control.state_folder).glob("notices-*.json"))
+    causes = [{"cause": cause, **entry} for path in paths for cause, entry in read_causes(path).items()]
+    table = Table("Since (UTC)", "Told by", "What", box=None, pad_edge=False)
+    for entry in causes:
+        table.add_row(str(entry["began_at"])[:16], ", ".join(entry["sent"]) or "-", escape(entry["subject"]))
+    names = ", ".join(channels(settings.notify)) or "none"
+    plain = {"channels": list(channels(settings.notify)), "causes": causes}
+    print_result(
+        plain,
+        f"Channels: {names}.",
+        *([table] if causes else ["Nothing lasts that was or is to be told."]),
+        as_json=as_json,
+    )

@@ -87,7 +87,7 @@ def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.Data
         The same key gives the same export.
     """
     few, weeks = coarseness.fewest_jobs, shift_weeks(jobs, key, coarseness.timezone)
-    later = _dealt_s(jobs, key, coarseness) + weeks * WEEK_S
+    later = _spread_within_step_s(jobs, key, coarseness) + weeks * WEEK_S
     coarse = coarsen(jobs, coarseness)
     moved = pd.Series(pd.to_timedelta(later, unit="s"), index=jobs.index).astype("timedelta64[us]")
     times = {name: coarse[name] + moved for name in JOBS.names if JOBS.by_name[name].dtype == TIME}
@@ -100,7 +100,7 @@ def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.Data
     return JOBS.conform(coarse.assign(**hashed, **dropped, **named, **_new_numbers(coarse)))
 
 
-def floored_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
+def floor_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
     """Return times rounded down to steps, s since the epoch.
 
     The steps are those of a clock ``offset_s`` ahead of UTC.
@@ -145,14 +145,14 @@ def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[
     return rounded
 
 
-def _dealt_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
+def _spread_within_step_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
     """Return how long after the beginning of its step each submission is put, s."""
     offset_s = clock_offset_s(jobs, coarseness.timezone)
     submitted = seconds_of(jobs["submitted_at"])
     bursts = pd.DataFrame(
         {
-            "step": floored_s(submitted, coarseness.round_s, offset_s),
-            "minute": floored_s(submitted, MINUTE_S, offset_s),
+            "step": floor_s(submitted, coarseness.round_s, offset_s),
+            "minute": floor_s(submitted, MINUTE_S, offset_s),
             "user": jobs["user"].cat.codes.to_numpy(),
         }
     )
@@ -233,7 +233,7 @@ def _with_rounded_times(jobs: pd.DataFrame, coarseness: Coarseness, *, offset_s:
 
     events = ("submitted_at", "eligible_at", "started_at", "ended_at")
     submitted, eligible, started, ended = (seconds_of(jobs[name]) for name in events)
-    at = {"submitted_at": floored_s(submitted, coarseness.round_s, offset_s)}
+    at = {"submitted_at": floor_s(submitted, coarseness.round_s, offset_s)}
     able = at["submitted_at"] + rounded(eligible - submitted)
     at["eligible_at"] = able
     since, known = np.where(np.isnan(able), submitted, np.fmax(eligible, submitted)), ~np.isnan(able)
@@ -265,7 +265,7 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
         alike = [merged["gpus"] > 0, *(merged[before] for before in names[:place])]
         for _, rows in merged.groupby(alike, dropna=False):
             common = _common(rows[name], rows["jobs"], fewest_jobs)
-            merged.loc[rows.index, name] = _raised(rows[name], common)
+            merged.loc[rows.index, name] = _round_up(rows[name], common)
     found = jobs[names].merge(
         pd.concat([table[names], merged[names].add_suffix("_merged")], axis=1), on=names, how="left"
     )
@@ -276,7 +276,7 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
         asked, of_like = jobs[f"{name}_requested"].to_numpy(dtype=np.float64), like[f"{name}_requested"]
         common = _common(of_like, pd.Series(1, index=like.index), fewest_jobs)
         columns[name] = size.astype(np.int32) if name == "gpus" else size
-        columns[f"{name}_requested"] = np.where(asked == held, size, _raised(asked, common))
+        columns[f"{name}_requested"] = np.where(asked == held, size, _round_up(asked, common))
     return columns
 
 
@@ -286,7 +286,7 @@ def _common_limits(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> 
     for name in ("time_limit_s", "memory_mib"):
         rounded = two_digits(like[name].to_numpy(dtype=np.float64))
         common = _common(rounded, np.ones(len(like)), fewest_jobs)
-        columns[name] = _raised(two_digits(jobs[name].to_numpy(dtype=np.float64)), common)
+        columns[name] = _round_up(two_digits(jobs[name].to_numpy(dtype=np.float64)), common)
     return columns
 
 
@@ -301,7 +301,7 @@ def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.
     return common if len(common) else distinct[-1:]
 
 
-def _raised(values: ArrayLike, common: NDArray[np.float64]) -> NDArray[np.float64]:
+def _round_up(values: ArrayLike, common: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each value raised to the next common one.
 
     Those above are lowered to the largest; NaN stays.

@@ -133,7 +133,7 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
         ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s`` and
         ``memory_mib`` of ``JOBS``.
     """
-    ran = with_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
+    ran = with_name_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
     counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
     found = [one for alike in alike_jobs(counted, "time_limit_s") for one in _limit_too_long(alike)]
     for state, request in ((JobState.TIMEOUT, "time_limit_s"), (JobState.OUT_OF_MEMORY, "memory_mib")):
@@ -153,7 +153,7 @@ def usage_advice(used: pd.DataFrame) -> list[Advice]:
     used : DataFrame
         As :func:`helios.slurm.accounting.read_usage` returns it.
     """
-    measured = with_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
+    measured = with_name_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
     found: list[Advice] = []
     for alike in alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE):
         for unused in (_memory, _cpus, _gpus):
@@ -182,7 +182,7 @@ def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[A
         )
 
 
-def with_words(jobs: pd.DataFrame) -> pd.DataFrame:
+def with_name_words(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return jobs with the texts that alike jobs have in common."""
     texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
     code, names = pd.factorize(texts["name"])
@@ -211,7 +211,7 @@ def alike_jobs(
         yield alike
 
 
-def _bound(values: Floats) -> float:
+def _upper_bound(values: Floats) -> float:
     """Return the value that a further alike job stays below with probability ``FITS``.
 
     It is an order statistic of at least 19 values; exact if their order is chance. Else infinite.
@@ -229,14 +229,14 @@ def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
     return f"Jobs{name}{place}" + (f" of {' and '.join(size)}" if size else "") + request
 
 
-def _held_hours(alike: pd.DataFrame) -> dict[str, Any]:
+def _hours_held(alike: pd.DataFrame) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
     units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
     return {"user": str(alike["user"].iloc[0]), "jobs": len(alike), "hours": hours, "resource": resource}
 
 
-def _middle(values: Floats, meaning: str, unit: str) -> Interval:
+def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
     low, high = np.quantile(values, (0.1, 0.9))
     return Interval(meaning=meaning, low=float(low), high=float(high), unit=unit)
 
@@ -245,7 +245,7 @@ def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
     limit_s = float(alike["time_limit_s"].iloc[0])
     run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
     # What reached its limit would have run longer, nobody knows how long.
-    needed_s = _bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
+    needed_s = _upper_bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
     if not math.isfinite(needed_s) or math.isnan(limit_s):
         return []
     step_s = 15 * MINUTE_S if needed_s < 4 * HOUR_S else HOUR_S
@@ -260,8 +260,8 @@ def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
             sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
             "gaps of the queue, and start earlier.",
             option=f"--time={_slurm_length(proposed_s)}",
-            interval=_middle(run_s, "the middle 8 of 10 ran", "s"),
-            **_held_hours(alike),
+            interval=_central_interval(run_s, "the middle 8 of 10 ran", "s"),
+            **_hours_held(alike),
         )
     ]
 
@@ -277,14 +277,14 @@ def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> li
     kind, what, then = ENDS[state]
     asked = float(alike[request].iloc[0])
     size = "" if math.isnan(asked) else f" with {_format_request(request, asked)}"
-    lost = _held_hours(alike[ended])
+    lost = _hours_held(alike[ended])
     return [
         Advice(
             kind=kind,
             which=_describe_group(alike, size),
             sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
             interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
-            **_held_hours(alike),
+            **_hours_held(alike),
         )
     ]
 
@@ -297,7 +297,7 @@ def _format_request(request: str, amount: float) -> str:
 
 def _memory(alike: pd.DataFrame) -> list[Advice]:
     had_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
-    needed_mib = _bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
+    needed_mib = _upper_bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
     if len(alike) < FEWEST_JOBS or math.isnan(had_mib) or not math.isfinite(needed_mib):
         return []
     proposed_gib = math.ceil(MEMORY_MARGIN * needed_mib / 1024)
@@ -309,15 +309,15 @@ def _memory(alike: pd.DataFrame) -> list[Advice]:
             which=_describe_group(alike, f" with {had_mib / 1024:.3g} GiB"),
             sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
             option=f"--mem={proposed_gib}G",
-            interval=_middle(used_mib, "the middle 8 of 10 used", "MiB"),
-            **_held_hours(alike),
+            interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
+            **_hours_held(alike),
         )
     ]
 
 
 def _cpus(alike: pd.DataFrame) -> list[Advice]:
     had, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
-    needed = _bound(busy)
+    needed = _upper_bound(busy)
     if len(alike) < FEWEST_JOBS or math.isnan(had) or not math.isfinite(needed):
         return []
     proposed = max(math.ceil(needed), 1)
@@ -329,8 +329,8 @@ def _cpus(alike: pd.DataFrame) -> list[Advice]:
             which=_describe_group(alike),
             sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
             option=f"{proposed} instead of {had:.0f} CPUs (--cpus-per-task)",
-            interval=_middle(busy, "the middle 8 of 10 kept busy", "CPUs"),
-            **_held_hours(alike),
+            interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
+            **_hours_held(alike),
         )
     ]
 
@@ -341,7 +341,7 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
         return []
     had = int(known["gpus"].iloc[0])
     most_busy = np.ceil(known["gpu_percent"].to_numpy(dtype=np.float64) / 100)
-    needed = _bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
+    needed = _upper_bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
     if needed > 0 and (len(known) < FEWEST_JOBS or had < TOO_MUCH * needed):
         return []
     some = int((most_busy < had).sum())
@@ -354,7 +354,7 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
             sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
             option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
             interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
-            **_held_hours(known),
+            **_hours_held(known),
         )
     ]
 
@@ -365,7 +365,7 @@ def _slurm_length(seconds: float) -> str:
     return f"{days}-{hours:02d}:{minutes % 60:02d}:00" if days else f"{hours:02d}:{minutes % 60:02d}:00"
 
 
-def most_hours_first(found: list[Advice]) -> list[Advice]:
+def sort_by_hours(found: list[Advice]) -> list[Advice]:
     """Return advice with that on the most hours first."""
     return sorted(
         (one for one in found if one.hours >= LEAST_HOURS), key=lambda one: (-one.hours, one.user, one.kind, one.which)

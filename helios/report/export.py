@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 
 from helios.metrics.reidentification import Risk
 from helios.metrics.study.blocks import Estimate
-from helios.report.study_text import shown
+from helios.report.study_text import value_text
 from helios.report.tables import plain_table
 from helios.units import change, duration, percent
 
@@ -56,7 +56,7 @@ def loss_table(loss: Mapping[str, Mapping[str, Any]]) -> RenderableType:
         if before is None and after is None:
             continue
         if kind == "statements":
-            texts = [shown(Estimate(value=value), figure["unit"]) for value in (before, after)]
+            texts = [value_text(Estimate(value=value), figure["unit"]) for value in (before, after)]
             label = figure["title"]
         else:
             texts = [_value(kind, value) for value in (before, after)]

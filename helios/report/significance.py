@@ -51,7 +51,7 @@ class Difference:
     high: float | None = None
 
     @classmethod
-    def between(
+    def from_draws(
         cls, new_s: float, old_s: float, draws: Floats | None = None, *, independent: int | None = None
     ) -> Difference:
         """Return the difference of two figures, with its interval from pairs of draws.
@@ -208,7 +208,7 @@ def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float
     return {name: found[name] for name in names} | {"mean_wait_large_s": found["mean_wait_s_by_size"][">8"]}
 
 
-def over_repeats(
+def compare_repeats(
     replays: Mapping[str, Sequence[Mapping[str, float | None]]], *, baseline: str, over: ResampledUnit, blocks: int
 ) -> Differences:
     """Compare replays that were repeated over the same draws.
@@ -249,7 +249,7 @@ def over_repeats(
     )
 
 
-def of_one_replay(result: WhatIf) -> Differences:
+def compare_blocks(result: WhatIf) -> Differences:
     """Compare the replays of a what-if by resampling blocks of time.
 
     For a what-if without repeats.
@@ -265,10 +265,10 @@ def of_one_replay(result: WhatIf) -> Differences:
         found: dict[str, Difference | None] = {}
         for name, new in figures.items():
             old = before[name]
-            found[name] = None if new is None or old is None else Difference.between(new, old)
+            found[name] = None if new is None or old is None else Difference.from_draws(new, old)
         for name, counted in (("mean_wait_s", None), ("mean_wait_large_s", run.gpus > 8)):
             if over is not None and found[name] is not None:
-                found[name] = between(run, base, counted)
+                found[name] = mean_wait_difference(run, base, counted)
         return ComparedReplay(label=run.label, figures=figures, differences=found)
 
     return Differences(
@@ -280,7 +280,7 @@ def of_one_replay(result: WhatIf) -> Differences:
     )
 
 
-def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
+def mean_wait_difference(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
     """Return how much longer jobs wait on average in ``run`` than in ``base``.
 
     By the rule of :func:`of_one_replay`.
@@ -297,7 +297,7 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     over, block = _blocks(base.submitted_s)
     new_s, old_s = waits.mean(axis=1).tolist()
     if over is None:
-        return Difference.between(new_s, old_s)
+        return Difference.from_draws(new_s, old_s)
     blocks = int(block.max()) + 1
     # How often each block is drawn; always the same.
     counts = np.random.default_rng(0).multinomial(blocks, np.full(blocks, 1 / blocks), size=RESAMPLES).astype(float)
@@ -305,10 +305,10 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     sums = np.stack([np.bincount(block[kept], weights=wait_s, minlength=blocks) for wait_s in waits], axis=1)
     drawn_jobs = counts @ jobs
     draws = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0, None]
-    return Difference.between(new_s, old_s, draws, independent=int(np.count_nonzero(jobs)))
+    return Difference.from_draws(new_s, old_s, draws, independent=int(np.count_nonzero(jobs)))
 
 
-def signed(seconds: float) -> str:
+def format_signed(seconds: float) -> str:
     """Write a difference with its sign, as ``+1h05m``."""
     text = duration(abs(seconds))
     return text if text == "0s" else f"{'+' if seconds > 0 else '-'}{text}"
@@ -320,7 +320,7 @@ def _of_draws(new_s: Floats, old_s: Floats, independent: int | None) -> Differen
     if not len(known):
         return None
     mean_new_s, mean_old_s = known.mean(axis=0).tolist()
-    return Difference.between(mean_new_s, mean_old_s, known, independent=independent)
+    return Difference.from_draws(mean_new_s, mean_old_s, known, independent=independent)
 
 
 def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.intp]]:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from helios.metrics.study.blocks import Estimate
-from helios.report.study_text import shown
+from helios.report.study_text import value_text
 from helios.report.tables import plain_table
 
 
@@ -75,9 +75,9 @@ def comparison_tables(found: StudyComparison) -> list[RenderableType]:
         (
             f"{row.number}",
             escape(row.title),
-            shown(Estimate(value=row.one), row.unit),
-            shown(Estimate(value=row.other), row.unit),
-            shown(Estimate(value=row.difference, low=row.low, high=row.high), row.unit),
+            value_text(Estimate(value=row.one), row.unit),
+            value_text(Estimate(value=row.other), row.unit),
+            value_text(Estimate(value=row.difference, low=row.low, high=row.high), row.unit),
             {True: "yes", False: "no", None: "-"}[row.more_than_chance],
         )
         for row in found.statements

@@ -91,7 +91,7 @@ class Statement:
     @property
     def shown_value(self) -> str:
         """The value with its interval and unit, as text."""
-        return shown(Estimate(value=self.value, low=self.low, high=self.high), self.unit)
+        return value_text(Estimate(value=self.value, low=self.low, high=self.high), self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
     return parts
 
 
-def shown(estimate: Estimate, unit: str) -> str:
+def value_text(estimate: Estimate, unit: str) -> str:
     """Return a value with its interval, such as ``42 % (38 to 46 %)``."""
     if estimate.value is None:
         return "-"
@@ -275,7 +275,7 @@ def _verdict(finding: Finding, words: _Words) -> Verdict:
 
 
 def _value(finding: Finding, unit: str = "share") -> str:
-    return shown(finding.estimate, unit)
+    return value_text(finding.estimate, unit)
 
 
 def _part(finding: Finding, name: str, digits: int = 0) -> str | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helios.actions import JobSetting
-from helios.private_files import atomic_write, fsync_directory, hand_over, make_folder
+from helios.private_files import atomic_write, fsync_directory, give_to_folder_owner, make_folder
 from helios.slurm.backend import RawJob
 from helios.slurm.hook_table import PUBLISHED, PublishedTables, read_published
 from helios.slurm.undo_file import UndoNotWritten
@@ -253,7 +253,7 @@ def _append(path: Path, text: str) -> None:
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     try:
         if is_new:
-            hand_over(handle, path)
+            give_to_folder_owner(handle, path)
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             text = f"\n{text}"  # a crash cut the previous line short

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from helios.changes import SOFT_LIMIT_FLAG
 from helios.errors import HeliosError
-from helios.private_files import closed_to
+from helios.private_files import find_denied
 from helios.slurm import parse
 from helios.slurm.accounting import Accounting
 from helios.slurm.power import KEEP_AWAKE_SINCE, KEEPS_LIST, power_config, programs, seconds
@@ -273,7 +273,7 @@ def hook_table_check(table: Path) -> Check:
 
     def check(context: PreflightContext) -> Iterator[PreflightFinding]:
         user = slurm_user(context)
-        if (place := closed_to(user, table)) is not None:
+        if (place := find_denied(user, table)) is not None:
             message = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
             hint = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
             yield _finding(HOOK, message, hint=hint)

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from helios.errors import WarehouseUnavailable
-from helios.private_files import make_folder, open_private, tighten
+from helios.private_files import make_folder, open_private, restrict_access
 
 # How long a statement waits for another writer before it gives up. A load of 10^6 jobs takes about 10 s.
 BUSY_TIMEOUT_S = 30
@@ -266,7 +266,7 @@ def _nearest_folder(folder: Path) -> Path | None:
 def _restrict_file_access(engine: sa.Engine) -> None:
     if (path := sqlite_path(engine)) is not None:
         for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-            tighten(file)
+            restrict_access(file)
 
 
 def _unavailable_error(engine: sa.Engine, reason: Exception) -> WarehouseUnavailable:

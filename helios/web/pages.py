@@ -25,7 +25,7 @@ from helios.app.explain_job import JobUnknown, explain
 from helios.app.explain_node import explain_node, node_status
 from helios.app.history import choose_cluster
 from helios.app.operations import Operations
-from helios.app.study import kept_study
+from helios.app.study import latest_study
 from helios.config import Settings
 from helios.errors import HeliosError, UsageError
 from helios.model import Snapshot, seconds_of
@@ -465,7 +465,7 @@ def _title(path: Path) -> str:
 def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
     """Return the page of the latest study."""
     cluster = site.name()
-    kept = kept_study(Path(site.settings.report.folder), cluster)
+    kept = latest_study(Path(site.settings.report.folder), cluster)
     if kept is None:
         lines = [
             "No study has been kept: helios nightly makes one of the last four weeks each night.",

@@ -13,7 +13,7 @@ from helios.metrics.queue import SIZE_CLASSES, size_class
 from helios.metrics.statistics import mean_interval, rank_correlation
 from helios.metrics.study.alike import last_alike
 from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.study.trials import find_trials
 from helios.units import DAY_S, HOUR_S, MINUTE_S
@@ -33,12 +33,12 @@ def concentration(history: StudyHistory) -> Finding:
     """Return the share of hours of the top 5 % of users."""
     hours, known = history.hours(), history.user.known
     if not known.any():
-        return unknown(11, "users", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(11, "users", n=int(history.sized.sum()), coverage=0.0)
     by_user = history.user.sum(hours)
     active = by_user > 0
     n = int(active.sum())
     if n < FEWEST_USERS:
-        return unknown(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
+        return unknown_finding(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
     table = history.hours_of_groups(history.user.code, len(history.user.values))[active]
     total = by_user[active]
     without = [top_share(total - table[:, block]) for block in range(table.shape[1]) if table[:, block].any()]
@@ -80,7 +80,7 @@ def who_waits(history: StudyHistory) -> Finding:
     """Return the median share of completion that the shorter half of the jobs waited."""
     chosen = _first_runs(history) & np.isfinite(history.wait_s) & (np.nan_to_num(history.run_time_s) > 0)
     if not chosen.any():
-        return unknown(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
     wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
     spent, submitted_s = wait_s / (wait_s + run_time_s), history.submitted_s[chosen]
     short = run_time_s <= np.median(run_time_s)
@@ -120,7 +120,7 @@ def short_behind_long(history: StudyHistory) -> Finding:
     """
     ran = np.nan_to_num(history.run_time_s) > 0
     if not (history.has_starts and (history.sized & ran).any()):
-        return unknown(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
     edges_s = history.step_edges_s
     until_s = history.waiting_until_s
     counted = (history.restart == 0) & (until_s >= 0)
@@ -137,7 +137,7 @@ def short_behind_long(history: StudyHistory) -> Finding:
         short_waiting += short
         behind += short * np.divide(held_by_long, in_use, out=np.zeros_like(in_use), where=in_use > 0)
     if not waiting.any():
-        return unknown(13, "jobs that waited", n=0, coverage=1.0)
+        return unknown_finding(13, "jobs that waited", n=0, coverage=1.0)
     lasted_s = np.diff(edges_s)
     by_block = [history.blocks.sum(edges_s[:-1], level * lasted_s) for level in (behind, waiting)]
     return Finding(
@@ -152,7 +152,7 @@ def short_behind_long(history: StudyHistory) -> Finding:
 def repetition(history: StudyHistory) -> Finding:
     """Return the share of jobs that repeat one that had ended before."""
     if not history.user.known.any():
-        return unknown(14, "users", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(14, "users", n=int(history.sized.sum()), coverage=0.0)
     before, chosen = last_alike(history), history.sized & history.user.known
     repeats = chosen & (before >= 0)
     both = repeats & np.isfinite(history.run_time_s)
@@ -179,7 +179,7 @@ def bursts(history: StudyHistory) -> Finding:
     hours = np.arange(history.first_s // HOUR_S * HOUR_S, history.end_s + HOUR_S, HOUR_S)
     counts = np.histogram(history.submitted_s[chosen], bins=hours)[0].astype(np.float64)
     if len(counts) < 2 or not counts.any():
-        return unknown(15, "more than an hour of submissions", n=int(chosen.sum()))
+        return unknown_finding(15, "more than an hour of submissions", n=int(chosen.sum()))
     array = history.jobs["array_job_id"]
     is_array = array.notna().to_numpy() if array.notna().any() else None
     block = np.maximum(history.blocks.number(np.maximum(hours[:-1], history.first_s)), 0)
@@ -214,14 +214,14 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
         Of an ordinary GPU node; None: unknown.
     """
     if history.resource != "gpus":
-        return unknown(16, "jobs with GPUs", n=0)
+        return unknown_finding(16, "jobs with GPUs", n=0)
     single = history.size == 1
     known = [(history.cpus, node_cpus), (history.memory_mib, node_memory_mib)]
     limits = [held <= SMALL_PART * whole for held, whole in known if whole is not None and np.isfinite(held).any()]
     hours, of_single = history.hours_by_block(), history.hours_by_block(single)
     small = history.hours_by_block(single & np.logical_and.reduce(limits)) if limits else None
     if hours.sum() <= 0:
-        return unknown(16, "run times", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(16, "run times", n=int(history.sized.sum()), coverage=0.0)
     repeated: list[float | None] = [None, None]
     if history.user.known.any():
         trials, held = find_trials(history), history.hours()
@@ -250,7 +250,7 @@ def drift(history: StudyHistory) -> Finding:
     of_week = np.bincount(week[chosen], minlength=len(edges_s))
     weeks = [int(number) for number in whole if of_week[number]]
     if len(weeks) < 2:
-        return unknown(18, "two whole weeks with run times", n=int(chosen.sum()))
+        return unknown_finding(18, "two whole weeks with run times", n=int(chosen.sum()))
     run_times = np.floor(np.log2(np.maximum(np.nan_to_num(history.run_time_s), 1))).astype(np.int64)
     sizes = np.ceil(np.log2(np.maximum(history.size, 1))).astype(np.int64)
     changes = _changes(run_times[chosen], week[chosen], weeks)

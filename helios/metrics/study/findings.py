@@ -40,6 +40,6 @@ class Finding:
     parts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def unknown(number: int, missing: str, *, n: int | None = None, coverage: float | None = None) -> Finding:
+def unknown_finding(number: int, missing: str, *, n: int | None = None, coverage: float | None = None) -> Finding:
     """Return a finding that the history cannot give, with what it lacks."""
     return Finding(number=number, missing=missing, n=n, coverage=coverage)

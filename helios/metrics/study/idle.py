@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from helios.jit import Table, cached_jit, inline_jit
 from helios.metrics.study.blocks import WEEK_HOURS, Estimate
 from helios.metrics.study.capacity import Capacity, NodeShapes
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.metrics.study.placement import LEAST_PLACED, HeldNodes
 from helios.units import HOUR_S
@@ -179,9 +179,17 @@ def idle_beside_waiting(
         What ``idle_by_day`` returned, where it is known already.
     """
     if not history.has_starts:
-        return unknown(1, MISSING_STARTS), unknown(2, MISSING_STARTS), unknown(3, MISSING_STARTS)
+        return (
+            unknown_finding(1, MISSING_STARTS),
+            unknown_finding(2, MISSING_STARTS),
+            unknown_finding(3, MISSING_STARTS),
+        )
     if not len(capacity.pools) or not capacity.total.any():
-        return unknown(1, MISSING_CAPACITY), unknown(2, MISSING_CAPACITY), unknown(3, MISSING_CAPACITY)
+        return (
+            unknown_finding(1, MISSING_CAPACITY),
+            unknown_finding(2, MISSING_CAPACITY),
+            unknown_finding(3, MISSING_CAPACITY),
+        )
     found = found or idle_by_day(history, capacity)
     return (
         _elsewhere(history, capacity, found),
@@ -194,7 +202,7 @@ def _measured(queue: Queue, machines: Machines, state: _State, edges_s: Seconds)
     """Return what is measured in each step, by pool and over all of them."""
     n_steps, n_events = len(edges_s) - 1, len(machines.machine) + 2 * len(queue.shape)
     pools, totals = np.zeros((n_steps, *state.rates.shape)), np.zeros((n_steps, TOTALS))
-    grain_s = _grain(int(edges_s[-1] - edges_s[0]), n_events, len(machines.free) + len(queue.nodes) // 10)
+    grain_s = _sampling_step_s(int(edges_s[-1] - edges_s[0]), n_events, len(machines.free) + len(queue.nodes) // 10)
     _sweep(queue, machines, state, edges_s, grain_s, pools, totals)
     if grain_s > 1:
         measured = totals[:, MEASURED_S]
@@ -204,7 +212,7 @@ def _measured(queue: Queue, machines: Machines, state: _State, edges_s: Seconds)
     return pools, totals
 
 
-def _grain(window_s: int, n_events: int, work: int) -> int:
+def _sampling_step_s(window_s: int, n_events: int, work: int) -> int:
     """Return the distance of the moments to look at, 1 s where events are few."""
     for grain_s in _GRAINS_S:
         if min(n_events, window_s // grain_s) * (20 + work) <= _MOST_WORK:

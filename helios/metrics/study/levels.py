@@ -14,7 +14,7 @@ import pandas as pd
 from helios.metrics.node_usage import BusyIntervals
 from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate
 from helios.metrics.study.capacity import Capacity, peak_in_steps
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
 from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS
 from helios.units import HOUR_S
@@ -36,7 +36,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     Nodes that are out of service are neither idle nor counted.
     """
     if not history.has_starts:
-        return unknown(4, MISSING_STARTS)
+        return unknown_finding(4, MISSING_STARTS)
     placement = capacity.placement
     if placement is None or capacity.nodes is None:
         return _idle_nodes_at_least(history, capacity)
@@ -101,7 +101,7 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
     per_node = np.array(capacity.units_per_node, dtype=np.float64)
     per_node = np.maximum(per_node, 1.0) if capacity.source == "given" else per_node
     if not len(per_node) or not (per_node > 0).all() or not capacity.total.any():
-        return unknown(4, MISSING_NODES)
+        return unknown_finding(4, MISSING_NODES)
     edges_s, pool = history.step_edges_s, capacity.pools_of(history)
     lasted_s = np.diff(edges_s)
     idle_s, units_s, long, nodes = np.zeros(len(lasted_s)), 0.0, 0, 0
@@ -159,7 +159,7 @@ def _runs(flags: Flags) -> tuple[Seconds, Seconds]:
 def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
     """Return finding 5, the mean share in use and its swing."""
     if missing := _missing_levels(history, capacity):
-        return unknown(5, missing)
+        return unknown_finding(5, missing)
     used, served = _by_block(history, capacity)
     edges_s = history.step_edges_s
     begins_s, in_service = edges_s[:-1], capacity.in_service(edges_s)
@@ -191,11 +191,11 @@ def imbalance(history: StudyHistory, capacity: Capacity) -> Finding:
     Partitions are weighted by their capacity.
     """
     if missing := _missing_levels(history, capacity):
-        return unknown(6, missing)
+        return unknown_finding(6, missing)
     used, served = _by_block(history, capacity)
     there = served.sum(axis=1) > 0
     if there.sum() < 2:
-        return unknown(6, MISSING_PARTITIONS, n=int(there.sum()))
+        return unknown_finding(6, MISSING_PARTITIONS, n=int(there.sum()))
     used, served = used[there], served[there]
     names = [name for name, is_there in zip(capacity.pools, there, strict=True) if is_there]
     filled = np.flatnonzero(served.sum(axis=0) > 0)
@@ -235,7 +235,7 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
     hours, all_hours = history.hours_by_block(long), history.hours_by_block()
     estimate = history.blocks.ratio(hours, all_hours).bounded(0.0, 1.0)
     if estimate.value is None:
-        return unknown(17, "run times of jobs")
+        return unknown_finding(17, "run times of jobs")
     return Finding(
         number=17,
         estimate=estimate,
@@ -256,9 +256,9 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     Several CPU jobs on a node count once.
     """
     if history.resource != "gpus":
-        return unknown(20, MISSING_GPUS)
+        return unknown_finding(20, MISSING_GPUS)
     if not history.has_starts:
-        return unknown(20, MISSING_STARTS)
+        return unknown_finding(20, MISSING_STARTS)
     if capacity.placement is None or capacity.nodes is None:
         return _cpu_jobs_by_partition(history, capacity)
     placement, nodes = capacity.placement, capacity.nodes
@@ -285,7 +285,7 @@ def _cpu_jobs_by_partition(history: StudyHistory, capacity: Capacity) -> Finding
     pool = capacity.pools_of(history)
     served = capacity.units.mean(axis=1) > 0 if len(capacity.pools) else np.zeros(0, dtype=np.bool_)
     if not served.any() or not history.partition.known.any():
-        return unknown(20, MISSING_NODES)
+        return unknown_finding(20, MISSING_NODES)
     theirs = np.flatnonzero((history.size == 0) & (pool >= 0) & served[pool] & (history.started_s < history.end_s))
     nodes = np.maximum(np.nan_to_num(history.nodes[theirs], nan=1.0), 1.0)
     return _beside_queue(

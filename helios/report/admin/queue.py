@@ -16,7 +16,7 @@ from helios.report.admin.usage import (
     STILL_RUNNING,
     STILL_WAITING,
     UNKNOWN,
-    able_since,
+    eligible_since,
     is_in,
     running_at,
     wait_s,
@@ -220,7 +220,7 @@ def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times
 
     An interval that has not ended ends at ``last_s``.
     """
-    begin = _seconds(able_since(jobs) if waiting else jobs["started_at"])
+    begin = _seconds(eligible_since(jobs) if waiting else jobs["started_at"])
     end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
     lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
     end = np.where(lasts, np.maximum(begin, last_s), end)

@@ -182,9 +182,9 @@ def trials_by(
     """
     fields, shown = GROUPS_BY[by]
     jobs = _amounts(history, trials, chosen, gains)
-    users = _of_users(jobs)
+    users = _user_rows(jobs)
     total = {"user": "total"} | {str(name): value for name, value in users.drop(columns="user").sum().items()}
-    rows = users[users["groups"] > 0] if by == "user" else _of_groups(jobs, history, trials, chosen)
+    rows = users[users["groups"] > 0] if by == "user" else _group_rows(jobs, history, trials, chosen)
     key = "fusible_hours_high" if by == "user" else "gpu_hours"
     rows = rows.sort_values([key, "jobs", "user"], ascending=[False, False, True], kind="stable").reset_index(drop=True)
     notes = [f"The {most:,} largest of {len(rows):,} are shown: --most N"] if most and len(rows) > most else []
@@ -229,14 +229,14 @@ def _amounts(
     return table[chosen & (history.size > 0)]
 
 
-def _of_users(jobs: pd.DataFrame) -> pd.DataFrame:
+def _user_rows(jobs: pd.DataFrame) -> pd.DataFrame:
     sums = jobs.drop(columns=["group", "position", "sure"]).groupby("user", sort=False).sum()
     groups = jobs[jobs["group"] >= 0].groupby("user", sort=False)["group"].nunique()
     sums["groups"] = groups.reindex(sums.index, fill_value=0)
     return sums.reset_index()[[field.column for field in BY_USER]]
 
 
-def _of_groups(jobs: pd.DataFrame, history: StudyHistory, trials: Trials, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+def _group_rows(jobs: pd.DataFrame, history: StudyHistory, trials: Trials, chosen: NDArray[np.bool_]) -> pd.DataFrame:
     """Return a row for each group that has jobs in the window."""
     grouped = jobs[jobs["group"] >= 0].groupby("group", sort=False)
     sums = grouped[["jobs", "gpu_hours", "saved_hours_low", "saved_hours_high"]].sum()
@@ -278,10 +278,10 @@ def _sentences(found: TrialsReport) -> Iterator[str]:
         f"Two on a GPU would have saved {_hours(total['saved_hours_low'])} to {_hours(total['saved_hours_high'])} GPU "
         f"hours, if sharing gains {low:.2f} to {high:.2f} times the work of one."
     )
-    yield from _of_replays(found)
+    yield from _replay_sentences(found)
 
 
-def _of_replays(found: TrialsReport) -> Iterator[str]:
+def _replay_sentences(found: TrialsReport) -> Iterator[str]:
     """Say what changes for the others, and whether draws agree on it."""
     packed = found.replays[1:]
     if not packed:
