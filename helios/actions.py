@@ -357,7 +357,7 @@ class FillFirst:
             raise ValueError(f"an order of filling has {len(self.tiers)} tiers and gives {len(self.why)} reasons")
 
     def why_in(self, place: int) -> str:
-        """Return why a node is in the tier at ``place``, counted from 0."""
+        """Return why a node is in the tier at ``place``."""
         return self.why[place] if self.why else self.reason
 
 

@@ -1,8 +1,8 @@
-"""Changes that actions request, each one value for one setting of one target.
+"""Changes that actions request.
 
-Services request each ``Change``, and all of control reads it. A ``SettingChange`` is the same with the values that a
-cluster holds. A live Slurm, a simulated one and the fake decide by it. The simulator whose urgencies are no SiteFactors
-has its own rules.
+Each sets one setting of one target to one value. Services request each ``Change``, and all of control reads it. A
+``SettingChange`` is the same with the values that a cluster holds. A live Slurm, a simulated one and the fake decide by
+it. The simulator whose urgencies are no SiteFactors has its own rules.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ class Notify(_Section):
 
 
 class WebSettings(_Section):
-    """The web page, of helios web and in the daemon. Needs the extra web."""
+    """The read-only web page."""
 
     listen: Annotated[str, AfterValidator(host_port)] = "127.0.0.1:9850"
     """HOST:PORT of the page"""
@@ -614,7 +614,10 @@ def _variable(section: str, name: str) -> str:
 
 
 class _Source(Enum):
-    """Whose a configuration file is, which says what happens if others could have written it."""
+    """Owner of a configuration file.
+
+    It decides what happens if other users could have written the file.
+    """
 
     NAMED = "named"
     SYSTEM = "of the system"
@@ -639,7 +642,7 @@ def _places(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[Path
 
 
 def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
-    """Return the text of a configuration file, and add messages for a person.
+    """Read a configuration file.
 
     None: it is not there, or not used. A file of the user or in the current folder is used only if neither it nor its
     folder is another user's or can be written by others. A file of the system that others can write is an error, since

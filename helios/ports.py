@@ -253,7 +253,7 @@ class ChangeRequests(NamedTuple):
 
 @runtime_checkable
 class JobwiseService(Service, Protocol):
-    """Service that decides on each job by that job and the time alone.
+    """Service that decides on each job independently.
 
     Other jobs and nodes must not matter. Of the cluster it may use ``longest_own_wait_s`` and ``size_orders``, which
     are the same for all jobs. A replay then need not ask it about the whole queue at every event, but only about a job
@@ -324,7 +324,7 @@ class Progress(Protocol):
     """
 
     def __call__(self, step: str, done: float) -> None:
-        """Report that a step is done to the fraction ``done``, 0 to 1.
+        """Report the progress of a step, 0 to 1.
 
         ``step`` names it for a person.
         """

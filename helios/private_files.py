@@ -186,7 +186,7 @@ def restrict_access(path: Path) -> None:
 
 
 def is_wide(path: Path) -> bool:
-    """Return whether other accounts may use a file or the group write it.
+    """Return whether others may read or the group write.
 
     False where there is no file, or where its folder keeps others out.
     """
@@ -197,7 +197,7 @@ def is_wide(path: Path) -> bool:
 
 
 def find_denied(user: str, path: Path) -> Path | None:
-    """Return the outermost part of a path that an account may not use.
+    """Return the first part of a path that is denied.
 
     ``path`` itself must be readable, its folders must let the account enter.
 

@@ -105,7 +105,10 @@ def _orders(settings: Settings, name: str) -> bool:
 
 
 def _finding(check: str, level: FindingLevel, message: str, hint: str = "") -> PreflightFinding:
-    """Return a finding, with the hint only where something is to be done."""
+    """Return a finding.
+
+    A finding that is OK has no hint.
+    """
     return PreflightFinding(check=check, verdict=level, message=message, hint="" if level is OK else hint)
 
 
@@ -309,7 +312,10 @@ def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
 
 
 def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
-    """Report the daemon's last health file and why its last cycle was suspended."""
+    """Report the health of the daemon.
+
+    It comes from the last health file, with the reason of a suspended cycle.
+    """
     try:
         health = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(health["written_at"])).total_seconds()

@@ -98,7 +98,7 @@ class SweepRun:
         return plan
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain values, the scenario's fields beside the request's."""
+        """Return the run as plain values."""
         request = self.request
         parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "plans"}
         plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
@@ -145,7 +145,7 @@ def package_fingerprint(history: LoadedHistory) -> str:
 
 
 def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-    """Replay the cells one after the other in this process, as an ``Engine``."""
+    """Replay the cells one by one in this process."""
     worker = SweepWorker(history)
     for place, cell in enumerate(cells):
         yield FinishedRun(place, worker.run(cell))

@@ -1,4 +1,7 @@
-"""Explanation of one job from the live queue, the history and the audit log."""
+"""Explanation of one job.
+
+It uses the live queue, the history and the audit log.
+"""
 
 from __future__ import annotations
 
@@ -301,7 +304,7 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
 
 
 def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
-    """Return what is known of any job, with the ``rest`` of the explanation.
+    """Return the explanation of a job.
 
     It waited ``until`` then; NaT: it never started.
     """

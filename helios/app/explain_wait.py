@@ -206,9 +206,10 @@ class _Wait:
             )
 
     def holders(self) -> Iterator[Holder]:
-        """Yield the jobs that held most GPU time while the job was next in line.
+        """Yield the jobs that delayed this job most.
 
-        Where it was next in line for less than half of its wait, the whole wait counts.
+        They held most GPU time while it was next in line. Where it was next in line for less than half of its wait, the
+        whole wait counts.
         """
         if not len(self.passes):
             return
@@ -237,7 +238,7 @@ class _Wait:
         return Overtaken(by_order=by_order, by_backfill=len(later) - by_order)
 
     def shorter_limit(self) -> ShorterLimit | None:
-        """Return a planned run time with which the job would have started earlier.
+        """Return a shorter limit with an earlier start.
 
         It is taken from the first pass that leaves enough time for the job's run. None: no pass does. Until the job
         starts nothing depends on what is planned for it, so it would have started in that pass, if not before.

@@ -232,7 +232,7 @@ def _format_step(step_s: int) -> str:
 def compare_exports(
     before: pd.DataFrame, after: pd.DataFrame, *, timezone: str, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Return the figures of a history before and after it was made anonymous.
+    """Compare a history before and after anonymisation.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def _figures(jobs: pd.DataFrame, timezone: str) -> dict[str, Any]:
 
 
 def _statements(jobs: pd.DataFrame, timezone: str) -> dict[str, Statement]:
-    """Return what a study says of a history, by name of the statement."""
+    """Return the statements of a study by name."""
     found = study(LoadedHistory(cluster=ANONYMOUS, jobs=jobs, timezone=timezone))
     return {statement.name: statement for statement in found.statements}
 

@@ -61,7 +61,7 @@ class SoftLimitGain:
 
     @property
     def sentence(self) -> str:
-        """The finding in one sentence, with the reason where there is no gain."""
+        """The result in one sentence."""
         mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
         longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
         effect = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"

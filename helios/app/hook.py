@@ -27,9 +27,10 @@ KINDS: tuple[tuple[str, ...], ...] = (KEY, KEY[:3], KEY[:2], ("partition", "gpus
 
 
 def hook_orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
-    """Return whether a service orders jobs that the hook can place at submission.
+    """Return whether the hook can place new jobs.
 
-    A canary by percent does not count, because the jobs in its percentage are known only after submission.
+    It can where an active service orders jobs. A canary by percent does not count, because the jobs in its percentage
+    are known only after submission.
     """
     return any(
         isinstance(service, JobwiseService) and mode.mode in {Mode.CANARY, Mode.ACTIVE} and mode.percent is None

@@ -76,7 +76,7 @@ class Drift:
 
     @property
     def unusual(self) -> tuple[FeatureShift, ...]:
-        """The features that changed, and by more than in the weeks of training."""
+        """The features that changed more than during training."""
         return tuple(one for one in self.moved if one.is_unusual)
 
     @property

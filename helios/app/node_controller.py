@@ -183,7 +183,7 @@ class NodeController(Controller[NodeControllerState]):
         )
 
     def release(self, reason: str) -> NodeCycleReport:
-        """Wake all nodes that Helios put to sleep, and revert its other changes.
+        """Wake sleeping nodes and revert all other changes.
 
         Node weights and the list of nodes that are kept awake are reverted too. The result is verified. It needs no
         database.

@@ -1,4 +1,4 @@
-"""Notices by mail and webhook about what needs a person, each cause once.
+"""Notices by mail and webhook for the operators.
 
 What was told is kept in the state folder, so that a restart tells nothing again. A cause that ended and came back is
 told again. A cycle only leaves its causes here; they are sent by another thread or process, in bounded time.
@@ -295,7 +295,7 @@ class Notices:
             self._observed[scope] = ([notice for notice in notices if notice.event in wanted], self._clock())
 
     def send_due(self) -> str:
-        """Send what is new and has lasted, and return it in a line.
+        """Send new notices and return a summary.
 
         Raises
         ------
@@ -378,7 +378,7 @@ def read_causes(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def send_test(settings: Settings, *, cluster: str) -> dict[str, str]:
-    """Send a test message by every channel, and return what became of each.
+    """Send a test message by every channel.
 
     Raises
     ------

@@ -165,7 +165,7 @@ class DrawnWindow:
 
 
 class Draw:
-    """One draw of a window, with its replay under the site's own order.
+    """One draw of a window.
 
     Attributes
     ----------
@@ -242,7 +242,7 @@ def value_of_predictions(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> OrderValue:
-    """Replay the scored part of a history, over draws and under each order.
+    """Replay the test part of a history under each order.
 
     The model is trained on what had ended before that part, and learns during a replay from what ends in it. Jobs
     larger than their partition are left out, with a note.

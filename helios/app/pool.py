@@ -1,4 +1,4 @@
-"""Training pools from a sweep file to a result, here or in Slurm.
+"""Run of a training pool, here or in a Slurm job.
 
 Nothing of a site is needed: no configuration, database or daemon.
 """
@@ -204,7 +204,9 @@ def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What is asked of Slurm for a pool, each None for what the site gives.
+    """Slurm options of a pool's job.
+
+    None stands for the site's default.
 
     Attributes
     ----------

@@ -243,9 +243,9 @@ def _speeds(
     forecasts: Sequence[TrialForecast],
     model: TrialModel,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return speeds of families alone, and beside others as a share of that.
+    """Return the speeds of families alone and in pairs.
 
-    They are steps a second, and NaN where a pair was not measured.
+    A speed alone is in steps a second. One in a pair is a share of it, and NaN where the pair was not measured.
     """
     expected = {name: forecast.steps_per_s for (_, name, _), forecast in zip(asked, forecasts, strict=True)}
     alone = np.array([expected[name] or 1.0 for name in names])
@@ -266,9 +266,9 @@ def _with_gain(shares: NDArray[np.float64], gain: float) -> NDArray[np.float64]:
 
 
 def _measured_watts(past: Iterable[TrialRun]) -> tuple[float, float] | None:
-    """Return the power of an idle GPU, which is NaN, and of a busy one.
+    """Return the measured power of an idle and a busy GPU.
 
-    It was measured with one trial on it.
+    A busy GPU was measured with one trial on it. The power of an idle one is not measured, so it is NaN.
     """
     alone = [run for run in past if run.energy_j and run.seconds > 0 and not any(speed.beside for speed in run.speeds)]
     if not alone:

@@ -154,7 +154,7 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def finished(self, answer: ReportTable) -> ReportTable:
-        """Return the report, and where it is empty add what the history covers."""
+        """Return the report, with the coverage if it is empty."""
         first, last = self.spans
         if not answer.rows.empty or pd.isna(first):
             return answer
@@ -210,7 +210,7 @@ class ReportContext:
 
 
 def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | None, int | None]:
-    """Return the GPU nodes of each partition and the usual GPUs per node.
+    """Return the GPU nodes by partition, and GPUs per node.
 
     Both are None where no node with GPUs is known.
     """
@@ -443,7 +443,10 @@ def shadow_day(
 def _machine(
     jobs: pd.DataFrame, nodes: Mapping[str, int] | None, gpus_per_node: int
 ) -> tuple[ReplayCluster | None, list[str]]:
-    """Return the jobs that can be replayed on their cluster, or None, and notes."""
+    """Return the replayable jobs on their cluster, and notes.
+
+    None where no job can be replayed.
+    """
     from helios.app.replay_cluster import choose_resource, replay_cluster_for  # noqa: PLC0415 - as above
 
     resource, chosen = choose_resource(jobs)

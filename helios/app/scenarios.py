@@ -259,7 +259,10 @@ class Scenario:
 
     @property
     def published_estimates(self) -> str | None:
-        """Source of run times in reports, backfill's where it plans, else the order's."""
+        """Source of run times, as named in reports.
+
+        It is backfill's source where backfill plans, otherwise that of the order.
+        """
         source = self.estimates if self.estimates is not None else self.run_times
         return None if source is None else str(source)
 

@@ -69,7 +69,7 @@ class SetupFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupResult:
-    """What was done to each file, and what is left to do by hand.
+    """Result of a setup, by file, with the remaining steps.
 
     Attributes
     ----------
@@ -161,7 +161,9 @@ def check_files(files: Sequence[SetupFile], *, root: Path) -> SetupResult:
 
 
 def install_files(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> SetupResult:
-    """Write the files that are missing, and replace those that nobody has changed.
+    """Write missing files and replace unchanged ones.
+
+    Files that somebody has changed are left.
 
     Parameters
     ----------
@@ -275,7 +277,7 @@ def _read_record(root: Path) -> dict[str, str]:
 
 
 def _machine_steps() -> Iterator[str]:
-    """Make the users and have systemd read the units, where these are there."""
+    """Create the users and reload systemd."""
     if shutil.which("systemd-sysusers"):
         yield _run("systemd-sysusers", "/etc/sysusers.d/helios.conf")
     else:

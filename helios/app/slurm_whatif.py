@@ -81,7 +81,7 @@ def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time
 
 
 def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
-    """Return a single partition with as many GPUs or CPUs as the site.
+    """Return one partition with all GPUs or CPUs.
 
     All its nodes are as large as the site's largest.
     """

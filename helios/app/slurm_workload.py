@@ -1,4 +1,4 @@
-"""Recorded jobs as a workload under Slurm's own rules, with or without services."""
+"""Recorded jobs as a workload for a simulated Slurm."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _arrays(jobs: pd.DataFrame) -> Ints:
 
 
 def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str, ...], Ints]:
-    """Return the distinct names in a column and each row's position in them.
+    """Return distinct names, and the index of each row.
 
     A missing name becomes ``""``, or gets the code ``missing``.
     """

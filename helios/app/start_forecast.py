@@ -267,7 +267,9 @@ def forecast_start(
     task: str = "",
     wider: float = WIDER,
 ) -> StartForecast:
-    """Return when a pending job starts, and what would make it start earlier.
+    """Forecast when a pending job starts.
+
+    The forecast names changes of the request with which it would start earlier.
 
     Parameters
     ----------
@@ -343,7 +345,7 @@ def wait_quantiles(waits_s: Floats) -> Floats:
 
 
 def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
-    """Return p10, p50 and p90 of waits, widened to cover what they say.
+    """Return p10, p50 and p90 of waits after calibration.
 
     Both sides are widened in log time, with an additive minute.
 
@@ -365,7 +367,7 @@ def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
 
 
 def fitting_limit_s(job: pd.Series[Any]) -> float:
-    """Return the time limit that 95 % of such jobs fit into, s.
+    """Return the time limit that fits 95 % of such jobs, s.
 
     It is whole ten minutes.
     """

@@ -134,7 +134,7 @@ class StudyOfLevels:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values, in the form of a study of jobs."""
+        """Return the study as plain values."""
         return {
             "cluster": self.cluster,
             "timezone": self.recorded.timezone,
@@ -285,7 +285,7 @@ class KeptStudy:
 
 
 def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: datetime) -> Path:
-    """Keep a study as the latest of its cluster, for the web page.
+    """Store the latest study for the web page.
 
     Raises
     ------

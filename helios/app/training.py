@@ -70,7 +70,7 @@ def trainer_at(dask: str) -> Trainer:
 def judge(
     history: LoadedHistory, *, train_until: datetime | None = None, test_fraction: float | None = None, **options: Any
 ) -> Evaluation:
-    """Train on the earlier part of a history and score on the later.
+    """Train on early jobs and score on later ones.
 
     The naive controls are scored beside the model. The parameters are those of
     :func:`helios.predict.evaluation.evaluate`; with ``train_until`` the fraction is ignored.
@@ -135,7 +135,7 @@ class PreparedHistory:
         )
 
     def record(self, model: DurationModel, *, seed: int, made_at: datetime) -> ModelRecord:
-        """Return a model's record, with its manifest and the scores of its backtest.
+        """Return the record of a model and its scores.
 
         ``model`` must have learned from this history.
         """
@@ -190,9 +190,9 @@ class PreparedHistory:
     def predictions(
         self, models: Mapping[str, DurationModel | None], rows: NDArray[np.int64]
     ) -> dict[str, NDArray[np.float64]]:
-        """Return each model's predictions of the jobs ``rows`` at their submission, of shape (n, len(RUN_TIME)).
+        """Return each model's predictions at submission.
 
-        None stands for shrinkage alone.
+        Each is an array of shape (n, len(RUN_TIME)) for the jobs ``rows``. None stands for shrinkage alone.
         """
         walk = RecordedWalk(self.table, pairs=False)
         first_s, last_s = (int(self.table.submitted_s[row]) for row in (rows.min(), rows.max()))
@@ -205,9 +205,9 @@ class PreparedHistory:
         return made
 
     def latest(self, now: datetime) -> datetime:
-        """Return ``now``, or the second after the last submission if that is earlier.
+        """Return the end of the known history.
 
-        It is earlier in an old trace.
+        It is ``now``, or the second after the last submission if that is earlier, as in an old trace.
         """
         if self.table.n == 0:
             return now

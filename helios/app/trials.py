@@ -263,10 +263,10 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
 def _packed(
     machine: ReplayCluster, first: NDArray[np.int64], second: NDArray[np.int64], gain: float
 ) -> tuple[ReplayCluster, NDArray[np.int64]]:
-    """Return the jobs with each pair as one job, and each job's row.
+    """Merge each pair into one job.
 
-    Such a job is submitted when both are there, and runs until the longer ends. Its time limit is as much longer as
-    both run more slowly.
+    A merged job is submitted when both are, and runs until the longer ends. Its time limit is as much longer as both
+    run more slowly. The second value is the row of each original job.
     """
     jobs = machine.jobs.assign(position=np.arange(len(machine.jobs)))
     run_time_s, limit_s = (jobs[name].to_numpy(dtype=np.float64).copy() for name in ("run_time_s", "time_limit_s"))

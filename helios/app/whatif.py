@@ -197,7 +197,7 @@ def _replay_side_by_side(
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySetup:
-    """The replayed jobs on their machine, which of them count, and the earlier jobs.
+    """Jobs and machine of a replay.
 
     Attributes
     ----------
@@ -504,9 +504,9 @@ def measured_run(
     total_gpus: int,
     **about: Any,
 ) -> Run:
-    """Return a replay with its figures, from arrays of one element a job.
+    """Return a replay with its metrics.
 
-    ``about`` names the replay, as for :func:`measure`.
+    All arrays have one element per job. ``about`` names the replay, as for :func:`measure`.
     """
     times = {"submitted_s": submitted_s, "ended_s": ended_s, "run_time_s": run_time_s}
     return Run(

@@ -1,4 +1,7 @@
-"""Command ``helios compile``, which compiles beforehand what other commands would compile at their first run."""
+"""Command ``helios compile``.
+
+It compiles beforehand what other commands would compile at their first run.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,10 @@ def _working_directory(folder: Path) -> Iterator[None]:
 
 
 def _write_inputs() -> str:
-    """Write the files that the steps read, and return the id of a job."""
+    """Write the input files of the steps.
+
+    Returns the id of a job in them.
+    """
     jobs = synthetic_trace(start=FIRST_DAY, days=DAYS)
     few = jobs[jobs["submitted_at"] < FIRST_DAY + timedelta(days=3)]
     write_helios_csv(few, Path("few.csv.gz"))
@@ -116,7 +122,7 @@ def _write_inputs() -> str:
 
 
 def _predict_live() -> None:
-    """Predict the run times of a queue, and when a job of it starts."""
+    """Predict run times and a start time."""
     jobs = synthetic_trace(start=FIRST_DAY, days=1)
     asked = jobs[[name for name in QUEUE.names if name in jobs]].tail(20)
     running = QUEUE.conform(asked.tail(10))

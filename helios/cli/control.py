@@ -1,4 +1,4 @@
-"""Commands that make Helios act on jobs and nodes, and that stop it."""
+"""Commands that start and stop changes on the cluster."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
 
 
 def _has_run_cycles(url: str, cluster: str) -> bool:
-    """Return whether a Helios with these settings has ever taken a cycle on the cluster."""
+    """Return whether a control cycle ever ran with these settings."""
     try:
         with Warehouse.open(url) as warehouse:
             return any(warehouse.lease(cluster, domain=domain) is not None for domain in Domain)
@@ -307,7 +307,7 @@ def _run_cycle(cycles: Any, *, apply: bool, mode: Mode | None) -> tuple[Any, dic
 
 
 def _decisions(report: CycleReport | NodeCycleReport) -> pd.DataFrame:
-    """Return the decisions about jobs or nodes, without those about the cycle itself."""
+    """Return the decisions about jobs or nodes."""
     return report.decisions[report.decisions["action"] != "Cycle"]
 
 
@@ -317,7 +317,7 @@ def _show_cycle(
     rows: Sequence[Iterable[object]],
     modes: Mapping[str, str],
 ) -> None:
-    """Show why Helios is suspended, the decisions, and the results of each service."""
+    """Show the decisions and results of a cycle."""
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
     if rows:
@@ -333,7 +333,7 @@ def _show_cycle(
 
 
 def _cycle_answer(report: CycleReport | NodeCycleReport) -> dict[str, Any]:
-    """Return what the cycles on jobs and on nodes have in common as plain values."""
+    """Return the common fields of cycles as plain values."""
     decisions = report.decisions.astype("object")
     return {
         "taken_at": report.taken_at.isoformat(),
@@ -356,7 +356,7 @@ def _find_name(look_up: Callable[[], str]) -> str | None:
 
 
 def _cluster_name(url: str, cluster: str | None) -> str:
-    """Return the name given, else that of the default or only cluster in the warehouse."""
+    """Return the given, default or only cluster."""
     from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
 
     if cluster is not None:

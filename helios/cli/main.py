@@ -86,7 +86,7 @@ class CommandGroup(TyperGroup):
 
 
 def replace_old_name(word: str, names: Mapping[str, str]) -> str:
-    """Return the new name of an old command or option, and print a note.
+    """Replace an old command or option name, with a note.
 
     Any other word is returned as it is.
     """

@@ -32,7 +32,7 @@ FILES = {
 
 
 def command_tree(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield a command and all below it, each with the words to type."""
+    """Yield a command and its subcommands, with their names."""
     yield name, command
     for word, below in sorted(getattr(command, "commands", {}).items()):
         yield from command_tree(below, f"{name} {word}")
@@ -61,7 +61,7 @@ def default_settings() -> Iterator[tuple[ConfigValue, Any]]:
 
 
 def manual_pages() -> dict[str, str]:
-    """Return the text of each manual page, by its path below the root.
+    """Return the manual pages by path.
 
     There is one of ``helios``, one of each command with all below it, and one of the settings.
     """

@@ -52,7 +52,7 @@ Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace
 
 
 def writable(context: typer.Context, option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written, before any work is done for it.
+    """Refuse an output file that cannot be written.
 
     What is there stays as it is.
 
@@ -156,7 +156,10 @@ class HistoryOptions:
         return history
 
     def as_arguments(self, history: LoadedHistory) -> list[str]:
-        """Return options that name the same history, from any folder and beside any clusters."""
+        """Return options that select the same history.
+
+        They work in any folder, and whatever other clusters are loaded.
+        """
         if self.trace is None:
             return ["--cluster", history.cluster]
         given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone))
@@ -282,7 +285,7 @@ def select_cluster(option: str | None) -> str | None:
 
 
 def rename_services(given: Any) -> Any:
-    """Replace old names of services in what an option was given, with a note.
+    """Replace old service names in an option, with a note.
 
     Each text is a list of names, or SERVICE.OPTION=VALUE.
     """

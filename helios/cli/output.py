@@ -150,7 +150,7 @@ def _bars_or_lines() -> Iterator[ProgressPort]:
 
 
 def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> RenderableType:
-    """Return a frame as a plain table, a row for each of its rows."""
+    """Return a frame as a plain table."""
     if frame.empty:
         return empty
     table = Table(*frame.columns, box=None, pad_edge=False)

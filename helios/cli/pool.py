@@ -273,7 +273,10 @@ def _mib(text: str) -> float:
 
 
 class _Lines:
-    """Lines on standard error now and then, or every event on standard output."""
+    """Progress of a pool as lines of text.
+
+    Lines appear on standard error now and then, or for every event on standard output.
+    """
 
     def __init__(self, *, events: bool = False) -> None:
         self._events = events

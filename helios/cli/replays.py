@@ -97,7 +97,7 @@ def write_whatif(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedWhatIf:
-    """Replays, how sure their differences are, and whether a person stopped before all was done."""
+    """Result of a what-if with its repeats."""
 
     whatif: WhatIf
     differences: Differences
@@ -114,7 +114,7 @@ def replay_and_compare(
     engine: Callable[[], Engine],
     progress: Progress,
 ) -> FinishedWhatIf:
-    """Make the replays of a what-if, the verdict over draws, and the repeats.
+    """Run a what-if with its draws and repeats.
 
     Interrupted, it returns what is finished. A verdict and an interval take all their draws.
     """
@@ -154,7 +154,7 @@ def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None
 
 
 def live_setting(settings: Settings) -> str:
-    """Return the setting of the service qssf that this configuration has, in words."""
+    """Describe the configured options of qssf."""
     if "qssf" not in settings.services:
         return "The service qssf is not configured here, so no setting is live."
     options = checked_options(Qssf, settings.services["qssf"], name="qssf")
@@ -170,9 +170,9 @@ BESIDE_FRONTIER = ("--policy", "--backfill", "--estimates", "--set")
 
 
 def refuse_contradictions(context: typer.Context) -> None:
-    """Refuse options of ``helios whatif`` that would be ignored, and too few repeats or draws.
+    """Refuse contradictory options of ``helios whatif``.
 
-    In a sweep those of one what-if, without a sweep those of one.
+    Options that would be ignored, and too few repeats or draws, are refused too.
     """
     # Options of the command line itself, such as that for completion, have no value here.
     given = {option.opts[0]: context.params.get(str(option.name)) for option in context.command.params}

@@ -118,7 +118,7 @@ class Form:
 
 
 def _command(name: str, example: str) -> Callable[[Command], Command]:
-    """Return a decorator that makes a function with groups of options a command."""
+    """Return a decorator for commands with option groups."""
     return lambda command: commands.command(name, epilog=f"Example: helios report {example}")(expand(command))
 
 

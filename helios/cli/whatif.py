@@ -1,4 +1,4 @@
-"""Commands ``helios whatif``, ``helios whatif explain`` and ``helios whatif slurm``, which replay a history."""
+"""Commands ``helios whatif``, which replay a history."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class AuditLog:
         return {**self._digests_before, **{service: frozenset(digests) for service, digests in self._digests.items()}}
 
     def report(self) -> dict[str, Any]:
-        """Return what a report has of the audit, by the names of its fields.
+        """Return the fields of a report that come from the audit.
 
         The notes end with the postponed changes.
         """

@@ -198,7 +198,7 @@ class _Stopped(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Cycle:
-    """One cycle of all services that act on one domain of a cluster.
+    """One control cycle on one domain of a cluster.
 
     Attributes
     ----------
@@ -322,7 +322,7 @@ class Cycle:
         return applied
 
     def check_may_write(self) -> None:
-        """Stop acting if Helios was paused or lost the lease since the cycle began."""
+        """Raise if Helios was paused or lost the lease."""
         try:
             why = self.paused()
             why = f"paused: {why}" if why else ""
@@ -584,7 +584,7 @@ def postpone_beyond(
 def shadow_intent(
     applied: AppliedChanges, ends: Sequence[Reversion], services: Sequence[ActiveService]
 ) -> AppliedByKey:
-    """Return the shadow changes, without those of services that are no shadows now."""
+    """Return the shadow changes of services still in shadow."""
     shadows = {active.name for active in services if active.is_shadow}
     gone = {reversion.key for reversion in ends if reversion.service not in shadows}
     return {key: row for key, row in applied.shadow.items() if key not in gone}

@@ -190,7 +190,7 @@ def jobs_beyond_share(
 
 
 def jobs_ahead_of_others(partition: Integers, eligible: Integers, user: Integers, urgency: Floats) -> NDArray[np.bool_]:
-    """Return which jobs are put ahead of an older job of another user.
+    """Return which jobs overtake another user's older job.
 
     Such a job has an urgency above 0, and above that of another user's job in the partition that became eligible
     earlier. Jobs must be sorted by partition, oldest first. The loop keeps the least urgency among the older jobs and
@@ -252,13 +252,13 @@ def _limit_problem(change: Change[float], job: PendingJob) -> str:
 
 
 def split_repeated(changes: Sequence[Change[Desired]]) -> tuple[list[Change[Desired]], list[Change[Desired]]]:
-    """Return the first change of each setting of each target, and the others."""
+    """Separate first changes of a setting from repeated ones."""
     first = {change.key: change for change in reversed(changes)}
     return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
 
 
 def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
-    """Return the largest numbers up to ``counts`` within a share of their sum.
+    """Cap ``counts`` at a share of their sum.
 
     Each is at most ``share`` of the sum of all, or 1.
     """

@@ -1,4 +1,4 @@
-"""Modes of a service, and the cluster that it gets for its mode.
+"""Modes of a service, and its cluster in each mode.
 
 A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, and a canary passes
 only changes of its own jobs to the cluster.

@@ -58,7 +58,7 @@ class DomainReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was to be reverted is left, as far as observed."""
+        """Whether everything was reverted, as far as observed."""
         return self.remaining == ()
 
 

@@ -236,7 +236,7 @@ class ControllerState(StoredState):
 
 
 def outcome_target(outcome: Outcome | NodeOutcome) -> str:
-    """Return the target of an outcome, a job's id or a node's name."""
+    """Return the job id or node name of an outcome."""
     return outcome.job_id if isinstance(outcome, Outcome) else outcome.node
 
 

@@ -103,7 +103,9 @@ class TaskHealth:
 
 
 class Health:
-    """Health of the daemon, written by the tasks' threads and read by others.
+    """Health of the daemon.
+
+    The tasks' threads write it, and other threads read it.
 
     Parameters
     ----------

@@ -159,7 +159,7 @@ class Metrics:
         self._failures.labels(task=task).inc()
 
     def record_skip(self, task: str) -> None:
-        """Count a skipped run of a task, because work was still going on."""
+        """Count a skipped run of a task."""
         self._left_out.labels(task=task).inc()
 
     def _age_s(self, moment: Callable[[CycleSummary], datetime | None]) -> float:

@@ -50,7 +50,7 @@ _log = logging.getLogger("helios.daemon.tasks")
 
 
 class ExclusiveSection:
-    """Section that one task at a time may enter, until it is closed.
+    """Section for one task at a time, until it is closed.
 
     APScheduler alone is not sufficient: its shutdown waits either for ever or not at all, and still runs what was
     submitted.
@@ -470,7 +470,10 @@ class TaskScheduler:
         )
 
     def _read_levels(self) -> None:
-        """Set the gauges of the last nightly report, which another process may have made."""
+        """Set the gauges of the last nightly report.
+
+        Another process may have made the report.
+        """
         try:
             self._metrics.record_levels(self._levels())
         except HeliosError as problem:

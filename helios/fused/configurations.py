@@ -125,7 +125,10 @@ class Member:
             setattr(self, name, list(value) if name == "history" else value)
 
     def advance_schedules(self, per: str, loss: float | None = None) -> bool:
-        """Move the schedules of one kind on, and return whether there were any."""
+        """Advance the schedules of one kind.
+
+        Returns whether there were any.
+        """
         due = [schedule for schedule in self.schedules if schedule.per == per]
         for schedule in due:
             if schedule.needs_loss:

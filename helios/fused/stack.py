@@ -136,7 +136,10 @@ class Separate:
     def take_step(
         self, member: Member, model: nn.Module, inputs: Sequence[torch.Tensor], target: torch.Tensor
     ) -> tuple[torch.Tensor, str | None]:
-        """Take one model's step, and return its loss and what was not finite."""
+        """Take one step of one model.
+
+        Returns its loss, and the name of a value that is not finite.
+        """
         if self.is_random:
             seed_device(self.device, mix_seeds(mix_seeds(member.configuration.number, 0), member.step))
         member.optimizer.zero_grad()
@@ -284,9 +287,10 @@ class Stack:
         return row
 
     def compact(self) -> None:
-        """Shrink the arrays where a quarter of the models has left, or any by ``vmap``.
+        """Shrink the arrays after models have left.
 
-        Until then those rows run on unheeded: every other number of models must be traced anew.
+        It waits until a quarter has left, except with ``vmap``. Until then those rows run on unheeded: every other
+        number of models must be traced anew.
         """
         alive = [row for row, member in enumerate(self.members) if member.alive]
         gone = len(self.members) - len(alive)
@@ -335,7 +339,7 @@ class Stack:
 
     @property
     def _side_by_side(self) -> bool:
-        """Whether each model has operators of its own, on a GPU at the same time."""
+        """Whether models run as parallel operators on a GPU."""
         return self.way == "streams" or (self.way == "compiled" and self.device.type == "cuda")
 
     def step(
@@ -580,7 +584,7 @@ class Stack:
 
 
 def _mean_over_batches(n_samples: int, loss_of: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    """Return the mean of a loss that is asked for part by part."""
+    """Return the mean loss over batches."""
     total: Any = 0.0
     for start in range(0, n_samples, EVALUATED_AT_ONCE):
         part = slice(start, min(start + EVALUATED_AT_ONCE, n_samples))

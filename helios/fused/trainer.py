@@ -66,7 +66,9 @@ class Finished:
 
 
 class FusedTrainer:
-    """Trains many models of one structure in one program, each as if it were alone.
+    """Trains many models of one structure in one process.
+
+    Each is trained as if it were alone.
 
     Parameters
     ----------
@@ -318,7 +320,7 @@ class FusedTrainer:
         return None
 
     def _choose_way(self, compiles: bool) -> None:
-        """Take the fastest of all ways, measured on the models as they are."""
+        """Choose the fastest way by measuring all."""
         stack = self._engine
         assert isinstance(stack, Stack)
         inputs, target = self._next_batch()
@@ -456,7 +458,9 @@ class FusedTrainer:
         steps: int | None = None,
         on_epoch: Callable[[FusedTrainer, Sequence[Epoch]], None] | None = None,
     ) -> None:
-        """Take steps until no model is left, or so many epochs or steps more.
+        """Train until no model is left.
+
+        It stops earlier after the given number of epochs or steps.
 
         Parameters
         ----------
@@ -607,7 +611,7 @@ class FusedTrainer:
         return self._engine.checkpoint(row) | member.state_dict()
 
     def model(self, number: int) -> nn.Module:
-        """Return an ordinary model with the parameters of one in training or finished."""
+        """Return a model with its current or final parameters."""
         stored = self.finished[number].checkpoint if number in self.finished else self.checkpoint(number)
         model = self._make_model(stored["configuration"], 0)
         model.load_state_dict(stored["model"])

@@ -35,7 +35,7 @@ Step = Callable[..., Any]
 
 
 class LossInvalid(HeliosError):
-    """A loss is neither a mean over the batch nor one value per sample."""
+    """The loss is neither a mean nor one value per sample."""
 
 
 class CannotFuse(HeliosError):
@@ -44,7 +44,7 @@ class CannotFuse(HeliosError):
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a model cannot be fused, and the module that is in the way."""
+    """Reason why a model cannot be fused."""
 
     module: str
     reason: str
@@ -150,7 +150,7 @@ class Functional:
             return vmap(one, randomness="different")(parameters, *others)
 
     def _layers_for_all(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return a context in which all layers have a rule for many models."""
+        """Return a context with batching rules for all layers."""
         if not self.take_apart:
             return _as_one_batch()
         # The fast attention of CPUs has none, nor have recurrent layers of cuDNN.
@@ -343,7 +343,7 @@ def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False, comp
 
 
 class Recording:
-    """Calls recorded as one CUDA graph, which starts all their operators at once.
+    """Calls recorded as one CUDA graph.
 
     Parameters
     ----------
@@ -397,7 +397,7 @@ STREAMS = 32
 
 
 def own_copy(tensor: Any) -> Any:
-    """Return a copy that is shared by all models if the tensor is."""
+    """Copy a tensor, shared if the original is."""
     return tensor[:1].clone().expand(tensor.shape) if _is_shared(tensor) else tensor.clone()
 
 
@@ -444,7 +444,10 @@ LARGE = 2**14
 
 
 def _simplify(module: Any) -> Any:
-    """Drop operators without effect, and store gradients as soon as they are there."""
+    """Simplify a traced graph.
+
+    Operators without effect are dropped, and gradients are stored as soon as they are known.
+    """
     graph = module.graph
     mutable = [node for node in graph.nodes if _changes_its_input(node)]
     # An intermediate result that is changed in place must stay an array of its own.

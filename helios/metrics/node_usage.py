@@ -41,7 +41,7 @@ class BusyIntervals:
     end_s: Seconds
 
     def merged(self) -> BusyIntervals:
-        """Return the intervals in which at least one of these covers the node.
+        """Merge overlapping intervals of each node.
 
         Disjoint, ordered by node and start.
         """

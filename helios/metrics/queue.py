@@ -173,7 +173,7 @@ def mean_level_over_time(
 
 
 def _area_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) -> NDArray[np.int64]:
-    """Return the integral of a sum of steps up to each of ``at_s``.
+    """Return the integral of a step function at ``at_s``.
 
     Each step has the height ``weight`` from its moment on.
     """

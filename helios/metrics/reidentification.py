@@ -120,7 +120,7 @@ def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offs
 
 
 def traced_share(exported: pd.DataFrame, *, round_s: int, offset_s: int) -> float:
-    """Return the share of traced jobs if submissions were true to longer steps."""
+    """Return the share of traced jobs with coarser times."""
     cells = _cells(_known(exported, round_s=round_s, offset_s=offset_s))
     return float(_of_one_owner(cells, _owners(exported)).mean())
 
@@ -169,7 +169,7 @@ def _cells(known: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _of_one_owner(cells: NDArray[np.int64], owners: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return the jobs in whose cell there is no job of another owner."""
+    """Return the jobs alone in their cell, by owner."""
     grouped = pd.Series(owners).groupby(cells)
     alone: NDArray[np.bool_] = (grouped.transform("min") == grouped.transform("max")).to_numpy()
     return alone

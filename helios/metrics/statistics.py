@@ -74,7 +74,10 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
 
 
 def student_t(degrees: float, *, upper: float = _UPPER) -> float:
-    """Return the quantile of Student's t that bounds ``CONFIDENCE`` from above, or another one."""
+    """Return a quantile of Student's t.
+
+    By default the upper bound of ``CONFIDENCE``.
+    """
     # scipy.stats takes a second to import.
     from scipy.special import stdtrit  # noqa: PLC0415 - a fifth of a second; the tables of most commands need none
 

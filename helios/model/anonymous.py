@@ -55,7 +55,7 @@ class Coarseness:
 
 
 def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return jobs with rounded times and common sizes, and otherwise as they are.
+    """Return jobs with rounded times and common sizes.
 
     Submissions are rounded down to a step. Lengths (until eligible, until the start, of the run) are rounded to two
     digits or to the step, whichever is finer, so that short runs stay short. Events are in order: no negative wait or
@@ -73,11 +73,11 @@ def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | 
 
 
 def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.DataFrame:
-    """Return coarsened jobs without anything that names somebody or something, in submission order.
+    """Return coarsened jobs without any names.
 
-    Where the step is longer than a minute, the minutes of the submissions within it are dealt out anew among its bursts
-    (jobs that one user submitted in one minute). So nothing finer than the step is true of a job, and yet hours of the
-    day and queues stay nearly as they were: all jobs at the beginning of their step would queue behind each other.
+    They are in submission order. Where the step is longer than a minute, the minutes of its submissions are permuted
+    among its bursts (jobs that one user submitted in one minute). So nothing finer than the step is true of a job. But
+    hours of the day and queues stay nearly as they were, whereas jobs that all start their step would queue.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def floor_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray
 
 
 def clock_offset_s(jobs: pd.DataFrame, timezone: str) -> int:
-    """Return how far the cluster's clock is ahead of UTC at the first submission, s.
+    """Return the UTC offset at the first submission, s.
 
     One offset for all jobs, so that daylight saving cannot change their order.
     """
@@ -146,7 +146,7 @@ def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[
 
 
 def _spread_within_step_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
-    """Return how long after the beginning of its step each submission is put, s."""
+    """Return the offset of each submission in its step, s."""
     offset_s = clock_offset_s(jobs, coarseness.timezone)
     submitted = seconds_of(jobs["submitted_at"])
     bursts = pd.DataFrame(

@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameKind:
-    """A named set of columns, with a check that a frame has them."""
+    """A named set of columns of a frame."""
 
     name: str
     columns: tuple[Column, ...]
@@ -63,7 +63,7 @@ class FrameKind:
         return pd.DataFrame({column.name: column.empty() for column in self.columns})
 
     def conform(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return ``frame`` with every declared column, in order and of its declared type.
+        """Return ``frame`` with exactly the declared columns.
 
         Columns that ``frame`` lacks become missing (0 for integers). Columns not declared here are refused.
 

@@ -67,7 +67,7 @@ def fold(nodes: Iterable[str]) -> str:
 
 
 def _upper_count(text: str) -> int:
-    """Return an upper bound of the nodes a text names, without expanding it."""
+    """Return an upper bound of the number of nodes."""
     most = 0
     for word in re.split(r",(?![^\[]*\])", text):
         reach = 1

@@ -1,4 +1,4 @@
-"""Records of past jobs and nodes, of trace files and of trained models."""
+"""Records of jobs, nodes, trace files and models."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialForecast:
-    """What is expected of a trial before it runs, each None where nothing is known.
+    """Forecast of a trial before it runs.
+
+    None stands for what is not known.
 
     Attributes
     ----------
@@ -155,7 +157,7 @@ class SharedSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedSpeed:
-    """What a process that trains several trials measured of steps before the first one.
+    """Speed of fused trials, measured before the first step.
 
     Attributes
     ----------
@@ -316,7 +318,7 @@ class StartTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseTrial:
-    """Stop a running trial at its next checkpoint, to be started again later."""
+    """Pause a running trial at its next checkpoint."""
 
     number: int
     reason: str

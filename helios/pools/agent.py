@@ -1,4 +1,4 @@
-"""Process that starts trials on one machine, watches their memory, and ends them.
+"""Process that runs trials on one machine.
 
 The coordinator starts it as a program of its own and talks to it in lines of JSON on its standard input and output. It
 is small, so that a fork is cheap, and it is the reason that a coordinator that was killed leaves no trial behind: the
@@ -557,7 +557,7 @@ class Agent:
     # Trials of Python programs whose imports are done in a warm process.
 
     def _start_warm(self, order: dict[str, Any], trial: _Running, environment: dict[str, str]) -> bool:
-        """Have the warm process start a trial, and return whether there is one."""
+        """Start a trial from the warm process, if there is one."""
         if self._warm is None and not self._warm_failed:
             before = {name: value for name, value in environment.items() if name not in order["own"]}
             try:
@@ -835,7 +835,7 @@ class Agent:
 
 
 def _belongs(pid: int, trial: _Running) -> bool:
-    """Return whether a process is of a trial, by its session or its environment."""
+    """Return whether a process belongs to a trial."""
     with contextlib.suppress(psutil.Error, OSError):
         # A fork of a warm process has the environment of that one for whoever looks from outside.
         return os.getsid(pid) == trial.pid or _variable(psutil.Process(pid), TRIAL) == str(trial.number)
@@ -843,7 +843,7 @@ def _belongs(pid: int, trial: _Running) -> bool:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a process is ending, and so has no memory any more."""
+    """Return whether a process is ending."""
     with contextlib.suppress(psutil.Error):
         return bool(psutil.Process(pid).memory_info().vms == 0)
     return True
@@ -919,7 +919,7 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
 
 
 def _kernel_kills() -> int:
-    """Return how many processes the kernel has killed for memory on this machine."""
+    """Return the kernel's count of out-of-memory kills."""
     with contextlib.suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
@@ -956,7 +956,7 @@ class AgentProcess:
             self._process.stdin.flush()
 
     def events(self) -> list[dict[str, Any]] | None:
-        """Return the events that have arrived, or None when the agent has ended."""
+        """Return new events, or None after the agent's end."""
         read = os.read(self.output, 65_536)
         if not read:
             return None

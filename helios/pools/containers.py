@@ -249,7 +249,7 @@ class Container:
     def segment(
         self, folder: Path, sweep: TrainingSweep, imports: Sequence[str], *, pool: str, environment: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return what the agent needs in order to start a segment of a pool.
+        """Return the agent's order to start a segment.
 
         Parameters
         ----------
@@ -398,7 +398,7 @@ def _machine_of(image: Path) -> str:
 
 
 def _make_mount_point(image: Path, inside: str) -> None:
-    """Make the place in an unpacked image at which a folder is bound.
+    """Create a mount point in an unpacked image.
 
     Raises
     ------

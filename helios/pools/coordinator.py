@@ -208,7 +208,7 @@ class PoolEnd:
 
 
 class Coordinator:
-    """Runs the trials of a sweep until all have ended or time is up.
+    """Runs the trials of a sweep.
 
     Parameters
     ----------
@@ -414,7 +414,7 @@ class Coordinator:
             self._watcher.refresh(self)
 
     def _wait(self) -> None:
-        """Wait for an event, a signal, or the next time something is due."""
+        """Wait for the next event, signal or due time."""
         due = [self._read_at_s, *(a.terminate_at_s for a in self._running.values() if not a.terminated)]
         if self.ends_s is not None:
             due.append(self.ends_s - self._margin_s)
@@ -545,7 +545,7 @@ class Coordinator:
                 self._waiting[record.number] = self._trial(record)
 
     def _hold(self, problem: str) -> None:
-        """Start nothing for a while, since what is started could not be recorded."""
+        """Pause starts, which could not be recorded."""
         self._hold_until_s = time.time() + _HOLD_S
         self._note(f"No trial is started: {problem}")
 
@@ -606,7 +606,7 @@ class Coordinator:
         self._forecast_at_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
 
     def _run(self, attempt: _Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
-        """Return what an attempt used, as those that learn from it see it."""
+        """Return what an attempt used."""
         trial = attempt.trial
         return TrialRun(
             pool=self.state.pool,
@@ -633,7 +633,7 @@ class Coordinator:
         )
 
     def _fits(self, trial: Trial) -> bool:
-        """Return whether a trial will probably end in time or has a checkpoint."""
+        """Return whether a trial may start in the time left."""
         if self.ends_s is None:
             return True
         left_s = self.ends_s - self._margin_s - time.time()
@@ -705,7 +705,7 @@ class Coordinator:
         return not alone and not (beside and self._must_be_alone(trial.number))
 
     def _may_join(self, trial: Trial, beside: _Attempt) -> bool:
-        """Return whether a trial may be trained by the process of another one."""
+        """Return whether a trial may join another one's process."""
         process = beside.process
         return (
             process is not None
@@ -826,7 +826,7 @@ class Coordinator:
     # Processes that train several trials.
 
     def _idle_process(self, trial: Trial, device: Device, limit: float) -> FusedProcess | None:
-        """Return a process without trials that may take one, which saves a start."""
+        """Return an idle process that may take a trial."""
         if self._fusion.is_separate(trial.number) or trial.out_of_memory_mib is not None:
             return None
         idle = (each for each in self._processes.values() if not each.trials and not each.closed)
@@ -1112,7 +1112,7 @@ class Coordinator:
         self._agents[name] = agent.AgentProcess(self.state.pool, step, mps=self._mps)
 
     def _restart_agent(self, name: str) -> None:
-        """Start another agent where the last one has died, and every trial again.
+        """Restart a dead agent and all its trials.
 
         A node whose agent dies again and again is given up.
         """
@@ -1154,7 +1154,7 @@ def _node_of(device: Device) -> str:
 
 
 def _skipped(reader: ReportReader | EventReader) -> tuple[int, int]:
-    """Return how many lines or events, and how many bytes a reader has passed over."""
+    """Return the entries and bytes that a reader skipped."""
     return reader.skipped_lines, reader.skipped_bytes if isinstance(reader, ReportReader) else 0
 
 

@@ -55,7 +55,7 @@ class Node:
 def find_nodes(
     sweep: Path, folder: Path, options: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ
 ) -> tuple[Node, ...]:
-    """Return the other nodes of this Slurm job, and none outside of one.
+    """Return the other nodes of this Slurm job.
 
     Parameters
     ----------

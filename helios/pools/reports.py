@@ -146,7 +146,7 @@ Jump = Literal["", "replaced", "skipped"]
 
 
 class _GrowingFile:
-    """A file that a task writes, read on from where the last call ended."""
+    """A growing file, read from where the last call ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,7 +156,10 @@ class _GrowingFile:
         self._inode = 0
 
     def read(self, *, skip: bool, most: int = STEP) -> tuple[bytes, Jump]:
-        """Return new bytes, with ``skip`` the last ones where there are too many."""
+        """Return new bytes.
+
+        With ``skip`` only the last ones where there are too many.
+        """
         self.problem = ""
         jump: Jump = ""
         try:

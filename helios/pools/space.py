@@ -135,7 +135,9 @@ class ContainerChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedProgram:
-    """Program of which one process trains many trials, as ``python -m helios.fused.task`` does.
+    """Program that trains many trials in one process.
+
+    ``python -m helios.fused.task`` is such a program.
 
     Attributes
     ----------
@@ -559,7 +561,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
 
 
 def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
-    """Return the program whose models are trained together, or None where there is a command."""
+    """Return the fused program, or None for a command."""
     if table.fused is None:
         if table.command is None:
             hint = 'Write command = "python train.py --lr {lr}", or program = "models.py" in [fused].'
@@ -648,7 +650,10 @@ OF_A_SHELL = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1")
 
 
 def _command(table: _SweepTable, cwd: Path) -> tuple[str, ...]:
-    """Return the words of the command, which is there and needs no shell."""
+    """Return the words of the command.
+
+    It must exist, and must not need a shell.
+    """
     try:
         words = shlex.split(table.command) if isinstance(table.command, str) else list(table.command or ())
     except ValueError as reason:
@@ -917,7 +922,7 @@ def _csv_rows(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _from_text(text: str) -> Value:
-    """Return a number or truth value where a text is one in JSON."""
+    """Parse a JSON number or truth value in a text."""
     if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false", text):
         value: Value = json.loads(text)
         return value
@@ -961,7 +966,7 @@ class Search(Protocol):
         """
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Record the metric at a step, and return whether to prune the trial.
+        """Record a metric and return whether to prune.
 
         The metric may be NaN.
 
@@ -1132,7 +1137,7 @@ def load_optuna() -> Any:
 
 
 def _make_sampler(method: SearchMethod, done: int) -> Any:
-    """Return a sampler that does not draw the same trials after a restart."""
+    """Return a sampler with a fresh seed after a restart."""
     if not method.sampler:
         return None
     options = dict(method.sampler_options)
@@ -1266,7 +1271,7 @@ class OptunaSearch:
         return {name: self._suggest(trial, name) for name in self._spaces}
 
     def _suggest(self, trial: Any, name: str) -> Value:
-        """Draw a value, or return the one that was drawn before a restart."""
+        """Draw a value, or return the recorded one."""
         value: Value
         space = self._sweep.parameters[name]
         if isinstance(space, tuple):

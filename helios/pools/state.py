@@ -1,4 +1,4 @@
-"""File of what a pool did, which survives a kill at any moment.
+"""State file of a pool, which survives a kill.
 
 Its lines are JSON, appended and never changed. A line that was cut off is the last one, and the next run removes it.
 A result is in it before the search or anybody else hears of it, so that a finished trial is never run again.
@@ -95,7 +95,7 @@ class TrialRecord:
 
 
 def read_runs(folder: Path) -> list[TrialRun]:
-    """Return the attempts that have ended in a pool, which may be running.
+    """Return the finished attempts of a pool.
 
     Of pools of an older Helios, which did not keep what attempts used, there are none.
 
@@ -292,7 +292,7 @@ class StateFile:
                 self._interrupt(trial)
 
     def _interrupt(self, trial: TrialRecord) -> None:
-        """Take note that the pool of a trial has ended while it ran."""
+        """Record that a trial's pool ended first."""
         if trial.state is TrialState.RUNNING:
             self.interrupted.add(trial.owner or self._first)
             trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
@@ -343,7 +343,7 @@ class StateFile:
         return False
 
     def adopt(self) -> list[TrialRecord]:
-        """Take over the unfinished trials of pools that are gone, and return them."""
+        """Take over the unfinished trials of dead pools."""
         adopted = []
         with self.exclusive():
             gone = {
@@ -451,7 +451,10 @@ class StateFile:
         )
 
     def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
-        """Append a line, or keep it in memory while the disk is full."""
+        """Append a line.
+
+        It is kept in memory while the disk is full.
+        """
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
         with self.exclusive():
             if "what" in entry:
@@ -467,7 +470,10 @@ class StateFile:
         return not self.problem
 
     def retry(self) -> bool:
-        """Write what could not be written before, and return whether nothing is left."""
+        """Write postponed lines.
+
+        Returns whether none is left.
+        """
         if self.problem and time.monotonic() >= self._retry_at_s:
             self._write(lasting=True)
         return not self.problem

@@ -1,4 +1,4 @@
-"""Advice for users, about requests that do not fit what their jobs need.
+"""Advice for users about their requests.
 
 Jobs are alike if user, partition, words of the name, GPUs, CPUs and the request itself are equal. Nothing is said of
 fewer than ``FEWEST_JOBS`` alike jobs, unless the counts alone leave no doubt.
@@ -212,9 +212,10 @@ def alike_jobs(
 
 
 def _upper_bound(values: Floats) -> float:
-    """Return the value that a further alike job stays below with probability ``FITS``.
+    """Return an upper bound for a further alike job.
 
-    It is an order statistic of at least 19 values; exact if their order is chance. Else infinite.
+    It holds with probability ``FITS`` if the order of the values is random. It is an order statistic of at least 19
+    values, and infinite for fewer.
     """
     place = math.ceil(FITS * (len(values) + 1))
     return float(np.sort(values)[place - 1]) if place <= len(values) else math.inf

@@ -200,7 +200,7 @@ def _svg(figure: Figure, description: str) -> str:
 
 
 def _pdf(figure: Figure) -> bytes:
-    """Return the figure as a PDF that is the same on each day."""
+    """Return the figure as a reproducible PDF."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"pdf.fonttype": 42}):
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
@@ -480,7 +480,7 @@ def draw_queue_and_use(
     widths: tuple[float, float],
     rows: NDArray[np.bool_] | slice = slice(None),
 ) -> None:
-    """Draw mean jobs waiting and the share of GPUs held in each step.
+    """Draw waiting jobs and utilisation over time.
 
     Of the jobs in ``rows``; ``widths`` of the two lines, in points.
     """

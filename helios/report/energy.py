@@ -59,7 +59,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnergyLedger:
-    """The node hours of a window, what they drew, and what sleep saved.
+    """Node hours, energy and savings of a window.
 
     Attributes
     ----------

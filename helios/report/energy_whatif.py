@@ -189,7 +189,7 @@ class EnergyWhatIf:
 
 
 def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
-    """Compare the policies in a table, with a summary and the assumptions below.
+    """Compare the policies in a table.
 
     Parameters
     ----------

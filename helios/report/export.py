@@ -48,7 +48,7 @@ def risk_table(risk: Risk, *, bound: float) -> RenderableType:
 
 
 def loss_table(loss: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-    """Compare the figures of a history before and after it was made anonymous."""
+    """Compare a history with its anonymous export."""
     table = plain_table("Lost", "Before", "After", "Change")
     for name, figure in loss.items():
         kind, _, part = name.partition(".")

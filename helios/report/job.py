@@ -197,9 +197,10 @@ class JobExplanation:
 def places(
     snapshot: Snapshot, job: pd.Series[Any], *, without: Callable[[pd.DataFrame], NDArray[np.float64]]
 ) -> tuple[int, int, int]:
-    """Return a pending job's place, its place without Helios, and the queue's length.
+    """Return a job's place with and without Helios.
 
-    Among the pending jobs of its partition; of a job that names several partitions, among those of all of them.
+    It is the place among the pending jobs of its partition, or of all partitions that it names. The third value is
+    their number.
 
     Parameters
     ----------

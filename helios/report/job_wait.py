@@ -1,4 +1,4 @@
-"""Explanation of a job's wait in a replay, as a table of causes."""
+"""Explanation of a job's wait, as a table of causes."""
 
 from __future__ import annotations
 

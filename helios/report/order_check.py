@@ -85,7 +85,7 @@ class WaitRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderCheck:
-    """Waits under the live order of Helios, a site's own order, and size.
+    """Waits under each order that a site could use.
 
     All three have EASY backfill by time limits; size ages and is bounded as the live order is.
 
@@ -130,7 +130,7 @@ class OrderCheck:
         return CheckedOrder.PREDICTIONS if predictions else CheckedOrder.OWN
 
     def beside_own(self, order: CheckedOrder) -> WaitRatio:
-        """Compare the mean wait under an order with that under the site's own."""
+        """Compare the mean wait with that of the site's order."""
         return _compare([one.mean for one in self.ratios[order]])
 
     @property

@@ -1,4 +1,4 @@
-"""Results of a pool as JSON and tables, and a view while it runs."""
+"""Results and live view of a pool."""
 
 from __future__ import annotations
 

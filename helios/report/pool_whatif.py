@@ -46,7 +46,7 @@ class PoolWhatIf:
     notes: Sequence[str]
 
     def energy_kwh(self, outcome: PoolOutcome) -> float | None:
-        """Return the energy of the GPUs until the last trial has ended, kWh."""
+        """Return the energy of the GPUs, kWh."""
         if self.watts is None:
             return None
         idle, busy = self.watts

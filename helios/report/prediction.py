@@ -332,7 +332,7 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
 
 
 def _contributions(explained: Explained) -> RenderableType:
-    """Return the steps from the widest group to the prediction as a table."""
+    """Return the steps of a prediction as a table."""
     table = plain_table("From the widest group to the narrowest", "Ended", "Factor", "Run time")
     # A group in which nothing has ended changes nothing, and the prior counts only until the first job has ended.
     known = [step for step in explained.steps[:-1] if step.jobs] or [explained.steps[0]]

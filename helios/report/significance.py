@@ -54,7 +54,7 @@ class Difference:
     def from_draws(
         cls, new_s: float, old_s: float, draws: Floats | None = None, *, independent: int | None = None
     ) -> Difference:
-        """Return the difference of two figures, with its interval from pairs of draws.
+        """Return a difference with its interval.
 
         Parameters
         ----------
@@ -281,7 +281,7 @@ def compare_blocks(result: WhatIf) -> Differences:
 
 
 def mean_wait_difference(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
-    """Return how much longer jobs wait on average in ``run`` than in ``base``.
+    """Return the difference of mean waits.
 
     By the rule of :func:`of_one_replay`.
 

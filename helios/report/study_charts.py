@@ -1,4 +1,4 @@
-"""Drawings of the figures of a study, for a page and for a paper."""
+"""Drawings of the figures of a study."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def draw(figure: FigureData, *, narrow: bool = False) -> str | None:
 
 
 def draw_pdf(figure: FigureData) -> bytes | None:
-    """Return a figure as a PDF, None where there is nothing to draw."""
+    """Return a figure as a PDF, or None if it is empty."""
     drawing = _draw(figure, as_pdf=True)
     return None if drawing is None else drawing.pdf
 

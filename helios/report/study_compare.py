@@ -118,7 +118,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> StudyDiffer
 
 
 def _half_width(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
-    """Return half the width of the interval of a difference of independent values."""
+    """Return half the width of a difference's interval."""
     widths = []
     for found in (one, other):
         low, high = found.get("low"), found.get("high")

@@ -1,4 +1,4 @@
-"""The sections of a study's page, for an admin, a manager or an author."""
+"""The sections of a study's page, by audience."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of a study in words, each with a verdict and a command."""
+"""Statements of a study in words."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def change_sentence(statement: Statement, before: NDArray[np.float64]) -> str:
 
 
 def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
-    """Return the statements for a terminal, first those with the most hours at stake."""
+    """Return the statements for a terminal."""
     parts: list[RenderableType] = []
     for statement in first_statements(found):
         parts += [escape(statement.sentence), *([escape(f"  {statement.command}")] if statement.command else []), ""]
@@ -191,7 +191,10 @@ def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
 
 
 def value_text(estimate: Estimate, unit: str) -> str:
-    """Return a value with its interval, such as ``42 % (38 to 46 %)``."""
+    """Format a value with its interval and unit.
+
+    For example ``42 % (38 to 46 %)``.
+    """
     if estimate.value is None:
         return "-"
     if estimate.low is None or estimate.high is None:

@@ -1,4 +1,4 @@
-"""Results of a what-if, the source of its tables, figures, pages and JSON."""
+"""Results of a what-if."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """A short name of what was replayed, as ``QSSF predicted + EASY (limit)``."""
+        """Short name, as ``QSSF predicted + EASY (limit)``."""
         return scenario_label(
             policy=self.policy,
             run_times=self.run_times,
@@ -204,12 +204,15 @@ class WhatIf:
 
     @property
     def feasible(self) -> list[Run]:
-        """The other replays of what a live Slurm can do, in the order asked for."""
+        """The other replays of what a live Slurm can do."""
         return [run for run in self.runs if run is not self.baseline and run.is_possible_live]
 
     @property
     def impossible(self) -> list[Run]:
-        """The other replays whose backfill plans with predictions, as no live Slurm does."""
+        """The replays that no live Slurm can do.
+
+        Their backfill plans with predictions.
+        """
         return [run for run in self.runs if run is not self.baseline and not run.is_possible_live and not run.is_oracle]
 
     @property

@@ -63,7 +63,7 @@ class NodeFillOrderOptions:
 
 
 class NodeFillOrder:
-    """Have the cluster fill busy nodes before idle ones, and sleeping ones last.
+    """Fill busy nodes before idle and sleeping ones.
 
     Nodes whose jobs run longest come first, since they will be awake anyway. Then come those that are soon free or
     nearly empty, so that they drain, then idle nodes that are awake. Sleeping and long idle nodes, which sleep next,

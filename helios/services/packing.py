@@ -192,7 +192,7 @@ def _left_mib(device: Device, taken: int) -> float:
 
 
 def fused_gain(snapshot: PoolSnapshot, part: str) -> float:
-    """Return the work of a process of many trials, over that of one.
+    """Return the speed-up of a process of many trials.
 
     It is infinite where it was not measured, so that it is tried.
     """
@@ -200,7 +200,7 @@ def fused_gain(snapshot: PoolSnapshot, part: str) -> float:
 
 
 def _gain_apart(snapshot: PoolSnapshot, family: str) -> float:
-    """Return the work of trials that share a GPU, over that of one.
+    """Return the speed-up of trials that share a GPU.
 
     On the CPU, where slots have cores of their own, it is that of one.
     """
@@ -386,7 +386,7 @@ def _cell(shares: Sequence[float] | None) -> int:
 
 
 def _similarity(traits: Traits, members: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Return how alike the parameters of classes are, 0 to 1, shape (n, n)."""
+    """Return the similarity of classes, of shape (n, n)."""
     by_family = dict(traits)
     rows = [dict(by_family[group[0]]) if len(group) == 1 else {} for group in members]
     names = sorted({name for row in rows for name in row})
@@ -505,7 +505,7 @@ def least_device_time(
 def _solve_again(
     does: NDArray[np.float64], share: NDArray[np.float64], basis: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return prices and times if a basis is still the only best one.
+    """Solve again with a known basis, if it is still best.
 
     Work and speeds change little between two decisions, and so the same companies are best in most of them. Only
     a solution that is unique is taken, so that an answer never depends on what was solved before.
@@ -655,14 +655,17 @@ class _Pool:
         return need or None
 
     def reserved_mib(self, trial: Trial) -> float:
-        """Return the memory of a running trial that nobody else may be promised, MiB."""
+        """Return the memory reserved for a running trial, MiB."""
         if trial.memory_limit_mib is not None:
             return trial.memory_limit_mib
         seen = trial.peak_memory_mib or trial.forecast.memory_p95_mib
         return math.inf if not seen else seen * (1 + self.options.head_room)
 
     def must_be_alone(self, trial: Trial) -> bool:
-        """Return whether nothing is known of a trial, or memory has failed it twice."""
+        """Return whether a trial needs a device alone.
+
+        Nothing is known of it, or it ran out of memory twice.
+        """
         unknown = self.need_mib(trial) is None or not self.known.known[self.class_of(trial)]
         return unknown or (trial.out_of_memory_mib is not None and trial.attempts > 2)
 
@@ -822,7 +825,7 @@ class _Pool:
         return []
 
     def join(self, device: Device) -> None:
-        """Add a trial to a device if the company is worth more then."""
+        """Add a trial to a device if that is worth it."""
         trials = self.on[device.name]
         if len(trials) >= min(self.options.together, device.slots) or any(map(self.reserved_alone, trials)):
             return
@@ -859,7 +862,7 @@ class _Pool:
         return sorted(late, key=lambda t: (-self.left_s(t), t.number))
 
     def make_room(self) -> set[str]:
-        """Pause the trials of a device for a waiting one that would end last.
+        """Pause trials for a waiting one that would end last.
 
         It may fit beside nobody, and a device that others join is never free.
 
@@ -888,7 +891,7 @@ class _Pool:
         return kept
 
     def even_ends(self) -> None:
-        """Pause a trial that runs alone for a waiting one with more work left.
+        """Pause a short trial for a longer waiting one.
 
         That is where the last would end sooner, and no more trials wait than there are devices.
         """
@@ -930,7 +933,7 @@ class _Pool:
         return trial.out_of_memory_mib is not None and trial.attempts > 2 and trial.memory_limit_mib is None
 
     def part(self, device: Device) -> None:
-        """Pause a trial whose company is worth less than another one would be."""
+        """Pause a trial if another company is worth more."""
         trials = self.on[device.name]
         place = self.known.place.get(self.company(trials))
         if place is None:
@@ -964,7 +967,7 @@ class _Pool:
             self.actions.append(PauseTrial(number=best[2].number, reason=reason))
 
     def spread(self) -> None:
-        """Pause a trial of a full device if one without trials can take it."""
+        """Pause a trial that an empty device can take."""
         started = {action.device for action in self.actions if isinstance(action, StartTrial)}
         free = sum(not self.on[device.name] and device.name not in started for device in self.devices)
         ends: list[tuple[float, int, Trial]] = []
@@ -996,7 +999,10 @@ class _Pool:
 
 
 def _last_end(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
-    """Return when the last trial ends, each alone and the longest waiting one first, s."""
+    """Return when the last trial ends, s.
+
+    Each runs alone, the longest first.
+    """
     ends = sorted(busy_s)
     for length in sorted(waiting_s, reverse=True):
         heapq.heapreplace(ends, ends[0] + length)
@@ -1021,7 +1027,7 @@ def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_
 
 
 def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
-    """Return speeds alone that are expected of families which never ran alone here."""
+    """Return expected speeds of families never run alone."""
     known = {speed.family for speed in measured if not speed.beside}
     told = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
     return tuple(

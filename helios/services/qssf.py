@@ -54,7 +54,10 @@ def shortest_service_first(
 
 
 def divide_large_jobs(order: Callable[..., NDArray[np.float64]], divisor: float) -> Callable[..., NDArray[np.float64]]:
-    """Return an order in which the key of jobs above ``LARGE_GPUS`` is divided."""
+    """Return an order that prefers large jobs.
+
+    The key of jobs above ``LARGE_GPUS`` is divided.
+    """
 
     def divided(
         *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
@@ -228,7 +231,7 @@ class QssfOptions:
 
 
 class Qssf:
-    """Start jobs with the least predicted service first, less what they have waited.
+    """Order jobs by predicted service and wait.
 
     The key of a job is ``ln(GPUs x E[min(T, 8 h)]) + (submission - reference) / tau``; a CPU job counts as one GPU. Its
     urgency follows from the key on a fixed scale: a job of the reference moment with 10 GPU-seconds has 0.9, with 10^7
@@ -403,7 +406,7 @@ def _micros(at: datetime) -> int:
 
 
 def _in_proportion(key: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return urgencies in proportion to the keys, in which different keys stay different.
+    """Return urgencies in proportion to the keys.
 
     NaN is in the middle.
     """
@@ -424,9 +427,9 @@ def _from_scale(key: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
-    """Return the nearest grid point, or the job's current one if near enough.
+    """Round urgencies to a grid.
 
-    0 for NaN.
+    A job keeps its current grid point if that is near enough. NaN becomes 0.
     """
     step = MOST_URGENT / levels
     had = np.rint(now / step)

@@ -113,7 +113,7 @@ def build(name: str, options: Mapping[str, Any]) -> Service:
 
 
 def build_for_pool(name: str, options: Mapping[str, Any]) -> PoolService:
-    """Return the service for pools of that name, made with the given options.
+    """Return a pool service by name.
 
     Raises
     ------

@@ -103,7 +103,10 @@ class CommandsBackend(Backend):
         return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
 
     def configuration(self) -> dict[str, str]:
-        """Return ``scontrol show config``, with the controller's clock under ``NOW`` (s since the epoch)."""
+        """Return the output of ``scontrol show config``.
+
+        ``NOW`` has the controller's clock, s since the epoch.
+        """
         found = show_config(self.shell)
         self._scrontab = "enable" in found.get("ScronParameters", "")
         return found
@@ -161,7 +164,10 @@ class CommandsBackend(Backend):
 
 
 def show_config(shell: Shell) -> dict[str, str]:
-    """Return ``scontrol show config``, with the controller's clock under ``NOW`` (s since the epoch)."""
+    """Return the output of ``scontrol show config``.
+
+    ``NOW`` has the controller's clock, s since the epoch.
+    """
     shown = lines(shell.run("scontrol", "show", "config"))
     now = re.search(r"as of (\d+)", shown[0])
     return settings(shown) | ({"NOW": now[1]} if now else {})

@@ -72,7 +72,7 @@ class QueueReading:
         return None if factor is None or factor.direct else factor.value
 
     def is_ours(self, setting: JobSetting, job_id: str) -> bool:
-        """Return whether the value on a pending job is proved to be Helios'.
+        """Return whether a job's value is Helios' own.
 
         It is if it has Helios' mark and a record of it exists.
         """
@@ -376,7 +376,7 @@ class SlurmCluster:
         return outcomes, list(_changed_unasked(changes.values(), reading, after))
 
     def _answers(self, changes: Sequence[SettingChange[int]], reading: QueueReading) -> dict[str, str]:
-        """Write one change for each job, and return Slurm's answers by job id.
+        """Write changes and return Slurm's answers by job.
 
         Arrays come first, because a write to an array also reaches its tasks that have left it.
         """

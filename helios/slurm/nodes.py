@@ -252,7 +252,7 @@ def check_node_update(change: PlannedNodeUpdate, reading: NodeReading) -> NodeOu
 
 
 def is_in_state(change: PlannedNodeUpdate, reading: NodeReading) -> bool:
-    """Return whether a node has the requested value, or is changing to it.
+    """Return whether a node has or gets the requested value.
 
     The node must exist.
     """
@@ -284,7 +284,10 @@ def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: No
 
 
 def _why_not_written(change: PlannedNodeUpdate, reading: NodeReading) -> str:
-    """Return why a change must not be written now, or an empty text."""
+    """Return why a change must not be written now.
+
+    Empty where it may.
+    """
     if change.setting is NodeSetting.WEIGHT:
         return "" if _weight(change.wanted) is not None else f"{change.wanted!r} is no weight"
     if change.setting is NodeSetting.KEEP_AWAKE:

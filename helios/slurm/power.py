@@ -53,7 +53,10 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptAwake:
-    """Nodes of which the cluster keeps ``least`` idle and awake, or all for None."""
+    """Nodes that the cluster keeps awake.
+
+    Of them ``least`` stay idle and awake, or all for None.
+    """
 
     nodes: tuple[str, ...]
     least: int | None = None

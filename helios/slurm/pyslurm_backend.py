@@ -152,7 +152,7 @@ class Worker:
         return f"The pyslurm worker {how}{self._error_output()}."
 
     def end(self) -> None:
-        """Let the worker end by itself, and kill it if it does not."""
+        """End the worker, and kill it if it does not end."""
         with contextlib.suppress(OSError):
             self._input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -316,7 +316,7 @@ class PyslurmBackend(Backend):
             raise AnswerNotUnderstood(f"The pyslurm worker's versions make no sense: {answer!r:.200}") from reason
 
     def queue(self) -> list[RawJob]:
-        """Return the records of pending, running, suspended and completing jobs."""
+        """Return the records of all jobs that have not ended."""
         return cast(list[RawJob], _records(self._read("queue"), RawJob))
 
     def nodes(self) -> list[RawNode]:

@@ -1,4 +1,4 @@
-"""Runner of Slurm's programs, with output that does not depend on the site.
+"""Runner of Slurm's programs, with uniform output.
 
 Every process here is started by :class:`Shell`. It finds the program, limits its time, kills it with its children when
 it does not answer, and removes the environment variables by which users change Slurm's output.
@@ -187,7 +187,7 @@ _WHERE = "Install Slurm's client commands on this host, or say in [slurm] comman
 
 
 def stop(started: subprocess.Popen[bytes]) -> None:
-    """Kill a program's process group if it still runs, and close its pipes."""
+    """Kill a program's process group and close its pipes."""
     if started.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)

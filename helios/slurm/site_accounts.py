@@ -119,9 +119,10 @@ def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
 
 
 def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Share, ...]:
-    """Read fair shares from ``sacctmgr show assoc tree -P`` or ``sshare -a -l -P``.
+    """Read fair shares from ``sacctmgr`` or ``sshare``.
 
-    The latter also has the past usage. What is not simulated is added to ``notes``.
+    The commands are ``sacctmgr show assoc tree -P`` and ``sshare -a -l -P``. The latter also has the past usage. What
+    is not simulated is added to ``notes``.
 
     Parameters
     ----------

@@ -156,7 +156,7 @@ class MachineCounts:
 
 
 def parse_sinfo(text: str) -> MachineCounts:
-    """Read the output of ``sinfo -N``, one row for each node and partition.
+    """Read the output of ``sinfo -N``.
 
     Raises
     ------

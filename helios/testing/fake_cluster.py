@@ -261,7 +261,7 @@ class FakeCluster(Faults):
 
     @property
     def queue(self) -> list[str]:
-        """Ids of the pending jobs, in the order in which they would start."""
+        """Ids of the pending jobs, in starting order."""
         return [str(job.row["job_id"]) for job in self._in_order()]
 
     def site_factor_of(self, job_id: str) -> int:
@@ -308,7 +308,7 @@ class FakeCluster(Faults):
         )
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply ``actions``, read the values back, and return an outcome for each job.
+        """Apply ``actions`` and return their outcomes.
 
         Raises
         ------

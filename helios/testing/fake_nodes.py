@@ -214,7 +214,7 @@ class PoweredNodes:
         return self._held.get(job_id, [])
 
     def in_state(self, power: NodePower | None) -> list[str]:
-        """Return the names of the nodes in that power state, None for down."""
+        """Return the nodes in a power state, None for down."""
         return [name for name in self._nodes if self.power_of(name) is power]
 
     # Slurm's rules.
@@ -445,7 +445,7 @@ class FakeNodes(PoweredNodes, Faults):
         )
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply ``actions``, read the values back, and return an outcome for each node.
+        """Apply ``actions`` and return their outcomes.
 
         Raises
         ------

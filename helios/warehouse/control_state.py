@@ -122,7 +122,7 @@ class SqlLedger:
 
 
 def read_lease(connection: sa.Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:
-    """Return the lease of a domain, or None if nobody ever held it.
+    """Return the lease of a domain, or None.
 
     Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
     """

@@ -33,10 +33,10 @@ _SECRETS = ("password", "sslpassword", "passfile")
 
 @lru_cache(maxsize=8)
 def engine_for(url: str) -> sa.Engine:
-    """Return the engine of ``url``, always the same one for the same URL.
+    """Return the engine of ``url``.
 
-    No connection is opened yet. The engine is cached because SQLAlchemy keeps compiled statements with it, and a
-    control cycle opens the warehouse several times.
+    It is the same one for the same URL. No connection is opened yet. The engine is cached because SQLAlchemy keeps
+    compiled statements with it, and a control cycle opens the warehouse several times.
 
     Raises
     ------

@@ -25,7 +25,7 @@ from helios.warehouse.revising import Revisions, revise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
-    """A file or reading that is loaded, as it is recorded in ``loads``.
+    """A load, as recorded in ``loads``.
 
     Attributes
     ----------
@@ -285,7 +285,10 @@ def add_decisions(connection: sa.Connection, cluster_id: int, decisions: pd.Data
 
 
 def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> sa.Select[Any]:
-    """Return the query of the decisions about one job or node, oldest first."""
+    """Return the query of decisions about one target.
+
+    They come oldest first.
+    """
     table = schema.decisions
     query = select_columns(table, cluster_id, DECISIONS.names).where(table.c.target == target)
     if since is not None:

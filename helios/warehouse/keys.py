@@ -41,7 +41,7 @@ class StringTable:
         self._numbers: dict[str, int] = {}
 
     def numbers(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of each text, and make one for a new text."""
+        """Return the number of each text, new or known."""
         unknown = list(dict.fromkeys(text for text in texts if text not in self._numbers))
         for chunk in _chunks(unknown):
             self._learn(dict(zip(map(_digest, chunk), chunk, strict=True)))
@@ -104,7 +104,7 @@ def find_cluster_id(connection: sa.Connection, name: str) -> int:
 
 
 def cluster_id_for_loading(connection: sa.Connection, *, name: str, timezone: str | None = None) -> int:
-    """Return the number of a cluster, and make it if it is new.
+    """Return the number of a cluster, new or known.
 
     ``timezone`` is stored if none was known before.
     """

@@ -115,7 +115,7 @@ def _older(
 def oldest(
     cluster_id: int, at: sa.Column[Any], before: datetime, *conditions: sa.ColumnElement[bool]
 ) -> sa.Select[Any]:
-    """Return the query of the times of a cluster's old rows, oldest first."""
+    """Return the query of the times of old rows."""
     chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
     return sa.select(at).where(*chosen).order_by(at)
 

@@ -153,7 +153,7 @@ def _has_ended(job: Any) -> sa.ColumnElement[bool]:
 
 
 def _completeness(job: Any) -> sa.ColumnElement[int]:
-    """Return the SQL expression for how much a row knows of its run.
+    """Return the SQL expression for a row's completeness.
 
     It is 0 for nothing, 1 for the start and 2 for the end.
     """

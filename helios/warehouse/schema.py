@@ -48,9 +48,9 @@ TYPES: Mapping[str, TypeEngine[Any]] = {
 def _columns(
     kind: FrameKind, *nullable: str, category: TypeEngine[Any] = TYPES["category"]
 ) -> Iterator[sa.Column[Any]]:
-    """Yield the columns of a kind of frame, with its categories stored as ``category``.
+    """Yield the table columns of a kind of frame.
 
-    Columns named in ``nullable`` may have missing values.
+    Categories are stored as ``category``. Columns named in ``nullable`` may have missing values.
     """
     for column in kind.columns:
         kept_as = JobId if column.name == "job_id" else category if column.dtype == "category" else TYPES[column.dtype]
@@ -67,7 +67,7 @@ def _cluster_column() -> sa.Column[int]:
 
 
 def _cluster_table(name: str, *columns: sa.Column[Any], key: tuple[str, ...]) -> sa.Table:
-    """Return a table whose rows are told apart by their cluster and ``key``."""
+    """Return a table with the cluster and ``key`` as key."""
     return sa.Table(name, metadata, _cluster_column(), *columns, sa.PrimaryKeyConstraint("cluster_id", *key))
 
 

@@ -299,7 +299,7 @@ class Warehouse(ModelStore, TrialStore):
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
-        """Return a cluster's jobs that have an id as a person writes it.
+        """Return the jobs with an id as a person writes it.
 
         A task of a job array is written ``123_7``. Only jobs submitted at or after ``since`` are returned.
         """
@@ -366,7 +366,10 @@ class Warehouse(ModelStore, TrialStore):
             return frame_of(self._bulk.select(connection, query), {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
-        """Store a ``NODES`` frame, and replace nodes with the same name and partition."""
+        """Store a ``NODES`` frame.
+
+        It replaces nodes of the same name and partition.
+        """
         self._replace(cluster, schema.nodes, model.NODES, nodes, never_missing=("name",), key=("name", "partition"))
 
     def nodes(self, cluster: str) -> pd.DataFrame:
@@ -494,7 +497,7 @@ class Warehouse(ModelStore, TrialStore):
         return SqlLedger(self._engine, self._bulk, cluster, domain)
 
     def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
-        """Return the lease of a domain, or None if nobody ever held it.
+        """Return the lease of a domain, or None.
 
         Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
         """

@@ -411,7 +411,7 @@ def energy_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
 
 
 def report_files(settings: Settings) -> Iterator[Path]:
-    """Yield the files of the report folder that are shown, the newest first."""
+    """Yield the listed report files, newest first."""
     folder = Path(settings.report.folder)
     try:
         found = [

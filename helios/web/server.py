@@ -296,7 +296,7 @@ def openapi() -> dict[str, Any]:
 
 
 class WebServer:
-    """The site, served in a thread of its own or in this one.
+    """Web server, in its own thread or in this one.
 
     Parameters
     ----------
@@ -353,7 +353,7 @@ class WebServer:
 
 
 def open_server(settings: Settings, *, token: str, cluster: str | None = None) -> WebServer:
-    """Return the server of the site that the settings describe, which listens already."""
+    """Return a web server that already listens."""
     web = settings.web
     if web.admins and not web.user_header:
         raise UsageError("Admins are users of a proxy.", hint="Say in which header it names them: web.user_header")

@@ -65,7 +65,7 @@ def last_alike(history: StudyHistory) -> NDArray[np.int64]:
 
 
 def next_alike(history: StudyHistory) -> Floats:
-    """Return how long after each job's end an alike job was submitted, s.
+    """Return the time to the next alike submission, s.
 
     inf where none was.
     """

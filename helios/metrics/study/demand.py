@@ -63,7 +63,7 @@ def top_count(users: int) -> int:
 
 
 def top_share(hours: Floats) -> float:
-    """Return the share of hours that the top 5 % of users with hours hold."""
+    """Return the share of hours of the top 5 % of users."""
     held = hours[hours > 0]
     if not len(held):
         return 0.0
@@ -77,7 +77,10 @@ def gini(values: Floats) -> float:
 
 
 def who_waits(history: StudyHistory) -> Finding:
-    """Return the median share of completion that the shorter half of the jobs waited."""
+    """Return how large a share of their JCT short jobs wait.
+
+    It is the median over the shorter half of the jobs.
+    """
     chosen = _first_runs(history) & np.isfinite(history.wait_s) & (np.nan_to_num(history.run_time_s) > 0)
     if not chosen.any():
         return unknown_finding(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
@@ -113,7 +116,7 @@ def who_waits(history: StudyHistory) -> Finding:
 
 
 def short_behind_long(history: StudyHistory) -> Finding:
-    """Return the share of all waiting that is of short jobs behind long ones.
+    """Return the share of waiting of short jobs behind long ones.
 
     In each quarter of an hour and partition, the waiting of jobs that run below 15 minutes counts by the share of the
     units in use that jobs above 6 hours hold.
@@ -199,7 +202,10 @@ def bursts(history: StudyHistory) -> Finding:
 
 
 def dispersion(counts: Floats) -> float:
-    """Return the variance of counts as a multiple of their mean, 1 for independent arrivals."""
+    """Return the index of dispersion of counts.
+
+    It is variance over mean, and 1 for independent arrivals.
+    """
     return float(counts.var() / counts.mean()) if counts.any() else 0.0
 
 
@@ -242,7 +248,7 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
 
 
 def drift(history: StudyHistory) -> Finding:
-    """Return how much run times change from week to week, 0 to 1."""
+    """Return the weekly change of run times, 0 to 1."""
     edges_s = local_edges(history.first_s, history.end_s, timezone=history.timezone, days=WEEK_DAYS)
     whole = np.flatnonzero(np.diff(edges_s) >= (WEEK_DAYS - 1) * DAY_S)
     chosen = history.sized & (np.nan_to_num(history.run_time_s) > 0)

@@ -91,9 +91,9 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StudyHistory:
-    """Jobs that were submitted in a window, or held or waited for something in it.
+    """Jobs of a window.
 
-    Arrays of shape (n_jobs,), in the order of submission.
+    They were submitted, ran or waited in it. Arrays of shape (n_jobs,), in the order of submission.
 
     Attributes
     ----------
@@ -170,7 +170,10 @@ class StudyHistory:
 
     @property
     def sized(self) -> Flags:
-        """Whether each job asks for the resource and was submitted in the window."""
+        """Whether each job counts for the resource.
+
+        It asks for it, and was submitted in the window.
+        """
         return self.submitted & (self.size > 0)
 
     @property
@@ -348,7 +351,7 @@ def _resource(jobs: pd.DataFrame) -> str:
 
 
 def share(part: Floats | Flags | float, whole: Floats | Flags | float) -> float | None:
-    """Return a sum as a share of another, None where that is 0."""
+    """Return a ratio of sums, None for a zero denominator."""
     total = float(np.sum(whole))
     return float(np.sum(part)) / total if total > 0 else None
 
@@ -403,7 +406,10 @@ def _names(column: pd.Series[Any]) -> Names:
 
 
 def _gpu_types(jobs: pd.DataFrame) -> Names:
-    """Return each job's type of GPU, or else the one that its requested resources name."""
+    """Return each job's GPU type.
+
+    Where it is not recorded, the requested resources may name it.
+    """
     recorded, asked = _names(jobs["gpu_type"]), jobs["tres_requested"]
     named = [_GPU_TYPE.search(str(text)) for text in asked.cat.categories]
     if not any(named):

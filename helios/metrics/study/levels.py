@@ -1,4 +1,4 @@
-"""Findings on how full a cluster is, when and where, and which jobs fill it.
+"""Findings on the utilisation of a cluster.
 
 Use is never clipped at the capacity: more in use than in service is shown.
 """
@@ -186,7 +186,7 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def imbalance(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 6, the deviation of the use of partitions from that of the cluster.
+    """Return finding 6, the imbalance between partitions.
 
     Partitions are weighted by their capacity.
     """
@@ -251,9 +251,9 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 20, CPU jobs on GPU nodes while GPU jobs waited, node hours.
+    """Return finding 20, CPU jobs on GPU nodes.
 
-    Several CPU jobs on a node count once.
+    It counts node hours while GPU jobs waited. Several CPU jobs on a node count once.
     """
     if history.resource != "gpus":
         return unknown_finding(20, MISSING_GPUS)
@@ -307,7 +307,7 @@ def _beside_queue(
     coverage: float,
     parts: dict[str, Any],
 ) -> Finding:
-    """Return finding 20 from when CPU jobs held how many nodes of which pool."""
+    """Return finding 20 from the nodes held by CPU jobs."""
     begins_s, ends_s, nodes, at = held
     pool, until_s = capacity.pools_of(history), history.waiting_until_s
     in_queue = (history.size > 0) & (until_s > np.maximum(history.eligible_s, history.first_s))
@@ -343,7 +343,7 @@ def _coverage(history: StudyHistory, capacity: Capacity) -> float | None:
 
 
 def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats]:
-    """Return hours in use and in service, of each pool in each block."""
+    """Return used and available hours by pool and block."""
     pool, blocks = capacity.pools_of(history), history.blocks
     used = history.hours_of_groups(pool, len(capacity.pools))
     day_hours = np.diff(capacity.edges_s) / HOUR_S
@@ -352,7 +352,7 @@ def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats
 
 
 def _deviation(used: Floats, served: Floats) -> float:
-    """Return the deviation of shares in use, weighted by what is in service."""
+    """Return the weighted deviation of utilisation."""
     there = served > 0
     used, served = used[there], served[there]
     if not len(served):
@@ -399,9 +399,9 @@ def _above_half(history: StudyHistory, capacity: Capacity, all_hours: Floats) ->
 
 
 def _drain_hours(history: StudyHistory, capacity: Capacity, large: Flags) -> float:
-    """Return what idled in partitions while a job above half of it waited, h.
+    """Return idle hours while large jobs waited.
 
-    It is the most that was kept free for such jobs.
+    A large job asks for more than half of its partition. The result is the most that was kept free for such jobs.
     """
     pool, until_s, total = capacity.pools_of(history), history.waiting_until_s, 0.0
     begins_s = np.maximum(history.eligible_s, history.first_s)
@@ -432,7 +432,10 @@ def _union(from_s: Seconds, to_s: Seconds) -> BusyIntervals:
 
 
 def _overlap(held: tuple[Seconds, Seconds, Floats], waits: tuple[Seconds, Seconds], blocks: Blocks) -> Floats:
-    """Return how long intervals overlap with any of others, by block, weight x s."""
+    """Return the overlap of intervals by block.
+
+    The unit is that of the weight times s.
+    """
     begins_s, ends_s, weight = held
     union = _union(*waits)
     edges_s = np.column_stack([union.start_s, union.end_s]).ravel()

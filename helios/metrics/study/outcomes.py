@@ -44,14 +44,17 @@ def reached_limit(history: StudyHistory) -> Flags:
 
 
 def failed_late(history: StudyHistory) -> Flags:
-    """Return which jobs failed after more than an hour, and not by their time limit."""
+    """Return which jobs failed after more than an hour.
+
+    Jobs that reached their time limit are left out.
+    """
     failed = np.isin(history.state, (FAILED, NODE_FAILED)) & (history.run_time_s > LONG_FAILURE_S)
     flags: Flags = failed & ~reached_limit(history)
     return flags
 
 
 def long_failures(history: StudyHistory) -> Finding:
-    """Return the share of hours in jobs that failed after more than an hour."""
+    """Return the share of hours in late failures."""
     known = history.state != UNKNOWN
     hours = history.hours_by_block(known)
     if not known.any() or hours.sum() <= 0:
@@ -106,7 +109,7 @@ def repeated_failures(history: StudyHistory) -> Finding:
 
 
 def hours_at_limit(history: StudyHistory) -> Finding:
-    """Return the share of hours in jobs that ended at their time limit."""
+    """Return the share of hours in timed-out jobs."""
     limited = np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
     known = (history.state != UNKNOWN) | limited
     hours = history.hours_by_block(known)
@@ -177,7 +180,7 @@ def started_again(history: StudyHistory) -> Flags:
 
 
 def weighted_median(values: Floats, weight: Floats) -> float:
-    """Return the value below which half of the weight lies."""
+    """Return the weighted median."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weight[order])
     place = int(np.searchsorted(reached, reached[-1] / 2)) if len(values) else 0
@@ -202,7 +205,7 @@ def _limits_by_partition(
 
 
 def _covered(history: StudyHistory, known: Flags) -> float | None:
-    """Return the share of all hours that are of jobs about which something is known."""
+    """Return the share of hours of known jobs."""
     total = float(history.hours().sum())
     return float(history.hours()[known].sum()) / total if total > 0 else None
 

@@ -1,4 +1,4 @@
-"""On which nodes the jobs of a history ran, from their node lists."""
+"""Placement of jobs on nodes, from their node lists."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def find_placement(history: StudyHistory) -> HeldNodes | None:
 
 
 def nodes_seen(history: StudyHistory, placement: HeldNodes) -> pd.DataFrame:
-    """Return the nodes that jobs ran on, with the most held on each.
+    """Return the nodes of jobs, with the peak held on each.
 
     Columns of ``NODES``; the other resource and the memory are not known.
     """

@@ -1,4 +1,4 @@
-"""The nightly report of a day, as a page and as a mail."""
+"""The nightly report, as page and mail."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _wrap(text: str, first: str = "", then: str = "") -> list[str]:
 
 
 def _select(table: ReportTable, columns: str, *, most: int | None = None) -> ReportTable:
-    """Return the first rows of a table with columns as ``--format`` names them."""
+    """Return the first rows, with ``--format`` columns."""
     return replace(
         table, shown=tuple(columns.split(",")), rows=table.rows.head(len(table.rows) if most is None else most)
     )

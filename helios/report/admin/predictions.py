@@ -84,7 +84,7 @@ def prediction_accuracy(
 
 
 def last_ended_run_s(jobs: pd.DataFrame, past: pd.DataFrame) -> Floats:
-    """Return the run time of the user's last job ended before each submission.
+    """Return the run time of the user's last ended job.
 
     In s; NaN: there is none. A job that ends at the very moment of a submission does not count: the tasks of an array
     run alike, and the first has not ended when the last is submitted.

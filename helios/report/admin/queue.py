@@ -145,7 +145,7 @@ def epoch_s(moments: Sequence[pd.Timestamp]) -> NDArray[np.int64]:
 
 
 def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
-    """Return the rows of ``queue_over_time``, a row for each step between the edges."""
+    """Return waiting and running jobs in each step."""
     last_s = int(edges_s[-1])
     started, submitted = (_step_of(_seconds(jobs[name]), edges_s) for name in ("started_at", "submitted_at"))
     waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))
@@ -164,7 +164,7 @@ def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
 
 
 def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
-    """Return what is counted, a row for each job that waits or runs."""
+    """Return a row for each waiting or running job."""
     waits, runs = waiting_at(held, at), running_at(held, at)
     gpus = held["gpus"].to_numpy(dtype=np.float64)
     p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600

@@ -198,7 +198,7 @@ def moved_jobs(
 
 
 def shadow_table(day: ShadowDay, *, title: str) -> ReportTable:
-    """Show the waits as recorded, replayed without, and replayed with what was decided."""
+    """Show recorded waits beside both replays."""
     lines = (
         ("as recorded", day.recorded),
         ("replayed, site's own order", day.without),

@@ -93,7 +93,7 @@ def wait_s(jobs: pd.DataFrame) -> Floats:
 
 
 def wait_so_far_s(jobs: pd.DataFrame, at: datetime) -> Floats:
-    """Return how long each job has been able to start at ``at``, s."""
+    """Return the wait of each job until ``at``, s."""
     return np.asarray((pd.Timestamp(at) - eligible_since(jobs)).dt.total_seconds(), dtype=np.float64)
 
 

@@ -123,7 +123,7 @@ PLAIN = 2 + len(TIMERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleScore:
-    """What a rule would have done in the weeks it was chosen on.
+    """Score of a rule in the training weeks.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ def plan_sizing(known: KnownDemand, options: CesOptions, *, from_step: int = 0, 
 
 
 def levels_of(known: KnownDemand, setting: SizingParameters, *, from_step: int) -> NDArray[np.float64]:
-    """Return the nodes awake under one rule after each step from ``from_step`` on."""
+    """Return the level of one rule after each step."""
     levels = known.total.copy()
     if from_step < len(levels):
         start = _start(known, setting, from_step)
@@ -378,7 +378,7 @@ def _walk(
     state: tuple[float, int],
     levels: NDArray[np.float64],
 ) -> tuple[float, int]:
-    """Run a rule over a range of steps and return its last state."""
+    """Run a rule over some steps."""
     first, after = steps
     floor = _floor(known.steps(max(0, first - DAY), after), setting.floor)[first - after :]
     busy, total = known.busy[first:after], known.total[first:after]
