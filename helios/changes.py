@@ -67,7 +67,7 @@ class ValueMapping(Generic[Value]):
     nothing : callable
         Returns the neutral value of a setting.
     words : callable
-        Returns a value of a setting, for a person.
+        Returns a value of a setting as text.
     """
 
     of_urgency: Callable[[float], Value]

@@ -47,7 +47,7 @@ def explain(
     job_id : str
         As a person writes it: of an array, ``123`` or ``123_7``.
     choose : callable
-        As returned by :func:`kept_model` or :func:`model_in_use`.
+        As returned by :func:`stored_model` or :func:`model_in_use`.
     read_snapshot : callable, optional
         Returns a snapshot of the live cluster, for a job that the history does not know as ended; None: there is none.
     restart : int, optional

@@ -1,6 +1,6 @@
-"""The files that a machine needs to run Helios as a service.
+"""Installation of the files that a machine needs to run Helios as a service.
 
-They are laid down from the package, and only files that nobody has changed since are replaced or removed.
+They come from the package. Files that somebody has changed since are neither replaced nor removed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 from helios.errors import HeliosError, UsageError
 
 PREFIX = "/opt/helios"
-"""Where the packaged files think that the environment of Helios is."""
+"""Folder of Helios' Python environment as written in the packaged files, which is replaced by the real one."""
 RECORD = Path("var/lib/helios-setup/files.json")
-"""Digests of the files as they were laid down, by path, below the root.
+"""File below the root with the digest of each installed file, by path.
 
-Settings are not in it: they are never replaced nor removed."""
+Settings are not in it, because they are never replaced or removed."""
 SYSTEMD_RUNS = Path("/run/systemd/system")
 PROGRAM, TEXT = 0o755, 0o644
 
 
 class FileState(StrEnum):
-    """What became, or would become, of a file."""
+    """State of a file, or what a setup did to it."""
 
     WRITTEN = "written"
     REPLACED = "replaced"
@@ -44,12 +44,12 @@ class FileState(StrEnum):
 
 
 class SetupFailed(HeliosError):
-    """A file could not be laid down, or a step failed."""
+    """A file could not be installed, or a step failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetupFile:
-    """A file to lay down.
+    """A file to install.
 
     Attributes
     ----------
@@ -76,9 +76,9 @@ class SetupResult:
     files : tuple of (str, FileState)
         Absolute paths on the machine.
     steps : tuple of str
-        Steps done beside the files, or not done and why.
+        Other steps, done or not done, with the reason.
     next_steps : tuple of str
-        What a person does next.
+        What a person has to do next.
     """
 
     files: tuple[tuple[str, FileState], ...]
@@ -103,7 +103,7 @@ class SetupResult:
 def deploy_folder() -> Path:
     """Return the folder of units, hook and programs.
 
-    In an installed package it lies inside it, in a checkout beside it.
+    It is within an installed package, and beside the package in a checkout.
     """
     package = Path(__file__).resolve().parents[1]
     installed = package / "deploy"
@@ -113,16 +113,16 @@ def deploy_folder() -> Path:
 def setup_files(
     *, prefix: Path, hook: Path | None = None, power: Path | None = None, texts: Mapping[str, str] | None = None
 ) -> Iterator[SetupFile]:
-    """Yield the files of a machine.
+    """Yield the files to install on a machine.
 
     Parameters
     ----------
     prefix : Path
         Folder of the Python environment that holds Helios, absolute.
     hook : Path, optional
-        Folder of ``slurm.conf``, for the priority hook; None: no hook.
+        Folder of ``slurm.conf``, for the priority hook. None for no hook.
     power : Path, optional
-        Folder for the programs that switch nodes; None: none.
+        Folder for the programs that power nodes. None for no programs.
     texts : mapping of str to str, optional
         Completion scripts and manual pages by path below the root.
     """
@@ -168,9 +168,9 @@ def install_files(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -
     Parameters
     ----------
     root : Path
-        Folder below which they are written: ``/``, or that of a package.
+        Folder below which they are written: ``/``, or the root of a package that is built.
     is_machine : bool
-        The root is that of this machine: its users are made and systemd reads its units again.
+        Whether the root is that of this machine. Then users are created and systemd is reloaded.
 
     Raises
     ------
@@ -198,9 +198,9 @@ def install_files(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -
 
 
 def remove_files(*, root: Path, is_machine: bool) -> SetupResult:
-    """Remove the files that were laid down and that nobody has changed.
+    """Remove the installed files that nobody has changed.
 
-    Configuration stays.
+    The configuration is kept.
 
     Raises
     ------
@@ -236,8 +236,8 @@ def _state_of(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileSta
     found = target.read_bytes()
     if found == file.content and target.stat().st_mode & 0o777 == file.mode:
         return FileState.UNCHANGED
-    is_ours = _digest(found) in {record.get(str(file.path)), _digest(file.content)}
-    return FileState.OUTDATED if is_ours and not file.is_configuration else FileState.KEPT
+    unchanged = _digest(found) in {record.get(str(file.path)), _digest(file.content)}
+    return FileState.OUTDATED if unchanged and not file.is_configuration else FileState.KEPT
 
 
 def _write(target: Path, file: SetupFile) -> None:
@@ -314,7 +314,7 @@ def refuse_prefix_of_others(prefix: Path) -> None:
 
 
 def next_steps(*, hook: Path | None, power: Path | None) -> tuple[str, ...]:
-    """Return what a person does after the files are there."""
+    """Return the steps for a person after the installation."""
     steps = [
         "Make its user an operator: sacctmgr add user helios account=root adminlevel=operator maxsubmitjobs=0",
         "Look through the settings: /etc/helios/helios.toml",

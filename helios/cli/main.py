@@ -1,8 +1,7 @@
 """The command ``helios`` and the list of all its commands.
 
 Helios' packages take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed
-is imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for
-anything.
+is imported. ``helios pause`` does not wait for the training code, and ``helios --help`` for none of them.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def import_command(name: str) -> Any:
 def _join_help_lines(command: Any) -> None:
     """Join the source lines of each paragraph of a help text.
 
-    The terminal wraps them. Typer would keep the source's line breaks from the second paragraph on.
+    The terminal wraps them. Typer would keep the line breaks of the source from the second paragraph on.
     """
     if command.help:
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))

@@ -27,7 +27,7 @@ class PendingJob:
     submitted_us : int
         Submission, microseconds since the epoch. Slurm reuses job ids, so that a job is identified by its id and this.
     eligible_us : int
-        When it could first have started, or can, in the same unit; unknown counts as long ago.
+        When it can first start, in the same unit. If it is unknown, it counts as long ago.
     eligible : bool
         Whether it could have started at the time of the snapshot. Only then can its urgency be read.
     excluded_reason : str
@@ -112,7 +112,7 @@ def _text(values: pd.Series[Any]) -> list[str]:
     return [value if isinstance(value, str) else "" for value in values.astype(object)]
 
 
-# The same for nodes.
+# Nodes.
 
 OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
 """Flags of a node on which no job should start."""

@@ -1,8 +1,8 @@
-"""Anonymising of a history before it leaves a site.
+"""Anonymisation of a history before it leaves a site.
 
-Names become keyed pseudonyms, so that who and what repeats is still seen. Times are rounded and moved by one number of
-whole weeks. Users with few jobs become one, and rare sizes are raised to the next commoner one. What this leaves to
-somebody who knows jobs of the site is measured by :mod:`helios.metrics.reidentification`.
+Names become keyed pseudonyms, so that repetition stays visible. Times are rounded and shifted by one number of whole
+weeks. Users with few jobs are merged, and rare sizes are raised to the next common one. The remaining risk is measured
+by :mod:`helios.metrics.reidentification`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from helios.model.job_names import split_words
 from helios.model.jobs import JOBS
 
 OTHERS = "others"
-"""Stands for all users with few jobs, and so for accounts, groups, QOS and partitions."""
+"""Name for all users with few jobs, and likewise for accounts, groups, QOS and partitions."""
 HASHED = ("user", "group", "account", "qos", "partition")
 DROPPED = ("exit_code", "tres_requested", "tres_allocated", "node_list")
-_OUTWARD = ("gpus", "cpus", "nodes")
-"""Sizes in the order in which they are merged, each among jobs that are alike in those before it."""
+_SIZES = ("gpus", "cpus", "nodes")
+"""Sizes in the order in which rare ones are merged, each among jobs with equal values of those before it."""
 KEY_BYTES = 32
 MINUTE_S, WEEK_S = 60, 7 * 86_400
 FEWEST_WEEKS, MOST_WEEKS = 8, 520
 _EARLIEST_S = 365 * 86_400
 _LETTERS = 12
-"""26**12 words: a million names have a collision once in 10**5 exports."""
+"""Length of a pseudonym. With 26**12 of them, a million names collide in one of 10**5 exports."""
 _SAME_CLOCK = 0.05
-"""Share of days on which daylight saving may differ more than under the best shift, so that there is a choice."""
+"""Tolerated share of days with another UTC offset than under the best shift, so that several shifts are possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class Coarseness:
     Attributes
     ----------
     round_s : int
-        Step to which submissions are true, s; it divides a week.
+        Step to which submissions are rounded, s. It divides a week.
     fewest_jobs : int
-        Users, names of other kinds and sizes with fewer jobs do not stay.
+        Users, other names and sizes with fewer jobs are merged.
     timezone : str
-        Zone of the cluster, whose hours are rounded.
+        Time zone of the cluster, on whose clock times are rounded.
     """
 
     round_s: int = 86_400
@@ -64,7 +64,7 @@ def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | 
     Parameters
     ----------
     like : DataFrame, optional
-        The jobs that say which sizes and limits are common; None: ``jobs``. They are among ``jobs``.
+        The part of ``jobs`` that decides which sizes and limits are common. All jobs by default.
     """
     like = jobs if like is None else like
     few = coarseness.fewest_jobs
@@ -112,16 +112,16 @@ def floor_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray
 def clock_offset_s(jobs: pd.DataFrame, timezone: str) -> int:
     """Return the UTC offset at the first submission, s.
 
-    One offset for all jobs, so that daylight saving cannot change their order.
+    All jobs have this one offset, so that daylight saving cannot change their order.
     """
     return int(_offsets_s(pd.DatetimeIndex([jobs["submitted_at"].min()]), timezone)[0])
 
 
 def shift_weeks(jobs: pd.DataFrame, key: bytes, timezone: str) -> int:
-    """Return by how many weeks the times of an export move.
+    """Return by how many weeks the times of an export are shifted.
 
-    By 8 to 520, chosen by the key among those after which the cluster's clock differs from UTC as before
-    on most days: hours of the day stay across daylight saving, and lengths of time are exact.
+    The key chooses among 8 to 520 weeks. Only shifts count after which the cluster's UTC offset is as before on most
+    days. So hours of the day are kept across daylight saving, and lengths of time are exact.
     """
     days = pd.DatetimeIndex(jobs["submitted_at"].dt.floor("D").unique())
     days = days[:: -(-len(days) // 1_000)]
@@ -137,7 +137,7 @@ def shift_weeks(jobs: pd.DataFrame, key: bytes, timezone: str) -> int:
 def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[np.float64]:
     """Return lengths rounded to two digits or to a step.
 
-    Whichever is finer, and to whole numbers. NaN and infinity stay.
+    The finer of both is used. The results are whole numbers, and NaN and infinity are kept.
     """
     usable = np.where(np.isfinite(lengths) & (lengths >= 100), lengths, 10.0)
     unit = np.minimum(10 ** (np.floor(np.log10(usable)) - 1), step_s)
@@ -161,10 +161,10 @@ def _spread_within_step_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness
     firsts = np.unique(number, return_index=True)[1]
     step, minute = bursts["step"].to_numpy()[firsts], within.to_numpy()[firsts]
     drawn = np.random.default_rng(int.from_bytes(_digest(key, "deal", b""))).random(len(firsts))
-    dealt = np.empty(len(firsts))
-    # Bursts are in the order of their minutes; within each step they get those of a drawn order.
-    dealt[np.lexsort((drawn, step))] = minute
-    return dealt[number]
+    permuted = np.empty(len(firsts))
+    # Bursts are in the order of their minutes. Within each step they get the minutes in a random order.
+    permuted[np.lexsort((drawn, step))] = minute
+    return permuted[number]
 
 
 def _offsets_s(times: pd.DatetimeIndex, timezone: str) -> NDArray[np.int64]:
@@ -180,7 +180,7 @@ def _digest(key: bytes, kind: str, text: bytes) -> bytes:
 def _pseudonym(key: bytes, kind: str, text: str) -> str:
     """Return a word of letters.
 
-    The stem of a name that has digits would lose them.
+    It has no digits, because stems of job names are formed without them.
     """
     number, letters = int.from_bytes(_digest(key, kind, text.encode("utf-8", "surrogatepass"))), []
     for _ in range(_LETTERS):
@@ -202,7 +202,7 @@ def _pseudonyms(names: pd.Series[Any], key: bytes, fewest_jobs: int) -> pd.Serie
 def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
     """Return a word for the stem of each name.
 
-    Missing where nothing is left of the name.
+    It is missing where a name has no stem.
     """
     codes, distinct = pd.factorize(names)
     stems = [split_words(str(name)) for name in distinct]
@@ -258,7 +258,7 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
 
     GPUs come first, then CPUs among jobs of as many GPUs, then nodes. CPU jobs never get a GPU.
     """
-    names = list(_OUTWARD)
+    names = list(_SIZES)
     table = like.groupby(names, dropna=False, sort=False).size().rename("jobs").reset_index()
     merged = table.astype({"gpus": "float64"})
     for place, name in enumerate(names):
@@ -293,7 +293,7 @@ def _common_limits(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> 
 def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.float64]:
     """Return the values with enough jobs, ascending.
 
-    The largest where none has.
+    If none has enough, it is the largest value alone.
     """
     counts = pd.Series(np.asarray(jobs), dtype=np.float64).groupby(np.asarray(values, dtype=np.float64)).sum()
     distinct = counts.index.to_numpy(dtype=np.float64)
@@ -304,7 +304,7 @@ def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.
 def _round_up(values: ArrayLike, common: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each value raised to the next common one.
 
-    Those above are lowered to the largest; NaN stays.
+    Values above the largest common one are lowered to it. NaN is kept.
     """
     given = np.asarray(values, dtype=np.float64)
     if not len(common):

@@ -1,7 +1,7 @@
 """Advice for users about their requests.
 
-Jobs are alike if user, partition, words of the name, GPUs, CPUs and the request itself are equal. Nothing is said of
-fewer than ``FEWEST_JOBS`` alike jobs, unless the counts alone leave no doubt.
+Jobs are alike if user, partition, words of the name, GPUs, CPUs and the request itself are equal. There is no advice on
+fewer than ``FEWEST_JOBS`` alike jobs, except where the counts alone suffice.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from helios.model.job_names import split_words
 from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words, percent
 
 FITS = 0.95
-"""Share of alike jobs that a proposed request is to fit."""
+"""Share of alike jobs that a proposed request should fit."""
 FEWEST_JOBS = 20
-"""With fewer than 19 jobs none of them bounds 95 % of further ones."""
+"""Fewest alike jobs. At least 19 are needed to bound 95 % of further ones."""
 FEWEST_IDLE = 5
-"""Fewest jobs that used no GPU at all: by chance alone that is no habit of one job in two."""
+"""Fewest jobs without any use of GPUs for advice on them."""
 TOO_MUCH = 2.0
-"""A request is far too large if it is this many times what is proposed instead."""
+"""Ratio of the request to the proposal from which there is advice."""
 TIME_MARGIN = 1.25
-"""Later jobs differ from earlier ones. With it 95 % of later jobs fit on Graham and 80 % on Cedar, where no names are
-recorded, without it 93 % and 79 % (benchmarks/advise.py)."""
+"""Factor on the time that 95 % of jobs needed, because later jobs differ from earlier ones. With it 95 % of later jobs
+fit on Graham and 80 % on Cedar, where no names are recorded, without it 93 % and 79 % (benchmarks/advise.py)."""
 LEAST_HOURS = 1.0
-"""Nothing is said of jobs that held less."""
+"""Fewest hours held by jobs with advice."""
 LEAST_SPARE_S = 30 * MINUTE_S
 FEWEST_LOST = 3
 OFTEN = 0.05
-"""Share of alike jobs that end at a limit from which that is no accident."""
+"""Share of alike jobs that end at a limit from which there is advice."""
 MEMORY_MARGIN = 1.2
-"""Accounting looks every 30 s by default, and misses what is in between."""
+"""Factor on measured memory, because accounting samples every 30 s by default and misses short peaks."""
 SHORTEST_MEASURED_S = 300
-"""Jobs shorter than this are left out where use counts, for the same reason."""
+"""Shortest run time of jobs whose measured use counts, for the same reason."""
 KEYS = ["user", "partition", "words", "gpus", "cpus"]
 ENDS = {
     JobState.TIMEOUT: ("limit_too_short", "reached their time limit", "Ask for more time, or save and resume."),
@@ -57,7 +57,7 @@ class Interval:
     Attributes
     ----------
     meaning : str
-        What lies in it, and how sure that is.
+        Meaning of the interval, with its probability.
     low, high : float
     unit : str
         ``s``, ``MiB``, ``CPUs``, ``GPU hours``, or ``share`` of 1.
@@ -83,7 +83,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What a user may change, and what it rests on.
+    """A change that a user may make, with its evidence.
 
     Attributes
     ----------
@@ -91,16 +91,16 @@ class Advice:
         ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``,
         ``gpus_unused`` or ``packing``.
     user, which : str
-        Whose jobs, and which of them.
+        User, and description of the jobs.
     sentence : str
     option : str
-        What to give ``sbatch`` instead; empty: nothing fixed.
+        Option for ``sbatch`` to use instead. Empty where there is no fixed one.
     jobs : int
-        Jobs that it rests on.
+        Number of jobs in the evidence.
     hours : float
-        What they held.
+        Hours that they held.
     resource : str
-        ``GPU`` or ``CPU``, of the hours.
+        Unit of the hours, ``GPU`` or ``CPU``.
     interval : Interval
     """
 
@@ -125,7 +125,7 @@ class Advice:
 
 
 def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
-    """Return what time limits and ends say.
+    """Return advice from time limits and final states.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
 
 
 def usage_advice(used: pd.DataFrame) -> list[Advice]:
-    """Return what measured use says of memory, CPUs and GPUs.
+    """Return advice from the measured use of memory, CPUs and GPUs.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[A
 
 
 def with_name_words(jobs: pd.DataFrame) -> pd.DataFrame:
-    """Return jobs with the texts that alike jobs have in common."""
+    """Return jobs with a column for the words of their name."""
     texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
     code, names = pd.factorize(texts["name"])
     words = np.array([split_words(name) for name in names], dtype=object)
@@ -198,11 +198,11 @@ def alike_jobs(
     Parameters
     ----------
     jobs : DataFrame
-        As :func:`with_words` returns it.
+        As :func:`with_name_words` returns it.
     fewest : int
         Groups with fewer jobs are left out.
     counted : bool array of shape (n_jobs,), optional
-        Only these count for that; None: all.
+        Jobs that count for ``fewest``. All jobs by default.
     """
     group = jobs.groupby([*KEYS, request], observed=True, dropna=False, sort=True).ngroup().to_numpy()
     enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
@@ -245,7 +245,7 @@ def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
 def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
     limit_s = float(alike["time_limit_s"].iloc[0])
     run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
-    # What reached its limit would have run longer, nobody knows how long.
+    # A job that reached its limit would have run longer, for an unknown time.
     needed_s = _upper_bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
     if not math.isfinite(needed_s) or math.isnan(limit_s):
         return []
@@ -367,7 +367,7 @@ def _slurm_length(seconds: float) -> str:
 
 
 def sort_by_hours(found: list[Advice]) -> list[Advice]:
-    """Return advice with that on the most hours first."""
+    """Sort advice by hours and drop that on few hours."""
     return sorted(
         (one for one in found if one.hours >= LEAST_HOURS), key=lambda one: (-one.hours, one.user, one.kind, one.which)
     )

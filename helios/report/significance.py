@@ -283,7 +283,7 @@ def compare_blocks(result: WhatIf) -> Differences:
 def mean_wait_difference(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
     """Return the difference of mean waits.
 
-    By the rule of :func:`of_one_replay`.
+    By the rule of :func:`compare_blocks`.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ def study_sections(
     Parameters
     ----------
     beside : HereAndThere, optional
-        Published clusters; None: not shown.
+        Published clusters to show, or None.
     """
     sections = [
         PageSection(sentences=_first(found)),

@@ -1,4 +1,4 @@
-"""Distributions of times of which some are not over yet.
+"""Kaplan-Meier estimate of a distribution of times, some of them censored.
 
 Source: Kaplan and Meier, J. Am. Stat. Assoc. 53, 1958.
 """

@@ -20,7 +20,7 @@ from helios.units import DAY_S, HOUR_S, MINUTE_S
 
 TOP_SHARE = 0.05
 FEWEST_USERS = 5
-"""Users below which nothing is said of shares of them."""
+"""Fewest users for statements about shares of users."""
 SHORT_S, LONG_S = 15 * MINUTE_S, 6 * HOUR_S
 SMALL_PART = 1 / 8
 """Share of a node's CPUs and memory up to which a job counts as a small one."""
@@ -212,7 +212,8 @@ def dispersion(counts: Floats) -> float:
 def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mib: float | None) -> Finding:
     """Return the share of GPU hours in jobs of one GPU.
 
-    Of these, how many are in groups of repeated jobs, at least and at most (:mod:`helios.metrics.study.trials`).
+    The finding also has the share in groups of repeated jobs, at least and at most
+    (:mod:`helios.metrics.study.trials`).
 
     Parameters
     ----------
@@ -281,7 +282,7 @@ def drift(history: StudyHistory) -> Finding:
 def jensen_shannon(one: Floats, other: Floats) -> float:
     """Return the Jensen-Shannon divergence of two histograms, 0 to 1.
 
-    In base 2 (Lin, IEEE Trans. IT 37(1), 1991).
+    Logarithms are to base 2 (Lin, IEEE Trans. IT 37(1), 1991).
     """
     p, q = one / one.sum(), other / other.sum()
     middle = (p + q) / 2
@@ -307,7 +308,7 @@ def _change_by_chance(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) 
 def _new_users(history: StudyHistory, hours: Floats) -> float | None:
     """Return the share of hours of users new within a week.
 
-    New are those who had not submitted for four weeks. None in a history shorter than that.
+    A user is new after four weeks without a submission. The result is None for a shorter history.
     """
     since_s = history.first_s + AWAY_S
     if not history.user.known.any() or history.end_s <= since_s + WEEK_DAYS * DAY_S:
@@ -317,9 +318,9 @@ def _new_users(history: StudyHistory, hours: Floats) -> float | None:
     is_new = np.ones(len(user), dtype=bool)
     is_new[1:] = (user[1:] != user[:-1]) | (np.diff(at_s) > AWAY_S)
     # A user stays new for a week, so that the work that begins with the first job counts.
-    began_s = np.maximum.accumulate(np.where(is_new, np.arange(len(user)), 0))
+    first_job = np.maximum.accumulate(np.where(is_new, np.arange(len(user)), 0))
     new = np.zeros(len(user), dtype=bool)
-    new[order] = at_s - at_s[began_s] < WEEK_DAYS * DAY_S
+    new[order] = at_s - at_s[first_job] < WEEK_DAYS * DAY_S
     later = (history.submitted_s >= since_s) & history.submitted & history.user.known
     return share(hours[new & later], hours[later])
 
@@ -327,7 +328,7 @@ def _new_users(history: StudyHistory, hours: Floats) -> float | None:
 def _growth(by_week: list[float]) -> float | None:
     """Return the growth of hours a month, as a share.
 
-    From a straight line through the logarithms.
+    It comes from a straight line through the logarithms of the weekly hours.
     """
     if len(by_week) < 2 * FEWEST_USERS or min(by_week) <= 0:
         return None
