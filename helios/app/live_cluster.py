@@ -111,7 +111,7 @@ class LiveCluster:
         Returns the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
     without_helios : callable
         Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
-    know : callable
+    load_applied_changes : callable
         Takes the record of applied changes (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``,
         whether to write into ``jobs.undo`` what only this record has.
     nodes : callable

@@ -212,7 +212,7 @@ class Cycle:
         State from the report of the previous cycle.
     paused : callable
         Returns why Helios is paused, or an empty text. It is called again before each write.
-    undo, undone : callable
+    undo, read_undo : callable
         Write the changes that would have to be reverted outside of the database, and read them. They are written before
         anything is done. If this raises a :class:`HeliosError`, nothing is done. None where the domain has no undo
         file.

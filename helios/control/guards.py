@@ -53,7 +53,7 @@ def apply_guards(
         The pending jobs as observed, before any service received the snapshot.
     mode : ServiceMode
         Mode of the service.
-    of_the_overridden : set of Key
+    overridden : set of Key
         Settings that somebody else changed after Helios.
     most_of_one_user : float
         Largest share of one user in the jobs that are put ahead of others' in a partition.

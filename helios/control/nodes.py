@@ -530,7 +530,7 @@ def release_nodes(
 
     Parameters
     ----------
-    undo, undone : callable
+    undo, read_undo : callable
         Write the undo file, and read it, None if it does not exist. Without it and the ledger the applied changes are
         not known, which is reported.
     holder : str

@@ -144,7 +144,7 @@ def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
             if name in route.query or name in request.path_params
         }
         try:
-            if not (reader.sees_all or route.for_users):
+            if not (reader.is_admin or route.for_users):
                 raise PageMissing("Only admins see this page.", hint="Your own jobs are on the first page.")
             key = (reader, route.path, tuple(sorted(given.items())))
             page = cache.get(key) if route.path not in {"/", "/jobs/{job}"} else None
@@ -184,11 +184,11 @@ def _authenticate(request: Request, access: Access) -> Reader | Response:
             request, 401, "This page needs the token that helios web printed: open the address with ?token=..."
         )
     if not access.user_header:
-        return Reader(sees_all=True)
+        return Reader(is_admin=True)
     user = request.headers.get(access.user_header, "")
     if not user:
         return _refuse(request, 403, f"The proxy named no user in {access.user_header}.")
-    return Reader(user=user, sees_all=user in access.admins)
+    return Reader(user=user, is_admin=user in access.admins)
 
 
 def _refuse(request: Request, status: int, message: str) -> Response:
@@ -231,7 +231,9 @@ def _page_response(
     status: int = 200,
     lines: tuple[str, ...] | list[str] = (),
 ) -> Response:
-    menu = [(route.path, route.in_menu) for route in ROUTES if route.in_menu and (reader.sees_all or route.for_users)]
+    menu = [
+        (route.path, route.menu_name) for route in ROUTES if route.menu_name and (reader.is_admin or route.for_users)
+    ]
     text = _PAGES.get_template("page.html.j2").render(
         title=page.title,
         subtitle=page.subtitle,
@@ -239,8 +241,8 @@ def _page_response(
         lines=lines,
         menu=menu,
         here=request.url.path,
-        links={head: where for head, where in LINKS.items() if reader.sees_all or head == "JobID"},
-        fields=[(name, LABELS[name], given.get(name, "")) for name in page.asks],
+        links={head: where for head, where in LINKS.items() if reader.is_admin or head == "JobID"},
+        fields=[(name, LABELS[name], given.get(name, "")) for name in page.form_fields],
         user=reader.user,
         version=__version__,
     )
@@ -255,7 +257,7 @@ def _file_response(site: Site, access: Access, request: Request) -> Response:
     reader = _authenticate(request, access)
     if isinstance(reader, Response):
         return reader
-    named = {path.name: path for path in report_files(site.settings)} if reader.sees_all else {}
+    named = {path.name: path for path in report_files(site.settings)} if reader.is_admin else {}
     path = named.get(request.path_params["file"])
     if path is None:
         return _problem_response(request, reader, PageMissing("There is no such report."), 404)

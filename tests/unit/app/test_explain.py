@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.explain_job import JobUnknown
-from helios.app.explain_prediction import explain, model_in_use, stored_model
+from helios.app.explain_prediction import explain, newly_trained_model, stored_model
 from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
@@ -172,7 +172,7 @@ def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
 def test_for_a_trace_a_model_is_trained_on_what_had_ended_before_the_job() -> None:
     jobs = [a_job(job_id=str(number), run_time_s=30.0 + number % 7) for number in range(1, 400)]
     history = a_history(*jobs)
-    choose = model_in_use(history, seed=0)
+    choose = newly_trained_model(history, seed=0)
     late = explain(history, "399", choose=choose)
     assert late.explained.source.startswith("dev-2020")
     model, _ = choose(pd.Timestamp(late.submitted_at).to_pydatetime())
