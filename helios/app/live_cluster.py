@@ -203,7 +203,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
             jobs=lambda start, end, path: applied.sacct_window(start, end, path=path), node_events=applied.node_events
         ),
         controller=lambda: _controller(cluster.backend),
-        clock_skew_s=lambda: _skew_s(shell),
+        clock_skew_s=lambda: _clock_skew_s(shell),
         site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
         time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
@@ -257,7 +257,7 @@ def _controller(backend: Backend) -> str | None:
     return f"booted at {booted}" if booted else None
 
 
-def _skew_s(shell: Shell) -> float | None:
+def _clock_skew_s(shell: Shell) -> float | None:
     try:
         return (controllers_time(shell) - datetime.now(UTC)).total_seconds()
     except HeliosError:

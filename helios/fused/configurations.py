@@ -238,7 +238,7 @@ def make_optimizer(
     try:
         made = make(groups, **hyperparameters)
     except (ValueError, TypeError) as reason:
-        key = _key_at_fault(make, configuration)
+        key = _find_invalid_key(make, configuration)
         raise configuration.invalid(key, str(reason), "Give a value that PyTorch's optimiser takes.") from reason
     return made, _make_schedules(configuration, made)
 
@@ -264,7 +264,7 @@ def _parameter_groups(configuration: Configuration, named: list[tuple[str, torch
     return [*groups, {"params": list(left.values())}] if left else groups
 
 
-def _key_at_fault(make: Callable[..., Any], configuration: Configuration) -> str:
+def _find_invalid_key(make: Callable[..., Any], configuration: Configuration) -> str:
     """Return the first key whose value PyTorch refuses on its own."""
     for settings in (configuration.hyperparameters, *configuration.groups):
         for key, value in settings.items():

@@ -389,7 +389,7 @@ class Stack:
         """
         while True:
             try:
-                with self._statistics_put_back():
+                with self._restore_buffers_on_error():
                     return self._compute(inputs, target, seed)
             except RuntimeError as error:  # torch.OutOfMemoryError is one, under two names since PyTorch 2.4
                 text = str(error).lower()
@@ -427,7 +427,7 @@ class Stack:
     ) -> list[Callable[[], torch.Tensor]]:
         """Return what computes the gradients of each chunk, and returns its losses."""
         calls: list[Callable[[], torch.Tensor]] = []
-        for rows, parameters, buffers, gradients in self._chunks_now():
+        for rows, parameters, buffers, gradients in self._current_chunks():
             arguments = (
                 parameters, buffers, gradients, [scale[rows] for scale in scales],
                 [tensor[rows] for tensor in inputs], target[rows],
@@ -442,7 +442,7 @@ class Stack:
         if key not in self._recordings:
             batch = [own_copy(tensor) for tensor in (*inputs, target, *scales)]
             count = len(inputs)
-            with self._unchanged():
+            with self._preserve_state():
                 calls = self._calls(batch[:count], batch[count], batch[count + 1 :])
                 self._recordings[key] = Recording(calls, batch, self.device, side_by_side=self._side_by_side)
         return self._recordings[key]
@@ -456,11 +456,11 @@ class Stack:
         strides = (target.stride()[0], *((tensor.shape, tensor.stride()[0]) for tensor in inputs))
         key = (compiled, parameters[0].shape[0], *strides)
         if key not in self._traced:
-            with self._unchanged():
+            with self._preserve_state():
                 self._traced[key] = trace(self.functional.step, arguments, twice=not self._traced, compiled=compiled)
         return self._traced[key]
 
-    def _chunks_now(self) -> list[Chunk]:
+    def _current_chunks(self) -> list[Chunk]:
         rows = len(self.members)
         together = 1 if self._side_by_side else min(self.at_once or rows, rows)
         if together not in self._chunks:
@@ -481,7 +481,7 @@ class Stack:
         ]
 
     @contextmanager
-    def _statistics_put_back(self) -> Iterator[None]:
+    def _restore_buffers_on_error(self) -> Iterator[None]:
         """Restore buffers if a step fails midway."""
         # What is recorded has its memory already.
         kept = [] if self._recordings else [(buffer, buffer.clone()) for buffer in self.buffers.values()]
@@ -493,7 +493,7 @@ class Stack:
             raise
 
     @contextmanager
-    def _unchanged(self) -> Iterator[None]:
+    def _preserve_state(self) -> Iterator[None]:
         """Restore buffers and random state after a ``with`` block."""
         kept = [(buffer, buffer.clone()) for buffer in self.buffers.values()]
         devices = [self.device] if self.device.type == "cuda" else []
@@ -509,7 +509,7 @@ class Stack:
         """Have steps change nothing, to measure them before the first one."""
         groups = [group for member in self.members for group in member.optimizer.param_groups]
         rates, scales = [group["lr"] for group in groups], [member.scale for member in self.members]
-        with self._unchanged():
+        with self._preserve_state():
             for group in groups:
                 group["lr"] = 0.0
             self.refresh()
@@ -528,7 +528,7 @@ class Stack:
         self.template.eval()
         losses = []
         try:
-            for rows, parameters, buffers, _ in self._chunks_now():
+            for rows, parameters, buffers, _ in self._current_chunks():
                 count = rows.stop - rows.start
 
                 def of_part(

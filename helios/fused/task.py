@@ -229,7 +229,7 @@ class FusedTask:
         idle_since_s = time.monotonic()
         while True:
             self._read_file()
-            self._answer()
+            self._handle_requests()
             if self._ending:
                 return
             self._take_new()
@@ -260,7 +260,7 @@ class FusedTask:
                     self._new.append(message)
                 self._closed |= "close" in message
 
-    def _answer(self) -> None:
+    def _handle_requests(self) -> None:
         """Do what is requested of each trial."""
         for at, trial in list(self._by_number.items()):
             request = trial.requested()

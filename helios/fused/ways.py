@@ -141,15 +141,15 @@ class Functional:
                 return vjp(lambda own: self._one(own, *others), parameters)[0]
             return self._one(parameters, *others)
 
-        return self._for_all(one, parameters, buffers, inputs, target)
+        return self._map_over_models(one, parameters, buffers, inputs, target)
 
-    def _for_all(self, one: Callable[..., Any], parameters: Sequence[Any], *others: Any) -> Any:
+    def _map_over_models(self, one: Callable[..., Any], parameters: Sequence[Any], *others: Any) -> Any:
         device = parameters[0].device
-        with autocast(device, self.precision), self._layers_for_all(device):
+        with autocast(device, self.precision), self._batching_rules(device):
             # "different": each model draws its own dropout.
             return vmap(one, randomness="different")(parameters, *others)
 
-    def _layers_for_all(self, device: torch.device) -> AbstractContextManager[Any]:
+    def _batching_rules(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return a context with batching rules for all layers."""
         if not self.take_apart:
             return _as_one_batch()
@@ -173,7 +173,7 @@ class Functional:
         The sum of the losses is differentiated: it has for each model the gradient that the model has alone.
         """
         if self.take_apart:
-            losses, found = self._for_all(self._one_step, parameters, buffers, scale, inputs, target)
+            losses, found = self._map_over_models(self._one_step, parameters, buffers, scale, inputs, target)
         else:
             leaves = [parameter.detach().requires_grad_() for parameter in parameters]
             losses = self.losses(leaves, buffers, inputs, target)
@@ -449,12 +449,12 @@ def _simplify(module: Any) -> Any:
     Operators without effect are dropped, and gradients are stored as soon as they are known.
     """
     graph = module.graph
-    mutable = [node for node in graph.nodes if _changes_its_input(node)]
+    mutable = [node for node in graph.nodes if _is_in_place(node)]
     # An intermediate result that is changed in place must stay an array of its own.
     only_inputs = all(_root(node.args[0]).op == "placeholder" for node in mutable if node.args)
     _drop_repetitions(graph, only_inputs)
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not _changes_its_input(node):
+        if node.op == "call_function" and not node.users and not _is_in_place(node):
             graph.erase_node(node)
     for node in list(graph.nodes) if only_inputs else ():
         if node.target is aten.copy_.default and len(node.args[0].users) == 1:
@@ -497,7 +497,7 @@ def _drop_repetitions(graph: Any, only_inputs: bool) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if _changes_its_input(node):
+        if _is_in_place(node):
             seen.clear()  # what is read after a change is another value
             continue
         first = node
@@ -511,7 +511,7 @@ def _drop_repetitions(graph: Any, only_inputs: bool) -> None:
             graph.erase_node(node)
 
 
-def _changes_its_input(node: Any) -> bool:
+def _is_in_place(node: Any) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     # The running statistics of batch_norm change, but its schema does not say so.
@@ -538,7 +538,7 @@ def _root(node: Any) -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Silence PyTorch's warning that an operator is run model by model.
 
     What is slow is seen by measuring.

@@ -179,11 +179,11 @@ class _GrowingFile:
         self._place += len(new)
         return new, jump
 
-    def back(self, count: int) -> None:
+    def unread(self, count: int) -> None:
         """Have the last bytes read again."""
         self._place -= count
 
-    def forward(self, count: int) -> None:
+    def skip(self, count: int) -> None:
         """Pass over the next bytes."""
         self._place += count
 
@@ -250,7 +250,7 @@ class ReportReader:
             self.skipped_lines += max(0, len(lines) - MOST_LAST_LINES)
             lines = lines[-MOST_LAST_LINES:]
         elif len(lines) > MOST_LINES:  # the others are for the next call
-            self._file.back(len(self._half) + sum(len(line) + 1 for line in lines[MOST_LINES:]))
+            self._file.unread(len(self._half) + sum(len(line) + 1 for line in lines[MOST_LINES:]))
             lines, self._half, self._in_long_line = lines[:MOST_LINES], b"", False
         reports = []
         for line in lines:
@@ -346,18 +346,18 @@ class EventReader:
         data, jump = file.read(skip=False)
         self.problem = file.problem or self.problem
         if jump:
-            self._damage(path)
+            self._report_damage(path)
             return
         place = 0
         while len(data) - place >= 12:
             length, crc = struct.unpack_from("<QI", data, place)
             if masked_crc(data[place : place + 8]) != crc:
-                self._damage(path)
+                self._report_damage(path)
                 return
             end = place + 12 + length + 4
             if length > LARGEST_EVENT:
                 if end > len(data):
-                    file.forward(end - len(data))
+                    file.skip(end - len(data))
                 place = min(end, len(data))
                 continue
             if end > len(data):
@@ -365,16 +365,16 @@ class EventReader:
             event = data[place + 12 : end - 4]
             (crc,) = struct.unpack_from("<I", data, end - 4)
             if masked_crc(event) != crc:
-                self._damage(path)
+                self._report_damage(path)
                 return
             place = end
             with suppress(ValueError, IndexError, struct.error):  # fields of a later release
                 report = parse_event(event)
                 if report is not None:
                     yield report
-        file.back(len(data) - place)
+        file.unread(len(data) - place)
 
-    def _damage(self, path: Path) -> None:
+    def _report_damage(self, path: Path) -> None:
         self._damaged.add(path)
         self.skipped_lines += 1
         self.problem = f"{path.name} is damaged"

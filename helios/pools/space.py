@@ -823,7 +823,7 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
 
 def _try_out(method: SearchMethod) -> None:
     """Check a search by running two trials in memory."""
-    with _quiet():
+    with _silence_warnings():
         study = load_optuna().create_study(sampler=_make_sampler(method, 0), pruner=_make_pruner(method))
         for _ in range(2):
             trial = study.ask()
@@ -996,7 +996,7 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
     FileUnreadable, FileUnwritable
         What is in the folder is damaged, or it cannot be written.
     """
-    with _disk(folder):
+    with _disk_errors(folder):
         make_folder(folder)
         lock = open_private(folder / "search.lock")
         try:
@@ -1029,7 +1029,7 @@ def _check_same(sweep: TrainingSweep, record: Path) -> None:
 
 
 @contextmanager
-def _disk(folder: Path) -> Iterator[None]:
+def _disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as reason:
@@ -1085,7 +1085,7 @@ class ListSearch:
         if number in self._ended:
             return
         line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
-        with _disk(self._folder), _truncated_on_failure(self._record) as end:
+        with _disk_errors(self._folder), _truncate_on_failure(self._record) as end:
             if os.pwrite(self._record, line.encode(), end) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._ended.add(number)
@@ -1102,7 +1102,7 @@ class ListSearch:
 
 
 @contextmanager
-def _truncated_on_failure(handle: int) -> Iterator[int]:
+def _truncate_on_failure(handle: int) -> Iterator[int]:
     """Yield a file's end, and truncate there after a failure."""
     size = os.fstat(handle).st_size
     try:
@@ -1145,7 +1145,7 @@ def _make_sampler(method: SearchMethod, done: int) -> Any:
         options["seed"] = (method.seed + 1_000_003 * done) % 2**32
     if method.sampler == "TPESampler":
         options.setdefault("constant_liar", True)  # trials run side by side, and would else be drawn close together
-    with _quiet():
+    with _silence_warnings():
         return getattr(load_optuna().samplers, method.sampler)(**options)
 
 
@@ -1197,7 +1197,7 @@ class _Journal:
         return self._file.read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with _truncated_on_failure(self._handle):
+        with _truncate_on_failure(self._handle):
             self._file.append_logs(logs)
 
     def close(self) -> None:
@@ -1214,7 +1214,7 @@ class OptunaSearch:
         self._spaces = {name: self._distribution(space) for name, space in _spaces(sweep).items()}
         self._journal = _Journal(folder.absolute() / JOURNAL)
         try:
-            with _quiet():
+            with _silence_warnings():
                 self._study = self._optuna.create_study(
                     study_name=STUDY,
                     storage=self._optuna.storages.JournalStorage(self._journal),
@@ -1244,7 +1244,7 @@ class OptunaSearch:
 
     def ask(self) -> NextTrial | None:
         """Return the next trial, or None when all were asked for."""
-        with _disk(self._folder), _quiet():
+        with _disk_errors(self._folder), _silence_warnings():
             self._take_up()  # what others asked for meanwhile
             try:
                 if not self._again and self._asked < self._method.trials:
@@ -1308,13 +1308,13 @@ class OptunaSearch:
         optuna_state = (
             states.PRUNED if state is TrialState.PRUNED else states.FAIL if value is None else states.COMPLETE
         )
-        with _disk(self._folder), _quiet():
+        with _disk_errors(self._folder), _silence_warnings():
             self._study.tell(number, value, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Record a metric, and return whether to prune the trial."""
-        with _disk(self._folder), _quiet():
+        with _disk_errors(self._folder), _silence_warnings():
             trial = self._trial(number)
             known = self._study.get_trials(deepcopy=False)[number]
             last = max(known.intermediate_values, default=-1)
@@ -1347,7 +1347,7 @@ def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Hide Optuna's warnings on what may change in its later releases."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -388,12 +388,12 @@ class StateFile:
             trial.memory_kills += 1
             trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
 
-    def made(self, number: int, parameters: Mapping[str, Any]) -> None:
+    def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
         """Record that the search chose a trial."""
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
-    def started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
+    def record_started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
         """Record that a trial is about to be started."""
         self.append(
             {
@@ -406,7 +406,7 @@ class StateFile:
             lasting=False,
         )
 
-    def ended(
+    def record_ended(
         self,
         number: int,
         *,

@@ -161,7 +161,7 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
     parts = {trial.fusible: trial.family for trial in snapshot.trials if trial.fusible}
     if not parts:
         return [], snapshot
-    chosen = {part for part, family in parts.items() if fused_gain(snapshot, part) >= _gain_apart(snapshot, family)}
+    chosen = {part for part, family in parts.items() if fused_gain(snapshot, part) >= _sharing_gain(snapshot, family)}
     processes = by_process(snapshot.trials)
     used = Counter(str(process[0].device) for process in processes)
     free = {
@@ -179,7 +179,7 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
             taken[str(process[0].device)] += 1
             hidden.update(trial.number for trial in process)
     left = tuple(
-        replace(device, slots=device.slots - taken[device.name], memory_mib=_left_mib(device, taken[device.name]))
+        replace(device, slots=device.slots - taken[device.name], memory_mib=_free_mib(device, taken[device.name]))
         for device in snapshot.devices
         if taken[device.name] < (device.slots if device.kind == "cpu" else 1)
     )
@@ -187,7 +187,7 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
     return list(starts), replace(snapshot, devices=left, trials=rest)
 
 
-def _left_mib(device: Device, taken: int) -> float:
+def _free_mib(device: Device, taken: int) -> float:
     return device.memory_mib * (1 - taken / device.slots)
 
 
@@ -199,7 +199,7 @@ def fused_gain(snapshot: PoolSnapshot, part: str) -> float:
     return max((speed.gain for speed in snapshot.fused if speed.fusible == part), default=math.inf)
 
 
-def _gain_apart(snapshot: PoolSnapshot, family: str) -> float:
+def _sharing_gain(snapshot: PoolSnapshot, family: str) -> float:
     """Return the speed-up of trials that share a GPU.
 
     On the CPU, where slots have cores of their own, it is that of one.
@@ -691,7 +691,7 @@ class _Pool:
         if not self.actions:
             for device in self.devices:
                 if len(self.on[device.name]) > 1 and self.settled(device):
-                    self.part(device)
+                    self.split_company(device)
         return self.actions
 
     def waiting_left(self) -> int:
@@ -733,7 +733,7 @@ class _Pool:
 
     def fill(self, device: Device, *, others: int) -> None:
         """Start the company that is worth most on a device without trials."""
-        for trial in [] if self.sampling else self.late()[:1]:  # others may join it
+        for trial in [] if self.sampling else self.late_trials()[:1]:  # others may join it
             self.start(trial, device, "it would end last", whole=self.must_be_alone(trial))
             return
         left = self.waiting_left()
@@ -755,7 +755,7 @@ class _Pool:
                 place = self.known.place.get((min(one, two), max(one, two)))
                 if place is None or not self.may_try(place) or (one == two and len(self.queue[one]) < 2):
                     continue
-                chosen = self.two(one, two, device)
+                chosen = self.pick_pair(one, two, device)
                 urgent = URGENT * max(map(self.urgency, chosen), default=0.0)
                 late = self.lateness(chosen, place) if len(chosen) > 1 else 0.0
                 key = (round(float(self.worth[place]) + urgent - late, 2), float(self.time[place]), -place)
@@ -775,7 +775,7 @@ class _Pool:
             self.time[place] -= min(self.time[place], self.lasts_s(chosen, place))
         for trial in chosen:
             whole = len(chosen) == 1 and self.must_be_alone(trial)
-            self.start(trial, device, self.why(chosen, place), whole=whole)
+            self.start(trial, device, self.reason_together(chosen, place), whole=whole)
 
     def fill_cores(self, device: Device) -> None:
         """Start a trial in each free slot of the CPU.
@@ -801,7 +801,7 @@ class _Pool:
                 )
                 self.queue[self.class_of(trial)].remove(trial)
 
-    def two(self, one: int, two: int, device: Device) -> list[Trial]:
+    def pick_pair(self, one: int, two: int, device: Device) -> list[Trial]:
         """Return a trial of each class that fit together.
 
         If one must be alone at first, it is only that one.
@@ -852,9 +852,9 @@ class _Pool:
         if best is not None:
             _, trial, joined = best
             self.tried[joined] += 1
-            self.start(trial, device, self.why([*trials, trial], joined))
+            self.start(trial, device, self.reason_together([*trials, trial], joined))
 
-    def late(self) -> list[Trial]:
+    def late_trials(self) -> list[Trial]:
         """Return waiting trials that would end last, the longest first."""
         if not self.typical_s or self.total_s < SHORT * self.options.restart_s:
             return []
@@ -872,7 +872,7 @@ class _Pool:
             Devices that nobody is to join.
         """
         kept: set[str] = set()
-        for trial in self.late():
+        for trial in self.late_trials():
             free = [
                 (sum(map(self.left_s, self.on[d.name])), d.name)
                 for d in self.devices
@@ -932,7 +932,7 @@ class _Pool:
         """Return whether a running trial must keep its device for itself."""
         return trial.out_of_memory_mib is not None and trial.attempts > 2 and trial.memory_limit_mib is None
 
-    def part(self, device: Device) -> None:
+    def split_company(self, device: Device) -> None:
         """Pause a trial if another company is worth more."""
         trials = self.on[device.name]
         place = self.known.place.get(self.company(trials))
@@ -989,7 +989,7 @@ class _Pool:
         for _, number, _ in sorted(ends, reverse=True)[:free]:
             self.actions.append(PauseTrial(number=number, reason="a device without trials can take it"))
 
-    def why(self, trials: Sequence[Trial], place: int) -> str:
+    def reason_together(self, trials: Sequence[Trial], place: int) -> str:
         """Return why trials run together, for a person."""
         if len(trials) == 1:
             return "alone on its device"

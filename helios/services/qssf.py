@@ -304,7 +304,7 @@ class Qssf:
 
         See :class:`helios.ports.JobwiseService`.
         """
-        now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
+        now_us, eligible_us = _to_us(at), jobs("eligible_at").view(np.int64)
         longest_s = self._longest_s(jobs, len(eligible_us))
         bound_us = self._bound_us(longest_s)
         waited_us = now_us - eligible_us
@@ -329,14 +329,17 @@ class Qssf:
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
         """Return the reason for each job's place."""
         jobs = snapshot.pending_values
-        waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
+        waited_s = (_to_us(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
         longest_s = self._longest_s(jobs, len(urgency))
         bound_us = self._bound_us(longest_s)
         tau_s = self._tau_s(longest_s) if self._ages else math.inf
         facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
         promoted = (urgency[rows] == PROMOTED).tolist()
         expects = partial(
-            _expected, divisor=self.options.large_divisor, ages=self._ages, sizes=self._goes_by_size(jobs, len(urgency))
+            _expected,
+            divisor=self.options.large_divisor,
+            ages=self._ages,
+            sizes=self._by_size(jobs, len(urgency)),
         )
         reasons = []
         for first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True):
@@ -355,7 +358,7 @@ class Qssf:
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
         return UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
 
-    def _goes_by_size(self, jobs: Columns, n_jobs: int) -> bool:
+    def _by_size(self, jobs: Columns, n_jobs: int) -> bool:
         if self.options.order == OrderRule.QSSF and n_jobs:
             return bool(jobs("size_orders")[0])  # the same for all
         return self.options.order == OrderRule.SIZE
@@ -376,7 +379,7 @@ class Qssf:
     ) -> tuple[NDArray[np.float64], int]:
         """Return the keys, and until when they hold, µs."""
         gpus = jobs("gpus")
-        run_time_s = NEUTRAL_GPU_S if self._goes_by_size(jobs, len(gpus)) else jobs(self._run_time)
+        run_time_s = NEUTRAL_GPU_S if self._by_size(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
         if self.options.large_divisor != 1:
             service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
@@ -401,7 +404,7 @@ def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
     return first_us + stretch_us // 2, first_us + stretch_us
 
 
-def _micros(at: datetime) -> int:
+def _to_us(at: datetime) -> int:
     return round(at.timestamp() * 1e6)
 
 

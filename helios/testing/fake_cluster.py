@@ -97,7 +97,7 @@ class Faults:
         self.writes += 1
         return ""
 
-    def _swallows(self) -> bool:
+    def _is_swallowed(self) -> bool:
         swallows = self._swallowed > 0
         self._swallowed -= swallows
         return swallows
@@ -321,12 +321,12 @@ class FakeCluster(Faults):
         self.applied.append(tuple(actions))
         self._left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
         return [
-            self._became(change)
+            self._apply_change(change)
             for action in actions
             for change in setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
         ]
 
-    def _became(self, change: SettingChange[int]) -> Outcome:
+    def _apply_change(self, change: SettingChange[int]) -> Outcome:
         job = self._pending(change.job_id)
         if job is None:
             return change.outcome(Result.GONE, remark=GONE)
@@ -371,7 +371,7 @@ class FakeCluster(Faults):
             return change.outcome(Result.FAILED, before=before, remark=refusal)
         self._left -= 1
         job.written[change.setting].append(change.wanted)
-        if not self._swallows():
+        if not self._is_swallowed():
             setattr(job, "site_factor" if change.setting is JobSetting.ORDER else "time_min", change.wanted)
         after = _value(job, change.setting)
         return change.outcome(Result.DONE if after == change.wanted else Result.MISMATCH, before=before, after=after)
