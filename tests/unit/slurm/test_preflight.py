@@ -101,12 +101,12 @@ def test_a_table_that_slurmctld_may_not_read_is_found(monkeypatch: pytest.Monkey
         configuration=GOOD | {"SlurmUser": "slurm(64030)"}, shell=Shell(), user="x", site_factor_most=1
     )
     asked = []
-    monkeypatch.setattr(preflight, "closed_to", lambda user, path: asked.append((user, path)) or tmp_path)
+    monkeypatch.setattr(preflight, "find_denied", lambda user, path: asked.append((user, path)) or tmp_path)
     (found,) = hook_table_check(tmp_path / "hook" / "table")(ground)
     assert asked == [("slurm", tmp_path / "hook" / "table")]
     assert (found.check, found.verdict) == ("priority hook", FindingLevel.WARN)
     assert found.hint.startswith(f"Let slurm into the group of {tmp_path},")
-    monkeypatch.setattr(preflight, "closed_to", lambda user, path: None)
+    monkeypatch.setattr(preflight, "find_denied", lambda user, path: None)
     assert list(hook_table_check(tmp_path)(ground)) == []
 
 
