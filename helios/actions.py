@@ -246,7 +246,7 @@ class Outcome:
     reason : str
         The action's own reason for this job.
     before, after : str
-        What was read before and after, as the cluster writes it (``SiteFactor 0``); empty: not read.
+        What was read before and after, as the cluster writes it (``SiteFactor 0``). Empty where it was not read.
     remark : str
         Details: why it was refused, what the cluster answered.
     """
@@ -316,8 +316,8 @@ class KeepAwake:
     reason : str
         Why, for a person.
     own : str, optional
-        The site's own list, where control has recorded it; None: the list read now is the site's own. Services leave
-        it None.
+        The site's own list, where control has recorded it. None where the list read now is the site's own. Services
+        leave it None.
     """
 
     nodes: tuple[str, ...]
@@ -338,7 +338,7 @@ class FillFirst:
     reason : str
         Why, for a person.
     why : tuple of str
-        Why the nodes of each tier are in it; empty: ``reason`` holds for all of them.
+        Why the nodes of each tier are in it. Empty where ``reason`` holds for all of them.
     own : tuple of (str, int)
         The site's own weights, of nodes for which control has recorded one; of the others the weight read now is the
         site's own. Services leave it empty.
@@ -406,7 +406,7 @@ class NodeOutcome:
     reason : str
         The action's own reason.
     before, after : str
-        What was read before and after, as the cluster writes it (``IDLE``, ``Weight 20``); empty: not read.
+        What was read before and after, as the cluster writes it (``IDLE``, ``Weight 20``). Empty where it was not read.
     remark : str
         Details: why it was refused, what the cluster answered.
     """

@@ -242,7 +242,7 @@ class ChangeRequests(NamedTuple):
     Attributes
     ----------
     urgency : float64 array
-        From -1 to 1, as of a :class:`helios.actions.Place`; NaN: no request for that job.
+        From -1 to 1, as of a :class:`helios.actions.Place`. NaN for no request for that job.
     until : datetime64[us] array
         Last moment at which the request is still the same if no column of the job changes; NaT: for ever.
     """

@@ -223,7 +223,7 @@ def find_denied(user: str, path: Path) -> Path | None:
 def _owner_for_root(path: Path) -> tuple[int, int] | None:
     """Return the owner for a file that root creates.
 
-    User and group of the folder around ``path``; None: not root, or the folder is root's.
+    User and group of the folder around ``path``. None where the process is not root, or the folder is root's.
     """
     if os.geteuid() != 0:
         return None

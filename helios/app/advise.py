@@ -34,7 +34,7 @@ class AdviceReport:
     ----------
     cluster : str
     users : tuple of str
-        Whose jobs; empty: everybody's.
+        Whose jobs. Empty for everybody's.
     since, until : datetime
     jobs, measured : int
         Jobs submitted in the window, and those whose use is known.
@@ -84,7 +84,7 @@ class AdviceReport:
 
 
 Usage = tuple[pd.DataFrame | None, tuple[str, ...]]
-"""What jobs used, as :func:`helios.slurm.accounting.read_usage` returns it, and messages; None: not known."""
+"""What jobs used, as :func:`helios.slurm.accounting.read_usage` returns it, and messages. None where not known."""
 
 
 def advise(ask: ReportQuery, *, usage: Callable[[str, datetime, datetime], Usage] | None = None) -> AdviceReport:

@@ -48,7 +48,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     Parameters
     ----------
     cluster : str, optional
-        Name to use where the cluster cannot say its own; None: the only one of the warehouse.
+        Name to use where the cluster cannot say its own. None for the only one of the warehouse.
     """
     found = preflight(settings)
     name = cluster or _name_in(found) or _only_name(settings)

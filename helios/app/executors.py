@@ -82,9 +82,9 @@ class SweepRun:
     request : WhatIfRequest
         The window, the machine, and exactly one scenario.
     repeat : int
-        Which draw of weeks, days or arrivals; 0: the window as it was.
+        Which draw of weeks, days or arrivals. 0 for the window as it was.
     over : ResampledUnit, optional
-        What is drawn; None: what the window is long enough for.
+        What is drawn. By default what the window is long enough for.
     """
 
     request: WhatIfRequest

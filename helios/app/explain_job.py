@@ -71,7 +71,7 @@ def find_queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     Returns
     -------
     Series or None
-        A row of ``QUEUE``; None: there is no such job.
+        A row of ``QUEUE``. None where there is no such job.
     """
     master, _, task = job_id.partition("_")
     for queue in (snapshot.pending, snapshot.running):

@@ -99,7 +99,7 @@ def soft_limit_gain(
     soft_limits : Service
         The service as it would run.
     beside : mapping of str to Service, optional
-        Other services that act in both replays, such as the one that orders the queue; None: first in, first out.
+        Other services that act in both replays, such as the one that orders the queue. None for first in, first out.
     most_of_one_user : float
         As for :func:`helios.app.service_replay.simulate_services`.
 

@@ -104,11 +104,11 @@ class LiveCluster:
         Returns which controller answers, and since when it runs: another after a failover or a restart. None: it
         cannot be known.
     clock_skew_s : callable
-        Returns the controller's clock minus ours, s; None: it cannot be known.
+        Returns the controller's clock minus ours, s. None where it cannot be known.
     site_factor : callable
         Returns the SiteFactor of an urgency.
     time_min : callable, optional
-        Returns the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
+        Returns the TimeMin, minutes, of a soft limit in s. None where the cluster knows no soft limits.
     without_helios : callable
         Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
     load_applied_changes : callable
@@ -148,7 +148,7 @@ def configured_services(settings: Settings, *, domain: Domain | None = None) -> 
     Parameters
     ----------
     domain : Domain, optional
-        Only those that act on this; None: all.
+        Only those that act on this. None for all.
 
     Raises
     ------

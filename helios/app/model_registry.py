@@ -57,7 +57,7 @@ class Drift:
     inputs : Inputs
         Of the training.
     moved : tuple of FeatureShift
-        Every feature, the farthest first; empty: too few jobs.
+        Every feature, the farthest first. Empty where there are too few jobs.
     new_users, new_names : float, optional
         As of :class:`Inputs`, of the stretch.
     weeks : tuple of WeekOfErrors
@@ -198,7 +198,7 @@ class TrainingOutcome:
     why : str
         For a person.
     comparison : Comparison, optional
-        The scores that it rests on; None: nothing was scored.
+        The scores that it rests on. None where nothing was scored.
     days : float, optional
         Length of the stretch that was scored.
     written : bool
@@ -436,7 +436,7 @@ def nightly(
     keep : int
         Newest models that are kept; those promoted now and before are kept whatever their age.
     dask : str
-        Scheduler on whose workers the trees are grown; empty: here.
+        Scheduler on whose workers the trees are grown. Empty for this machine.
     dry_run : bool
         Write nothing.
 
@@ -591,8 +591,8 @@ def compare_with_incumbent(
     Parameters
     ----------
     incumbent : ModelRecord, optional
-        The promoted model; None: shrinkage predicts. One that cannot be read is not scored, and the decision is the
-        same as without one.
+        The promoted model. None where shrinkage predicts. One that cannot be read is not scored, and the decision is
+        the same as without one.
     days : float
         Length of the stretch to score on; four and twelve times that where too few jobs ended in it.
     """

@@ -243,7 +243,8 @@ def run_nightly(
     read_snapshot : callable
         Returns a snapshot, whose nodes are stored for the reports.
     rules : callable, optional
-        Reads the scheduling rules of the cluster, for the check of forecasts of starts; None: they are not checked.
+        Reads the scheduling rules of the cluster, for the check of forecasts of starts. None where they are not
+        checked.
     """
     url = settings.database.url
     kept: list[NightlyReport] = []

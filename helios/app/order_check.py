@@ -119,7 +119,7 @@ class DrawnWindow:
     Parameters
     ----------
     model : DurationModel, optional
-        Trained on what had ended before the window; None: it is trained here.
+        Trained on what had ended before the window. None where it is trained here.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ReplayTarget:
     nodes : mapping, optional
         Nodes of each partition; None takes them from the peak demand, where there is hardly a queue.
     draws : int
-        Draws of the verdict; 0: none, and no verdict.
+        Draws of the verdict. 0 for none, and no verdict.
     """
 
     nodes: Mapping[str, int] | None = None
@@ -252,7 +252,7 @@ def value_of_predictions(
     train_until, test_fraction, gpu_only
         As of :func:`helios.app.training.judge`.
     model : DurationModel, optional
-        The model to begin with; None: it is trained here.
+        The model to begin with. None where it is trained here.
 
     Raises
     ------

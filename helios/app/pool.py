@@ -354,7 +354,7 @@ def keep_if_possible(database: str | None, folder: Path) -> str:
     Returns
     -------
     str
-        Why they could not be stored; empty: they could, or there is no warehouse.
+        Why they could not be stored. Empty where they could, or there is no warehouse.
     """
     try:
         if database is not None and _has_warehouse(database):
@@ -371,7 +371,7 @@ def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]
     -------
     runs : list of TrialRun
     problem : str
-        Why they cannot be read; empty: they can, or there is no warehouse.
+        Why they cannot be read. Empty where they can, or there is no warehouse.
     """
     try:
         if database is not None and _has_warehouse(database):

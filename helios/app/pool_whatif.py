@@ -60,16 +60,16 @@ def pool_whatif(
     Parameters
     ----------
     gpus : int, optional
-        GPUs of the pool; None: those of this machine.
+        GPUs of the pool. None for those of this machine.
     memory_mib : float, optional
-        Memory of each GPU; None: what is free on those of this machine.
+        Memory of each GPU. By default what is free on those of this machine.
     run_time_s : float, optional
         Time of a trial alone on a GPU, where no earlier run tells it.
     gains : pair of float
         Least and most work of two trials on a GPU, over that of one, for pairs that were never measured. None: from
         nothing to what was measured on the best card.
     watts : pair of float, optional
-        Power of an idle and of a busy GPU, W; None: of busy ones as earlier runs measured it.
+        Power of an idle and of a busy GPU, W. By default that of busy ones is as measured by earlier runs.
     database : str, optional
         URL of the warehouse, if there is one.
 

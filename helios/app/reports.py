@@ -272,7 +272,7 @@ def prediction_report(ask: ReportQuery, *, by: str | None = None, looks_back: ti
     Parameters
     ----------
     looks_back : timedelta, optional
-        How long before the window that run may have been submitted; None: any time.
+        How long before the window that run may have been submitted. None for any time.
     """
     with open_context(ask) as context:
         columns = ["user", "ended_at", "run_time_s"]

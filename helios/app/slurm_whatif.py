@@ -163,7 +163,7 @@ class SlurmWhatIfRequest:
     site : SlurmSite
         As it is set up today.
     otherwise : SlurmSite, optional
-        With other settings; None: not requested.
+        With other settings. None where it was not requested.
     changed : str
         The other settings, for a person.
     since, until : datetime, optional
@@ -228,7 +228,8 @@ def slurm_whatif(
     Parameters
     ----------
     services : mapping of str to Service, optional
-        Services by name that act together in a replay of their own, in cycles as they would live; None: there is none.
+        Services by name that act together in a replay of their own, in cycles as they would live. None where there is
+        none.
 
     Raises
     ------

@@ -285,7 +285,7 @@ def simulate_services_on_slurm(
     history : LoadedHistory
         The cluster with its earlier jobs; the predictor learns from them.
     every : timedelta, optional
-        Least time between two calls of a service; None: each its own.
+        Least time between two calls of a service. None for each service's own.
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
     most_of_one_user, jobwise

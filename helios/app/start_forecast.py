@@ -72,7 +72,7 @@ class Draws:
     Attributes
     ----------
     started_s, ended_s : float64 array of shape (n_draws, n_jobs)
-        s since the epoch; inf: not by the horizon.
+        s since the epoch. inf where that is not by the horizon.
     """
 
     started_s: Floats
@@ -140,7 +140,7 @@ class QueueForecast:
         changes : mapping of str to float
             Columns of ``QUEUE`` that the first of the jobs asks for otherwise.
         draws : int, optional
-            Only so many simulations, the first ones; None: all.
+            Only so many simulations, the first ones. None for all.
 
         Raises
         ------
@@ -280,7 +280,7 @@ def forecast_start(
     job : Series
         Its row of ``snapshot.pending``.
     task : str
-        Of a pending array; empty: its first one.
+        Of a pending array. Empty for its first one.
     wider : float
         By how much intervals are widened.
     """

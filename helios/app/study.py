@@ -75,7 +75,7 @@ class Study:
     capacity : Capacity
         What was in service.
     idle : IdleByDay, optional
-        What idled beside waiting jobs on each day; None: not known.
+        What idled beside waiting jobs on each day. None where not known.
     findings : tuple of Finding
         By number.
     statements : tuple of Statement
@@ -207,9 +207,9 @@ def write_study(
     audience : str
         ``admin``, ``manager`` or ``paper``; figures of the last two name no users.
     report : Path, optional
-        Where the page will be written; None: none is made.
+        Where the page will be written. None where none is made.
     out : Path, optional
-        Folder of the files; None: none are written.
+        Folder of the files. None where none are written.
     energy : Energy, optional
         Draw of nodes, and prices.
     change : datetime, optional

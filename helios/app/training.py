@@ -40,7 +40,7 @@ def learn(
     Parameters
     ----------
     dask : str
-        Address of the Dask scheduler on whose workers the trees are grown; empty: here.
+        Address of the Dask scheduler on whose workers the trees are grown. Empty for this machine.
 
     Raises
     ------

@@ -49,7 +49,7 @@ class PackingCase:
     nodes : mapping, optional
         Nodes of each partition; None takes those known to the warehouse, else the peak demand.
     draws : int
-        Draws of the window; 0: the window alone.
+        Draws of the window. 0 for the window alone.
     """
 
     gains: tuple[float, float] = GAINS
@@ -121,7 +121,7 @@ def find_repeated(
     by : str
         ``user`` or ``group``.
     most : int, optional
-        Rows of the table; None: all.
+        Rows of the table. None for all.
     replayed : bool
         Whether the queue is replayed with them packed.
     """

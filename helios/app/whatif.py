@@ -57,7 +57,7 @@ class WhatIfRequest:
     plan_quantile : float
         Quantile of a prediction that backfill plans with: .1, .5 or .9.
     predict_again_s : int, optional
-        Predict pending jobs again after so long, s; 0: never; None: hourly.
+        Predict pending jobs again after so long, s. 0 for never. None for hourly.
     seed : int
         Of training, of random placement and of repeats.
     """

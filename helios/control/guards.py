@@ -174,7 +174,7 @@ def jobs_beyond_share(
     eligible : int64 array of shape (n_jobs,)
         When each job could first have started, in any unit.
     ahead : callable, optional
-        :func:`jobs_ahead_of_others` as compiled code, for callers with many queues; None: as it is.
+        :func:`jobs_ahead_of_others` as compiled code, for callers with many queues. By default it is not compiled.
     """
     oldest, ahead = np.lexsort((eligible, partition)), ahead or jobs_ahead_of_others
     places = np.sort(oldest[ahead(partition[oldest], eligible[oldest], user[oldest], urgency[oldest])])

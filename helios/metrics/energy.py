@@ -77,7 +77,7 @@ def energy_kwh(seconds: NodeSeconds, model: Energy) -> float:
 def payback_s(model: Energy) -> float:
     """Return the shortest sleep of a node that saves energy, s.
 
-    Against staying awake; inf: no sleep does.
+    Against staying awake. inf where no sleep does.
     """
     saved_w = model.node_idle_w - model.node_sleep_w
     extra_j = (model.boot_s + model.shutdown_s) * max(model.boot_w - model.node_idle_w, 0.0)

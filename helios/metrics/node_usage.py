@@ -102,7 +102,7 @@ def most_at_once(
     intervals : BusyIntervals
         To count nodes they must be disjoint on each node, as :meth:`BusyIntervals.merged` returns them.
     group : int64 array of shape (len(intervals.names),)
-        Group of each node; -1: none.
+        Group of each node. -1 for none.
     first_s, step_s, n_steps : int
         Steps of equal length from ``first_s`` on.
 

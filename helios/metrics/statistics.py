@@ -24,7 +24,7 @@ def confidence_interval(
     ----------
     draws : array of shape (n_draws,)
     independent : int, optional
-        Number of blocks resampled, which limits the information in the draws; None: each draw is an observation.
+        Number of blocks resampled, which limits the information in the draws. None where each draw is an observation.
     """
     n = len(draws)
     if n < 2 or (independent is not None and independent < 2):

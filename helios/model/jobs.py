@@ -152,7 +152,7 @@ class ModelRecord:
     manifest : dict
         What it was trained on and how: see ``docs/predictions.md``; empty for a model of a Helios that wrote none.
     confirmed_at : datetime, optional
-        When it was last promoted or kept as the active model; None: it is not active, or that was never decided.
+        When it was last promoted or kept as the active model. None where it is not active, or that was never decided.
     """
 
     model_id: str

@@ -34,7 +34,7 @@ class Device:
     kind : str
         ``gpu`` or ``cpu``.
     model : str
-        What the vendor calls it; empty: unknown.
+        What the vendor calls it. Empty where unknown.
     memory_mib : float
         Memory that trials may share, MiB.
     slots : int
@@ -107,7 +107,7 @@ class Trial:
         Speed of the last minute, as it reports.
     forecast : TrialForecast
     fusible : str
-        Trials with the same text may be trained as one stack in one process; empty: this one has its own process.
+        Trials with the same text may be trained as one stack in one process. Empty where this one has its own process.
     most_fused : int
         Most trials of such a process.
     process : int, optional
@@ -142,7 +142,7 @@ class SharedSpeed:
     family : str
         Of the trial.
     beside : tuple of str
-        Families of the others on the device, sorted; empty: alone. Of those in its own process,
+        Families of the others on the device, sorted. Empty where it is alone. Of those in its own process,
         :func:`~helios.model.fusing.fused_with`.
     steps_per_s : float
     samples : int
@@ -191,7 +191,7 @@ class PoolSnapshot:
     now_s : float
         s since the epoch.
     ends_s : float, optional
-        When the allocation ends; None: it does not.
+        When the allocation ends. None where it does not.
     devices : tuple of Device
     trials : tuple of Trial
         All that have not ended, by number, and those that ended since the last snapshot.
@@ -216,7 +216,7 @@ class MeasuredSpeed:
     Attributes
     ----------
     beside : tuple of str
-        Families of the others on the device, sorted; empty: alone.
+        Families of the others on the device, sorted. Empty where it is alone.
     steps_per_s : float
     seconds : float
         How long it was measured, s.
@@ -303,7 +303,7 @@ class StartTrial:
     Attributes
     ----------
     memory_limit_mib : float, optional
-        What it may use; None: all that the device has.
+        What it may use. None for all that the device has.
     into : int, optional
         Trial whose process is to train this one as well: one that runs, or that an action before this one starts. The
         process keeps its memory limit.

@@ -56,13 +56,13 @@ class PartitionRules:
     priority_job_factor : int
         What the partition gives to the multifactor priority, before it is normalised by the largest.
     qos : str
-        QOS whose limits hold for all of its jobs; empty: none.
+        QOS whose limits hold for all of its jobs. Empty for none.
     exclusive : bool
         Whole nodes only.
     def_mem_per_cpu_mib, def_mem_per_gpu_mib, def_mem_per_node_mib : int
-        Memory of a job that asks for none; 0: not set.
+        Memory of a job that asks for none. 0 where not set.
     tres_billing : mapping of str to float
-        ``TRESBillingWeights``, as for :attr:`PriorityRules.tres`; empty: CPUs are billed.
+        ``TRESBillingWeights``, as for :attr:`PriorityRules.tres`. Empty where CPUs are billed.
     """
 
     name: str
@@ -96,7 +96,7 @@ class PriorityRules:
     max_age_s : int
         Age at which the age factor is 1.
     decay_half_life_s : int
-        Of usage; 0: usage does not decay.
+        Of usage. 0 where usage does not decay.
     calc_period_s : int
         Between two decays, and two new fair shares.
     favor_small : bool
@@ -134,22 +134,22 @@ class SchedulingRules:
     default_queue_depth : int
         Jobs that a quick pass of the main scheduler looks at.
     sched_interval_s : int
-        Between two full passes of the main scheduler; -1: none.
+        Between two full passes of the main scheduler. -1 for none.
     sched_min_interval_s : float
         Least time between two passes of the main scheduler.
     partition_job_depth : int
-        Jobs of each partition that the main scheduler looks at; 0: no limit.
+        Jobs of each partition that the main scheduler looks at. 0 for no limit.
     batch_sched_delay_s : int
         Least time between two passes of the main scheduler that submissions ask for, and ends on nodes without an
         epilog.
     epilog : bool
         Nodes run an ``Epilog``: then each end causes a pass of the main scheduler at once (observed in 22.05).
     sched_max_job_start : int
-        Jobs that a pass of the main scheduler starts; 0: no limit.
+        Jobs that a pass of the main scheduler starts. 0 for no limit.
     defer : bool
         No attempt to start a job at its submission.
     bf_interval_s : int
-        Between two backfill passes; -1: none.
+        Between two backfill passes. -1 for none.
     bf_window_s : int
         How far into the future backfill plans.
     bf_resolution_s : int
@@ -157,11 +157,11 @@ class SchedulingRules:
     bf_max_job_test : int
         Jobs that a backfill pass looks at.
     bf_max_job_part, bf_max_job_user, bf_max_job_start : int
-        Jobs of a partition or a user that it looks at, and that it starts; 0: no limit.
+        Jobs of a partition or a user that it looks at, and that it starts. 0 for no limit.
     bf_max_job_array_resv : int
         Tasks of one array that it plans.
     bf_node_space_size : int
-        Slots of time that its plan may have, after which it ends; 0: as many as ``bf_max_job_test``.
+        Slots of time that its plan may have, after which it ends. 0 for as many as ``bf_max_job_test``.
     bf_continue : bool
         Go on with the same pass after locks were yielded.
     bf_busy_nodes : bool
@@ -204,7 +204,7 @@ class QosRules:
     usage_factor : float
         How much a second counts for fair share.
     max_gpus_per_user, max_gpus, max_jobs_per_user : int or None
-        Limits of what runs at once; None: none.
+        Limits of what runs at once, if there are any.
     """
 
     name: str

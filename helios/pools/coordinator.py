@@ -195,7 +195,7 @@ class PoolEnd:
     Attributes
     ----------
     reason : str
-        Why trials are left; empty: none are.
+        Why trials are left. Empty where none are.
     signal : int, optional
         What ended it from outside.
     notes : tuple of str

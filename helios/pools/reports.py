@@ -142,7 +142,7 @@ def _text(value: Any) -> str | None:
 
 
 Jump = Literal["", "replaced", "skipped"]
-"""Why new bytes do not follow on the last ones; empty: they do."""
+"""Why new bytes do not follow on the last ones. Empty where they do."""
 
 
 class _GrowingFile:
@@ -213,7 +213,7 @@ class ReportReader:
     skipped_bytes : int
         Bytes that were passed over since the file grew too fast.
     problem : str
-        Why the file is not read at all; empty: it is, or is not there yet.
+        Why the file is not read at all. Empty where it is, or is not there yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -320,7 +320,7 @@ class EventReader:
     skipped_lines : int
         Events that were damaged; a file is not read on after one, since nothing says where the next begins.
     problem : str
-        Why a file is not read; empty: all are, or there are none.
+        Why a file is not read. Empty where all are, or there are none.
     """
 
     def __init__(self, folder: Path) -> None:

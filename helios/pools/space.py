@@ -69,7 +69,7 @@ class ValueRange:
     Attributes
     ----------
     step : float, optional
-        Distance of values; None: any value, or any whole number with ``whole``.
+        Distance of values. None for any value, or any whole number with ``whole``.
     """
 
     low: float
@@ -123,7 +123,7 @@ class ContainerChoice:
     image : str
         Absolute path of a folder or file, or a name that the runtime knows.
     runtime : str
-        What starts it; empty: the first that can.
+        What starts it. Empty for the first that can.
     binds : tuple of str
         Absolute folders of the machine that are at the same place in the container.
     """
@@ -144,7 +144,7 @@ class FusedProgram:
     program : str
         Path of the file, relative to the folder in which trials run.
     together : int, optional
-        Most trials in one process; None: as many as fit.
+        Most trials in one process. None for as many as fit.
     settings : mapping
         What all trials have in common; a parameter of the same name stands above it.
     """
@@ -183,7 +183,7 @@ class TrainingSweep:
     search : SearchMethod, optional
         None: every combination, or every listed trial, in order and without Optuna.
     metric : str
-        What trials are compared by; empty: they are not.
+        What trials are compared by. Empty where they are not.
     maximize : bool
         Whether more of the metric is better.
     attempts : int
@@ -195,7 +195,7 @@ class TrainingSweep:
     cwd : Path
         Absolute folder in which trials run.
     events : str
-        Folder of a trial's TensorBoard event files, with placeholders; empty: none are read.
+        Folder of a trial's TensorBoard event files, with placeholders. Empty where none are read.
     container : ContainerChoice, optional
         None: trials run on the machine itself.
     fused : FusedProgram, optional

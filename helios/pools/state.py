@@ -55,7 +55,7 @@ class TrialRecord:
     reason : str
         Why it failed or is to be started again.
     owner : str
-        The pool that runs it, or is to; empty: the only one of the folder.
+        The pool that runs it, or is to. Empty for the only one of the folder.
     """
 
     number: int
@@ -194,7 +194,7 @@ class StateFile:
     joined : int
         How many pools have shared the folder before this one.
     problem : str
-        Why nothing can be written now; empty: it can.
+        Why nothing can be written now. Empty where it can.
     unsynced : bool
         Whether lines were written that a power cut would lose.
 

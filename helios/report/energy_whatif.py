@@ -53,11 +53,11 @@ class PolicyResult:
     node_hours_short : float
         How many were missing, times how long, in the whole window.
     jobs_delayed : int, optional
-        Jobs that waited for a boot; None: on a node series there are no jobs.
+        Jobs that waited for a boot. None on a node series, which has no jobs.
     share_of_jobs_delayed : float, optional
         Of the jobs that were submitted in the window.
     mean_delay_s, longest_delay_s : float, optional
-        Of the jobs delayed; 0: none was.
+        Of the jobs delayed. 0 where none was.
     energy_kwh : float
         By the model of ``helios.metrics.energy`` and the configuration, for the window.
     cost, co2_kg : float, optional

@@ -72,12 +72,12 @@ def render_whatif(
     evaluation : mapping, optional
         An evaluation's JSON: how good the predictions behind it are.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: from the one replay alone.
+        How sure the differences are, over repeats. None where they come from the one replay alone.
     next_steps : sequence of str
         Commands for the reader to type next.
     options : sequence of str, optional
         Options of ``helios whatif explain`` that make the same replay of the history, for the command that explains a
-        job's wait; None: none does.
+        job's wait. None where none does.
     """
     chosen = None if has_no_waits(result) else propose_scenario(result)
     users = by_user(chosen, result) if chosen is not None else []

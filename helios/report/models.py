@@ -261,7 +261,7 @@ class OrderValue:
     replays : mapping of QueueSummary
         By the names of ``REPLAY_NAMES``; today and the oracle are always there.
     check : OrderCheck, optional
-        The verdict on the live order, over draws; None: there is only this one replay.
+        The verdict on the live order, over draws. None where there is only this one replay.
     notes : tuple of str
         Assumptions, for a person.
     """

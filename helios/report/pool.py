@@ -35,7 +35,7 @@ class PoolResult:
     seconds : float
         Of this run, s.
     reason : str
-        Why trials are left; empty: none are.
+        Why trials are left. Empty where none are.
     signal : int, optional
         What ended it.
     """
@@ -179,7 +179,7 @@ def pool_view(
     total : int
         Trials of the whole sweep.
     best : str
-        The best trial so far, in words; empty: none is known.
+        The best trial so far, in words. Empty where none is known.
     """
     ended = sum(counts.get(state, 0) for state in (TrialState.FINISHED, TrialState.PRUNED, TrialState.FAILED))
     words = ", ".join(f"{counts[state]:,} {state}" for state in sorted(counts) if counts[state])

@@ -91,7 +91,7 @@ class ComparedReplay:
     Attributes
     ----------
     figures : mapping of float or None
-        For each of ``CRITERIA``, s: of the one replay, or the mean over the repeats; None: no such job.
+        For each of ``CRITERIA``, s: of the one replay, or the mean over the repeats. None for no such job.
     differences : mapping of Difference or None
         To the baseline; None where one of the two has no figure.
     """
@@ -108,11 +108,11 @@ class Differences:
     Attributes
     ----------
     over : ResampledUnit, optional
-        What was resampled; None: the window is too short for anything.
+        What was resampled. None where the window is too short for anything.
     blocks : int
         How many weeks or days there were to draw from; 0 with users and seeds.
     repeats : int
-        Replays of each scenario; 0: the one replay, cut into blocks afterwards.
+        Replays of each scenario. 0 for the one replay, cut into blocks afterwards.
     baseline : ComparedReplay
         What the others are compared with.
     others : tuple of ComparedReplay
@@ -288,7 +288,7 @@ def mean_wait_difference(run: Run, base: Run, counted: NDArray[np.bool_] | None 
     Parameters
     ----------
     counted : array of shape (n_jobs,), optional
-        Which jobs; None: all. Without any the result is None.
+        Which jobs. None for all. Without any the result is None.
     """
     kept = np.ones(len(run.wait_s), dtype=bool) if counted is None else counted
     if not kept.any():

@@ -43,7 +43,7 @@ class StartForecast:
     horizon_at : datetime
         How far the simulations went.
     draws : int
-        Number of simulations; 0: there is no forecast, and ``problem`` says why.
+        Number of simulations. 0 where there is no forecast, and ``problem`` says why.
     p10_at, p50_at, p90_at : datetime, optional
         Quantiles of the start. None: later than ``horizon_at``.
     end_p10_at, end_p50_at, end_p90_at : datetime, optional
@@ -51,7 +51,7 @@ class StartForecast:
     by_limits : bool
         Too little has ended to predict: run times were taken from time limits.
     fitting_limit_s : float
-        Time limit that 95 % of such jobs fit into; NaN: not known.
+        Time limit that 95 % of such jobs fit into. NaN where not known.
     earlier : tuple of EarlierStart
         What would make it start earlier, largest gain first.
     notes : tuple of str

@@ -22,11 +22,11 @@ class StudyDifference:
     Attributes
     ----------
     one, other : float, optional
-        The values; None: not known there.
+        The values. None where not known there.
     difference, low, high : float, optional
         Of the second from the first, with its 95 % interval, were the two independent; None where there is none.
     more_than_chance : bool, optional
-        Whether the interval excludes 0; None: it is not known.
+        Whether the interval excludes 0. None where it is not known.
     """
 
     number: int

@@ -126,7 +126,7 @@ class Source:
     options : str
         For commands that read any history; empty for none.
     load : str
-        Command that loads the file first, for commands that read the warehouse; empty: it is loaded.
+        Command that loads the file first, for commands that read the warehouse. Empty where it is loaded.
     cluster : str
         Options that name the loaded cluster; empty for none.
     nodes : int, optional

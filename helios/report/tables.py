@@ -60,7 +60,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too, below ``MIDDLE`` only the mean and
         the longest wait.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: from the one replay alone.
+        How sure the differences are, over repeats. None where they come from the one replay alone.
     """
     baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"

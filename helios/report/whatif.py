@@ -39,13 +39,13 @@ class Run:
     policy, backfill : str
         As typed: fifo, easy.
     run_times : str, optional
-        Run times that the order uses: predicted or true; None: it uses none.
+        Run times that the order uses: predicted or true. None where it uses none.
     estimates : str, optional
         Run times that backfill plans with; without backfill those of the order.
     options : mapping
         Other options of the policy; lengths in s, None: never.
     bound_s : int, optional
-        Wait beyond which a job went first, at the end of the replay, s; None: there was no bound.
+        Wait beyond which a job went first, at the end of the replay, s. None where there was no bound.
     unit : str
         ``GPU`` or ``CPU``: of what the sizes of jobs are.
     summary : QueueSummary
@@ -179,9 +179,9 @@ class WhatIf:
     notes : tuple of str
         What was assumed.
     named : JobNames, optional
-        The jobs, users and partitions by name; None: not given.
+        The jobs, users and partitions by name. None where not given.
     check : OrderCheck, optional
-        The verdict on the live order, over draws; None: there is only this one replay.
+        The verdict on the live order, over draws. None where there is only this one replay.
     interrupted : bool
         Whether a person stopped it before all replays were made.
     """
@@ -367,7 +367,7 @@ def by_size(run: Run, result: WhatIf) -> list[GroupGain]:
 def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
     """Compare the waits of each user whose name is known.
 
-    The largest growth of the mean wait first; empty: no names are known.
+    The largest growth of the mean wait first. Empty where no names are known.
     """
     names = result.named.users if result.named is not None else ()
     order = np.argsort(run.users, kind="stable")

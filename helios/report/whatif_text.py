@@ -89,7 +89,7 @@ def explanation(result: WhatIf, differences: Differences | None = None) -> list[
     Parameters
     ----------
     differences : Differences, optional
-        How sure the differences are, over repeats; None: from the one replay alone.
+        How sure the differences are, over repeats. None where they come from the one replay alone.
     """
     today, chosen = result.baseline, propose_scenario(result)
     if has_no_waits(result):
@@ -248,7 +248,7 @@ def _oracle_alone(result: WhatIf) -> list[str]:
 def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
     """Return a figure of a replay beside the baseline's.
 
-    As in the table of differences; None: no such job.
+    As in the table of differences. None for no such job.
     """
     found, new, old = sure.of(run.label, name), sure.figures(run.label), sure.figures(result.baseline.label)
     new_s, old_s = new.get(name), old.get(name)

@@ -64,7 +64,7 @@ class InstalledService:
     options : tuple of ServiceOption
         In the declared order.
     domain : Domain or None
-        The domain that it acts on; None: pools.
+        The domain that it acts on. None for pools.
     requires_gain : str
         The gain that the site's own history must show before the service may act; empty for none.
     broken : str

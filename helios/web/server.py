@@ -83,7 +83,7 @@ class Access:
     hosts : frozenset of str
         Names that the Host header may have, without port; else another site's page could ask through a browser.
     user_header : str
-        Header in which a proxy names the user; empty: whoever has the token sees all.
+        Header in which a proxy names the user. Empty where whoever has the token sees all.
     admins : frozenset of str
         Users of the proxy who see all.
     """

@@ -37,7 +37,7 @@ class Estimate:
     value : float, optional
         None: not known.
     low, high : float, optional
-        95 % interval over blocks; None: there are fewer than ``FEWEST_BLOCKS``.
+        95 % interval over blocks. None where there are fewer than ``FEWEST_BLOCKS``.
     """
 
     value: float | None = None

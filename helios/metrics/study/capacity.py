@@ -101,7 +101,7 @@ class Capacity:
     notes : tuple of str
         What a reader should know of how it was found.
     units_per_node : tuple of int
-        GPUs or CPUs of a node in each pool, of the largest one; 0: unknown. Empty: unknown in all.
+        GPUs or CPUs of a node in each pool, of the largest one. 0 where unknown. Empty: unknown in all.
     nodes : NodeShapes, optional
         The nodes, where they are known one by one.
     placement : HeldNodes, optional

@@ -211,7 +211,7 @@ class FigureSource:
     def _run_times(self) -> tuple[Floats, Flags]:
         """Run time of each job, and whether it is over.
 
-        That of running ones is so far; NaN: unknown.
+        That of running ones is so far. NaN where unknown.
         """
         history = self.history
         over: Flags = np.isfinite(history.run_time_s) & ~self.never_ran
@@ -244,7 +244,7 @@ class FigureSource:
     def wait_ends_s(self) -> Seconds:
         """Until when each job waited.
 
-        At most to the window's end; -1: not known.
+        At most to the window's end. -1 where not known.
         """
         return self.history.waiting_until_s
 

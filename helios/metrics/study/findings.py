@@ -24,7 +24,7 @@ class Finding:
     coverage : float, optional
         Share of them, or of their hours, that the history says enough about.
     hours_per_week : float, optional
-        Resource hours at stake in a week, to rank findings by; None: it is not about hours.
+        Resource hours at stake in a week, to rank findings by. None where it is not about hours.
     missing : str
         What the history lacks; empty where the value is known.
     parts : dict

@@ -91,7 +91,7 @@ class ReportTable:
     rows : DataFrame
         A column for each of ``fields``.
     total : mapping, optional
-        A last row over all others; None: none makes sense.
+        A last row over all others. None where none makes sense.
     empty : str
         Text in place of the table where there is no row.
     notes : tuple of str

@@ -76,7 +76,7 @@ class PackedReplay:
     packed : int
         Jobs of the window that share a GPU.
     gain : float, optional
-        Sum of the speeds of two trials on one GPU; None: nothing is packed.
+        Sum of the speeds of two trials on one GPU. None where nothing is packed.
     mean_wait_s, p90_wait_s : float
         Of the other jobs, those that no replay packs.
     trials_s : float
@@ -84,7 +84,7 @@ class PackedReplay:
     less_s, trials_less_s : float, optional
         By how much both means are shorter than with nothing packed; negative: longer.
     less_low_s, less_high_s, trials_less_low_s, trials_less_high_s : float, optional
-        In nine of ten draws the differences lie between these; None: too few draws.
+        In nine of ten draws the differences lie between these. None where there are too few draws.
     """
 
     replay: str
@@ -116,7 +116,7 @@ class TrialsReport:
     names_known : bool
         Whether names or arrays are recorded, without which nothing is sure.
     replays : sequence of PackedReplay
-        The first with nothing packed; empty: nothing could be replayed.
+        The first with nothing packed. Empty where nothing could be replayed.
     draws : int
         Draws behind the ranges of the replays.
     replay_notes : tuple of str
@@ -178,7 +178,7 @@ def trials_by(
     chosen : bool array of shape (n_jobs,)
         The jobs that are reported.
     most : int, optional
-        Rows; None: all.
+        Rows. None for all.
     """
     fields, shown = GROUPS_BY[by]
     jobs = _amounts(history, trials, chosen, gains)

@@ -86,7 +86,7 @@ def running_at(jobs: pd.DataFrame, at: datetime) -> Flags:
 def wait_s(jobs: pd.DataFrame) -> Floats:
     """Return the wait of each started job, in s.
 
-    Never negative; NaN: not started, or unknown.
+    Never negative. NaN where not started, or unknown.
     """
     waited = np.asarray((jobs["started_at"] - eligible_since(jobs)).dt.total_seconds(), dtype=np.float64)
     return np.maximum(waited, 0.0)
