@@ -111,9 +111,9 @@ class Ranking(Reorder):
     Parameters
     ----------
     snapshot : Snapshot
-        Whose pending jobs are named.
+        Snapshot with the pending jobs.
     rows : int64 array of shape (n,)
-        Which of them, each at most once, in any order.
+        Positions of pending jobs, each at most once, in any order.
     urgency : float64 array of shape (n,)
         Their urgencies, from -1 to 1.
     order : callable

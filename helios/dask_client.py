@@ -35,7 +35,7 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     Parameters
     ----------
     address : str
-        Of the scheduler, as ``tcp://HOST:8786``.
+        Address of the scheduler, such as ``tcp://HOST:8786``.
     connect_s : float
         Longest wait for its answer, and for closing the connection, s.
     instead : str
@@ -87,7 +87,7 @@ def refuse_other_releases(
 ) -> None:
     """Raise an error unless all workers run the releases of this machine.
 
-    Of the packages ``names``, or ``python``.
+    It compares the packages ``names``, or ``python``.
 
     Raises
     ------
@@ -125,6 +125,6 @@ def _release_differences(versions: Mapping[str, Any], names: Sequence[str]) -> l
 def _release(name: str, version: str | None) -> str | None:
     """Return the part of a version that must agree.
 
-    Of Python without the patch level: 3.11.7 and 3.11.9 read each other's pickles.
+    Python counts without the patch level, because 3.11.7 and 3.11.9 read each other's pickles.
     """
     return ".".join(version.split(".")[:2]) if version and name == "python" else version

@@ -34,12 +34,12 @@ class AdviceReport:
     ----------
     cluster : str
     users : tuple of str
-        Whose jobs. Empty for everybody's.
+        Users whose jobs count. Empty for all.
     since, until : datetime
     jobs, measured : int
         Jobs submitted in the window, and those whose use is known.
     advice : tuple of Advice
-        That on the most hours first.
+        The advice, sorted by hours.
     notes : tuple of str
         What could not be looked at, and why.
     """

@@ -82,7 +82,7 @@ class SweepRun:
     request : WhatIfRequest
         The window, the machine, and exactly one scenario.
     repeat : int
-        Which draw of weeks, days or arrivals. 0 for the window as it was.
+        Number of the draw of weeks, days or arrivals. 0 for the window as it was.
     over : ResampledUnit, optional
         What is drawn. By default what the window is long enough for.
     """
@@ -322,7 +322,8 @@ def run_on_slurm(
     jobs : int
         Number of Slurm jobs.
     options : mapping, optional
-        Of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives, interface.
+        Options of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives and
+        interface.
     join_s : float
         Longest wait for the first to start, s.
 

@@ -66,7 +66,7 @@ def find_queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     Parameters
     ----------
     job_id : str
-        Of an array, ``123`` or ``123_7``.
+        Id of a job, or of an array as ``123`` or ``123_7``.
 
     Returns
     -------

@@ -115,7 +115,7 @@ class ExportResult:
     lost : dict
         Columns with values that a file's layout cannot hold, by file name.
     risk, loss : optional
-        Of an anonymous export.
+        Risk and loss of an anonymous export.
     key_file : Path, optional
         Where the key lies.
     notes : tuple of str

@@ -55,11 +55,11 @@ class Drift:
     jobs : int
         Submitted in it.
     inputs : Inputs
-        Of the training.
+        Inputs of the training.
     moved : tuple of FeatureShift
         Every feature, the farthest first. Empty where there are too few jobs.
     new_users, new_names : float, optional
-        As of :class:`Inputs`, of the stretch.
+        As in :class:`Inputs`, for the recent jobs.
     weeks : tuple of WeekOfErrors
         Oldest first. Only jobs that the model, or its backtest where the model had learned from them, did not know.
     """
@@ -633,9 +633,9 @@ def common_jobs(
     -------
     models : dict of DurationModel
     notes : tuple of str
-        Which models are replaced by their backtests.
+        Notes on the models that are replaced by their backtests.
     rows : array
-        Of the jobs.
+        Rows of the jobs.
 
     Raises
     ------

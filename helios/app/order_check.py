@@ -250,7 +250,7 @@ def value_of_predictions(
     Parameters
     ----------
     train_until, test_fraction, gpu_only
-        As of :func:`helios.app.training.judge`.
+        As in :func:`helios.app.training.judge`.
     model : DurationModel, optional
         The model to begin with. None where it is trained here.
 

@@ -78,7 +78,7 @@ def run_pool(
     time_limit_s : float, optional
         After how long to end. None for the end of the Slurm job that this is in, if it is in one.
     service : str, optional
-        Which decides what is started where. None for a fixed number of slots.
+        Service that decides what is started where. None for a fixed number of slots.
     warm : sequence of str
         Modules that are imported once, before the trials of a Python program are forked.
     shared : bool
@@ -215,7 +215,7 @@ class Allocation:
     signal_s : int
         How long before the end of the allocation trials are asked for a checkpoint, s.
     nodes : int
-        Of one allocation; the rest is asked for on each.
+        Nodes of one allocation. The other options are for each node.
     shards : int, optional
         Shards of GPUs (``gres/shard``) instead of whole ones.
     more : sequence of str
@@ -247,7 +247,7 @@ def job_script(
     Parameters
     ----------
     pool : int, optional
-        Which of several pools that share the folder, from 1.
+        Number of the pool among several that share the folder, from 1.
 
     Raises
     ------

@@ -44,7 +44,7 @@ class SlurmJobs:
     Attributes
     ----------
     jobs : DataFrame
-        Those of the history that are replayed, columns of ``JOBS``, in the order of ``workload``.
+        Replayed jobs as columns of ``JOBS``, in the order of ``workload``.
     workload : SlurmWorkload
     notes : tuple of str
         What was left out or assumed.
@@ -281,7 +281,7 @@ def simulate_services_on_slurm(
     Parameters
     ----------
     services : mapping of str to Service
-        By name, in the order in which their changes are applied.
+        Services by name, in the order in which their changes are applied.
     history : LoadedHistory
         The cluster with its earlier jobs; the predictor learns from them.
     every : timedelta, optional

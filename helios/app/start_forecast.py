@@ -92,7 +92,7 @@ class QueueForecast:
     draws : int
         Number of simulations.
     seed : int
-        Of the random numbers.
+        Seed of the random numbers.
 
     Attributes
     ----------
@@ -280,9 +280,9 @@ def forecast_start(
     job : Series
         Its row of ``snapshot.pending``.
     task : str
-        Of a pending array. Empty for its first one.
+        Task of a pending array. Empty for its first one.
     wider : float
-        By how much intervals are widened.
+        Factor by which intervals are widened.
     """
     now = snapshot.taken_at.replace(microsecond=0)
     empty = StartForecast(taken_at=now, horizon_at=now + timedelta(seconds=HORIZONS_S[-1]), not_simulated=site.notes)
@@ -352,7 +352,7 @@ def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
     Parameters
     ----------
     quantiles_s : float64 array of shape (3, ...)
-        Those of the simulations, from :func:`wait_quantiles`.
+        Quantiles of the simulations, from :func:`wait_quantiles`.
     wider : float
         The factor; that of the site where the nightly check found one.
     """

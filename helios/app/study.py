@@ -77,7 +77,7 @@ class Study:
     idle : IdleByDay, optional
         What idled beside waiting jobs on each day. None where not known.
     findings : tuple of Finding
-        By number.
+        Findings by number.
     statements : tuple of Statement
         The same in words.
     notes : tuple of str
@@ -125,7 +125,7 @@ class StudyOfLevels:
     recorded : RecordedLevels
         The levels.
     statements, notes : tuples
-        As of a study of jobs.
+        As in a study of jobs.
     """
 
     cluster: str
@@ -178,7 +178,7 @@ def idle_levels(found: Study) -> list[NamedLevel]:
 def unusable_levels(found: Study) -> list[NamedLevel]:
     """Return what was free each day although jobs waited.
 
-    By reason where that is known.
+    They are separated by reason where that is known.
     """
     if found.idle is None:
         return []

@@ -122,7 +122,7 @@ class PreparedHistory:
         Raises
         ------
         NotEnoughHistory
-            That is too little.
+            There are too few jobs.
         """
         return train_on(
             RecordedWalk(self.table),

@@ -177,7 +177,7 @@ def _nothing(by: str, title: str, packing: PackingCase, why: str) -> TrialsRepor
 class _ReplayWaits:
     """Waits of one replay, s.
 
-    Of the other jobs, and until the result of the jobs that some replay packs.
+    The waits are those of the other jobs, and the times until the result those of jobs that some replay packs.
     """
 
     packed: int

@@ -53,13 +53,13 @@ class WhatIfRequest:
     resource : str, optional
         ``gpus`` or ``cpus``; None: as :func:`~helios.app.replay_cluster.choose_resource` says.
     placement : Placement
-        Which of the nodes that fit a job gets.
+        Choice among the nodes that fit a job.
     plan_quantile : float
         Quantile of a prediction that backfill plans with: .1, .5 or .9.
     predict_again_s : int, optional
         Predict pending jobs again after so long, s. 0 for never. None for hourly.
     seed : int
-        Of training, of random placement and of repeats.
+        Seed of training, of random placement and of repeats.
     """
 
     plans: Sequence[Scenario]

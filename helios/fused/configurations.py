@@ -218,7 +218,7 @@ def make_optimizer(
     Parameters
     ----------
     configuration : Configuration or mapping
-        Of one model.
+        Configuration of one model.
     parameters : iterable of (name, tensor)
         What ``model.named_parameters()`` gives. Groups of the configuration come first, in their order.
     optimizer : str

@@ -75,7 +75,7 @@ class FusedTrainer:
     build : callable
         Makes a model from a configuration. The random state is seeded with the configuration's ``seed`` before.
     loss : callable
-        Of the model's output and the target: a mean over the batch, or one value per sample.
+        Loss of the model's output and the target, either a mean over the batch or one value per sample.
     data : (inputs, target)
         Tensors with the samples as first dimension; ``inputs`` may be several. An incomplete last batch of an epoch
         is left out.

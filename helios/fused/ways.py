@@ -100,7 +100,7 @@ class Functional:
     template : nn.Module
         A model of the stack, for its structure.
     names, buffer_names : sequence of str
-        Of the parameters that are trained, and of all other tensors of a model.
+        Names of the trained parameters, and of all other tensors of a model.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offs
     offset_s : int
         How far the clock of these steps is ahead of UTC, s.
     weeks : int
-        By how many the export was really moved.
+        Number of weeks by which the export was really shifted.
     """
     given, known = (_known(jobs, round_s=round_s, offset_s=offset_s) for jobs in (exported, log))
     cells, owners = _cells(given), _owners(exported)

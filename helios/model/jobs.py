@@ -191,7 +191,7 @@ def with_sizes_requested(jobs: pd.DataFrame) -> pd.DataFrame:
 def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return ``jobs`` in the order of submission.
 
-    By submit time, then job id (numbers by value), then restart.
+    It is by submit time, then job id (numbers by value), then restart.
 
     This is the one order in which ties are broken everywhere: queues, splits, features.
     """

@@ -111,7 +111,7 @@ class Trial:
     most_fused : int
         Most trials of such a process.
     process : int, optional
-        Of a running trial that may be fused: equal for all trials in its process, whose memory limit each of them has.
+        Process of a running trial that may be fused. All trials in one process share its number and memory limit.
     """
 
     number: int
@@ -140,7 +140,7 @@ class SharedSpeed:
     Attributes
     ----------
     family : str
-        Of the trial.
+        Family of the trial.
     beside : tuple of str
         Families of the others on the device, sorted. Empty where it is alone. Of those in its own process,
         :func:`~helios.model.fusing.fused_with`.
@@ -162,7 +162,7 @@ class FusedSpeed:
     Attributes
     ----------
     fusible : str
-        Of its trials, as of :class:`Trial`.
+        Group of its trials, as in :class:`Trial`.
     models : int
         How many it trains.
     together_s : float
@@ -236,12 +236,12 @@ class TrialRun:
     pool : str
         Identity of the pool.
     number, attempt : int
-        Of the trial in its pool; attempts count from 1.
+        Number of the trial in its pool, and of the attempt, from 1.
     program, family : str
         What runs, and which trials are expected to behave alike.
     parameters : mapping
     device_kind, device_model : str
-        As of :class:`Device`.
+        Kind and model, as in :class:`Device`.
     outcome : str
         ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
     started_s, seconds : float

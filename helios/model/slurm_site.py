@@ -21,7 +21,7 @@ class NodeGroup:
     Attributes
     ----------
     names : tuple of str
-        By name, numbers by value: the order in which Slurm keeps its nodes, and fills equal ones.
+        Nodes sorted by name, with numbers by value. Slurm keeps its nodes in this order, and fills equal ones in it.
     cpus : int
         CPUs that can be allocated on each.
     memory_mib : int
@@ -96,9 +96,9 @@ class PriorityRules:
     max_age_s : int
         Age at which the age factor is 1.
     decay_half_life_s : int
-        Of usage. 0 where usage does not decay.
+        Half-life of usage, s. 0 where usage does not decay.
     calc_period_s : int
-        Between two decays, and two new fair shares.
+        Time between two updates of decay and fair shares, s.
     favor_small : bool
         Small jobs get the job size factor instead of large ones.
     fair_tree : bool
@@ -134,7 +134,7 @@ class SchedulingRules:
     default_queue_depth : int
         Jobs that a quick pass of the main scheduler looks at.
     sched_interval_s : int
-        Between two full passes of the main scheduler. -1 for none.
+        Time between two full passes of the main scheduler, s. -1 for none.
     sched_min_interval_s : float
         Least time between two passes of the main scheduler.
     partition_job_depth : int
@@ -149,7 +149,7 @@ class SchedulingRules:
     defer : bool
         No attempt to start a job at its submission.
     bf_interval_s : int
-        Between two backfill passes. -1 for none.
+        Time between two backfill passes, s. -1 for none.
     bf_window_s : int
         How far into the future backfill plans.
     bf_resolution_s : int

@@ -45,11 +45,11 @@ class FusedProcess:
     Attributes
     ----------
     number : int
-        By which the agent knows it: below 0, since trials have numbers from 0.
+        Number by which the agent knows it. It is below 0, since trials have numbers from 0.
     folder : Path
-        Of its log and of the file by which it is told of trials.
+        Folder of its log, and of the file with its trials.
     trials : set of int
-        That it has now.
+        Its current trials.
     """
 
     number: int

@@ -42,7 +42,7 @@ class Node:
     gpus : mapping
         What CUDA calls each device, None for the CPU.
     environment : mapping
-        Of trials on each device.
+        Environment of the trials on each device.
     """
 
     name: str
@@ -62,7 +62,7 @@ def find_nodes(
     sweep, folder : Path
         The sweep file, and the folder of the pool.
     options : mapping
-        Of :func:`find_devices`.
+        Options of :func:`find_devices`.
 
     Raises
     ------

@@ -97,7 +97,7 @@ class TrialRecord:
 def read_runs(folder: Path) -> list[TrialRun]:
     """Return the finished attempts of a pool.
 
-    Of pools of an older Helios, which did not keep what attempts used, there are none.
+    Pools of an older Helios have none, because they did not record what attempts used.
 
     Raises
     ------
@@ -177,7 +177,7 @@ class StateFile:
     Parameters
     ----------
     folder : Path
-        Of the pool; made if missing.
+        Folder of the pool, created if missing.
     sweep : str
         What is the same of all sweeps that may go on in this folder.
     shared : bool

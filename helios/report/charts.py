@@ -344,7 +344,7 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
 def error_profile(answer: Mapping[str, Any], *, narrow: bool = False) -> str:
     """Draw the share of jobs predicted within 10, 50 and 100 %.
 
-    Of the model, beside its controls.
+    The figure has the model and its controls.
     """
     names = {"Helios": answer, **answer["controls"]}
     bounds = ("within_10pct", "within_50pct", "within_100pct")
@@ -482,7 +482,7 @@ def draw_queue_and_use(
 ) -> None:
     """Draw waiting jobs and utilisation over time.
 
-    Of the jobs in ``rows``; ``widths`` of the two lines, in points.
+    It shows the jobs in ``rows``. ``widths`` are those of the two lines, in points.
     """
     moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
     for run, colour in zip(runs, LINES, strict=False):

@@ -73,7 +73,7 @@ class EnergyLedger:
     total : mapping
         The same, over all rows.
     savings : tuple of Saving
-        Against always on first, then against each of ``TIMERS_MIN``.
+        Savings against always on, then against each of ``TIMERS_MIN``.
     wakes : int
         How often a node was woken.
     helios_node_hours, helios_kwh, helios_cost : float
@@ -230,7 +230,7 @@ def energy_sentences(ledger: EnergyLedger) -> list[str]:
 def savings(ledger: EnergyLedger) -> str:
     """Describe what sleep saved, with its uncertainty.
 
-    Against leaving the nodes on and against Slurm's idle timer.
+    The comparisons are with nodes that stay on, and with Slurm's idle timer.
     """
     saved, timer = ledger.saving_against(ALWAYS_ON), ledger.saving_against(timer_name(TIMERS_MIN[0]))
     # A cycle costs energy too: many short ones can cost more than they save.

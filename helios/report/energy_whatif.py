@@ -55,17 +55,17 @@ class PolicyResult:
     jobs_delayed : int, optional
         Jobs that waited for a boot. None on a node series, which has no jobs.
     share_of_jobs_delayed : float, optional
-        Of the jobs that were submitted in the window.
+        Share of the jobs submitted in the window.
     mean_delay_s, longest_delay_s : float, optional
-        Of the jobs delayed. 0 where none was.
+        Delay of the delayed jobs, s. 0 where none was.
     energy_kwh : float
-        By the model of ``helios.metrics.energy`` and the configuration, for the window.
+        Energy in the window by the model of ``helios.metrics.energy`` and the configuration.
     cost, co2_kg : float, optional
         None: no price, or no carbon dioxide of a kWh, is known.
     currency : str
-        Of the cost.
+        Currency of the cost.
     saved_kwh : float
-        Against ``always_on``.
+        Energy saved against ``always_on``.
     """
 
     policy: str
@@ -141,7 +141,7 @@ class EnergyWhatIf:
     notes : tuple of str
         What was assumed.
     chosen : tuple of ChosenRule
-        Of CES, the one in force for most days first.
+        Rules of CES, the one in force for most days first.
     """
 
     kind: str

@@ -68,7 +68,7 @@ def render_whatif(
     Parameters
     ----------
     description : Description, optional
-        Of the history that was replayed; shown below the comparison.
+        Description of the replayed history, shown below the comparison.
     evaluation : mapping, optional
         An evaluation's JSON: how good the predictions behind it are.
     differences : Differences, optional

@@ -95,7 +95,7 @@ class JobExplanation:
     decisions : DataFrame
         Audit entries of this job, oldest first, columns of ``DECISIONS``.
     remarks : tuple of str
-        Of the whole cluster: paused, a service's mode, history too old.
+        Remarks on the whole cluster, such as a pause, the mode of a service, or an old history.
     """
 
     job_id: str

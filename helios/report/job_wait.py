@@ -147,7 +147,7 @@ class ShorterLimit:
     planned_s : int
         Run time for backfill to plan with, s.
     started_at : datetime
-        By when backfill would have started the job.
+        Latest time at which backfill would have started the job.
     """
 
     planned_s: int
@@ -160,7 +160,7 @@ class Overtaken:
 
     ``by_order``: the order put them before it; ``by_backfill``: backfill let them pass.
 
-    By the order's own keys, without promotions for long waits.
+    They are ordered by the keys of the order, without promotions for long waits.
     """
 
     by_order: int

@@ -259,7 +259,7 @@ class OrderValue:
     resource : str
         gpus or cpus.
     replays : mapping of QueueSummary
-        By the names of ``REPLAY_NAMES``; today and the oracle are always there.
+        Summaries by the names of ``REPLAY_NAMES``. Today's and the oracle's are always there.
     check : OrderCheck, optional
         The verdict on the live order, over draws. None where there is only this one replay.
     notes : tuple of str

@@ -33,7 +33,7 @@ class PoolResult:
     total : int
         Trials of the whole sweep, also those that were not made.
     seconds : float
-        Of this run, s.
+        Length of this run, s.
     reason : str
         Why trials are left. Empty where none are.
     signal : int, optional

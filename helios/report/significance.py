@@ -61,7 +61,7 @@ class Difference:
         draws : array of shape (n_draws, 2)
             New and old figures in the same draws, s.
         independent : int, optional
-            As of :func:`helios.metrics.statistics.confidence_interval`.
+            As in :func:`helios.metrics.statistics.confidence_interval`.
         """
         ratio = (new_s + NOTICED_S) / (old_s + NOTICED_S)
         pairs = np.log((np.empty((0, 2)) if draws is None else draws) + NOTICED_S)
@@ -216,7 +216,7 @@ def compare_repeats(
     Parameters
     ----------
     replays : mapping
-        By label the figures of each repeat, as :func:`whatif_figures`; the same number for all, in the same order.
+        Figures of each repeat by label, as from :func:`whatif_figures`. All have the same number and order of repeats.
     baseline : str
         A label.
     blocks : int
@@ -283,12 +283,12 @@ def compare_blocks(result: WhatIf) -> Differences:
 def mean_wait_difference(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
     """Return the difference of mean waits.
 
-    By the rule of :func:`compare_blocks`.
+    The rule is that of :func:`compare_blocks`.
 
     Parameters
     ----------
     counted : array of shape (n_jobs,), optional
-        Which jobs. None for all. Without any the result is None.
+        Jobs that count, all by default. The result is None without any.
     """
     kept = np.ones(len(run.wait_s), dtype=bool) if counted is None else counted
     if not kept.any():

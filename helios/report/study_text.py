@@ -154,7 +154,7 @@ def statements(findings: Sequence[Finding], *, unit: str, source: Source) -> lis
 def first_statements(found: Sequence[Statement]) -> list[Statement]:
     """Return the statements that come first.
 
-    Those that argue for something, by hours at stake, else the clearest denials.
+    They are those with a reason to act, by hours at stake. If there are none, they are the clearest denials.
     """
     for verdict in (Verdict.TRY, Verdict.UNCLEAR, Verdict.NOTHING):
         chosen = [one for one in found if one.verdict is verdict and one.hours_per_week is not None]

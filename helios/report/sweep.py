@@ -30,7 +30,7 @@ class SweepRow:
     Attributes
     ----------
     label : str
-        Of the replay; of one that always failed, policy and backfill.
+        Label of the replay. If it always failed, its policy and backfill.
     figures : mapping of float or None
         For each of ``CRITERIA``, s, the mean over the repeats. Empty where it always failed.
     failed : tuple of str

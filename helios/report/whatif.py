@@ -303,7 +303,7 @@ class GroupGain:
     name : str
     jobs : int
     gpu_hours : float
-        That they run, GPUs (or CPUs) x hours.
+        Size x run time of the jobs, in GPU or CPU hours.
     before, after : Waits
         In the baseline, and in the replay that is compared with it.
     longer : float
@@ -380,7 +380,7 @@ def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
 def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[GroupGain]]:
     """Return the users that a page names.
 
-    Those who lose most, and those who gain most.
+    They are those who lose most, and those who gain most.
     """
     return [gain for gain in gains if gain.loses][:LOSERS], [gain for gain in reversed(gains) if gain.gains][:GAINERS]
 

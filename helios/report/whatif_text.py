@@ -260,7 +260,7 @@ def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComp
 def _compare_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
     """Return the mean wait of a size beside the baseline's.
 
-    Of large jobs as in the table of differences, of the others from the one replay.
+    Large jobs are compared as in the table of differences, and others by the one replay.
     """
     if size == SIZE_CLASSES[-1]:
         return _compare(chosen, result, sure, "mean_wait_large_s")

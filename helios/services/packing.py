@@ -229,7 +229,7 @@ class _Knowledge:
     known : bool array of shape (n_classes,)
         Whether its speed alone was measured.
     companies : list of Company
-        That may be.
+        Companies that are allowed.
     place : dict of Company to int
     rates : float64 array of shape (n_companies, n_classes)
         Seconds of work alone that a company does in a second, of each class, with optimism where it was not measured.

@@ -109,7 +109,7 @@ class Blocks:
         Parameters
         ----------
         group : int array
-            Of each interval; those below 0 are left out.
+            Group of each interval. Intervals of a negative group are left out.
 
         Returns
         -------

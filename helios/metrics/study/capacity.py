@@ -133,7 +133,7 @@ class Capacity:
     def in_service(self, edges_s: NDArray[np.int64], pools: tuple[int, ...] | None = None) -> NDArray[np.float64]:
         """Return the units in service in the middle of each step.
 
-        Of all pools or of some.
+        They are those of all pools, or of some.
         """
         units = self.total if pools is None else self.units[list(pools)].sum(axis=0)
         day = np.searchsorted(self.edges_s, edges_s[:-1] + np.diff(edges_s) // 2, side="right") - 1

@@ -218,7 +218,7 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
     Parameters
     ----------
     node_cpus, node_memory_mib : float, optional
-        Of an ordinary GPU node. None where unknown.
+        Size of an ordinary GPU node. None where unknown.
     """
     if history.resource != "gpus":
         return unknown_finding(16, "jobs with GPUs", n=0)

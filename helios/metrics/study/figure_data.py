@@ -67,7 +67,7 @@ class Panel:
     x_kind, y_kind : str
         ``duration``, ``size``, ``hour``, ``date``, ``name``, ``percent``, ``ratio`` or ``number``.
     beside : tuple of Series
-        Of published clusters, where definitions agree.
+        Series of published clusters, where definitions agree.
     """
 
     title: str

@@ -77,9 +77,9 @@ class NightEnergy:
     Attributes
     ----------
     day : EnergyLedger
-        Of the day, by partition.
+        Energy of the day, by partition.
     days : EnergyLedger
-        Of it and the days before, by day.
+        Energy of the day and the days before, by day.
     """
 
     day: EnergyLedger

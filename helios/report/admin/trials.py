@@ -72,17 +72,17 @@ class PackedReplay:
     Attributes
     ----------
     replay : str
-        Which jobs are packed, and how.
+        Name of the packed jobs and of the way to pack them.
     packed : int
         Jobs of the window that share a GPU.
     gain : float, optional
         Sum of the speeds of two trials on one GPU. None where nothing is packed.
     mean_wait_s, p90_wait_s : float
-        Of the other jobs, those that no replay packs.
+        Waits of the jobs that no replay packs.
     trials_s : float
         Mean time from submission to result of the jobs that some replay packs.
     less_s, trials_less_s : float, optional
-        By how much both means are shorter than with nothing packed; negative: longer.
+        Reduction of both means by packing. Negative where they grow.
     less_low_s, less_high_s, trials_less_low_s, trials_less_high_s : float, optional
         In nine of ten draws the differences lie between these. None where there are too few draws.
     """
@@ -108,7 +108,7 @@ class TrialsReport:
     Attributes
     ----------
     table : ReportTable
-        By user or by group.
+        Report by user or by group.
     totals : dict
         Sums over all users, as in a row of ``BY_USER``.
     gains : pair of float

@@ -100,7 +100,7 @@ def wait_so_far_s(jobs: pd.DataFrame, at: datetime) -> Floats:
 def used_s(jobs: pd.DataFrame, at: datetime) -> Floats:
     """Return the run time of each job's last run, in s.
 
-    Of a running job until ``at``; 0 where there is none.
+    For a running job it is the time until ``at``. It is 0 without a run.
     """
     known = jobs["run_time_s"].to_numpy(dtype=np.float64)
     so_far = np.asarray((pd.Timestamp(at) - jobs["started_at"]).dt.total_seconds(), dtype=np.float64)
