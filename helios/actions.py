@@ -208,9 +208,9 @@ class Revert:
     Attributes
     ----------
     setting : JobSetting, optional
-        None: every setting.
+        None for every setting.
     job_ids : tuple of str, optional
-        None: every pending job that Helios has ever changed.
+        None for every pending job that Helios has ever changed.
     hidden : bool
         Whether to write also where the cluster hides the current value and Helios has written one. What an
         administrator wrote there since is lost, so only a person asks for it.

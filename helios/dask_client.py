@@ -1,9 +1,8 @@
 """Connections to the scheduler of a Dask cluster.
 
-Dask is optional: ``distributed`` is imported at the first connection. Its errors are raised as Helios' own, and a
-client is closed where it was opened, also one that never connected. Left to the garbage collector, it may be finalised
-while the same thread holds the lock that closing takes (``distributed`` 2026.8, ``LoopRunner``): the process then hangs
-for ever.
+Dask is optional, so that ``distributed`` is imported at the first connection. Its errors are raised as Helios' own.
+A client is always closed where it was opened, even if it never connected. The garbage collector may finalise it while
+the same thread holds the lock that closing takes, and then the process hangs (``distributed`` 2026.8, ``LoopRunner``).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def silence_logs() -> None:
 
 
 @contextmanager
-def connected(address: str, *, connect_s: float, instead: str, default: bool = False) -> Iterator[Client]:
+def connect(address: str, *, connect_s: float, instead: str, default: bool = False) -> Iterator[Client]:
     """Connect to a scheduler for the time of a ``with`` block.
 
     Parameters
@@ -39,7 +38,7 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     connect_s : float
         Longest wait for its answer, and for closing the connection, s.
     instead : str
-        What can be done without a scheduler; ends the hint of an error.
+        Alternative without a scheduler, as the end of an error's hint.
     default : bool
         Whether Dask's own collections find this client by themselves.
 
@@ -92,7 +91,7 @@ def refuse_other_releases(
     Raises
     ------
     DaskMismatch
-        A worker runs others; ``hint`` says what to do.
+        A worker runs another release.
     DaskUnavailable
         A worker does not answer within ``answer_s``.
     """

@@ -287,7 +287,7 @@ class Ledger(Protocol):
         -------
         int or None
             The fencing token: the same while ``holder`` renews in time, a larger one after anybody else held it.
-            None: another holder's lease has not run out.
+            None where another holder's lease has not run out.
         """
         ...
 

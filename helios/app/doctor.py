@@ -135,7 +135,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
     Parameters
     ----------
     cluster : str, optional
-        None: the default or else the only one of the warehouse.
+        None for the default or else the only one of the warehouse.
     """
     name = cluster or _only_name(settings)
     checks: dict[str, Callable[[], Iterator[PreflightFinding]]] = {

@@ -27,7 +27,7 @@ from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
 from helios.choices import ResampledUnit
-from helios.dask_client import connected, refuse_other_releases, silence_logs
+from helios.dask_client import connect, refuse_other_releases, silence_logs
 from helios.errors import DaskUnavailable, HeliosError
 from helios.ports import no_progress
 from helios.predict.duration import DurationModel
@@ -288,7 +288,7 @@ def run_on_dask(
         Workers run other releases, or lack Helios.
     """
     _require_module("distributed", extra="dask", instead="replay here: --workers 1")
-    with connected(address, connect_s=CONNECT_S, instead="--workers N.") as client:
+    with connect(address, connect_s=CONNECT_S, instead="--workers N.") as client:
         try:
             client.wait_for_workers(1, timeout=join_s or CONNECT_S)
         except TimeoutError as reason:

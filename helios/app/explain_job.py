@@ -29,7 +29,7 @@ _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
 
 NEAR = 3
-"""How many ids like an unknown one an error names."""
+"""Number of similar ids in the error about an unknown one."""
 
 
 class JobUnknown(UsageError):
@@ -39,7 +39,7 @@ class JobUnknown(UsageError):
 def job_positions(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
     """Return the positions of the jobs that have an id.
 
-    As a person writes it, of an array ``123_7``.
+    The id is as a person writes it, such as ``123_7`` for an array.
     """
     master, _, task = job_id.partition("_")
     found = jobs["job_id"] == job_id
@@ -134,7 +134,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     Parameters
     ----------
     job_id : str
-        As a person writes it: of an array, ``123`` or ``123_7``.
+        Id as a person writes it, such as ``123`` or ``123_7`` for an array.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_i
 def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.DataFrame:
     """Return what ``read`` reads from the warehouse.
 
-    An empty table if the warehouse does not know the cluster.
+    The table is empty if the warehouse does not know the cluster.
     """
     try:
         return read()
@@ -237,7 +237,7 @@ def _audit_entries(warehouse: Warehouse, cluster: str, job: pd.Series[Any], sinc
 def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:
     """Return p10, p50 and p90 of a running job's remaining run time.
 
-    In seconds. None: the job waits, or has no prediction.
+    In seconds. None where the job waits or has no prediction.
     """
     if pd.isna(job["started_at"]) or np.isnan(job["p50_s"]):
         return None
@@ -306,7 +306,7 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
 def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
     """Return the explanation of a job.
 
-    It waited ``until`` then; NaT: it never started.
+    It waited until ``until``, which is NaT if it never started.
     """
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     return JobExplanation(

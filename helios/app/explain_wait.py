@@ -1,6 +1,6 @@
 """Explanation of one job's wait, from a replay that traces it.
 
-The trace says of each scheduling pass why the job did not start and which job came before it.
+For each scheduling pass the trace has the reason why the job did not start, and the job that came before it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def explain_wait(
     Parameters
     ----------
     job_id : str
-        As a person writes it: of an array ``123_7``; ``123-2`` is the second job of that id, one that was requeued.
+        Id as a person writes it, such as ``123_7`` for an array. ``123-2`` is the second job of an id, after a requeue.
 
     Raises
     ------
@@ -138,8 +138,8 @@ class _Wait:
     lasts_s : int64 array of shape (n_passes,)
         Time from each pass to the next one, or to the start.
     causes, blockers : int64 arrays of shape (n_passes,)
-        What held the job, as a position in ``CAUSES``, and the job that came first; ``NOBODY`` where it was itself
-        next in line.
+        Cause of the wait, as a position in ``CAUSES``, and the job that came first. It is ``NOBODY`` where the job was
+        itself next in line.
     """
 
     def __init__(self, setup: ReplaySetup, plan: Scenario, replay: Replay, trace: JobTrace) -> None:
@@ -240,8 +240,8 @@ class _Wait:
     def shorter_limit(self) -> ShorterLimit | None:
         """Return a shorter limit with an earlier start.
 
-        It is taken from the first pass that leaves enough time for the job's run. None: no pass does. Until the job
-        starts nothing depends on what is planned for it, so it would have started in that pass, if not before.
+        It is taken from the first pass that leaves enough time for the job's run. None where no pass does. Until the
+        job starts nothing depends on what is planned for it, so it would have started in that pass, if not before.
         """
         passes, never = self.passes, self.passes["shadow_s"] == NEVER
         window_s = np.where(never, 0, passes["shadow_s"] - passes["at_s"])

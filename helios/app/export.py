@@ -81,7 +81,7 @@ class ExportRequest:
     accept_risk : bool
         Whether a greater risk is accepted.
     key_file : Path, optional
-        The key; made if missing. None: a new one in ``key_folder``.
+        The key; made if missing. None for a new one in ``key_folder``.
     """
 
     out: Path

@@ -37,7 +37,7 @@ from helios.slurm.shell import Shell
 def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions: Sequence[str]) -> list[str]:
     """Raise UsageError unless the cluster has these partitions.
 
-    Returns notes: why they were not checked, where the cluster cannot be asked.
+    Returns a note where the cluster cannot be read and they were not checked.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
     Raises
     ------
     UsageError
-        The cluster has no such partition; those there are are named.
+        The cluster has no such partition. The message lists those that exist.
     """
     if not partitions:
         return []
@@ -101,7 +101,7 @@ class LiveCluster:
     accounting : AccountingSource
         Its history.
     controller : callable
-        Returns which controller answers, and since when it runs: another after a failover or a restart. None: it
+        Returns an identity of the controller that answers, which changes with a failover or a restart. None where it
         cannot be known.
     clock_skew_s : callable
         Returns the controller's clock minus ours, s. None where it cannot be known.
@@ -112,14 +112,14 @@ class LiveCluster:
     without_helios : callable
         Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
     load_applied_changes : callable
-        Takes the record of applied changes (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``,
-        whether to write into ``jobs.undo`` what only this record has.
+        Takes the record of applied changes (``APPLIED_CHANGES``) of this Helios or of another that led, and ``keep``,
+        which says whether to add to ``jobs.undo`` what only this record has.
     nodes : callable
-        Returns the interface to the nodes, a domain of its own; it is opened at the first call.
+        Returns the interface to the nodes, which is opened at the first call.
     rules : callable
         Reads the scheduling rules of the cluster now.
     notes : tuple of str
-        How the cluster is reached, and why so.
+        How the cluster is reached, and why.
     close : callable
         Releases connections and processes.
     """

@@ -190,7 +190,7 @@ class TrainingOutcome:
     Attributes
     ----------
     step : AuditStep, optional
-        None: nothing was decided, all stays as it was.
+        None where nothing was decided and all stays as it was.
     model_id : str
         The model that the decision is about.
     promoted, previous : str
@@ -202,7 +202,7 @@ class TrainingOutcome:
     days : float, optional
         Length of the stretch that was scored.
     written : bool
-        False: a dry run.
+        False for a dry run.
     """
 
     step: AuditStep | None
@@ -325,7 +325,7 @@ def drift(
 def remembered_drift(url: str, cluster: str) -> str | None:
     """Return the line about drift from the last nightly training.
 
-    None: there is none.
+    None where there is none.
     """
     with Warehouse.open(url) as warehouse:
         return warehouse.remembered(cluster, DRIFT)
@@ -520,7 +520,7 @@ def _promoted(warehouse: Warehouse, cluster: str) -> str:
 def _incumbent(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
     """Return the promoted model.
 
-    Where nothing was ever decided and ``besides`` is given, the newest other model. None: shrinkage predicts.
+    Where nothing was ever decided and ``besides`` is given, the newest other model. None where shrinkage predicts.
     """
     try:
         if besides is None or not warehouse.promotions(cluster).empty:
@@ -570,7 +570,7 @@ def decide_against_controls(same: TrainingOutcome, comparison: Comparison | None
 def backtest_in(record: ModelRecord) -> Comparison | None:
     """Return the comparison stored in a record's scores.
 
-    None: the history was too short for one.
+    None where the history was too short for one.
     """
     return Comparison.from_json(record.scores) if record.scores.get("against") else None
 
@@ -699,7 +699,7 @@ def _compare_unseen(
 ) -> Comparison | None:
     """Compare models that learned nothing from the stretch.
 
-    None: there are none, or too few jobs came after them.
+    None where there are none, or too few jobs came after them.
     """
     # A model that had not stopped learning by then is scored by its backtest, which stopped earlier, if it has one.
     is_newer = opponent is not None and opponent.trained_until > since

@@ -228,7 +228,7 @@ class NodeController(Controller[NodeControllerState]):
     def clear(self, node: str | None) -> NodeControllerState:
         """Allow a node that failed to wake to sleep again.
 
-        None: all of them, and end protected mode.
+        None for all of them, and end protected mode.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class NodeController(Controller[NodeControllerState]):
     def _read_undo_if_any(self) -> Undo | None:
         """Return the content of the undo file.
 
-        None: there is none, for example where a Helios with another state folder leads.
+        None where there is none, for example where a Helios with another state folder leads.
         """
         file = self.folder / UNDO_FILE
         there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it

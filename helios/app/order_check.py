@@ -139,7 +139,7 @@ class DrawnWindow:
     def model(self) -> DurationModel | None:
         """The model of what had ended when the replay begins.
 
-        None: too little had ended.
+        None where too few jobs had ended.
         """
         if self._given is not None:
             return self._given

@@ -28,8 +28,8 @@ _COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
 def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
     """Return the longest recent wait in the site's own order, s.
 
-    NaN: no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with their
-    predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
+    NaN where no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with
+    their predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
 def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | None:
     """Return a workload's longest waits in the site's own order.
 
-    None: the cluster has no GPUs, or no job asks for one.
+    None where the cluster has no GPUs, or no job asks for one.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | Non
 
     Each group has equal nodes.
 
-    Partitions that share nodes are one group. None: there are no GPUs.
+    Partitions that share nodes are one group. None where there are no GPUs.
     """
     named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "") & (nodes["gpus"] > 0)]
     texts = named["partitions"].astype(str)

@@ -191,7 +191,7 @@ def _learn(folder: Path, name: str, device: Device, database: str | None) -> tup
 def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]) -> float | None:
     """Return when to end, s since the epoch.
 
-    It is the earlier of the time limit and the end of the Slurm job. None: neither is known.
+    It is the earlier of the time limit and the end of the Slurm job. None where neither is known.
     """
     ends = [] if time_limit_s is None else [time.time() + time_limit_s]
     if (end_s := environment.get(SLURM_END, "")).isdigit():

@@ -52,10 +52,10 @@ def pool_whatif(
 ) -> PoolWhatIf:
     """Simulate the trials of a sweep file under several rules.
 
-    They are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
+    The rules are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
 
-    What earlier runs of the program needed is taken from the warehouse, from the pool beside the sweep file, and from
-    the pools in ``folders``. What these do not tell is taken from the arguments.
+    Needs of earlier runs of the program are read from the warehouse, from the pool beside the sweep file, and from the
+    pools in ``folders``. The arguments fill in what these do not have.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def pool_whatif(
     memory_mib : float, optional
         Memory of each GPU. By default what is free on those of this machine.
     run_time_s : float, optional
-        Time of a trial alone on a GPU, where no earlier run tells it.
+        Time of a trial alone on a GPU, where no earlier run has it.
     gains : pair of float
         Least and most work of two trials on a GPU, over that of one, for pairs that were never measured. None: from
         nothing to what was measured on the best card.
@@ -76,7 +76,7 @@ def pool_whatif(
     Raises
     ------
     UsageError
-        The sweep cannot be run, or something is missing that nothing tells.
+        The sweep cannot be run, or a needed value is not known.
     FileUnreadable
         A folder is not of a pool.
     """
@@ -205,7 +205,7 @@ def _trials(
 ) -> list[SimulatedTrial]:
     """Return the trials to simulate.
 
-    One that ran before with the same parameters needs what it needed then. Others are drawn from what is expected.
+    A trial that ran before with the same parameters needs the same again. Others are drawn from the forecast.
     """
     random = np.random.default_rng(seed)
     ran = {repr(sorted(fact.parameters.items())): fact for fact in trial_facts(past)}
@@ -286,7 +286,7 @@ def _notes(
     start_up_s: float,
     reports: bool,
 ) -> list[str]:
-    """Say where the figures are from, and what was assumed."""
+    """Return notes on the sources of the figures and on assumptions."""
     notes = []
     if past:
         known = sum(forecast.seconds_p50 is not None for forecast in forecasts)

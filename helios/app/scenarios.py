@@ -202,7 +202,7 @@ class Scenario:
     def wait_share(self) -> float | None:
         """Ageing time as a share of the own order's longest wait.
 
-        None: jobs do not age.
+        None where jobs do not age.
         """
         return dict(self.options).get("wait_share", WAIT_SHARE if self.policy is Policy.QSSF else None)
 
@@ -210,7 +210,7 @@ class Scenario:
     def bound_share(self) -> float | None:
         """Wait bound as such a share.
 
-        None: there is none of this kind.
+        None where there is none of this kind.
         """
         options = dict(self.options)
         usual = BOUND_SHARE if self.policy is Policy.QSSF else None

@@ -66,7 +66,7 @@ def slurm_jobs(
         Columns of ``JOBS``, in submission order; those without a run time, or of partitions that the site does not
         have, are left out.
     nice : array of shape (len(jobs),), optional
-        What users took from their own priority; no accounting keeps it. None: 0.
+        Priority that users gave up with ``nice``, which no accounting keeps. None stands for 0.
     keep_misfits : bool
         Keep jobs that an empty cluster could not start: some may run all the same, as an admin may let them.
 

@@ -162,7 +162,7 @@ class QueueForecast:
     def position(self, job_id: str, task: str = "") -> int | None:
         """Return the position of a pending job or task.
 
-        None: it is not simulated.
+        None where it is not simulated.
         """
         rows = np.flatnonzero((self._queue["job_id"] == job_id) & (self._queue["origin"] == WAITING))
         if not len(rows):
@@ -333,7 +333,7 @@ def wait_quantiles(waits_s: Floats) -> Floats:
     Parameters
     ----------
     waits_s : float64 array of shape (n_draws, ...)
-        inf: longer than the simulations; such a quantile is inf.
+        inf for one longer than the simulations, whose quantile is inf too.
 
     Returns
     -------

@@ -149,7 +149,7 @@ class PreparedHistory:
     def backtest(self, model: DurationModel) -> Comparison | None:
         """Score the model's backtest beside the controls.
 
-        None: there is none, or too few jobs came after it.
+        None where there is none, or too few jobs came after it.
         """
         backtest = model.as_judged()
         if backtest is None:
@@ -216,7 +216,7 @@ class PreparedHistory:
     def known_until(self, now: datetime) -> datetime | None:
         """Return ``now`` if jobs of the history end later, else None.
 
-        None: every end lies before ``now``, so all of the history may be used.
+        None where every end lies before ``now``, so that all of the history may be used.
         """
         ends = self.table.ended_s[self.table.ended_s != NEVER_S]
         return now if len(ends) and int(ends.max()) >= _seconds(now) else None

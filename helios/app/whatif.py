@@ -388,7 +388,7 @@ def train_predictor(
 ) -> DurationModel | None:
     """Return a model of what had ended when the replay begins.
 
-    None: no scenario needs one, or too little had ended, so the predictor learns during the replay alone.
+    None where no scenario needs one, or too few jobs had ended. Then the predictor learns only during the replay.
     """
     if not any(plan.uses_predictions for plan in request.plans):
         return None
@@ -400,7 +400,7 @@ def train_before(
 ) -> DurationModel | None:
     """Return a model of what had ended ``before`` the first of ``jobs``.
 
-    None: too little had ended, so the predictor learns during the replay alone.
+    None where too few jobs had ended. Then the predictor learns only during the replay.
     """
     if before.empty:
         return None

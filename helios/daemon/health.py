@@ -20,7 +20,7 @@ from helios.private_files import make_folder, write_private
 
 NAME = "health.json"
 FAILURES = 3
-"""Failures in a row after which the daemon is not healthy, however recent the last success is."""
+"""Failures in a row after which the daemon is unhealthy, however recent the last success is."""
 OF_CYCLES = ("suspended", "seconds", "modes", "breaker", "lease_held", "acted")
 OF_JOBS = ("pending", "running", "predictions", "history_read_at", "model_trained_at")
 OF_NODES = ("nodes", "by_helios", "protected", "quarantined")

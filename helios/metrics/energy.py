@@ -57,7 +57,7 @@ class NodeSeconds:
     def utilization(self) -> float:
         """Busy node seconds over powered ones, the node utilisation of CES.
 
-        NaN: none was powered.
+        NaN where none was powered.
         """
         return self.busy / self.powered if self.powered else float("nan")
 

@@ -39,7 +39,7 @@ def confidence_interval(
 def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
     """Return the ``CONFIDENCE`` interval of the mean of independent values (Student's t).
 
-    None: there are fewer than two.
+    None where there are fewer than two.
     """
     n = len(values)
     if n < 2:

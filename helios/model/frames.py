@@ -132,7 +132,7 @@ def frame_kind(name: str, *declared: tuple[str, str, str]) -> FrameKind:
 def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:
     """Return times as s since the epoch, to the microsecond.
 
-    NaN: missing.
+    A missing value is NaN.
     """
     micros = times.to_numpy(dtype="datetime64[us]")
     seconds: NDArray[np.float64] = micros.astype(np.int64) / 1e6

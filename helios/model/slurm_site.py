@@ -50,7 +50,7 @@ class PartitionRules:
     nodes : tuple of str
         Names of its nodes.
     max_time_s, default_time_s : int or None
-        None: no longest time; of the default: a job that asks for none gets ``max_time_s``.
+        None for no maximum. Without a default, a job that asks for none gets ``max_time_s``.
     priority_tier : int
         Partitions of a higher tier are looked at first, whatever the priorities.
     priority_job_factor : int
@@ -88,7 +88,7 @@ class PriorityRules:
     Attributes
     ----------
     multifactor : bool
-        False: first in, first out (``priority/basic``).
+        False for first in, first out (``priority/basic``).
     age, fairshare, job_size, partition, qos, association : int
         Weights; the factors lie between 0 and 1.
     tres : mapping of str to float
@@ -130,7 +130,7 @@ class SchedulingRules:
     Attributes
     ----------
     backfill : bool
-        False: ``sched/builtin``.
+        False for ``sched/builtin``.
     default_queue_depth : int
         Jobs that a quick pass of the main scheduler looks at.
     sched_interval_s : int
@@ -226,9 +226,9 @@ class Share:
     account, parent : str
         ``parent`` is empty for the root.
     user : str
-        Empty: the account itself.
+        Empty for the account itself.
     shares : int or None
-        None: ``parent`` in Slurm, its users compete in the account above.
+        None for ``parent`` in Slurm, whose users compete in the account above.
     usage_s : float
         TRES seconds charged before the replay begins.
     """

@@ -222,7 +222,7 @@ class Coordinator:
     warm : sequence of str
         Modules that a warm process imports once for all trials.
     forecast : Forecast, optional
-        Tells the service what to expect of trials. None: only what the sweep file says.
+        Tells the service what to expect of trials. By default nothing but the sweep file tells it.
     known_speeds : sequence of SharedSpeed
         Measured in earlier pools on such devices.
     container : Container, optional

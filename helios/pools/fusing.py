@@ -96,7 +96,7 @@ class Fusion:
     Parameters
     ----------
     program : FusedProgram, optional
-        None: none may.
+        None where none may.
     searched : bool
         Whether a search chooses the trials.
     """

@@ -181,7 +181,7 @@ class TrainingSweep:
     listed : tuple of mapping
         Trials of a file of trials; empty without one.
     search : SearchMethod, optional
-        None: every combination, or every listed trial, in order and without Optuna.
+        None for every combination, or every listed trial, in order and without Optuna.
     metric : str
         What trials are compared by. Empty where they are not.
     maximize : bool
@@ -197,7 +197,7 @@ class TrainingSweep:
     events : str
         Folder of a trial's TensorBoard event files, with placeholders. Empty where none are read.
     container : ContainerChoice, optional
-        None: trials run on the machine itself.
+        None where trials run on the machine itself.
     fused : FusedProgram, optional
         What is run in place of the command's program, which then names it only.
     """
@@ -987,7 +987,7 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
     ----------
     others : int, optional
         How many processes have had it open before, where several may have it at the same time; they must then take
-        turns. None: only this one may.
+        turns. None where only this one may.
 
     Raises
     ------

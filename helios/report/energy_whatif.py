@@ -47,7 +47,7 @@ class PolicyResult:
     wakeups_per_day_interval : pair of float
         Exact 95 % interval of the rate, were wake-ups a Poisson process: their number is small.
     nodes_per_wakeup : float, optional
-        None: nothing woke.
+        None where nothing woke.
     short_node_events_per_day : float
         How often fewer nodes were awake than were needed.
     node_hours_short : float
@@ -61,7 +61,7 @@ class PolicyResult:
     energy_kwh : float
         Energy in the window by the model of ``helios.metrics.energy`` and the configuration.
     cost, co2_kg : float, optional
-        None: no price, or no carbon dioxide of a kWh, is known.
+        None where no price, or no carbon dioxide of a kWh, is known.
     currency : str
         Currency of the cost.
     saved_kwh : float
@@ -161,7 +161,7 @@ class EnergyWhatIf:
     def of(self, policy: str) -> PolicyResult | None:
         """Return the result of a policy.
 
-        None: it was not run.
+        None where it was not run.
         """
         return next((result for result in self.policies if result.policy == policy), None)
 

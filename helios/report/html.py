@@ -272,7 +272,7 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
 def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
     """Return how each replay differs from the baseline, with intervals.
 
-    None: nobody waits, or there is nothing to compare.
+    None where nobody waits, or there is nothing to compare.
     """
     found = differences if differences is not None else compare_blocks(result)
     if has_no_waits(result) or not found.others:

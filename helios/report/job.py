@@ -66,7 +66,7 @@ class JobExplanation:
     gpus, tasks : int
         GPUs of a task, and pending tasks of an array (else 1).
     time_limit_s : float
-        inf: unlimited. NaN where unknown.
+        inf for unlimited. NaN where unknown.
     p10_s, p50_s, p90_s : float
         Predicted run time. NaN for no prediction.
     source : str
@@ -85,7 +85,7 @@ class JobExplanation:
         Sentence about the past jobs behind the prediction. Empty where it does not wait, or nothing is known.
     rank, rank_without, queued : int
         Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
-        there are. 0: it is not pending.
+        there are. 0 where it is not pending.
     excluded_reason : str
         Why Helios leaves it alone. Empty where it may act.
     stands : tuple of str

@@ -278,8 +278,8 @@ class OrderValue:
 
         The gain is in mean wait against today.
 
-        None: there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits than
-        today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
+        None where there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits
+        than today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
         """
         today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[ORACLE].mean_wait_s
         if today_s - oracle_s < LEAST_GAIN_S:

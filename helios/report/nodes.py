@@ -1,6 +1,6 @@
-"""Report of the nodes and of what Helios changed on them.
+"""Reports for an administrator on all nodes or on one.
 
-For an administrator; of all nodes or of one.
+They show the state of the nodes and the changes by Helios.
 """
 
 from __future__ import annotations

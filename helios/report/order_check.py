@@ -172,7 +172,7 @@ class OrderCheck:
 def geometric_mean(values: Sequence[float]) -> float:
     """Return the geometric mean of ratios, NaN left out.
 
-    NaN: there is no other.
+    NaN where there is no other.
     """
     known = [log(value) for value in values if isfinite(value)]
     return exp(sum(known) / len(known)) if known else float("nan")

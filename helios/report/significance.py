@@ -1,11 +1,11 @@
-"""How sure the differences between the replays of a what-if are.
+"""Confidence intervals of the differences between the replays of a what-if.
 
-Jobs wait behind each other, so there are far fewer independent observations than jobs. What is resampled is whole
-blocks of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
-1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays see the same draw, so that
-differences are paired: intervals are of the logarithm of the ratio of two waits, each with a second added, because
-waits are skewed and one bad day makes a sum. The intervals of skewed figures cover them less often all the same:
-benchmarks/sweep.py prints how often.
+Jobs wait behind each other, so that there are far fewer independent observations than jobs. Therefore whole blocks of
+time are resampled, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3), 1989;
+Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays use the same draws, so that
+differences are paired. Intervals are computed on the logarithm of the ratio of two waits, each with a second added,
+because waits are skewed and one bad day dominates a sum. The coverage for skewed figures is still too low, see
+benchmarks/sweep.py.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from helios.units import duration
 RESAMPLES = 1_000
 WEEK_S = 7 * DAY_S
 FEWEST_WEEKS = 4
-"""Weeks below which their spread means too little; then days are drawn."""
+"""Fewest weeks to resample. With fewer, days are resampled."""
 NOTICED_S = 1.0
-"""Difference below which nobody would notice, s."""
+"""Smallest noticeable difference, s."""
 CHANCE_RATIO = 5.0
-"""Ratio of two waits beyond which nobody calls it chance: a seed moves a replay by +-40 %, a month by up to 3 x."""
+"""Ratio of two waits that chance cannot explain. A seed changes a replay by +-40 %, a month by up to 3 x."""
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A figure less the baseline's, s.
+    """Difference of a figure from the baseline's, s.
 
     ``low`` and ``high`` are its ``CONFIDENCE`` interval, None where unknown. ``ratio`` is that of the two figures, each
     with a second added.
@@ -103,18 +103,18 @@ class ComparedReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """How sure the differences of a what-if are.
+    """Differences of a what-if with their intervals.
 
     Attributes
     ----------
     over : ResampledUnit, optional
         What was resampled. None where the window is too short for anything.
     blocks : int
-        How many weeks or days there were to draw from; 0 with users and seeds.
+        Number of weeks or days to draw from. 0 with users and seeds.
     repeats : int
         Replays of each scenario. 0 for the one replay, cut into blocks afterwards.
     baseline : ComparedReplay
-        What the others are compared with.
+        The replay that the others are compared with.
     others : tuple of ComparedReplay
     """
 
@@ -127,14 +127,14 @@ class Differences:
     def of(self, label: str, name: str) -> Difference | None:
         """Return the difference of a replay's figure from the baseline's.
 
-        None: no such replay, or no such job.
+        None where there is no such replay or job.
         """
         return next((other.differences[name] for other in self.others if other.label == label), None)
 
     def figures(self, label: str) -> Mapping[str, float | None]:
         """Return the figures of a replay, s.
 
-        Empty: no such replay.
+        Empty where there is no such replay.
         """
         return next((one.figures for one in (self.baseline, *self.others) if one.label == label), {})
 
@@ -145,7 +145,7 @@ class Differences:
 
     @property
     def method(self) -> str:
-        """How the intervals came about."""
+        """Description of how the intervals were computed."""
         if self.over is None:
             return f"Fewer than {FEWEST_DAYS} days were replayed: nothing tells how sure these differences are."
         if not self.repeats:
@@ -162,7 +162,7 @@ class Differences:
 
     @property
     def not_covered(self) -> str:
-        """What the intervals leave out."""
+        """Description of what the intervals leave out."""
         if self.over is None:
             return "--repeat 10 replays it with arrivals drawn anew."
         if not self.repeats:
@@ -201,7 +201,7 @@ class Differences:
 def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float | None]:
     """Return the figures of a replay that are compared, s.
 
-    From its summary, or from the summary's JSON.
+    They come from its summary, or from the summary's JSON.
     """
     found = summary.to_json() if isinstance(summary, QueueSummary) else summary
     names = ("mean_wait_s", "p99_wait_s", "max_wait_s")
@@ -252,9 +252,8 @@ def compare_repeats(
 def compare_blocks(result: WhatIf) -> Differences:
     """Compare the replays of a what-if by resampling blocks of time.
 
-    For a what-if without repeats.
-
-    Conditional on the replay, and on means only: see :attr:`Differences.not_covered`.
+    It is for a what-if without repeats. Only means are compared, given the one replay, see
+    :attr:`Differences.not_covered`.
     """
     base = result.baseline
     before = whatif_figures(base.summary)
@@ -326,7 +325,7 @@ def _of_draws(new_s: Floats, old_s: Floats, independent: int | None) -> Differen
 def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.intp]]:
     """Return the unit of time to resample, and each job's block.
 
-    Blocks are weeks, else days, numbered from the first that has jobs. None: there are too few days.
+    Blocks are weeks, else days, numbered from the first that has jobs. None where there are too few days.
     """
     since_s = submitted_s - submitted_s.min()
     if since_s.max() >= (FEWEST_WEEKS - 1) * WEEK_S + WEEK_S // 2:

@@ -45,9 +45,9 @@ class StartForecast:
     draws : int
         Number of simulations. 0 where there is no forecast, and ``problem`` says why.
     p10_at, p50_at, p90_at : datetime, optional
-        Quantiles of the start. None: later than ``horizon_at``.
+        Quantiles of the start. None for a time after ``horizon_at``.
     end_p10_at, end_p50_at, end_p90_at : datetime, optional
-        Quantiles of the end. None: it starts later than ``horizon_at``.
+        Quantiles of the end. None where it starts after ``horizon_at``.
     by_limits : bool
         Too little has ended to predict: run times were taken from time limits.
     fitting_limit_s : float

@@ -24,7 +24,7 @@ class StudyDifference:
     one, other : float, optional
         The values. None where not known there.
     difference, low, high : float, optional
-        Of the second from the first, with its 95 % interval, were the two independent; None where there is none.
+        Second value less the first, with the 95 % interval for independent values. None where there is none.
     more_than_chance : bool, optional
         Whether the interval excludes 0. None where it is not known.
     """
@@ -48,7 +48,7 @@ class StudyComparison:
     Attributes
     ----------
     one, other : str
-        What each is of: its cluster and window.
+        Cluster and window of each.
     """
 
     one: str

@@ -46,7 +46,7 @@ class Statement:
     title : str
         What it is about.
     value : float, optional
-        None: not known here.
+        None where not known here.
     unit : str
         ``share``, ``GPU hours a week``, ``ratio``, ...
     low, high : float, optional

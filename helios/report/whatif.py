@@ -388,7 +388,7 @@ def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[Gro
 def losing_jobs(run: Run, result: WhatIf) -> list[LosingJob]:
     """Return the jobs whose wait grows most, the worst first.
 
-    Empty: no names are known, or no job waits longer.
+    Empty where no names are known, or no job waits longer.
     """
     named, baseline = result.named, result.baseline
     if named is None:

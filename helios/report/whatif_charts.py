@@ -79,7 +79,7 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
 def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
     """Draw the GPU hours of waiting that each order saves.
 
-    Added up over the window. None: no wait differs.
+    Added up over the window. None where no wait differs.
     """
     runs = [run for run in select_curves(result) if run is not result.baseline]
     if not any((run.wait_s != result.baseline.wait_s).any() for run in runs):
@@ -105,7 +105,7 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
 
     On logarithmic axes; users above the line wait longer.
 
-    The area of a dot grows with the hours that the user runs. None: fewer than two users are known.
+    The area of a dot grows with the hours that the user runs. None where fewer than two users are known.
     """
     if len(gains) < 2:
         return None

@@ -119,7 +119,7 @@ def propose_scenario(result: WhatIf) -> Run | None:
     """Return the replay that the sentences explain.
 
     What Helios does live by default; else, of the first of ``PROPOSALS`` that was replayed, or else of all feasible
-    replays, the one with the smallest mean wait. None: none is feasible but the baseline.
+    replays, the one with the smallest mean wait. None where none is feasible but the baseline.
     """
     chosen = [run for run in result.feasible if run.is_live_default]
     for policy in PROPOSALS:

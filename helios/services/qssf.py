@@ -194,7 +194,7 @@ class QssfOptions:
         would have caused in the last four weeks. A job that has waited this long is as urgent as a new one with 1/e of
         its service. 0.25 protects long waits more, 1 shortens the mean more. The ageing time is at least 1 h.
     bound_share : float
-        A job that has waited longer than this share of that longest wait goes first. 0: none does.
+        A job that has waited longer than this share of that longest wait goes first. 0 where none does.
     least_s : float
         Least waiting time before a job goes first because of ``bound_share``, s.
     large_divisor : float

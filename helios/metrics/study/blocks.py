@@ -35,7 +35,7 @@ class Estimate:
     Attributes
     ----------
     value : float, optional
-        None: not known.
+        None where not known.
     low, high : float, optional
         95 % interval over blocks. None where there are fewer than ``FEWEST_BLOCKS``.
     """

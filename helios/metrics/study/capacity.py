@@ -60,9 +60,9 @@ class NodeShapes:
     units : float64 array
         GPUs or CPUs, the resource of the study.
     cpus, memory_mib : float64 arrays
-        NaN: unknown.
+        NaN where unknown.
     gpu_type : tuple of str
-        Empty: unknown.
+        Empty where unknown.
     out : BusyIntervals
         When nodes were out of service, disjoint on each node.
     """
@@ -89,7 +89,7 @@ class Capacity:
         Names of the pools, partitions that share nodes joined by a comma.
     pool_of : int64 array of shape (n_partition_names + 1,)
         Pool of each partition in the order of ``StudyHistory.partition.values``; the last one is the pool of jobs
-        without a partition. -1: it has no capacity.
+        without a partition. -1 where it has no capacity.
     edges_s : int64 array of shape (n_days + 1,)
         Local midnights, with the window's first and last moment.
     units : float64 array of shape (n_pools, n_days)
@@ -101,7 +101,7 @@ class Capacity:
     notes : tuple of str
         What a reader should know of how it was found.
     units_per_node : tuple of int
-        GPUs or CPUs of a node in each pool, of the largest one. 0 where unknown. Empty: unknown in all.
+        GPUs or CPUs of a node in each pool, of the largest one. 0 where unknown. Empty where unknown in all.
     nodes : NodeShapes, optional
         The nodes, where they are known one by one.
     placement : HeldNodes, optional

@@ -126,7 +126,7 @@ def pair_trials(
     Parameters
     ----------
     group : int64 array of shape (n_jobs,)
-        -1: none.
+        -1 for none.
     partition : int32 array of shape (n_jobs,)
     submitted_s : int64 array of shape (n_jobs,)
         Ascending.
@@ -163,7 +163,7 @@ def saved_hours(history: StudyHistory, group: NDArray[np.int64], gain: float) ->
     Parameters
     ----------
     group : int64 array of shape (n_jobs,)
-        -1: none.
+        -1 for none.
     gain : float
         Sum of the speeds of two trials on one GPU.
     """

@@ -104,7 +104,7 @@ class Night:
         Decisions and cycles of the day; predictions of ``jobs``.
     shadow : ShadowDay
     energy : NightEnergy, optional
-        None: no node of the cluster is known.
+        None where no node of the cluster is known.
     order : tuple of str
         What the last check of the queue order found, empty: there was none.
     changes : tuple of str

@@ -87,7 +87,7 @@ class ReportTable:
     fields : tuple of Field
         In the order in which ``--helpformat`` lists them.
     shown : tuple of str
-        Names of the fields shown unless others are asked for; they fit 100 columns. Empty: all.
+        Names of the fields shown unless others are asked for; they fit 100 columns. Empty for all.
     rows : DataFrame
         A column for each of ``fields``.
     total : mapping, optional
@@ -113,7 +113,7 @@ class ReportTable:
 def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
     """Return the fields that a ``--format`` text names.
 
-    None: those shown by default.
+    None for those shown by default.
 
     Raises
     ------

@@ -230,7 +230,7 @@ def _limit_ratio(jobs: pd.DataFrame) -> Floats:
 def _log_off(jobs: pd.DataFrame) -> Floats:
     """Return the absolute log error of each predicted median.
 
-    NaN: not predicted, or not ended.
+    NaN where not predicted, or not ended.
     """
     p50_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("p50_s", "run_time_s"))
     return np.asarray(np.abs(np.log1p(p50_s) - np.log1p(run_s)), dtype=np.float64)
