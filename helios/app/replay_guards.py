@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from helios.actions import JobAction, JobSetting, Reorder, Result, Revert, SoftLimit
 from helios.changes import to_job_actions, to_job_changes
-from helios.control.guards import jobs_ahead_of_others, jobs_beyond_share
+from helios.control.guards import ahead_of_others, beyond_share
 from helios.jit import cached_jit
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster
@@ -32,7 +32,7 @@ from helios.simulate.simulated_cluster import SimulatedCluster
 Floats = NDArray[np.float64]
 Positions = NDArray[np.int64]
 _SECOND_US = 1_000_000
-_AHEAD = cached_jit(jobs_ahead_of_others)
+_AHEAD = cached_jit(ahead_of_others)
 
 
 class UserCap:
@@ -76,7 +76,7 @@ class UserCap:
         able = np.flatnonzero(self._eligible_s[waiting] <= self._cluster.now_s)
         its = waiting[able]
         urgencies = np.nan_to_num(effective[able])
-        beyond = jobs_beyond_share(
+        beyond = beyond_share(
             self._partition[its], self._eligible_s[its], self._user[its], urgencies, self._share, ahead=_AHEAD
         )
         effective[able[beyond]] = 0.0

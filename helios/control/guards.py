@@ -42,7 +42,7 @@ def apply_guards(
     *,
     jobs: Mapping[str, PendingJob],
     mode: ServiceMode,
-    overridden: frozenset[Key],
+    of_the_overridden: frozenset[Key],
     most_of_one_user: float,
 ) -> GuardResult[float]:
     """Apply every guard to one service's changes.
@@ -53,12 +53,12 @@ def apply_guards(
         The pending jobs as observed, before any service received the snapshot.
     mode : ServiceMode
         Mode of the service.
-    overridden : set of Key
+    of_the_overridden : set of Key
         Settings that somebody else changed after Helios.
     most_of_one_user : float
         Largest share of one user in the jobs that are put ahead of others' in a partition.
     """
-    reasons = [_refusal(change, jobs.get(change.target), mode, overridden) for change in changes]
+    reasons = [_refusal(change, jobs.get(change.target), mode, of_the_overridden) for change in changes]
     allowed = [change for change, reason in zip(changes, reasons, strict=True) if not reason]
     once, twice = split_repeated(allowed)
     return GuardResult(
@@ -141,7 +141,7 @@ def cap_changes(
     """
     ordering = {change.target: change for change in changes if change.setting is JobSetting.ORDER}
     movable = [job for job in jobs.values() if job.eligible and not job.excluded_reason]
-    beyond = jobs_beyond_share(
+    beyond = beyond_share(
         pd.factorize(np.array([job.partition for job in movable], dtype=object))[0],
         np.array([job.eligible_us for job in movable], dtype=np.int64),
         pd.factorize(np.array([job.user for job in movable], dtype=object))[0],
@@ -149,12 +149,10 @@ def cap_changes(
         share,
     )
     excess = {ordering[movable[place].job_id].key for place in beyond.tolist()}
-    return [
-        _neutralise(change, jobs[change.target].user, share) if change.key in excess else change for change in changes
-    ]
+    return [_neutral(change, jobs[change.target].user, share) if change.key in excess else change for change in changes]
 
 
-def jobs_beyond_share(
+def beyond_share(
     partition: Integers,
     eligible: Integers,
     user: Integers,
@@ -174,9 +172,9 @@ def jobs_beyond_share(
     eligible : int64 array of shape (n_jobs,)
         When each job could first have started, in any unit.
     ahead : callable, optional
-        :func:`jobs_ahead_of_others` as compiled code, for callers with many queues. By default it is not compiled.
+        :func:`ahead_of_others` as compiled code, for callers with many queues; None: as it is.
     """
-    oldest, ahead = np.lexsort((eligible, partition)), ahead or jobs_ahead_of_others
+    oldest, ahead = np.lexsort((eligible, partition)), ahead or ahead_of_others
     places = np.sort(oldest[ahead(partition[oldest], eligible[oldest], user[oldest], urgency[oldest])])
     beyond = [np.empty(0, dtype=np.int64)]
     for home in np.unique(partition[places]):
@@ -189,8 +187,8 @@ def jobs_beyond_share(
     return np.concatenate(beyond)
 
 
-def jobs_ahead_of_others(partition: Integers, eligible: Integers, user: Integers, urgency: Floats) -> NDArray[np.bool_]:
-    """Return which jobs overtake another user's older job.
+def ahead_of_others(partition: Integers, eligible: Integers, user: Integers, urgency: Floats) -> NDArray[np.bool_]:
+    """Return which jobs are put ahead of an older job of another user.
 
     Such a job has an urgency above 0, and above that of another user's job in the partition that became eligible
     earlier. Jobs must be sorted by partition, oldest first. The loop keeps the least urgency among the older jobs and
@@ -214,22 +212,24 @@ def jobs_ahead_of_others(partition: Integers, eligible: Integers, user: Integers
     return found
 
 
-def _refusal(change: Change[float], job: PendingJob | None, mode: ServiceMode, overridden: frozenset[Key]) -> str:
+def _refusal(
+    change: Change[float], job: PendingJob | None, mode: ServiceMode, of_the_overridden: frozenset[Key]
+) -> str:
     if job is None:
         return "no such job is pending"
     if job.excluded_reason:
         return job.excluded_reason
-    if change.key in overridden:
+    if change.key in of_the_overridden:
         return "somebody changed it after Helios did: it is theirs"
     if not mode.covers(job):
         return OUTSIDE
-    return _order_problem(change, job) if change.setting is JobSetting.ORDER else _limit_problem(change, job)
+    return _misplaced(change, job) if change.setting is JobSetting.ORDER else _unsound(change, job)
 
 
 NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
-def _order_problem(change: Change[float], job: PendingJob) -> str:
+def _misplaced(change: Change[float], job: PendingJob) -> str:
     if not -1 <= change.value <= 1:
         return f"urgency {change.value} is not between -1 and 1"
     if change.partition != job.partition:
@@ -237,7 +237,7 @@ def _order_problem(change: Change[float], job: PendingJob) -> str:
     return "" if job.eligible else NOT_ELIGIBLE
 
 
-def _limit_problem(change: Change[float], job: PendingJob) -> str:
+def _unsound(change: Change[float], job: PendingJob) -> str:
     if not math.isfinite(change.value) or change.value <= 0:
         return f"a soft limit of {change.value} s"
     if not math.isnan(job.user_soft_limit_s):
@@ -252,13 +252,13 @@ def _limit_problem(change: Change[float], job: PendingJob) -> str:
 
 
 def split_repeated(changes: Sequence[Change[Desired]]) -> tuple[list[Change[Desired]], list[Change[Desired]]]:
-    """Separate first changes of a setting from repeated ones."""
+    """Return the first change of each setting of each target, and the others."""
     first = {change.key: change for change in reversed(changes)}
     return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
 
 
 def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
-    """Cap ``counts`` at a share of their sum.
+    """Return the largest numbers up to ``counts`` within a share of their sum.
 
     Each is at most ``share`` of the sum of all, or 1.
     """
@@ -272,7 +272,7 @@ def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
         kept = fewer
 
 
-def _neutralise(change: Change[float], user: str, share: float) -> Change[float]:
+def _neutral(change: Change[float], user: str, share: float) -> Change[float]:
     where = f"the jobs put ahead of others' in partition {change.partition}"
     why = f"neutral: no more than {share:.0%} of {where} may be {user}'s"
     return replace(change, value=0.0, reason=f"{change.reason}; {why}")

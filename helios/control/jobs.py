@@ -129,7 +129,7 @@ class JobDomain:
             requested.changes,
             jobs=self.jobs,
             mode=mode,
-            overridden=frozenset(key for key, row in cycle.applied.real.items() if row.overridden),
+            of_the_overridden=frozenset(key for key, row in cycle.applied.real.items() if row.overridden),
             most_of_one_user=cycle.settings.control.most_of_one_user,
         )
 

@@ -63,7 +63,7 @@ class NodeFillOrderOptions:
 
 
 class NodeFillOrder:
-    """Fill busy nodes before idle and sleeping ones.
+    """Have the cluster fill busy nodes before idle ones, and sleeping ones last.
 
     Nodes whose jobs run longest come first, since they will be awake anyway. Then come those that are soon free or
     nearly empty, so that they drain, then idle nodes that are awake. Sleeping and long idle nodes, which sleep next,
@@ -84,7 +84,7 @@ class NodeFillOrder:
 
         It is empty where no node may be changed.
         """
-        left_s = _remaining_s(snapshot)
+        left_s = _left_s(snapshot)
         tiers: list[list[str]] = [[] for _ in range(self.options.tiers)]
         for name, held, sleeps_next in self._nodes(snapshot):
             tiers[self._tier(left_s.get(name), held, sleeps_next=sleeps_next)].append(name)
@@ -92,7 +92,7 @@ class NodeFillOrder:
             return []
         predicted_s = snapshot.running_values("p50_s")
         unpredicted = len(predicted_s) > 0 and np.isnan(predicted_s).all()
-        filled = [(tuple(sorted(tier)), self._tier_reason(place)) for place, tier in enumerate(tiers) if tier]
+        filled = [(tuple(sorted(tier)), self._why_in(place)) for place, tier in enumerate(tiers) if tier]
         return [
             FillFirst(
                 tiers=tuple(tier for tier, _ in filled),
@@ -131,7 +131,7 @@ class NodeFillOrder:
         busy, idle, last = sum(map(len, tiers[:-2])), len(tiers[-2]), len(tiers[-1])
         return f"{count_in_words(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
 
-    def _tier_reason(self, place: int) -> str:
+    def _why_in(self, place: int) -> str:
         """Return the reason of the nodes in the tier at ``place``.
 
         It is short, since it is shown for each node.
@@ -154,7 +154,7 @@ def _moment(snapshot: Snapshot) -> Any:
     return np.datetime64(snapshot.taken_at.replace(tzinfo=None), "us")
 
 
-def _remaining_s(snapshot: Snapshot) -> dict[str, float]:
+def _left_s(snapshot: Snapshot) -> dict[str, float]:
     """Return the expected remaining time of each busy node's last job, s."""
     left_s: dict[str, float] = {}
     for nodes, job_left_s in _running(snapshot):

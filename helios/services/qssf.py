@@ -54,10 +54,7 @@ def shortest_service_first(
 
 
 def divide_large_jobs(order: Callable[..., NDArray[np.float64]], divisor: float) -> Callable[..., NDArray[np.float64]]:
-    """Return an order that prefers large jobs.
-
-    The key of jobs above ``LARGE_GPUS`` is divided.
-    """
+    """Return an order in which the key of jobs above ``LARGE_GPUS`` is divided."""
 
     def divided(
         *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
@@ -194,7 +191,7 @@ class QssfOptions:
         would have caused in the last four weeks. A job that has waited this long is as urgent as a new one with 1/e of
         its service. 0.25 protects long waits more, 1 shortens the mean more. The ageing time is at least 1 h.
     bound_share : float
-        A job that has waited longer than this share of that longest wait goes first. 0 where none does.
+        A job that has waited longer than this share of that longest wait goes first. 0: none does.
     least_s : float
         Least waiting time before a job goes first because of ``bound_share``, s.
     large_divisor : float
@@ -231,7 +228,7 @@ class QssfOptions:
 
 
 class Qssf:
-    """Order jobs by predicted service and wait.
+    """Start jobs with the least predicted service first, less what they have waited.
 
     The key of a job is ``ln(GPUs x E[min(T, 8 h)]) + (submission - reference) / tau``; a CPU job counts as one GPU. Its
     urgency follows from the key on a fixed scale: a job of the reference moment with 10 GPU-seconds has 0.9, with 10^7
@@ -304,7 +301,7 @@ class Qssf:
 
         See :class:`helios.ports.JobwiseService`.
         """
-        now_us, eligible_us = _to_us(at), jobs("eligible_at").view(np.int64)
+        now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
         longest_s = self._longest_s(jobs, len(eligible_us))
         bound_us = self._bound_us(longest_s)
         waited_us = now_us - eligible_us
@@ -329,17 +326,14 @@ class Qssf:
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
         """Return the reason for each job's place."""
         jobs = snapshot.pending_values
-        waited_s = (_to_us(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
+        waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
         longest_s = self._longest_s(jobs, len(urgency))
         bound_us = self._bound_us(longest_s)
         tau_s = self._tau_s(longest_s) if self._ages else math.inf
         facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
         promoted = (urgency[rows] == PROMOTED).tolist()
         expects = partial(
-            _expected,
-            divisor=self.options.large_divisor,
-            ages=self._ages,
-            sizes=self._by_size(jobs, len(urgency)),
+            _expected, divisor=self.options.large_divisor, ages=self._ages, sizes=self._goes_by_size(jobs, len(urgency))
         )
         reasons = []
         for first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True):
@@ -358,7 +352,7 @@ class Qssf:
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
         return UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
 
-    def _by_size(self, jobs: Columns, n_jobs: int) -> bool:
+    def _goes_by_size(self, jobs: Columns, n_jobs: int) -> bool:
         if self.options.order == OrderRule.QSSF and n_jobs:
             return bool(jobs("size_orders")[0])  # the same for all
         return self.options.order == OrderRule.SIZE
@@ -379,7 +373,7 @@ class Qssf:
     ) -> tuple[NDArray[np.float64], int]:
         """Return the keys, and until when they hold, µs."""
         gpus = jobs("gpus")
-        run_time_s = NEUTRAL_GPU_S if self._by_size(jobs, len(gpus)) else jobs(self._run_time)
+        run_time_s = NEUTRAL_GPU_S if self._goes_by_size(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
         if self.options.large_divisor != 1:
             service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
@@ -404,12 +398,12 @@ def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
     return first_us + stretch_us // 2, first_us + stretch_us
 
 
-def _to_us(at: datetime) -> int:
+def _micros(at: datetime) -> int:
     return round(at.timestamp() * 1e6)
 
 
 def _in_proportion(key: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return urgencies in proportion to the keys.
+    """Return urgencies in proportion to the keys, in which different keys stay different.
 
     NaN is in the middle.
     """
@@ -430,9 +424,9 @@ def _from_scale(key: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
-    """Round urgencies to a grid.
+    """Return the nearest grid point, or the job's current one if near enough.
 
-    A job keeps its current grid point if that is near enough. NaN becomes 0.
+    0 for NaN.
     """
     step = MOST_URGENT / levels
     had = np.rint(now / step)

@@ -123,7 +123,7 @@ PLAIN = 2 + len(TIMERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleScore:
-    """Score of a rule in the training weeks.
+    """What a rule would have done in the weeks it was chosen on.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ def plan_sizing(known: KnownDemand, options: CesOptions, *, from_step: int = 0, 
 
 
 def levels_of(known: KnownDemand, setting: SizingParameters, *, from_step: int) -> NDArray[np.float64]:
-    """Return the level of one rule after each step."""
+    """Return the nodes awake under one rule after each step from ``from_step`` on."""
     levels = known.total.copy()
     if from_step < len(levels):
         start = _start(known, setting, from_step)
@@ -257,7 +257,7 @@ def choose_rule(known: KnownDemand, options: CesOptions) -> Choice:
         powered=_start(known, rules[0].setting, 0),
         week_steps=WEEK,
     )
-    admitted = _is_admissible(score, options)
+    admitted = _admitted(score, options)
     value = score.asleep.sum(axis=1) - options.penalty * score.missing.sum(axis=1)
     best = int(np.argmax(np.where(admitted, value, -np.inf)))
     chosen = rules[best] if admitted[best] else None
@@ -288,7 +288,7 @@ def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks
     return after - WEEK * min(whole, weeks), after
 
 
-def _is_admissible(score: SizingScore, options: CesOptions) -> NDArray[np.bool_]:
+def _admitted(score: SizingScore, options: CesOptions) -> NDArray[np.bool_]:
     n_steps = score.wakes.shape[1] * WEEK
     within = np.ones(len(score.wakes), dtype=np.bool_)
     if options.risk is not None:
@@ -355,10 +355,10 @@ def _floor(known: KnownDemand, row: int) -> NDArray[np.float64]:
         return highest_of_last(known.busy, list(TIMERS.values())[row - PLAIN])
     steps, coming = RECENT[row - PLAIN]
     recent = highest_of_last(known.busy, steps)
-    return recent if coming is None else np.maximum(recent, _forecast_quantile(known, *coming))
+    return recent if coming is None else np.maximum(recent, _coming(known, *coming))
 
 
-def _forecast_quantile(known: KnownDemand, ahead_s: int, level: float) -> NDArray[np.float64]:
+def _coming(known: KnownDemand, ahead_s: int, level: float) -> NDArray[np.float64]:
     """Return a quantile of future demand.
 
     Where there is no forecast, it is the maximum of an equally long time before.
@@ -378,14 +378,14 @@ def _walk(
     state: tuple[float, int],
     levels: NDArray[np.float64],
 ) -> tuple[float, int]:
-    """Run a rule over some steps."""
+    """Run a rule over a range of steps and return its last state."""
     first, after = steps
     floor = _floor(known.steps(max(0, first - DAY), after), setting.floor)[first - after :]
     busy, total = known.busy[first:after], known.total[first:after]
     return walk_levels(busy, total, floor, setting, *state, first, levels[first:after])
 
 
-def _used_quantiles(known: KnownDemand) -> Iterator[tuple[int, int]]:
+def _used(known: KnownDemand) -> Iterator[tuple[int, int]]:
     """Yield the positions of the horizons and levels that floors use."""
     for _, coming in RECENT:
         if coming and coming[0] in known.ahead_s and coming[1] in known.levels:
@@ -399,7 +399,7 @@ def _keys(known: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) ->
     the days between them depends on. The weeks of adjacent days overlap, so each day is read once.
     """
     inputs = repr((options, known.ahead_s, known.levels, known.published)).encode()
-    coming = [known.most[:, ahead, level] for ahead, level in _used_quantiles(known)]
+    coming = [known.most[:, ahead, level] for ahead, level in _used(known)]
     values = np.column_stack((known.busy, known.total, known.soon, known.later, *coming))
     begins = np.flatnonzero(np.diff(day_of)) + 1
     offset = int(begins[0]) % DAY if len(begins) else 0
