@@ -363,8 +363,8 @@ class SimulatedPool:
                 )
             )
         active = [number for number, state in enumerate(self._state) if state is not TrialState.FINISHED]
-        told = self._forecast([self._shown(number) for number in active], runs)
-        self._forecasts.update(zip(active, told, strict=True))
+        forecasts = self._forecast([self._shown(number) for number in active], runs)
+        self._forecasts.update(zip(active, forecasts, strict=True))
         self._outdated = False
 
     def _shown(self, number: int) -> Trial:
@@ -611,9 +611,9 @@ def share_fixed(together: int) -> Decide:
 
 
 def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles) -> Decide:
-    """Return a rule that is told the truth from the start.
+    """Return a rule that knows all speeds, lengths and memory.
 
-    It knows all speeds, lengths and memory.
+    They are known from the start.
     """
     names = profiles.families
     there = sorted({trial.family for trial in trials})
@@ -633,11 +633,11 @@ def knowing(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProf
         for truth in trials
     ]
 
-    def told(trial: Trial) -> Trial:
+    def with_truth(trial: Trial) -> Trial:
         running = trial.state is TrialState.RUNNING
         return replace(trial, forecast=forecasts[trial.number], steps_per_s=1.0 if running else None)
 
-    return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(told, snapshot.trials))))
+    return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(with_truth, snapshot.trials))))
 
 
 # What a person is shown before anything runs.
