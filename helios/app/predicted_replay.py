@@ -157,16 +157,8 @@ class InsidePredictor(ReplayTrainedPredictor):
             clock, timeline, stopped = engine.clock[0], self.timeline, _ATTEND
             while stopped == _ATTEND:
                 before = int(clock["arrived"])
-                arguments = (
-                    rules,
-                    timeline.state,
-                    timeline.events,
-                    timeline.model,
-                    self.known,
-                    self.first,
-                    self.limits(),
-                )
-                stopped = _carry_predicting(engine, *n_reported, until_s, budget)
+                args = (rules, timeline.state, timeline.events, timeline.model, self.known, self.first, self.limits())
+                stopped = _carry_predicting(engine, *args, until_s, budget)
                 arrived = int(clock["arrived"])
                 self.source[before:arrived] = len(self.sources) - 1
                 timeline.submissions = max(timeline.submissions, self.first + arrived)

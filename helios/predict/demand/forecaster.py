@@ -457,7 +457,7 @@ class _Trial:
         Steps.
     """
 
-    predicted: Values
+    told: Values
     until: int
     made_at: int
 
@@ -466,13 +466,13 @@ def _trial(past: _Past, first: int, until: int, *, last: int, wanted: Wanted) ->
     """Train trees without the last weeks, and predict the steps up to ``last`` - 1."""
     then = until - held_back(until - first)
     trees = learn(past, first=first, until=then, every=2 * EVERY, wanted=wanted)
-    return _Trial(predicted=changes_by(trees, past.known[then:last]), until=then, made_at=until)
+    return _Trial(told=changes_by(trees, past.known[then:last]), until=then, made_at=until)
 
 
 def _tried(past: _Past, first: int, until: int, trial: _Trial) -> tuple[Values, Values]:
     """Return weights and corrections from a trial on the last weeks."""
     then = trial.until
-    predicted = trial.predicted[: until - then]
+    predicted = trial.told[: until - then]
     now, history = past.busy[then:until, None], until - first
     changes = (past.point[then:until] - now, past.mean[then:until] - now)
     trust = np.stack([belief(change, predicted[:, :, n], history=history) for n, change in enumerate(changes)])

@@ -270,9 +270,7 @@ class SimulatedSlurm(SimulatedCluster):
     def _has_helios_time_min(self, jobs: Jobs) -> NDArray[np.bool_]:
         helios = self._helios_time_min[jobs]
         is_helios: NDArray[np.bool_] = (helios > 0) & (self._time_min[jobs] == helios)
-            self._time_min[jobs] == self._helios_time_min[jobs]
-        )
-        return ours
+        return is_helios
 
     def _barred(self, jobs: Jobs) -> NDArray[np.bool_]:
         site = self._site[jobs]
