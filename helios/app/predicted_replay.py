@@ -44,8 +44,8 @@ class KeyRules(Table):
     weights : float64 array of shape (3,)
         Weights of p10, p50 and p90 in the run time that backfill plans with.
     believed_s : float64 array of shape (n_jobs,)
-    told : int64 array of shape (1,)
-        Ended jobs that the predictor has been told of.
+    n_reported : int64 array of shape (1,)
+        Ended jobs that the predictor has been n_reported of.
     reads : tuple of int
         Column of a prediction that the order goes by, whether keys and plans are needed, and whether jobs that start
         at once are predicted.
@@ -172,9 +172,9 @@ class InsidePredictor(ReplayTrainedPredictor):
 
 
 def _line(scores: JobKeys) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return the keys at a run time of 0 and what a second adds.
+    """Return intercept and slope of the keys.
 
-    None if keys do not follow from these.
+    The key is a straight line over the run time, s. None if keys do not follow from these.
     """
     workload = scores.workload
 

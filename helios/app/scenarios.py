@@ -239,7 +239,7 @@ class Scenario:
         return {"order": order, "reads": READS.get(self.policy, RUN_TIME.p50), "ageing": ageing, "guard": guard}
 
     def true_run_time_s(self, run_time_s: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return what the order goes by where it knows the true run times."""
+        """Return the run time that an oracle's order uses."""
         true_s = run_time_s.astype(np.float64)
         return np.minimum(true_s, HORIZON_S) if self.policy is Policy.QSSF else true_s
 

@@ -50,7 +50,7 @@ class ProfilesInvalid(HeliosError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairProfiles:
-    """Measured speeds of families of trials on one kind of device, alone and in pairs.
+    """Measured speeds of families, alone and in pairs.
 
     Attributes
     ----------
@@ -529,7 +529,7 @@ class SimulatedPool:
         self._new_company(attempt.device)
 
     def _new_company(self, place: int) -> None:
-        """Give each trial of a device its speed among those that are there now."""
+        """Update the speeds of a device's trials."""
         for attempt in self._on[place]:
             if not attempt.computes or attempt.leaves_s < math.inf:
                 attempt.rate = 0.0

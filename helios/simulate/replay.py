@@ -528,7 +528,7 @@ class PendingIndex:
         self._waiting = np.empty(0, dtype=np.int64)
 
     def waiting(self, arrived: int) -> NDArray[np.int64]:
-        """Return the positions, ascending, of those of the first ``arrived`` jobs that wait."""
+        """Return the positions of waiting jobs, ascending."""
         jobs = self._waiting
         if arrived > self._arrived:
             jobs = np.concatenate((jobs, np.arange(self._arrived, arrived)))
@@ -558,7 +558,7 @@ class PredictorQueries:
         self._index = PendingIndex(state.jobs["started_s"])
 
     def predict_submitted(self, these: slice, now: int) -> None:
-        """Ask about jobs submitted ``now``, and about pending ones if that is due."""
+        """Predict new jobs, and pending ones if that is due."""
         self._report_ended()
         if now >= self.due_s:
             self.predict_pending(now)

@@ -152,7 +152,7 @@ def belief(change: Values, predicted: Values, *, history: int) -> Values:
 
     Parameters
     ----------
-    change, told : float64 arrays of shape (n_steps, n_ahead)
+    change, predicted : float64 arrays of shape (n_steps, n_ahead)
         The actual changes and the predicted ones.
     history : int
         Number of steps that were learned from.
@@ -197,7 +197,7 @@ def missed_shares(rise: Values, predicted: Values) -> Values:
     ----------
     rise : float64 array of shape (n_steps, n_ahead)
         The actual rises.
-    told : float64 array of shape (n_steps, n_ahead, n_levels)
+    predicted : float64 array of shape (n_steps, n_ahead, n_levels)
         The forecast quantiles.
 
     Returns

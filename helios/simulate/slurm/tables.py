@@ -73,7 +73,7 @@ class SlurmLatency:
 
 
 def node_names(site: SlurmSite) -> tuple[str, ...]:
-    """Return the names of a site's nodes, in the order of the tables."""
+    """Return the node names in the order of the tables."""
     return tuple(name for group in site.nodes for name in group.names)
 
 
@@ -239,7 +239,7 @@ def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def link_tasks(jobs: NDArray[np.void], tasks: NDArray[np.int64], chain: NDArray[np.int64]) -> None:
-    """Note the next and the previous task of each array task in ``jobs``.
+    """Link each array task to its neighbours.
 
     NOBODY: there is none.
     """
@@ -302,7 +302,7 @@ def _choices(
 
 
 def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) -> NDArray[np.int64]:
-    """Return the memory of a part, or of a unit, of each choice, MiB.
+    """Return the memory of each choice, MiB.
 
     -1: all of the node's.
     """
