@@ -291,7 +291,7 @@ class Notify(_Section):
 
 
 class WebSettings(_Section):
-    """The read-only web page."""
+    """The web page, of helios web and in the daemon. Needs the extra web."""
 
     listen: Annotated[str, AfterValidator(host_port)] = "127.0.0.1:9850"
     """HOST:PORT of the page"""
