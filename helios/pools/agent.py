@@ -1,10 +1,9 @@
 """Process that runs trials on one machine.
 
 The coordinator starts it as a program of its own and talks to it in lines of JSON on its standard input and output. It
-is small, so that a fork is cheap, and it is the reason that a coordinator that was killed leaves no trial behind: the
-end of its standard input ends every trial. All processes that a trial leaves become its children
-(``PR_SET_CHILD_SUBREAPER``), so that it can end these too. Where the agent itself is killed, the kernel ends what it
-started (``PR_SET_PDEATHSIG``), and :func:`kill_leftovers` the rest.
+is small, so that a fork is cheap. If the coordinator is killed, the end of standard input ends every trial. Orphans of
+a trial become children of the agent (``PR_SET_CHILD_SUBREAPER``), which ends them too. If the agent itself is killed,
+the kernel ends the processes that it started (``PR_SET_PDEATHSIG``), and :func:`kill_leftovers` ends the rest.
 
 It imports nothing of Helios.
 """
@@ -31,11 +30,11 @@ from typing import Any
 import psutil
 
 POOL = "HELIOS_POOL"
-"""Environment variable by which the processes of a pool are known."""
+"""Environment variable that identifies the processes of a pool."""
 TRIAL = "HELIOS_TRIAL"
 
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
-"""Of ``prctl``, from ``linux/prctl.h``."""
+"""Options of ``prctl`` from ``linux/prctl.h``."""
 _OOM_SCORE = "500"
 """Trials are killed before the coordinator when the machine's memory is short (``proc_pid_oom_score_adj``)."""
 _MIB = 2.0**20
@@ -221,7 +220,7 @@ def _remove(group: Path) -> None:
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_START_S = 10.0
-"""How long its control process may take until it answers, and to end."""
+"""Longest time for its control process to answer, and to end, s."""
 
 
 def mps_environment(folder: str) -> dict[str, str]:
@@ -308,7 +307,7 @@ class _Segment:
     killed: bool = False
 
     def roots(self) -> list[psutil.Process]:
-        """Return the processes below which everything in it runs."""
+        """Return the root processes of everything in it."""
         pids = [self.process.pid]
         if self.root_file is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -599,9 +598,9 @@ class Agent:
         return found
 
     def _read_warm(self) -> None:
-        """Take what the warm process says.
+        """Handle the messages of the warm process.
 
-        Where it has ended, its trials are started without it.
+        If it has ended, its trials are started without it.
         """
         assert self._warm is not None and self._warm.stdout is not None
         read = os.read(self._warm.stdout.fileno(), 65_536)
@@ -643,7 +642,7 @@ class Agent:
         trial.kill_at_s = limit if trial.kill_at_s is None else min(limit, trial.kill_at_s)
 
     def reap(self) -> None:
-        """Take note of every process that has ended."""
+        """Handle every process that has ended."""
         by_pid = {trial.pid: trial for trial in self._running.values()}
         while True:
             try:

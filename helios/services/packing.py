@@ -42,9 +42,9 @@ PRIOR_SPEED = 0.6
 KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "noise": 0.002}
 """Variances of the log speed beside another, by what it is due to. Chosen on K80 and P100."""
 MOST_MEASURED = 320
-"""Measured pairs that a prediction rests on; the rest would cost time and tell little."""
+"""Most measured pairs used for a prediction. More would cost time and improve it little."""
 MOST_CLASSES = 40
-"""Families that the plan tells apart; more are grouped by how they behave."""
+"""Most classes in the plan. With more families, similar ones share a class."""
 GROWTH = 1.1
 """Least gain of a company over the same without one trial, for which another trial more is tried."""
 FEW_CLASSES = 6

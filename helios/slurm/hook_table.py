@@ -28,7 +28,7 @@ TABLE = Path("hook") / "table"
 PUBLISHED = TABLE.with_name("published")
 """File of the rows that were published and when, which proves that a value on a job is the hook's."""
 KEPT = timedelta(days=7)
-"""How long a row stays in that file after its publication; by then a cycle has recorded its jobs in ``jobs.undo``."""
+"""Time that a row stays in that file. By then a cycle has recorded its jobs in ``jobs.undo``."""
 
 FORMAT = "helios-hook 1"
 MOST_ROWS = 200_000
