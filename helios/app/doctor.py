@@ -51,7 +51,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         Name to use where the cluster cannot say its own. None for the only one of the warehouse.
     """
     found = preflight(settings)
-    name = cluster or _name_in(found) or _only_name(settings)
+    name = cluster or _found_cluster_name(found) or _only_name(settings)
     checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
@@ -69,7 +69,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
     )
-    if _orders(settings, name):  # then nothing of the hook is only a warning
+    if _has_ordering_service(settings, name):  # then nothing of the hook is only a warning
         found = [
             replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
             for finding in found
@@ -82,14 +82,14 @@ def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
 
     Without the hook new jobs get their place in the next cycle only. The list is empty where no service orders jobs.
     """
-    if not _orders(settings, name):
+    if not _has_ordering_service(settings, name):
         return []
     unpublished = [] if settings.hook.publish else [_not_published(FAIL)]
     found = [*(it for it in preflight(settings) if it.check == HOOK), *unpublished]
     return [finding for finding in found if finding.verdict is not OK]
 
 
-def _orders(settings: Settings, name: str) -> bool:
+def _has_ordering_service(settings: Settings, name: str) -> bool:
     """Return whether an active service orders jobs that the hook could place.
 
     False while Helios is paused, and where this cannot be known.
@@ -119,7 +119,7 @@ def _run_check(check: Callable[[], Iterator[PreflightFinding]]) -> list[Prefligh
         return [_finding("helios", FAIL, reason.message, reason.hint)]
 
 
-def _name_in(found: list[PreflightFinding]) -> str | None:
+def _found_cluster_name(found: list[PreflightFinding]) -> str | None:
     """Return the cluster's name from the finding that its controller answers."""
     answers = (it.message.split() for it in found if it.check == "controller" and "answers" in it.message)
     return next((words[1] for words in answers), None)
@@ -414,7 +414,7 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
 
     Without one, new jobs stay behind jobs that Helios has ordered until the next cycle.
     """
-    orders = _orders(settings, name)
+    orders = _has_ordering_service(settings, name)
     if not settings.hook.publish:
         yield _not_published(FAIL if orders else OK)
         return

@@ -93,7 +93,7 @@ def explain_wait(
         return OtherReplay(
             label=scenario_label(**plan.parts, unit=best_unit(setup.machine.resource)),
             is_today=plan == BASELINE,
-            started_at=_moment(replay.started_s[job]),
+            started_at=_to_datetime(replay.started_s[job]),
             wait_s=int(replay.wait_s[job]),
         )
 
@@ -110,8 +110,8 @@ def explain_wait(
         unit=best_unit(setup.machine.resource),
         label=scenario_label(**chosen.parts, unit=best_unit(setup.machine.resource)),
         is_today=chosen == BASELINE,
-        submitted_at=_moment(wait.submitted_s),
-        started_at=_moment(wait.started_s),
+        submitted_at=_to_datetime(wait.submitted_s),
+        started_at=_to_datetime(wait.started_s),
         run_time_s=int(setup.workload.run_time_s[job]),
         believed_s=None if chosen.run_times is None else float(replay.believed_s[job]),
         planned_s=None if planned_s is None else float(planned_s[job]),
@@ -194,15 +194,15 @@ class _Wait:
             fits, meant_gpus = here["room"] >= self._gpus, blocker.gpus if blocker else self._gpus
             reserved = causes[begin] == RESERVED and last["shadow_s"] != NEVER
             yield WaitInterval(
-                began_at=_moment(here["at_s"][0]),
-                ended_at=_moment(last["at_s"] + lasts_s[end - 1]),
+                began_at=_to_datetime(here["at_s"][0]),
+                ended_at=_to_datetime(last["at_s"] + lasts_s[end - 1]),
                 cause=CAUSES[causes[begin]],
                 blocker=blocker,
                 free=(int(here["free"].min()), int(here["free"].max())),
                 room=(int(here["room"].min()), int(here["room"].max())),
                 fitted_s=int(lasts_s[begin:end][fits].sum()),
                 scattered_s=int(lasts_s[begin:end][here["free"] >= meant_gpus].sum()),
-                reserved_at=_moment(last["shadow_s"]) if reserved else None,
+                reserved_at=_to_datetime(last["shadow_s"]) if reserved else None,
             )
 
     def holders(self) -> Iterator[Holder]:
@@ -223,7 +223,7 @@ class _Wait:
         gpu_s = held_s * self._workload.gpus[mates]
         for place in np.argsort(-gpu_s, kind="stable")[:HOLDERS]:
             if gpu_s[place] > 0:
-                until = _moment(self.replay.ended_s[mates[place]])
+                until = _to_datetime(self.replay.ended_s[mates[place]])
                 yield Holder(job=self.name(int(mates[place])), held_s=round(held_s[place]), until=until)
 
     def overtaken(self) -> Overtaken:
@@ -248,7 +248,7 @@ class _Wait:
         long_enough = window_s >= max(MINUTE_S, int(self._workload.run_time_s[self._job]))
         earlier = self.started_s - passes["at_s"] >= MINUTE_S
         for place in np.flatnonzero((self.causes == RESERVED) & long_enough & earlier)[:1]:
-            return ShorterLimit(planned_s=int(window_s[place]), started_at=_moment(passes["at_s"][place]))
+            return ShorterLimit(planned_s=int(window_s[place]), started_at=_to_datetime(passes["at_s"][place]))
         return None
 
     def _jobs_of_partition(self) -> NDArray[np.int64]:
@@ -290,5 +290,5 @@ def _position(history: LoadedHistory, setup: ReplaySetup, job_id: str) -> int:
     )
 
 
-def _moment(at_s: int | np.integer[Any]) -> datetime:
+def _to_datetime(at_s: int | np.integer[Any]) -> datetime:
     return datetime.fromtimestamp(int(at_s), UTC)

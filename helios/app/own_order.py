@@ -41,13 +41,15 @@ def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
     now = pd.Timestamp(snapshot.taken_at)
     recent = history[(history["submitted_at"] > now - LOOKS_BACK) & history["run_time_s"].notna()]
     group_of, shape = gpu_machine(snapshot.nodes)
-    ended = _plain(recent, group_of)
+    ended = _as_numbers(recent, group_of)
     if ended.empty or shape is None:
         return math.nan
     pending = snapshot.pending
     ready = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
-    running = _plain(_queued(snapshot.running, now), group_of)
-    jobs = pd.concat([ended, running[~running["job_id"].isin(ended["job_id"])], _plain(_queued(ready, now), group_of)])
+    running = _as_numbers(_queued(snapshot.running, now), group_of)
+    jobs = pd.concat(
+        [ended, running[~running["job_id"].isin(ended["job_id"])], _as_numbers(_queued(ready, now), group_of)]
+    )
     return float(_waits(jobs, shape).at(int(now.timestamp())))
 
 
@@ -64,7 +66,7 @@ def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | N
         Columns of ``NODE_STATES``.
     """
     group_of, shape = gpu_machine(nodes)
-    plain = _plain(jobs[jobs["run_time_s"].notna()], group_of)
+    plain = _as_numbers(jobs[jobs["run_time_s"].notna()], group_of)
     return None if shape is None or plain.empty else _waits(plain, shape)
 
 
@@ -98,7 +100,7 @@ def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
     return queue.assign(gpus=queue["gpus"] * queue["tasks"], run_time_s=np.maximum(expected_s, ran_s))
 
 
-def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
+def _as_numbers(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
     """Return the GPU jobs of known partitions as numbers."""
     limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
     columns: dict[str, Any] = {

@@ -23,7 +23,7 @@ from helios.model import JOBS
 from helios.report.admin.decisions import decision_rows, service_days
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.queue import queue_at, queue_over_time
-from helios.report.admin.sacct_format import ReportTable, local_day, moment_in_words
+from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
 from helios.report.admin.shadow import (
     LIMITS,
     MOVED_S,
@@ -94,10 +94,8 @@ def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
     with Warehouse.open(ask.url) as warehouse:
         chosen = choose_cluster(warehouse, ask.cluster)
         timezone = str(chosen["timezone"] or "UTC")
-        until = moment_in_words(ask.end or "now", now=ask.now, timezone=timezone)
-        since = (
-            until - DEFAULT_LENGTH if ask.start is None else moment_in_words(ask.start, now=ask.now, timezone=timezone)
-        )
+        until = parse_moment(ask.end or "now", now=ask.now, timezone=timezone)
+        since = until - DEFAULT_LENGTH if ask.start is None else parse_moment(ask.start, now=ask.now, timezone=timezone)
         if since >= until:
             raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
@@ -174,7 +172,7 @@ class ReportContext:
         Today ends now, since the waits until midnight are not known yet.
         """
         now = self.ask.now
-        begin, end = local_day(moment_in_words(day, now=now, timezone=self.timezone), timezone=self.timezone)
+        begin, end = local_day(parse_moment(day, now=now, timezone=self.timezone), timezone=self.timezone)
         return begin, min(end, now) if begin < now else end
 
     def shadow(

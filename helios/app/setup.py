@@ -157,7 +157,7 @@ def _below_root(path: str | Path) -> Path:
 def check_files(files: Sequence[SetupFile], *, root: Path) -> SetupResult:
     """Compare the files with those of the machine, and change nothing."""
     record = _read_record(root)
-    return SetupResult(files=tuple((f"/{file.path}", _state_of(file, root, record)) for file in files))
+    return SetupResult(files=tuple((f"/{file.path}", _file_state(file, root, record)) for file in files))
 
 
 def install_files(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> SetupResult:
@@ -180,7 +180,7 @@ def install_files(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -
     record, states = _read_record(root), []
     try:
         for file in files:
-            state, target = _state_of(file, root, record), root / file.path
+            state, target = _file_state(file, root, record), root / file.path
             if state in {FileState.MISSING, FileState.OUTDATED}:
                 _write(target, file)
                 state = FileState.WRITTEN if state is FileState.MISSING else FileState.REPLACED
@@ -227,7 +227,7 @@ def remove_files(*, root: Path, is_machine: bool) -> SetupResult:
     return SetupResult(files=tuple(states), steps=tuple(steps))
 
 
-def _state_of(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileState:
+def _file_state(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileState:
     target = root / file.path
     if target.is_symlink() or (target.exists() and not target.is_file()):
         return FileState.KEPT

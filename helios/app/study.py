@@ -423,7 +423,7 @@ def study(
     progress("Studying", 0.0)
     notes = loaded.notes
     history = read_history(
-        _of_partitions(loaded.jobs[list(COLUMNS)], partitions),
+        _select_partitions(loaded.jobs[list(COLUMNS)], partitions),
         cluster=loaded.cluster,
         timezone=loaded.timezone,
         since=since,
@@ -577,7 +577,7 @@ def source_of(trace: Path | None, *, cluster: str | None, timezone: str | None) 
     )
 
 
-def _of_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:
+def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:
     if not partitions:
         return jobs
     known = [str(name) for name in jobs["partition"].cat.categories]

@@ -133,7 +133,7 @@ def sync_history(
         rejected=found[2],
         node_events=events,
         until=now,
-        notes=(*_suspicions(found, begin, now, coverage), *notes),
+        notes=(*_warnings(found, begin, now, coverage), *notes),
     )
 
 
@@ -203,7 +203,7 @@ def _has_rows(path: Path) -> bool:
         return next(lines, None) is not None
 
 
-def _suspicions(found: list[int], begin: datetime, now: datetime, coverage: pd.DataFrame | None) -> tuple[str, ...]:
+def _warnings(found: list[int], begin: datetime, now: datetime, coverage: pd.DataFrame | None) -> tuple[str, ...]:
     # A reading that finds nothing for weeks and reports success is a common silent failure.
     if coverage is None and not any(found) and now - begin >= timedelta(days=1):
         return (f"the accounting holds not one job since {begin:%Y-%m-%d}: is this the right cluster, may you see it?",)

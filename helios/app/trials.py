@@ -126,7 +126,7 @@ def find_repeated(
         Whether the queue is replayed with them packed.
     """
     if not bool((loaded.jobs["gpus"] > 0).any()):
-        return _nothing(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
+        return _empty_report(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
     jobs = loaded.jobs.reset_index(drop=True).assign(row=np.arange(len(loaded.jobs)))
     history = read_history(
         jobs,
@@ -138,9 +138,9 @@ def find_repeated(
         keep=("row", "name", "user", "account", "partition"),
     )
     if not history.size.any():
-        return _nothing(by, title, packing, NO_JOBS)
+        return _empty_report(by, title, packing, NO_JOBS)
     if not history.user.known.any():
-        return _nothing(by, title, packing, NO_USERS)
+        return _empty_report(by, title, packing, NO_USERS)
     trials = find_trials(history)
     chosen = np.isin(np.arange(len(history.size)), select_jobs(history.jobs, **(select or {})).index)
     trials = replace(trials, sure=np.where(chosen, trials.sure, -1), possible=np.where(chosen, trials.possible, -1))
@@ -162,7 +162,7 @@ def find_repeated(
     )
 
 
-def _nothing(by: str, title: str, packing: PackingCase, why: str) -> TrialsReport:
+def _empty_report(by: str, title: str, packing: PackingCase, why: str) -> TrialsReport:
     fields = fields_of_trials(by)
     rows = pd.DataFrame(columns=[field.column for field in fields])
     table = ReportTable(title=title, fields=fields, rows=rows, empty=why)

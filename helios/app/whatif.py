@@ -300,7 +300,7 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
     """
     resource, chosen = (request.resource, []) if request.resource else choose_resource(history.jobs)
     window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
-    replayable, notes = _replayable(window.jobs, resource)
+    replayable, notes = _replayable_jobs(window.jobs, resource)
     notes = chosen + notes
     machine = replay_cluster_for(
         replayable,
@@ -366,7 +366,7 @@ def choose_window(
     return HistoryWindow(jobs=jobs, before=history.jobs[submitted < opening], since=begin, until=end)
 
 
-def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
+def _replayable_jobs(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
     notes = []
     if resource == "cpus":
         notes.append("No GPUs are replayed here: the CPUs that jobs hold take their place, --gpus-per-node a node.")

@@ -206,7 +206,7 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
         name = _cluster_name(settings.database.url, cluster)
     except NoSuchCluster as unknown:
         # Where the warehouse holds no cluster, it holds no pause either.
-        if _holds_clusters(settings.database.url) or not resume_here(folder):
+        if _has_clusters(settings.database.url) or not resume_here(folder):
             raise
         _resume_nodes_daemon(folder)
         print_result(
@@ -262,7 +262,7 @@ def _has_run_cycles(url: str, cluster: str) -> bool:
         return False
 
 
-def _holds_clusters(url: str) -> bool:
+def _has_clusters(url: str) -> bool:
     with Warehouse.open(url) as warehouse:
         return not warehouse.clusters().empty
 

@@ -148,7 +148,7 @@ application = typer.Typer(
 )
 
 
-def _name_file(path: Path | None) -> None:
+def _set_configuration_file(path: Path | None) -> None:
     if path is not None:
         from helios.config import FILE_VARIABLE  # noqa: PLC0415 - pydantic; the list of commands needs none
 
@@ -156,12 +156,12 @@ def _name_file(path: Path | None) -> None:
 
 
 @application.callback()
-def _root(
+def _global_options(
     config: Annotated[
         Path | None,
         Option(
             "--config",
-            callback=_name_file,
+            callback=_set_configuration_file,
             help="Read settings from this file alone, as with HELIOS_CONFIG. Default: those of helios config show.",
         ),
     ] = None,

@@ -38,7 +38,7 @@ from helios.report.whatif_text import has_no_waits, propose_scenario, verdict
 from helios.units import change, duration, percent
 
 
-def _moment(at_s: int) -> str:
+def _format_time(at_s: int) -> str:
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
 
 
@@ -50,7 +50,7 @@ _PAGES = Environment(
     lstrip_blocks=True,
 )
 _PAGES.filters.update(
-    duration=duration, percent=percent, describe_missing=describe_missing, longer=format_signed, moment=_moment
+    duration=duration, percent=percent, describe_missing=describe_missing, longer=format_signed, moment=_format_time
 )
 
 

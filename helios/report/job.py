@@ -135,7 +135,14 @@ class JobExplanation:
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
-        lines = [self._headline(), *self._start(), self._prediction(), self._remains(), self.rests_on, *self._place()]
+        lines = [
+            self._headline(),
+            *self._start(),
+            self._prediction(),
+            self._remaining(),
+            self.rests_on,
+            *self._place(),
+        ]
         return [line for line in (*lines, *self._activity(), *self.remarks) if line]
 
     def _headline(self) -> str:
@@ -154,7 +161,7 @@ class JobExplanation:
             f"{duration_in_words(self.p10_s)} to {duration_in_words(self.p90_s)} (by {self.source}).{ran}{limit}"
         )
 
-    def _remains(self) -> str:
+    def _remaining(self) -> str:
         if self.remaining_s is None:
             return ""
         low, middle, high = (duration_in_words(part_s) for part_s in self.remaining_s)

@@ -129,7 +129,7 @@ def _model_cells(model: Mapping[str, Any], *, wide: bool) -> list[str]:
         percent(mine.get("coverage_p10_p90")),
     ]
     first = model["manifest"].get("first_submission")
-    times = (_minute(model["trained_until"]), first[:10] if first else "-", _minute(model["trained_at"]))
+    times = (_utc_minute(model["trained_until"]), first[:10] if first else "-", _utc_minute(model["trained_at"]))
     return [*cells, *times] if wide else cells
 
 
@@ -140,7 +140,7 @@ def _lines_below(
     lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
     if decisions:
         last = decisions[-1]
-        at = _minute(last["promoted_at"])
+        at = _utc_minute(last["promoted_at"])
         lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
         lines.append("Nothing was ever decided: the newest is active.")
@@ -186,7 +186,8 @@ def _drift_caption(drift: Mapping[str, Any]) -> str:
     ]
     return escape(
         f"{drift['model_id']} learned from {training['jobs']:,} jobs; compared are {drift['jobs']:,} of the "
-        f"{drift['days']:g} days before {_minute(drift['as_of'])} UTC" + (f": {', '.join(shares)}." if shares else ".")
+        f"{drift['days']:g} days before {_utc_minute(drift['as_of'])} UTC"
+        + (f": {', '.join(shares)}." if shares else ".")
     )
 
 
@@ -226,7 +227,7 @@ def _with_interval(difference: Mapping[str, Any] | None, sign: int) -> str:
     return f"{sign * difference['value']:+.3f} \\[{low:+.2f}, {high:+.2f}]"  # escaped for rich
 
 
-def _minute(moment: str | datetime) -> str:
+def _utc_minute(moment: str | datetime) -> str:
     return str(moment)[:16].replace("T", " ")
 
 

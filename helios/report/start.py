@@ -98,12 +98,12 @@ class StartForecast:
             yield f"Starts after {first}; in half of the simulations {LATER} {end}."
         else:
             yield (
-                f"Starts {self._between(self.p10_at, self.p90_at)} "
+                f"Starts {self._interval_text(self.p10_at, self.p90_at)} "
                 f"(half of the simulations: before {self._text(self.p50_at)})."
             )
             if self.end_p50_at is not None:
                 yield (
-                    f"Ends {self._between(self.end_p10_at, self.end_p90_at)} "
+                    f"Ends {self._interval_text(self.end_p10_at, self.end_p90_at)} "
                     f"(half of the simulations: before {self._text(self.end_p50_at)})."
                 )
         for way in self.earlier:
@@ -113,7 +113,7 @@ class StartForecast:
             )
         yield from self.notes
 
-    def _between(self, first: datetime | None, last: datetime | None) -> str:
+    def _interval_text(self, first: datetime | None, last: datetime | None) -> str:
         begins = "now" if first is None or first <= self.taken_at else self._text(first)
         if last is None:
             return f"after {begins}, perhaps {LATER} {self._text(self.horizon_at)}"

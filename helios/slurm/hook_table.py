@@ -227,7 +227,7 @@ def read_table(path: Path, now: datetime) -> HookTable:
     HookTableInvalid
         It is missing, damaged, expired or from the future; the reason is given.
     """
-    table = _parsed(path)
+    table = _parse(path)
     if now >= table.expires_at or now < table.published_at - SKEW:
         raise HookTableInvalid(
             f"the hook's table {path} is good from {table.published_at} to {table.expires_at}, not at {now}",
@@ -255,9 +255,9 @@ class PublishedTables:
         limit_s = job["time_limit_s"]
         limit = str(round(limit_s / 60)) if isinstance(limit_s, (int, float)) else "-"
         word, limit = ("site_factor", _ANY) if setting is JobSetting.ORDER else ("time_min", limit)
-        user, partition = _quoted(job["user"] or ""), _quoted(job["partition"] or "")
+        user, partition = _quote(job["user"] or ""), _quote(job["partition"] or "")
         found = (self.spans.get((word, who, partition, limit, str(value))) for who in (user, _ANY))
-        return any(span is not None and _within(job["submitted"], span) for span in found)
+        return any(span is not None and _is_within(job["submitted"], span) for span in found)
 
 
 def read_published(path: Path) -> PublishedTables:
@@ -306,12 +306,12 @@ def _parse_rows(text: str) -> Iterable[_What]:
             yield "time_min", user, partition, limit, time_min
 
 
-def _within(submitted: int, span: _Span) -> bool:
+def _is_within(submitted: int, span: _Span) -> bool:
     skew = int(SKEW.total_seconds())
     return span[0] - skew <= submitted and (span[1] is None or submitted <= span[1] + skew)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return quote(name, safe="", errors="surrogateescape")
 
 
@@ -333,7 +333,7 @@ def _table_checksum(facts: str, body: str) -> int:
 
 
 def _format_row(row: HookRow) -> str:
-    names = (_ANY if name is None else _quoted(name) for name in row.key[:2])
+    names = (_ANY if name is None else _quote(name) for name in row.key[:2])
     numbers = (_ANY if number is None else str(number) for number in row.key[2:])
     return f"{' '.join((*names, *numbers))} {row.site_factor} {row.time_min}\n"
 
@@ -342,7 +342,7 @@ def _last_line(generation: int, rows: int) -> str:
     return f"end {generation} {rows}\n"
 
 
-def _parsed(path: Path) -> HookTable:
+def _parse(path: Path) -> HookTable:
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1024).decode("ascii")

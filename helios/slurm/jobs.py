@@ -270,7 +270,9 @@ class SlurmCluster:
         ]
         checked = {at: check_update(change, reading) for at, change in enumerate(changes)}
         outcomes = {at: outcome for at, outcome in checked.items() if outcome is not None}
-        outcomes |= self._left_out({at: change for at, change in enumerate(changes) if at not in outcomes}, reading)
+        outcomes |= self._left_unwritten(
+            {at: change for at, change in enumerate(changes) if at not in outcomes}, reading
+        )
         writes = {at: change for at, change in enumerate(changes) if at not in outcomes}
         meant = [reading.undo_entry(it.setting, it.job_id, it.wanted) for it in writes.values() if it.wanted]
         self._undo.add(meant, queue=self._queue)
@@ -326,10 +328,10 @@ class SlurmCluster:
             soft_limits=has_soft_limits(configuration),
         )
         with suppress(UndoNotWritten):  # a kill switch works with a full disk too
-            self._undo.add(_undo_corrections(reading), queue=self._queue)
+            self._undo.add(_undo_file_corrections(reading), queue=self._queue)
         return reading
 
-    def _left_out(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
+    def _left_unwritten(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
         """Return the outcomes of changes that are not written in this call.
 
         They are overruled by a later change, or exceed the budget of jobs.
@@ -355,7 +357,7 @@ class SlurmCluster:
 
         The second value has the outcomes of jobs that changed although no change was requested for them.
         """
-        answers = self._answers(list(changes.values()), reading)
+        answers = self._write_by_job(list(changes.values()), reading)
         try:
             after = replace(reading, jobs=_pending(self.backend.queue()), factors=self._sprio())
         except HeliosError as reason:
@@ -373,9 +375,9 @@ class SlurmCluster:
         ]
         with suppress(UndoNotWritten):
             self._undo.add(gone)
-        return outcomes, list(_changed_unasked(changes.values(), reading, after))
+        return outcomes, list(_unrequested_changes(changes.values(), reading, after))
 
-    def _answers(self, changes: Sequence[SettingChange[int]], reading: QueueReading) -> dict[str, str]:
+    def _write_by_job(self, changes: Sequence[SettingChange[int]], reading: QueueReading) -> dict[str, str]:
         """Write changes and return Slurm's answers by job.
 
         Arrays come first, because a write to an array also reaches its tasks that have left it.
@@ -426,7 +428,7 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _undo_corrections(reading: QueueReading) -> Iterator[UndoEntry]:
+def _undo_file_corrections(reading: QueueReading) -> Iterator[UndoEntry]:
     """Yield corrections to the undo file.
 
     They are Helios' current values that only another record proves, and values of Helios that something else replaced.
@@ -447,7 +449,7 @@ def _undo_corrections(reading: QueueReading) -> Iterator[UndoEntry]:
                 yield reading.undo_entry(setting, job_id, last)
 
 
-def _changed_unasked(
+def _unrequested_changes(
     changes: Iterable[SettingChange[int]], before: QueueReading, after: QueueReading
 ) -> Iterator[Outcome]:
     """Yield the outcomes of array tasks that changed although nobody requested it.

@@ -155,10 +155,10 @@ def idle_by_day(history: StudyHistory, capacity: Capacity) -> IdleByDay:
     """Return what idled beside waiting jobs on each day."""
     waits = _Waits.of(history, capacity)
     if capacity.nodes is not None and capacity.placement is not None:
-        queue, machines = _by_node(history, capacity, waits, capacity.nodes, capacity.placement)
+        queue, machines = _count_by_node(history, capacity, waits, capacity.nodes, capacity.placement)
         level = "nodes"
     else:
-        queue, machines = _by_pool(history, capacity, waits)
+        queue, machines = _count_by_pool(history, capacity, waits)
         level = "counts"
     state = _State.before(queue, machines, n_pools=len(capacity.pools), are_pools=level == "counts")
     pools, totals = _measured(queue, machines, state, capacity.edges_s)
@@ -192,9 +192,9 @@ def idle_beside_waiting(
         )
     found = found or idle_by_day(history, capacity)
     return (
-        _elsewhere(history, capacity, found),
-        _unusable(history, capacity, found),
-        _behind_oldest(history, capacity, found),
+        _finding_elsewhere(history, capacity, found),
+        _finding_unusable(history, capacity, found),
+        _finding_behind_oldest(history, capacity, found),
     )
 
 
@@ -246,7 +246,7 @@ class _Waits:
         )
 
 
-def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[Queue, Machines]:
+def _count_by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[Queue, Machines]:
     """Return the queue and the machines where only counts are known."""
     pool_of = capacity.pools_of(history)
     n_pools = len(capacity.pools)
@@ -289,7 +289,7 @@ def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[
     )
 
 
-def _by_node(
+def _count_by_node(
     history: StudyHistory, capacity: Capacity, waits: _Waits, nodes: NodeShapes, placement: HeldNodes
 ) -> tuple[Queue, Machines]:
     """Return the queue and the machines where jobs' nodes are known."""
@@ -431,7 +431,7 @@ def _shared_parts(history: StudyHistory, capacity: Capacity, found: IdleByDay, b
     }
 
 
-def _elsewhere(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
+def _finding_elsewhere(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
     by_day = found.pools[:, :, LENT].sum(axis=1)
     estimate, hours = _by_week(history, capacity, by_day)
     window_s = history.end_s - history.first_s
@@ -466,7 +466,7 @@ def _has_others(capacity: Capacity, found: IdleByDay) -> bool:
     return len(capacity.pools) > 1
 
 
-def _unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
+def _finding_unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
     by_day = found.pools[:, :, UNUSABLE].sum(axis=1)
     estimate, hours = _by_week(history, capacity, by_day)
     weeks, why = history.weeks, found.pools.sum(axis=(0, 1)) / HOUR_S
@@ -488,7 +488,7 @@ def _unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Fi
     )
 
 
-def _behind_oldest(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
+def _finding_behind_oldest(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
     by_day = found.pools[:, :, BEHIND_OLDEST].sum(axis=1)
     estimate, hours = _by_week(history, capacity, by_day)
     return Finding(

@@ -174,8 +174,8 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
         n=int(((history.hours() > 0) & (capacity.pools_of(history) >= 0)).sum()),
         coverage=_coverage(history, capacity),
         parts={
-            "p5": _plain(low),
-            "p95": _plain(high),
+            "p5": _plain_estimate(low),
+            "p95": _plain_estimate(high),
             "swing": float(known.max() - known.min()) if len(known) else None,
             "by_hour_of_week": [float(value) if np.isfinite(value) else None for value in by_hour],
             "mean_capacity": float(capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
@@ -375,7 +375,7 @@ def _by_hour_of_week(share: Floats, begins_s: Seconds, timezone: str) -> Floats:
     return mean
 
 
-def _plain(estimate: Estimate) -> dict[str, float | None]:
+def _plain_estimate(estimate: Estimate) -> dict[str, float | None]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
@@ -389,7 +389,7 @@ def _above_half(history: StudyHistory, capacity: Capacity, all_hours: Floats) ->
     estimate = history.blocks.ratio(history.hours_by_block(large), all_hours).bounded(0.0, 1.0)
     first = history.sized & (history.restart == 0) & (pool >= 0) & (served[pool] > 0)
     return {
-        "above_half": _plain(estimate),
+        "above_half": _plain_estimate(estimate),
         "above_half_jobs": int((large & history.sized).sum()),
         "mean_wait_above_half_h": _mean_wait_h(history, first & large),
         "mean_wait_of_others_h": _mean_wait_h(history, first & ~large),

@@ -270,7 +270,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def moment_in_words(text: str, *, now: datetime, timezone: str) -> datetime:
+def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:
     """Read a moment as sacct does.
 
     Parameters
