@@ -33,9 +33,9 @@ def main() -> None:
         kind = [*advice.KEYS, "time_limit_s"]
         of_kind = {
             tuple(alike[kind].iloc[0]): alike
-            for alike in advice.alike_jobs(advice.with_words(after), "time_limit_s", fewest=1)
+            for alike in advice.alike_jobs(advice.with_name_words(after), "time_limit_s", fewest=1)
         }
-        for alike in advice.alike_jobs(advice.with_words(before), "time_limit_s"):
+        for alike in advice.alike_jobs(advice.with_name_words(before), "time_limit_s"):
             found = [one for one in advice.limit_advice(alike) if one.kind == "limit_too_long"]
             same = of_kind.get(tuple(alike[kind].iloc[0]))
             if not found or same is None:

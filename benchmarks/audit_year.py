@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.explain_job import LOOK_BACK, explain
-from helios.app.nightly import forget_what_is_old
+from helios.app.nightly import delete_old_rows
 from tests.unit.app.sites import Town
 
 CYCLES_A_DAY = 1_440
@@ -54,7 +54,7 @@ def main() -> None:
         later = town.cluster.now + timedelta(days=36)
         told(
             "a night that deletes one day",
-            lambda: forget_what_is_old(town.url, "dev", town.settings.retention, now=later),
+            lambda: delete_old_rows(town.url, "dev", town.settings.retention, now=later),
         )
         print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
 

@@ -87,7 +87,7 @@ def rows(
         nodes, per_node = machine_for(inside)
         window = Window(name=name, file=name, nodes=nodes, gpus_per_node=per_node, since=since, until=until)
         check = check_draws(window.drawn_from(history), draws=draws)
-        if check.nobody_waits:
+        if check.has_no_waits:
             continue
         where = {
             "trace": name,

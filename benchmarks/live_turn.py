@@ -65,7 +65,9 @@ def remember(settings: Settings, cluster: str, *, days: int) -> int:
     with Warehouse.open(settings.database.url) as warehouse:
         batch = Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0)
         warehouse.load([batch], cluster=cluster, path="synthetic", sha256="1", format="helios", timezone="UTC")
-        warehouse.cover(cluster, source=JOBS_READ, started_at=now - timedelta(days=days), ended_at=now, read_at=now)
+        warehouse.add_coverage(
+            cluster, source=JOBS_READ, started_at=now - timedelta(days=days), ended_at=now, read_at=now
+        )
     history = load_history(url=settings.database.url, cluster=cluster)
     learn(history, url=settings.database.url, until=None, seed=0, made_at=now)
     return len(jobs)

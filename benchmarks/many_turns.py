@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.nightly import forget_what_is_old
+from helios.app.nightly import delete_old_rows
 from helios.control import ServiceMode
 from helios.model import Mode
 from tests.builders import a_batch, a_job
@@ -111,7 +111,7 @@ def take_cycles(
         town.cycles.cycle(modes=modes)
         town.cluster.applied.clear()  # the fake remembers all that it was ever asked
         if town.cluster.now >= night:
-            forget_what_is_old(town.url, "dev", town.settings.retention, now=town.cluster.now)
+            delete_old_rows(town.url, "dev", town.settings.retention, now=town.cluster.now)
             night += DAY
         if cycle % every == 0:
             read.append(measured(town, cycle))

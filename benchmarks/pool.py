@@ -43,7 +43,7 @@ from statistics import median
 import psutil
 
 from helios.model.pools import TrialState
-from helios.pools.agent import POOL, fill
+from helios.pools.agent import POOL, fill_in
 from helios.pools.containers import find_container
 from helios.pools.space import read_training_sweep
 from helios.pools.state import FILE, StateFile
@@ -106,7 +106,7 @@ def containers(image: str, module: str, work_s: float, trials: int) -> None:
         words = found.segment(folder / "pool", read_training_sweep(path), (), pool="benchmark", environment={})[
             "command"
         ]
-        words = [fill(word, segment=f"benchmark-{os.getpid()}", limit_mib=None) for word in words]
+        words = [fill_in(word, segment=f"benchmark-{os.getpid()}", limit_mib=None) for word in words]
         starts = [timed([*words, "true"], folder)[0] for _ in range(10)]
         pythons = [timed([*words, "python3", "-c", f"import {module}"], folder)[0] for _ in range(5)]
         numbers = folder / "numbers"
@@ -158,9 +158,9 @@ def state(trials: int) -> None:
         began = time.perf_counter()
         with StateFile(folder, "a benchmark") as file:
             for number in range(trials):
-                file.made(number, {"lr": 0.001 * number, "width": 64, "optimizer": "adam"})
-                file.started(number, device="cpu:0", memory_limit_mib=1024.0)
-                file.ended(
+                file.record_created(number, {"lr": 0.001 * number, "width": 64, "optimizer": "adam"})
+                file.record_started(number, device="cpu:0", memory_limit_mib=1024.0)
+                file.record_ended(
                     number,
                     what="finished",
                     state=TrialState.FINISHED,

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from helios.cli.main import COMMANDS, imported
+from helios.cli.main import COMMANDS, import_command
 from helios.cli.manual import command_tree, default_settings, describe_options, root_command
 from helios.model import JOBS
 
@@ -19,7 +19,7 @@ def pages() -> dict[str, str]:
 
 
 def _commands() -> str:
-    trees = [command_tree(imported(name), f"helios {name}") for name in sorted(COMMANDS)]
+    trees = [command_tree(import_command(name), f"helios {name}") for name in sorted(COMMANDS)]
     found = [("helios", root_command()), *chain.from_iterable(trees)]
     parts = [f"## `{name}`\n\n{_help(command)}" for name, command in found]
     return "# Commands\n\nWritten by `make reference`.\n\n" + "\n".join(parts)

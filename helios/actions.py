@@ -111,9 +111,9 @@ class Ranking(Reorder):
     Parameters
     ----------
     snapshot : Snapshot
-        Whose pending jobs are named.
+        Snapshot with the pending jobs.
     rows : int64 array of shape (n,)
-        Which of them, each at most once, in any order.
+        Positions of pending jobs, each at most once, in any order.
     urgency : float64 array of shape (n,)
         Their urgencies, from -1 to 1.
     order : callable
@@ -208,9 +208,9 @@ class Revert:
     Attributes
     ----------
     setting : JobSetting, optional
-        None: every setting.
+        None for every setting.
     job_ids : tuple of str, optional
-        None: every pending job that Helios has ever changed.
+        None for every pending job that Helios has ever changed.
     hidden : bool
         Whether to write also where the cluster hides the current value and Helios has written one. What an
         administrator wrote there since is lost, so only a person asks for it.
@@ -246,7 +246,7 @@ class Outcome:
     reason : str
         The action's own reason for this job.
     before, after : str
-        What was read before and after, as the cluster writes it (``SiteFactor 0``); empty: not read.
+        What was read before and after, as the cluster writes it (``SiteFactor 0``). Empty where it was not read.
     remark : str
         Details: why it was refused, what the cluster answered.
     """
@@ -316,8 +316,8 @@ class KeepAwake:
     reason : str
         Why, for a person.
     own : str, optional
-        The site's own list, where control has recorded it; None: the list read now is the site's own. Services leave
-        it None.
+        The site's own list, where control has recorded it. None where the list read now is the site's own. Services
+        leave it None.
     """
 
     nodes: tuple[str, ...]
@@ -338,7 +338,7 @@ class FillFirst:
     reason : str
         Why, for a person.
     why : tuple of str
-        Why the nodes of each tier are in it; empty: ``reason`` holds for all of them.
+        Why the nodes of each tier are in it. Empty where ``reason`` holds for all of them.
     own : tuple of (str, int)
         The site's own weights, of nodes for which control has recorded one; of the others the weight read now is the
         site's own. Services leave it empty.
@@ -357,7 +357,7 @@ class FillFirst:
             raise ValueError(f"an order of filling has {len(self.tiers)} tiers and gives {len(self.why)} reasons")
 
     def why_in(self, place: int) -> str:
-        """Return why a node is in the tier at ``place``, counted from 0."""
+        """Return why a node is in the tier at ``place``."""
         return self.why[place] if self.why else self.reason
 
 
@@ -406,7 +406,7 @@ class NodeOutcome:
     reason : str
         The action's own reason.
     before, after : str
-        What was read before and after, as the cluster writes it (``IDLE``, ``Weight 20``); empty: not read.
+        What was read before and after, as the cluster writes it (``IDLE``, ``Weight 20``). Empty where it was not read.
     remark : str
         Details: why it was refused, what the cluster answered.
     """

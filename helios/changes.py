@@ -1,8 +1,8 @@
-"""Changes that actions request, each one value for one setting of one target.
+"""Changes that actions request.
 
-Services request each ``Change``, and all of control reads it. A ``SettingChange`` is the same with the values that a
-cluster holds. A live Slurm, a simulated one and the fake decide by it. The simulator whose urgencies are no SiteFactors
-has its own rules.
+Each sets one setting of one target to one value. Services request each ``Change``, and all of control reads it. A
+``SettingChange`` is the same with the values that a cluster holds. A live Slurm, a simulated one and the fake decide by
+it. The simulator whose urgencies are no SiteFactors has its own rules.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ValueMapping(Generic[Value]):
     nothing : callable
         Returns the neutral value of a setting.
     words : callable
-        Returns a value of a setting, for a person.
+        Returns a value of a setting as text.
     """
 
     of_urgency: Callable[[float], Value]
@@ -228,41 +228,41 @@ class ChangeContext:
     suspect: str = ""
 
 
-def check_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def check_change(change: SettingChange[int], context: ChangeContext) -> Outcome | None:
     """Return the outcome of a change that is not written.
 
     It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
     if change.is_revert:
-        return _outcome_of_revert(change, ground)
-    why = ground.excluded_reason
+        return _outcome_of_revert(change, context)
+    why = context.excluded_reason
     if not why and change.setting is JobSetting.SOFT_LIMIT:
-        if not ground.soft_limits:
+        if not context.soft_limits:
             why = NO_SOFT_LIMITS
-        elif ground.before and not ground.is_set:
+        elif context.before and not context.is_set:
             why = USERS_OWN
-        elif ground.time_limit and change.wanted >= ground.time_limit:
+        elif context.time_limit and change.wanted >= context.time_limit:
             why = TOO_LONG
     if why:
-        return change.outcome(Result.REFUSED, before=ground.before, remark=why)
-    if ground.before is None:
+        return change.outcome(Result.REFUSED, before=context.before, remark=why)
+    if context.before is None:
         return change.outcome(Result.POSTPONED, remark=INELIGIBLE)
-    if ground.before == change.wanted:
-        return change.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
+    if context.before == change.wanted:
+        return change.outcome(Result.UNCHANGED, before=context.before, after=context.before)
     return None
 
 
-def _outcome_of_revert(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
-    if ground.is_set:
+def _outcome_of_revert(change: SettingChange[int], context: ChangeContext) -> Outcome | None:
+    if context.is_set:
         return None
-    if ground.before is None and ground.hidden:
-        wrote = f"Helios had written {change.terms.words(change.setting, ground.hidden)}"
+    if context.before is None and context.hidden:
+        wrote = f"Helios had written {change.terms.words(change.setting, context.hidden)}"
         return None if change.unseen else change.outcome(Result.REFUSED, remark=f"{HIDDEN}; {wrote}")
-    if ground.suspect:
-        return change.outcome(Result.REFUSED, before=ground.before, remark=ground.suspect)
-    if ground.before and ground.excluded_reason:
-        return change.outcome(Result.REFUSED, before=ground.before, remark=ground.excluded_reason)
-    return change.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
+    if context.suspect:
+        return change.outcome(Result.REFUSED, before=context.before, remark=context.suspect)
+    if context.before and context.excluded_reason:
+        return change.outcome(Result.REFUSED, before=context.before, remark=context.excluded_reason)
+    return change.outcome(Result.UNCHANGED, before=context.before, after=context.before)
 
 
 # Conversion of services' actions into changes, and back.

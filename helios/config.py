@@ -501,7 +501,7 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Loade
     for path, source in _places(environment, folder):
         if (content := _read(path, source, notes)) is None:
             continue
-        document = _document(path, content)
+        document = _parse_document(path, content)
         files.append(str(path))
         notes += (
             f"{path}: [services.{old}] is called [services.{new}] now; the old name goes with the next release"
@@ -614,7 +614,10 @@ def _variable(section: str, name: str) -> str:
 
 
 class _Source(Enum):
-    """Whose a configuration file is, which says what happens if others could have written it."""
+    """Owner of a configuration file.
+
+    It decides what happens if other users could have written the file.
+    """
 
     NAMED = "named"
     SYSTEM = "of the system"
@@ -639,7 +642,7 @@ def _places(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[Path
 
 
 def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
-    """Return the text of a configuration file, and add messages for a person.
+    """Read a configuration file.
 
     None: it is not there, or not used. A file of the user or in the current folder is used only if neither it nor its
     folder is another user's or can be written by others. A file of the system that others can write is an error, since
@@ -650,7 +653,7 @@ def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
         # Without O_NONBLOCK a named pipe in somebody's folder would block every command that is run there.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if named else os.O_NONBLOCK))
         with os.fdopen(handle, "rb") as file:
-            distrust = _distrust(path, path.lstat(), os.fstat(handle), with_folder=not named)
+            distrust = _untrusted_reason(path, path.lstat(), os.fstat(handle), with_folder=not named)
             text = "" if distrust and not named else file.read().decode()
     except (FileNotFoundError, NotADirectoryError) as reason:
         if named:
@@ -661,7 +664,7 @@ def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
         if closed and source is _Source.SYSTEM:
             notes.append(f"{path} is not used, since you may not read it")
             return None
-        if named or not closed or not (distrust := _distrust(path, *_found(path), with_folder=True)):
+        if named or not closed or not (distrust := _untrusted_reason(path, *_stat_existing(path), with_folder=True)):
             raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
         text = ""
     if not distrust:
@@ -681,13 +684,13 @@ def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
     return text
 
 
-def _found(path: Path) -> list[os.stat_result]:
+def _stat_existing(path: Path) -> list[os.stat_result]:
     with contextlib.suppress(OSError):
         return [path.lstat()]
     return []  # its folder is closed, too
 
 
-def _distrust(path: Path, *found: os.stat_result, with_folder: bool) -> str:
+def _untrusted_reason(path: Path, *found: os.stat_result, with_folder: bool) -> str:
     """Return who else could have written or replaced a file.
 
     Empty where nobody could.
@@ -714,7 +717,7 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _document(path: Path, text: str) -> dict[str, dict[str, Any]]:
+def _parse_document(path: Path, text: str) -> dict[str, dict[str, Any]]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as reason:

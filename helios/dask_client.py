@@ -1,9 +1,8 @@
 """Connections to the scheduler of a Dask cluster.
 
-Dask is optional: ``distributed`` is imported at the first connection. Its errors are raised as Helios' own, and a
-client is closed where it was opened, also one that never connected. Left to the garbage collector, it may be finalised
-while the same thread holds the lock that closing takes (``distributed`` 2026.8, ``LoopRunner``): the process then hangs
-for ever.
+Dask is optional, so that ``distributed`` is imported at the first connection. Its errors are raised as Helios' own.
+A client is always closed where it was opened, even if it never connected. The garbage collector may finalise it while
+the same thread holds the lock that closing takes, and then the process hangs (``distributed`` 2026.8, ``LoopRunner``).
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ ANSWER_S = 60.0
 """Longest wait for the workers to report their releases, s."""
 
 
-def quiet() -> None:
+def silence_logs() -> None:
     """Silence Dask's log of lost connections."""
     getLogger("distributed").setLevel(CRITICAL)
 
 
 @contextmanager
-def connected(address: str, *, connect_s: float, instead: str, default: bool = False) -> Iterator[Client]:
+def connect(address: str, *, connect_s: float, instead: str, default: bool = False) -> Iterator[Client]:
     """Connect to a scheduler for the time of a ``with`` block.
 
     Parameters
     ----------
     address : str
-        Of the scheduler, as ``tcp://HOST:8786``.
+        Address of the scheduler, such as ``tcp://HOST:8786``.
     connect_s : float
         Longest wait for its answer, and for closing the connection, s.
     instead : str
-        What can be done without a scheduler; ends the hint of an error.
+        Alternative without a scheduler, as the end of an error's hint.
     default : bool
         Whether Dask's own collections find this client by themselves.
 
@@ -48,7 +47,7 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     DaskUnavailable
         No scheduler answers.
     """
-    quiet()
+    silence_logs()
     try:
         client = _closing_client()(address, timeout=connect_s, name="helios", set_as_default=default)
     except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
@@ -87,12 +86,12 @@ def refuse_other_releases(
 ) -> None:
     """Raise an error unless all workers run the releases of this machine.
 
-    Of the packages ``names``, or ``python``.
+    It compares the packages ``names``, or ``python``.
 
     Raises
     ------
     DaskMismatch
-        A worker runs others; ``hint`` says what to do.
+        A worker runs another release.
     DaskUnavailable
         A worker does not answer within ``answer_s``.
     """
@@ -105,13 +104,13 @@ def refuse_other_releases(
             f"The workers of the Dask scheduler at {address} did not say what they run within {answer_s:,.0f} s.",
             hint="One of them may be stuck: see in Dask's dashboard which, and restart it.",
         ) from reason
-    if different := _other_releases(versions, names):
+    if different := _release_differences(versions, names):
         raise DaskMismatch(
             "The Dask workers run other releases than this machine: " + "; ".join(different[:3]) + ".", hint=hint
         )
 
 
-def _other_releases(versions: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def _release_differences(versions: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Return what differs between ``versions``, as ``Client.get_versions`` has them, and here."""
     here = versions["client"]["packages"]
     return [
@@ -125,6 +124,6 @@ def _other_releases(versions: Mapping[str, Any], names: Sequence[str]) -> list[s
 def _release(name: str, version: str | None) -> str | None:
     """Return the part of a version that must agree.
 
-    Of Python without the patch level: 3.11.7 and 3.11.9 read each other's pickles.
+    Python counts without the patch level, because 3.11.7 and 3.11.9 read each other's pickles.
     """
     return ".".join(version.split(".")[:2]) if version and name == "python" else version

@@ -118,7 +118,7 @@ def _sources(module: str) -> dict[str, bytes]:
 
 @cache
 def _read(module: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return the source of a module and the Helios modules that it names.
+    """Return a module's source and the Helios modules it imports.
 
     Both are empty for what is no module.
     """

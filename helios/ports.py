@@ -242,7 +242,7 @@ class ChangeRequests(NamedTuple):
     Attributes
     ----------
     urgency : float64 array
-        From -1 to 1, as of a :class:`helios.actions.Place`; NaN: no request for that job.
+        From -1 to 1, as of a :class:`helios.actions.Place`. NaN for no request for that job.
     until : datetime64[us] array
         Last moment at which the request is still the same if no column of the job changes; NaT: for ever.
     """
@@ -253,7 +253,7 @@ class ChangeRequests(NamedTuple):
 
 @runtime_checkable
 class JobwiseService(Service, Protocol):
-    """Service that decides on each job by that job and the time alone.
+    """Service that decides on each job independently.
 
     Other jobs and nodes must not matter. Of the cluster it may use ``longest_own_wait_s`` and ``size_orders``, which
     are the same for all jobs. A replay then need not ask it about the whole queue at every event, but only about a job
@@ -287,7 +287,7 @@ class Ledger(Protocol):
         -------
         int or None
             The fencing token: the same while ``holder`` renews in time, a larger one after anybody else held it.
-            None: another holder's lease has not run out.
+            None where another holder's lease has not run out.
         """
         ...
 
@@ -324,7 +324,7 @@ class Progress(Protocol):
     """
 
     def __call__(self, step: str, done: float) -> None:
-        """Report that a step is done to the fraction ``done``, 0 to 1.
+        """Report the progress of a step, 0 to 1.
 
         ``step`` names it for a person.
         """

@@ -1,8 +1,8 @@
 """Files and folders that other accounts can neither read nor lock.
 
-What Helios stores names users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop
-control cycles. So modes are set here, whatever the umask. Where root runs a command in a folder of the service's
-account, new files belong to the folder's owner: the service could not open them otherwise.
+Helios' files name users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop control
+cycles. So modes are set explicitly, whatever the umask. If root runs a command in a folder of the service's account,
+new files are given to the folder's owner, because the service could not open them otherwise.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from helios.errors import UsageError
 FOLDER = 0o750
 OWN = 0o600
 SHARED = 0o640
-"""A site may let people into the group of Helios, to read reports and health."""
+"""Mode of files that a site may open to people through the group of Helios, such as reports and health."""
 WIDE = 0o027
-"""Permissions that a private file must not have: any for others, writing for the group."""
+"""Permissions that a private file must not have, which are any for others and writing for the group."""
 
 
 def make_folder(folder: Path) -> None:
@@ -70,7 +70,7 @@ def open_private(path: Path) -> int:
         if found.st_uid == os.geteuid():
             os.fchmod(handle, OWN)
     else:
-        hand_over(handle, path)
+        give_to_folder_owner(handle, path)
     return handle
 
 
@@ -80,7 +80,7 @@ def read_secret(path: Path, *, made_by: str = "openssl rand -hex 24") -> str:
     Parameters
     ----------
     made_by : str
-        Command whose output a missing file is to hold.
+        Command that creates the content, for the hint about a missing file.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(handle, mode)
-            hand_over(handle, path)
+            give_to_folder_owner(handle, path)
             file.write(content)
             if lasting:
                 file.flush()
@@ -141,10 +141,8 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
 def atomic_write(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replace a file of ASCII text atomically and durably.
 
-    As :func:`write_private` does, with an fsync.
-
-    The folder is made if missing, closed to other accounts. Whoever may read the folder may read the file, since it may
-    be read as another user: a site opens the folder, or lets that user into the group.
+    It works like :func:`write_private` with an fsync. A missing folder is created, closed to other accounts. The file
+    itself is readable for everybody who may read the folder, so that a site can open it to another user.
 
     Raises
     ------
@@ -165,19 +163,17 @@ def fsync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def hand_over(handle: int, path: Path) -> None:
+def give_to_folder_owner(handle: int, path: Path) -> None:
     """Give a file created by root to the owner of its folder."""
     if (owner := _owner_for_root(path)) is not None:
         os.fchown(handle, *owner)
 
 
-def tighten(path: Path) -> None:
-    """Take the access of other accounts from a file.
+def restrict_access(path: Path) -> None:
+    """Remove the access of other accounts to a file.
 
-    Also the group's right to write. Only a file of one's own in a folder of one's own is changed, and errors are
-    ignored.
-
-    The file is not opened: closing it again would end the locks that SQLite holds in this process.
+    The group may no longer write either. Only a file of this user in a folder of this user is changed, and errors are
+    ignored. The file is not opened, because closing it would release the locks that SQLite holds in this process.
     """
     with suppress(OSError):
         found, me = path.lstat(), os.geteuid()
@@ -186,7 +182,7 @@ def tighten(path: Path) -> None:
 
 
 def is_wide(path: Path) -> bool:
-    """Return whether other accounts may use a file or the group write it.
+    """Return whether others may read or the group write.
 
     False where there is no file, or where its folder keeps others out.
     """
@@ -196,13 +192,11 @@ def is_wide(path: Path) -> bool:
         return False
 
 
-def closed_to(user: str, path: Path) -> Path | None:
-    """Return the outermost part of a path that an account may not use.
+def find_denied(user: str, path: Path) -> Path | None:
+    """Return the first part of a path that is denied.
 
-    ``path`` itself must be readable, its folders must let the account enter.
-
-    None: it may read ``path``, or that is unknown, as for an account of another machine or a path with an access
-    control list.
+    ``path`` itself must be readable, and the account must be able to enter its folders. None where the account may read
+    ``path``, or where that is unknown, as for an account of another machine or a path with an access control list.
     """
     try:
         account = pwd.getpwnam(user)
@@ -223,7 +217,7 @@ def closed_to(user: str, path: Path) -> Path | None:
 def _owner_for_root(path: Path) -> tuple[int, int] | None:
     """Return the owner for a file that root creates.
 
-    User and group of the folder around ``path``; None: not root, or the folder is root's.
+    It is the user and group of the folder of ``path``. None where the process is not root, or the folder is root's.
     """
     if os.geteuid() != 0:
         return None

@@ -152,9 +152,8 @@ _OF_ONE = {
 def in_number(count: int, sentence: str) -> str:
     """Return a count with a sentence about so many jobs or rows.
 
-    The sentence is given in the plural.
-
-    Example: ``1 job has no limit`` for ``jobs have no limit``.
+    The sentence is given in the plural, and changed for a count of 1. For example ``jobs have no limit`` becomes
+    ``1 job has no limit``.
     """
     if count == 1:
         for many, one in _OF_ONE.items():

@@ -635,7 +635,7 @@ def add_operations(url: str) -> None:
         warehouse.add_nodes("frost", NODES.conform(pd.DataFrame(nodes)))
         warehouse.add_node_events("frost", NODE_EVENTS.conform(pd.DataFrame(events)))
         for source in ("jobs", "node_events"):
-            warehouse.cover("frost", source=source, started_at=began.to_pydatetime(), ended_at=end, read_at=end)
+            warehouse.add_coverage("frost", source=source, started_at=began.to_pydatetime(), ended_at=end, read_at=end)
 
 
 # Arrays
@@ -1150,7 +1150,7 @@ class NodeWorld(World):
             "now": self.now,
             "holder": "helios-1",
             "undo": self.write_undo,
-            "undone": lambda: self.undo,
+            "read_undo": lambda: self.undo,
         }
         try:
             if self.happens(0.03):

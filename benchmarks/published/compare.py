@@ -37,7 +37,7 @@ from helios.app.scenarios import ORDERS
 from helios.app.whatif import refuse_reversed
 from helios.choices import Policy
 from helios.cli.options import AsJson, Format, IfOversized, Oversized, Since, Timezone, Until, moment
-from helios.cli.output import complain, progress_bars, say_notes, show, show_json
+from helios.cli.output import print_error, print_notes, progress_bars, show, show_json
 from helios.config import zone
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.ports import Progress, no_progress
@@ -529,7 +529,7 @@ def main(  # noqa: PLR0917 - an option of a command is a parameter
             draws=draws,
         )
         answer = compare_published(history, request, progress=progress)
-    say_notes(answer.notes)
+    print_notes(answer.notes)
     if as_json:
         show_json(answer.to_json())
         return
@@ -542,5 +542,5 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except HeliosError as error:
-        complain(error)
+        print_error(error)
         sys.exit(error.exit_code)

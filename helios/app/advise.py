@@ -17,7 +17,7 @@ from helios.config import SlurmSettings
 from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, UsageError
 from helios.model import JOBS
 from helios.report.admin.usage import select_jobs
-from helios.report.advice import Advice, limit_advice, most_hours_first, packing_advice, usage_advice
+from helios.report.advice import Advice, limit_advice, packing_advice, sort_by_hours, usage_advice
 from helios.slurm.accounting import Accounting, read_usage
 from helios.slurm.shell import Shell
 
@@ -34,12 +34,12 @@ class AdviceReport:
     ----------
     cluster : str
     users : tuple of str
-        Whose jobs; empty: everybody's.
+        Users whose jobs count. Empty for all.
     since, until : datetime
     jobs, measured : int
         Jobs submitted in the window, and those whose use is known.
     advice : tuple of Advice
-        That on the most hours first.
+        The advice, sorted by hours.
     notes : tuple of str
         What could not be looked at, and why.
     """
@@ -84,7 +84,7 @@ class AdviceReport:
 
 
 Usage = tuple[pd.DataFrame | None, tuple[str, ...]]
-"""What jobs used, as :func:`helios.slurm.accounting.read_usage` returns it, and messages; None: not known."""
+"""What jobs used, as :func:`helios.slurm.accounting.read_usage` returns it, and messages. None where not known."""
 
 
 def advise(ask: ReportQuery, *, usage: Callable[[str, datetime, datetime], Usage] | None = None) -> AdviceReport:
@@ -151,7 +151,7 @@ def advise_on(
         until=until,
         jobs=len(own),
         measured=measured,
-        advice=tuple(most_hours_first(found)),
+        advice=tuple(sort_by_hours(found)),
         notes=notes,
     )
 

@@ -24,7 +24,7 @@ import pandas as pd
 from helios.actions import Result
 from helios.app.cycle_summary import CycleTally
 from helios.app.live_cluster import LiveCluster, configured_services
-from helios.app.modes import PAUSE_FILE, Pause, is_paused, modes_in_force
+from helios.app.modes import PAUSE_FILE, Pause, current_modes, is_paused
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
@@ -197,7 +197,7 @@ def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
         ) from reason
     try:
         until = time.monotonic() + within_s
-        while not (locked := _locked(handle)) and time.monotonic() < until:
+        while not (locked := _try_lock(handle)) and time.monotonic() < until:
             time.sleep(0.05)
         yield None if locked else _holder(handle)
     finally:
@@ -212,14 +212,14 @@ def process_identity(folder: Path) -> str:
     system.
     """
     try:
-        number = _number_kept_in(folder)
+        number = _state_folder_number(folder)
     except OSError:
         number = _OF_THIS_PROCESS  # a process that cannot write there cannot run a cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
 
 
-def _number_kept_in(folder: Path) -> str:
+def _state_folder_number(folder: Path) -> str:
     file = folder / IDENTITY
     if not file.exists():
         make_folder(folder)
@@ -233,7 +233,7 @@ def _number_kept_in(folder: Path) -> str:
     return file.read_text(encoding="ascii", errors="replace")
 
 
-def _locked(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -326,7 +326,7 @@ class ControllerStateStore(Generic[Memory]):
         """Store the state in the warehouse."""
         warehouse.remember(self.cluster, self.memory, memory.to_json(), at=at)
 
-    def taken_back_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
+    def reverted_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
         """Return the kill switches that reverted everything outside of a cycle.
 
         Keys are where the notes are (file or warehouse key), values name the kill switch.
@@ -455,7 +455,7 @@ class Controller(Generic[Memory]):
             The modes cannot be read, and there is no pause file.
         """
         return modes_or_off(
-            lambda: modes_in_force(self.settings.database.url, self.site.name, self.services),
+            lambda: current_modes(self.settings.database.url, self.site.name, self.services),
             folder=self.folder,
             services=self.services,
         )
@@ -486,7 +486,7 @@ class Controller(Generic[Memory]):
             open_controller_warehouse(self.settings.database.url) as opened,
         ):
             memory, warehouse = self.store.read_or_problem(opened, paused=lambda: self.pause() is not None)
-            yield memory, warehouse, self.store.taken_back_by(warehouse)
+            yield memory, warehouse, self.store.reverted_by(warehouse)
 
     def run_cycle(
         self,

@@ -40,7 +40,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandHistory:
-    """Demand of a cluster or a part of it, in steps of ``STEP_S``.
+    """Demand of a cluster or a part of it, by step.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class RequestedClusterShape:
 def watch_cluster(
     history: LoadedHistory, asked: RequestedClusterShape, *, progress: Progress = no_progress
 ) -> DemandHistory:
-    """Count the busy nodes of a cluster in each step, from its jobs.
+    """Count busy nodes in each step, from the jobs.
 
     Recorded starts and ends are used where nearly all jobs have them. Otherwise the jobs are replayed, first in first
     out with EASY backfill. The state of the jobs at the end of each step is returned with the counts.

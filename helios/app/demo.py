@@ -19,7 +19,8 @@ from helios.report.history import Description, describe
 from helios.report.whatif import WhatIf
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
-TAUGHT_SHARE = 0.7
+TRAINING_SHARE = 0.7
+"""Share of the month on which the model is trained. The rest is replayed."""
 WARM_UP = timedelta(days=2)
 GPUS_PER_NODE = 8
 
@@ -38,13 +39,13 @@ def run_demo(
 ) -> Demo:
     """Run the demonstration on a synthetic month.
 
-    A trace is generated and loaded. A model learns from the first 70 %, and the rest is replayed under every default
+    A trace is generated and loaded. A model is trained on the first 70 %, and the rest is replayed under every default
     policy.
 
     Parameters
     ----------
     folder : Path
-        Created if missing; a trace and a warehouse of an earlier run in it are replaced.
+        It is created if missing. The trace and warehouse of an earlier run in it are replaced.
     profile : str
         Cluster to whose published figures the month is calibrated: venus, earth, saturn or uranus.
 
@@ -53,10 +54,10 @@ def run_demo(
     HeliosError
         The folder cannot be written, or the month is too short to learn from.
     """
-    trace, url = _made_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
+    trace, url = _make_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
     ingest(trace, url=url, timezone="UTC", cluster=profile, progress=progress)
     history = load_history(url=url, cluster=profile)
-    split = FIRST_DAY + TAUGHT_SHARE * timedelta(days=days)
+    split = FIRST_DAY + TRAINING_SHARE * timedelta(days=days)
     learn(history, url=url, until=split, seed=seed, made_at=made_at, progress=progress)
     request = WhatIfRequest(
         plans=default_scenarios(),
@@ -69,12 +70,12 @@ def run_demo(
     result = whatif(history, request, progress=progress)
     return Demo(
         description=describe(history.jobs, cluster=profile, timezone=history.timezone),
-        evaluation=judge(history, train_until=split, test_fraction=1 - TAUGHT_SHARE, seed=seed, progress=progress),
+        evaluation=judge(history, train_until=split, test_fraction=1 - TRAINING_SHARE, seed=seed, progress=progress),
         result=replace(result, check=check_order(history, request, progress=progress)),
     )
 
 
-def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
+def _make_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
     step = f"Making {days} days of a cluster like {profile.capitalize()}"
     progress(step, 0.0)
     trace, warehouse = folder / f"{profile}.csv.gz", folder / "helios.db"

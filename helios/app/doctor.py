@@ -15,7 +15,7 @@ from helios.app.history import choose_cluster
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, preflight
-from helios.app.modes import is_paused, modes_in_force
+from helios.app.modes import current_modes, is_paused
 from helios.app.node_controller import MEMORY as NODE_MEMORY
 from helios.app.notify import channels, check_notify, try_servers
 from helios.app.predictions import UNTRUSTED
@@ -48,10 +48,10 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     Parameters
     ----------
     cluster : str, optional
-        Name to use where the cluster cannot say its own; None: the only one of the warehouse.
+        Name to use where the cluster cannot say its own. None for the only one of the warehouse.
     """
     found = preflight(settings)
-    name = cluster or _name_in(found) or _only_name(settings)
+    name = cluster or _found_cluster_name(found) or _only_name(settings)
     checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
@@ -61,7 +61,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _model(settings, name, now),
         lambda: _modes(settings, name),
         lambda: _daemon(settings, now),
-        lambda: _rhythm(settings),
+        lambda: _intervals(settings),
         lambda: _lease(settings, name, now),
         lambda: _breaker(settings, name, now),
         lambda: _nodes(settings, name),
@@ -69,7 +69,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
     )
-    if _orders(settings, name):  # then nothing of the hook is only a warning
+    if _has_ordering_service(settings, name):  # then nothing of the hook is only a warning
         found = [
             replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
             for finding in found
@@ -82,14 +82,14 @@ def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
 
     Without the hook new jobs get their place in the next cycle only. The list is empty where no service orders jobs.
     """
-    if not _orders(settings, name):
+    if not _has_ordering_service(settings, name):
         return []
-    unpublished = [] if settings.hook.publish else [_unpublished(FAIL)]
+    unpublished = [] if settings.hook.publish else [_not_published(FAIL)]
     found = [*(it for it in preflight(settings) if it.check == HOOK), *unpublished]
     return [finding for finding in found if finding.verdict is not OK]
 
 
-def _orders(settings: Settings, name: str) -> bool:
+def _has_ordering_service(settings: Settings, name: str) -> bool:
     """Return whether an active service orders jobs that the hook could place.
 
     False while Helios is paused, and where this cannot be known.
@@ -98,14 +98,17 @@ def _orders(settings: Settings, name: str) -> bool:
         services = configured_services(settings, domain=Domain.JOBS)
         if not name or is_paused(settings.database.url, name, Path(settings.control.state_folder)):
             return False
-        modes = modes_in_force(settings.database.url, name, services)
+        modes = current_modes(settings.database.url, name, services)
         return hook_orders_new_jobs((services[service], mode) for service, mode in modes.items())
     except HeliosError:
         return False  # another check says why it is not known
 
 
 def _finding(check: str, level: FindingLevel, message: str, hint: str = "") -> PreflightFinding:
-    """Return a finding, with the hint only where something is to be done."""
+    """Return a finding.
+
+    A finding that is OK has no hint.
+    """
     return PreflightFinding(check=check, verdict=level, message=message, hint="" if level is OK else hint)
 
 
@@ -116,7 +119,7 @@ def _run_check(check: Callable[[], Iterator[PreflightFinding]]) -> list[Prefligh
         return [_finding("helios", FAIL, reason.message, reason.hint)]
 
 
-def _name_in(found: list[PreflightFinding]) -> str | None:
+def _found_cluster_name(found: list[PreflightFinding]) -> str | None:
     """Return the cluster's name from the finding that its controller answers."""
     answers = (it.message.split() for it in found if it.check == "controller" and "answers" in it.message)
     return next((words[1] for words in answers), None)
@@ -132,12 +135,12 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
     Parameters
     ----------
     cluster : str, optional
-        None: the default or else the only one of the warehouse.
+        None for the default or else the only one of the warehouse.
     """
     name = cluster or _only_name(settings)
     checks: dict[str, Callable[[], Iterator[PreflightFinding]]] = {
         "daemon": lambda: _daemon(settings, now),
-        "services": lambda: _services_in_force(settings, name),
+        "services": lambda: _current_modes(settings, name),
         "cycle": lambda: _last_cycle(settings, name, now),
         "history": lambda: _history(settings, name, now),
         "model": lambda: _model(settings, name, now, reads=False),
@@ -145,7 +148,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
     return [replace(next(iter(_run_check(check))), check=line) for line, check in checks.items()]
 
 
-def _services_in_force(settings: Settings, name: str) -> Iterator[PreflightFinding]:
+def _current_modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """Report a pause, else the modes."""
     paused = next(_pause(settings, name))
     yield from _modes(settings, name) if paused.verdict is OK else [paused]
@@ -302,14 +305,17 @@ def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) 
 
 
 def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
-    modes = modes_in_force(settings.database.url, name, configured_services(settings)) if name else {}
+    modes = current_modes(settings.database.url, name, configured_services(settings)) if name else {}
     text = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
     yield _finding("modes", OK, text if acts else f"{text}: nothing on the cluster is changed")
 
 
 def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
-    """Report the daemon's last health file and why its last cycle was suspended."""
+    """Report the health of the daemon.
+
+    It comes from the last health file, with the reason of a suspended cycle.
+    """
     try:
         health = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(health["written_at"])).total_seconds()
@@ -329,7 +335,7 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
         yield _finding("daemon", WARN, message, "Read its log: journalctl -u helios")
 
 
-def _rhythm(settings: Settings) -> Iterator[PreflightFinding]:
+def _intervals(settings: Settings) -> Iterator[PreflightFinding]:
     """Report intervals that are too short for the daemon's own cycle.
 
     With such settings a lease, a history or a hook table expires between two renewals although nothing fails.
@@ -360,7 +366,7 @@ def _lease(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFi
     yield _finding("lease", OK, f"{whose} {state}")
 
 
-def _remembered(settings: Settings, name: str, key: str) -> str | None:
+def _recall(settings: Settings, name: str, key: str) -> str | None:
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             return warehouse.remembered(name, key)
@@ -369,7 +375,7 @@ def _remembered(settings: Settings, name: str, key: str) -> str | None:
 
 
 def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
-    text = _remembered(settings, name, MEMORY)
+    text = _recall(settings, name, MEMORY)
     breaker = (ControllerState.from_json(text) if text else ControllerState()).breaker
     state = breaker.state(now=now, settings=settings.control)
     if state is BreakerState.CLOSED:
@@ -386,7 +392,7 @@ def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """
     if not configured_services(settings, domain=Domain.NODES):
         return
-    text = _remembered(settings, name, NODE_MEMORY)
+    text = _recall(settings, name, NODE_MEMORY)
     memory = NodeControllerState.from_json(text) if text else NodeControllerState()
     level, message = OK, "none is quarantined"
     if memory.protected:
@@ -408,9 +414,9 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
 
     Without one, new jobs stay behind jobs that Helios has ordered until the next cycle.
     """
-    orders = _orders(settings, name)
+    orders = _has_ordering_service(settings, name)
     if not settings.hook.publish:
-        yield _unpublished(FAIL if orders else OK)
+        yield _not_published(FAIL if orders else OK)
         return
     try:
         table = read_table(Path(settings.control.state_folder) / TABLE, now)
@@ -422,7 +428,7 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
     yield _finding("hook", FAIL if orders and not table.rows else OK, message, hint)
 
 
-def _unpublished(level: FindingLevel) -> PreflightFinding:
+def _not_published(level: FindingLevel) -> PreflightFinding:
     return _finding(
         "hook", level, UNPUBLISHED, "Set publish = true in the section [hook] of helios.toml: docs/priority-hook.md"
     )

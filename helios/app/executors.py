@@ -27,7 +27,7 @@ from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
 from helios.choices import ResampledUnit
-from helios.dask_client import connected, quiet, refuse_other_releases
+from helios.dask_client import connect, refuse_other_releases, silence_logs
 from helios.errors import DaskUnavailable, HeliosError
 from helios.ports import no_progress
 from helios.predict.duration import DurationModel
@@ -82,9 +82,9 @@ class SweepRun:
     request : WhatIfRequest
         The window, the machine, and exactly one scenario.
     repeat : int
-        Which draw of weeks, days or arrivals; 0: the window as it was.
+        Number of the draw of weeks, days or arrivals. 0 for the window as it was.
     over : ResampledUnit, optional
-        What is drawn; None: what the window is long enough for.
+        What is drawn. By default what the window is long enough for.
     """
 
     request: WhatIfRequest
@@ -98,7 +98,7 @@ class SweepRun:
         return plan
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain values, the scenario's fields beside the request's."""
+        """Return the run as plain values."""
         request = self.request
         parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "plans"}
         plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
@@ -184,7 +184,7 @@ def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
 
 
 def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-    """Replay the cells one after the other in this process, as an ``Engine``."""
+    """Replay the cells one by one in this process."""
     worker = SweepWorker(history)
     for place, cell in enumerate(cells):
         yield FinishedRun(place, worker.run(cell))
@@ -296,10 +296,10 @@ def run_in_processes(
     DaskUnavailable
         Dask is not installed.
     """
-    _need("distributed", extra="dask", instead="replay in this process: --workers 1")
+    _require_module("distributed", extra="dask", instead="replay in this process: --workers 1")
     from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
 
-    quiet()
+    silence_logs()
     with LocalCluster(
         n_workers=min(workers, len(cells)),
         threads_per_worker=1,
@@ -326,8 +326,8 @@ def run_on_dask(
     DaskMismatch
         Workers run other releases, or lack Helios.
     """
-    _need("distributed", extra="dask", instead="replay here: --workers 1")
-    with connected(address, connect_s=CONNECT_S, instead="--workers N.") as client:
+    _require_module("distributed", extra="dask", instead="replay here: --workers 1")
+    with connect(address, connect_s=CONNECT_S, instead="--workers N.") as client:
         try:
             client.wait_for_workers(1, timeout=join_s or CONNECT_S)
         except TimeoutError as reason:
@@ -361,7 +361,8 @@ def run_on_slurm(
     jobs : int
         Number of Slurm jobs.
     options : mapping, optional
-        Of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives, interface.
+        Options of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives and
+        interface.
     join_s : float
         Longest wait for the first to start, s.
 
@@ -372,10 +373,10 @@ def run_on_slurm(
     DaskMismatch
         As :func:`run_on_dask`.
     """
-    _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
+    _require_module("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
     from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
-    quiet()
+    silence_logs()
     cluster_options = options or {}
     # One process per core, and a dashboard port that is free.
     defaults = {"processes": cluster_options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
@@ -392,7 +393,7 @@ def run_on_slurm(
         yield from run_on_dask(history, cells, address=cluster.scheduler_address, join_s=join_s)
 
 
-def _need(module: str, *, extra: str, instead: str) -> None:
+def _require_module(module: str, *, extra: str, instead: str) -> None:
     if find_spec(module) is None:
         raise DaskUnavailable(
             f"{module.replace('_', '-')} is not installed here; replays in other processes need it.",

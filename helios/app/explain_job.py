@@ -1,4 +1,7 @@
-"""Explanation of one job from the live queue, the history and the audit log."""
+"""Explanation of one job.
+
+It uses the live queue, the history and the audit log.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,17 @@ _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
 
 NEAR = 3
-"""How many ids like an unknown one an error names."""
+"""Number of similar ids in the error about an unknown one."""
 
 
 class JobUnknown(UsageError):
     """Neither the cluster nor the history knows the job."""
 
 
-def rows_named(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
+def job_positions(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
     """Return the positions of the jobs that have an id.
 
-    As a person writes it, of an array ``123_7``.
+    The id is as a person writes it, such as ``123_7`` for an array.
     """
     master, _, task = job_id.partition("_")
     found = jobs["job_id"] == job_id
@@ -57,18 +60,18 @@ def near_ids(ids: pd.Series, job_id: str) -> list[str]:
     return get_close_matches(job_id, list(known.astype(str)), n=NEAR)
 
 
-def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
+def find_queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     """Return the queued job with an id as a person writes it.
 
     Parameters
     ----------
     job_id : str
-        Of an array, ``123`` or ``123_7``.
+        Id of a job, or of an array as ``123`` or ``123_7``.
 
     Returns
     -------
     Series or None
-        A row of ``QUEUE``; None: there is no such job.
+        A row of ``QUEUE``. None where there is no such job.
     """
     master, _, task = job_id.partition("_")
     for queue in (snapshot.pending, snapshot.running):
@@ -131,7 +134,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     Parameters
     ----------
     job_id : str
-        As a person writes it: of an array, ``123`` or ``123_7``.
+        Id as a person writes it, such as ``123`` or ``123_7`` for an array.
 
     Raises
     ------
@@ -151,7 +154,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     name, url = cycles.site.name, cycles.settings.database.url
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
-        if queued_record(snapshot, job_id) is None:
+        if find_queued(snapshot, job_id) is None:
             past = read_or_empty(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS)
             if past.empty:
                 raise JobUnknown(
@@ -168,7 +171,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
                 **_first_prediction(warehouse, name, over),
             )
         predicted = cycles.predictions(snapshot)
-        job = queued_record(predicted, job_id)
+        job = find_queued(predicted, job_id)
         assert job is not None
         decisions = _audit_entries(warehouse, name, job, since)
         applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
@@ -176,7 +179,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             prediction = _first_prediction(warehouse, name, job)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
-    found = _of_the_queue(cycles, predicted, job, applied_changes, decisions)
+    found = _explain_queued(cycles, predicted, job, applied_changes, decisions)
     start = _start(cycles, predicted, job, job_id) if found.rank else None
     return replace(found, remaining_s=remaining_s, start=start)
 
@@ -203,7 +206,7 @@ def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_i
 def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.DataFrame:
     """Return what ``read`` reads from the warehouse.
 
-    An empty table if the warehouse does not know the cluster.
+    The table is empty if the warehouse does not know the cluster.
     """
     try:
         return read()
@@ -234,7 +237,7 @@ def _audit_entries(warehouse: Warehouse, cluster: str, job: pd.Series[Any], sinc
 def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:
     """Return p10, p50 and p90 of a running job's remaining run time.
 
-    In seconds. None: the job waits, or has no prediction.
+    In seconds. None where the job waits or has no prediction.
     """
     if pd.isna(job["started_at"]) or np.isnan(job["p50_s"]):
         return None
@@ -243,7 +246,7 @@ def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, f
     return low, middle, high
 
 
-def _of_the_queue(
+def _explain_queued(
     cycles: JobController,
     snapshot: Snapshot,
     job: pd.Series[Any],
@@ -301,9 +304,9 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
 
 
 def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
-    """Return what is known of any job, with the ``rest`` of the explanation.
+    """Return the explanation of a job.
 
-    It waited ``until`` then; NaT: it never started.
+    It waited until ``until``, which is NaT if it never started.
     """
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     return JobExplanation(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, near_ids, predictions_before, queued_record, rows_named, text_of
+from helios.app.explain_job import JobUnknown, find_queued, job_positions, near_ids, predictions_before, text_of
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # numba and LightGBM take a while
     from helios.predict.duration import DurationModel
 
 Chosen = tuple["DurationModel | None", tuple[str, ...]]
-"""The model (None: shrinkage alone), and notes for the reader about it."""
+"""A model, or None for shrinkage alone, with notes for the reader about it."""
 Chooser = Callable[[datetime], Chosen]
-"""Chooses the model for a job by the moment whose knowledge counts."""
+"""Function that chooses the model for a prediction made at a given time."""
 
 
 def explain(
@@ -45,20 +45,21 @@ def explain(
     Parameters
     ----------
     job_id : str
-        As a person writes it: of an array, ``123`` or ``123_7``.
+        Id as a person writes it, such as ``123`` or ``123_7`` for an array.
     choose : callable
-        As returned by :func:`kept_model` or :func:`model_in_use`.
+        As returned by :func:`stored_model` or :func:`model_in_use`.
     read_snapshot : callable, optional
-        Returns a snapshot of the live cluster, for a job that the history does not know as ended; None: there is none.
+        Returns a snapshot of the live cluster, for a job that has not ended in the history. None without a live
+        cluster.
     restart : int, optional
-        Which run of a requeued job, from 0; None: the last.
+        Number of the run of a requeued job, from 0. The last run by default.
 
     Raises
     ------
     JobUnknown
         There is no such job.
     """
-    rows = rows_named(history.jobs, job_id)
+    rows = job_positions(history.jobs, job_id)
     if restart is not None:
         rows = rows[(history.jobs["restart"].iloc[rows] == restart).to_numpy()]
     row = int(rows[-1]) if len(rows) else None
@@ -68,7 +69,7 @@ def explain(
         snapshot = read_snapshot() if read_snapshot and not ended else None
     except HeliosError as reason:
         problem = f" The live queue cannot be read: {reason.message.rstrip('.')}."
-    job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
+    job = find_queued(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
         # A pending job is explained as if it were submitted now, a running one as of its start.
         runs = pd.notna(job["started_at"])
@@ -90,7 +91,7 @@ def explain(
     )
 
 
-def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
+def live_snapshot_reader(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
     """Return a function that takes a snapshot of the live cluster.
 
     The cluster is opened when the function is called.
@@ -104,11 +105,11 @@ def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapsh
     return read_snapshot
 
 
-def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
+def stored_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
     """Return a chooser among the models in the warehouse.
 
-    With ``model_id`` it is that model. Otherwise it is the newest that had stopped learning by the job's moment, or the
-    current one where there is none, with a note.
+    With ``model_id`` it chooses that model. Otherwise it is the newest model that was trained only on jobs ended by
+    then. If there is none, it is the current model, with a note.
     """
 
     def choose(known_at: datetime) -> Chosen:
@@ -135,10 +136,10 @@ def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Cho
     return choose
 
 
-def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
-    """Return a chooser that trains on what had ended by then.
+def newly_trained_model(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
+    """Return a chooser that trains a model on the jobs ended by then.
 
-    Shrinkage alone predicts where that is too little.
+    If these are too few, shrinkage alone predicts.
     """
 
     def choose(known_at: datetime) -> Chosen:

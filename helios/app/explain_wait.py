@@ -1,6 +1,6 @@
 """Explanation of one job's wait, from a replay that traces it.
 
-The trace says of each scheduling pass why the job did not start and which job came before it.
+For each scheduling pass the trace has the reason why the job did not start, and the job that came before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.explain_job import JobUnknown, near_ids, rows_named
+from helios.app.explain_job import JobUnknown, job_positions, near_ids
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Scenario
 from helios.app.whatif import (
@@ -60,7 +60,7 @@ def explain_wait(
     Parameters
     ----------
     job_id : str
-        As a person writes it: of an array ``123_7``; ``123-2`` is the second job of that id, one that was requeued.
+        Id as a person writes it, such as ``123_7`` for an array. ``123-2`` is the second job of an id, after a requeue.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def explain_wait(
         return OtherReplay(
             label=scenario_label(**plan.parts, unit=best_unit(setup.machine.resource)),
             is_today=plan == BASELINE,
-            started_at=_moment(replay.started_s[job]),
+            started_at=_to_datetime(replay.started_s[job]),
             wait_s=int(replay.wait_s[job]),
         )
 
@@ -110,8 +110,8 @@ def explain_wait(
         unit=best_unit(setup.machine.resource),
         label=scenario_label(**chosen.parts, unit=best_unit(setup.machine.resource)),
         is_today=chosen == BASELINE,
-        submitted_at=_moment(wait.submitted_s),
-        started_at=_moment(wait.started_s),
+        submitted_at=_to_datetime(wait.submitted_s),
+        started_at=_to_datetime(wait.started_s),
         run_time_s=int(setup.workload.run_time_s[job]),
         believed_s=None if chosen.run_times is None else float(replay.believed_s[job]),
         planned_s=None if planned_s is None else float(planned_s[job]),
@@ -138,8 +138,8 @@ class _Wait:
     lasts_s : int64 array of shape (n_passes,)
         Time from each pass to the next one, or to the start.
     causes, blockers : int64 arrays of shape (n_passes,)
-        What held the job, as a position in ``CAUSES``, and the job that came first; ``NOBODY`` where it was itself
-        next in line.
+        Cause of the wait, as a position in ``CAUSES``, and the job that came first. It is ``NOBODY`` where the job was
+        itself next in line.
     """
 
     def __init__(self, setup: ReplaySetup, plan: Scenario, replay: Replay, trace: JobTrace) -> None:
@@ -194,40 +194,41 @@ class _Wait:
             fits, meant_gpus = here["room"] >= self._gpus, blocker.gpus if blocker else self._gpus
             reserved = causes[begin] == RESERVED and last["shadow_s"] != NEVER
             yield WaitInterval(
-                began_at=_moment(here["at_s"][0]),
-                ended_at=_moment(last["at_s"] + lasts_s[end - 1]),
+                began_at=_to_datetime(here["at_s"][0]),
+                ended_at=_to_datetime(last["at_s"] + lasts_s[end - 1]),
                 cause=CAUSES[causes[begin]],
                 blocker=blocker,
                 free=(int(here["free"].min()), int(here["free"].max())),
                 room=(int(here["room"].min()), int(here["room"].max())),
                 fitted_s=int(lasts_s[begin:end][fits].sum()),
                 scattered_s=int(lasts_s[begin:end][here["free"] >= meant_gpus].sum()),
-                reserved_at=_moment(last["shadow_s"]) if reserved else None,
+                reserved_at=_to_datetime(last["shadow_s"]) if reserved else None,
             )
 
     def holders(self) -> Iterator[Holder]:
-        """Yield the jobs that held most GPU time while the job was next in line.
+        """Yield the jobs that delayed this job most.
 
-        Where it was next in line for less than half of its wait, the whole wait counts.
+        They held most GPU time while it was next in line. Where it was next in line for less than half of its wait, the
+        whole wait counts.
         """
         if not len(self.passes):
             return
         in_line = (self.causes == RESOURCES) | (self.causes == PIECES)
         whole = 2 * self.lasts_s[in_line].sum() < self.lasts_s.sum()
         so_far_s = np.append(0, np.cumsum(self.lasts_s if whole else self.lasts_s * in_line))
-        moments, mates = np.append(self.passes["at_s"], self.started_s), self._partition_mates()
+        moments, mates = np.append(self.passes["at_s"], self.started_s), self._jobs_of_partition()
         times = self.replay.started_s[mates], self.replay.ended_s[mates]
         begun_s, over_s = (np.interp(at_s, moments, so_far_s) for at_s in times)
         held_s = over_s - begun_s
         gpu_s = held_s * self._workload.gpus[mates]
         for place in np.argsort(-gpu_s, kind="stable")[:HOLDERS]:
             if gpu_s[place] > 0:
-                until = _moment(self.replay.ended_s[mates[place]])
+                until = _to_datetime(self.replay.ended_s[mates[place]])
                 yield Holder(job=self.name(int(mates[place])), held_s=round(held_s[place]), until=until)
 
     def overtaken(self) -> Overtaken:
         """Count the jobs submitted later that started earlier."""
-        workload, replay, mates = self._workload, self.replay, self._partition_mates()
+        workload, replay, mates = self._workload, self.replay, self._jobs_of_partition()
         earlier = replay.started_s[mates] < self.started_s
         later = mates[(workload.submitted_s[mates] > self.submitted_s) & earlier]
         keys = ORDERS[self._plan.policy](
@@ -237,20 +238,20 @@ class _Wait:
         return Overtaken(by_order=by_order, by_backfill=len(later) - by_order)
 
     def shorter_limit(self) -> ShorterLimit | None:
-        """Return a planned run time with which the job would have started earlier.
+        """Return a shorter limit with an earlier start.
 
-        It is taken from the first pass that leaves enough time for the job's run. None: no pass does. Until the job
-        starts nothing depends on what is planned for it, so it would have started in that pass, if not before.
+        It is taken from the first pass that leaves enough time for the job's run. None where no pass does. Until the
+        job starts nothing depends on what is planned for it, so it would have started in that pass, if not before.
         """
         passes, never = self.passes, self.passes["shadow_s"] == NEVER
         window_s = np.where(never, 0, passes["shadow_s"] - passes["at_s"])
         long_enough = window_s >= max(MINUTE_S, int(self._workload.run_time_s[self._job]))
         earlier = self.started_s - passes["at_s"] >= MINUTE_S
         for place in np.flatnonzero((self.causes == RESERVED) & long_enough & earlier)[:1]:
-            return ShorterLimit(planned_s=int(window_s[place]), started_at=_moment(passes["at_s"][place]))
+            return ShorterLimit(planned_s=int(window_s[place]), started_at=_to_datetime(passes["at_s"][place]))
         return None
 
-    def _partition_mates(self) -> NDArray[np.int64]:
+    def _jobs_of_partition(self) -> NDArray[np.int64]:
         """Return the positions of the other jobs of the same partition."""
         partition = self._workload.partition
         alike = partition == partition[self._job]
@@ -266,10 +267,10 @@ def _recorded_wait_s(job: pd.Series) -> float | None:
 def _position(history: LoadedHistory, setup: ReplaySetup, job_id: str) -> int:
     """Return the job's position in the workload."""
     jobs = setup.machine.jobs
-    if len(rows := rows_named(jobs, job_id)):
+    if len(rows := job_positions(jobs, job_id)):
         return int(rows[0])
     base, dash, run = job_id.rpartition("-")
-    rows = rows_named(jobs, base)
+    rows = job_positions(jobs, base)
     if dash and run.isdecimal() and 2 <= int(run) <= len(rows):
         return int(rows[int(run) - 1])
     known = history.jobs[history.jobs["job_id"] == job_id]
@@ -289,5 +290,5 @@ def _position(history: LoadedHistory, setup: ReplaySetup, job_id: str) -> int:
     )
 
 
-def _moment(at_s: int | np.integer[Any]) -> datetime:
+def _to_datetime(at_s: int | np.integer[Any]) -> datetime:
     return datetime.fromtimestamp(int(at_s), UTC)

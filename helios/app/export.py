@@ -81,7 +81,7 @@ class ExportRequest:
     accept_risk : bool
         Whether a greater risk is accepted.
     key_file : Path, optional
-        The key; made if missing. None: a new one in ``key_folder``.
+        The key; made if missing. None for a new one in ``key_folder``.
     """
 
     out: Path
@@ -115,7 +115,7 @@ class ExportResult:
     lost : dict
         Columns with values that a file's layout cannot hold, by file name.
     risk, loss : optional
-        Of an anonymous export.
+        Risk and loss of an anonymous export.
     key_file : Path, optional
         Where the key lies.
     notes : tuple of str
@@ -164,12 +164,12 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
         with _staging(request.out) as staging:
             lost, notes = _write_layouts(staging, jobs, history, request, progress)
             files = _publish(staging, previous, {"anonymous": False, "jobs": len(jobs)})
-        notes += _name_others(request.out, files)
+        notes += _note_other_files(request.out, files)
         return ExportResult(cluster=history.cluster, jobs=len(jobs), files=files, lost=lost, notes=notes)
     key_file, key = _choose_key(request, history.cluster)
     exported, risk = _anonymise(history, jobs, key, request, progress)
     loss = compare_exports(jobs, exported, timezone=history.timezone, progress=progress)
-    with _kept_key(key_file, key), _staging(request.out) as staging:
+    with _new_key_file(key_file, key), _staging(request.out) as staging:
         lost, notes = _write_layouts(staging, exported, history, request, progress)
         _write_json(staging / RISK, {"bound_on_traced_jobs": request.risk_bound, **risk.to_json()})
         _write_json(staging / LOSS, loss)
@@ -182,7 +182,7 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
         risk=risk,
         loss=loss,
         key_file=key_file,
-        notes=(*notes, *_name_others(request.out, files)),
+        notes=(*notes, *_note_other_files(request.out, files)),
     )
 
 
@@ -203,12 +203,12 @@ def _anonymise(
             for step_s in COARSER_S
             if step_s > request.round_s and step_s % request.round_s == 0
         }
-        raise _too_risky(risk, request.risk_bound, coarser)
+        raise _risk_error(risk, request.risk_bound, coarser)
     progress("Measuring the risk", 1.0)
     return exported, risk
 
 
-def _too_risky(risk: Risk, bound: float, coarser: dict[int, float]) -> RiskTooHigh:
+def _risk_error(risk: Risk, bound: float, coarser: dict[int, float]) -> RiskTooHigh:
     steps = "; ".join(f"--round {_format_step(step_s)}: {percent(share)}" for step_s, share in coarser.items())
     return RiskTooHigh(
         f"Nothing was exported. Somebody who knows size and submission of a job finds its user in "
@@ -232,7 +232,7 @@ def _format_step(step_s: int) -> str:
 def compare_exports(
     before: pd.DataFrame, after: pd.DataFrame, *, timezone: str, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Return the figures of a history before and after it was made anonymous.
+    """Compare a history before and after anonymisation.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def _figures(jobs: pd.DataFrame, timezone: str) -> dict[str, Any]:
 
 
 def _statements(jobs: pd.DataFrame, timezone: str) -> dict[str, Statement]:
-    """Return what a study says of a history, by name of the statement."""
+    """Return the statements of a study by name."""
     found = study(LoadedHistory(cluster=ANONYMOUS, jobs=jobs, timezone=timezone))
     return {statement.name: statement for statement in found.statements}
 
@@ -349,7 +349,7 @@ def _write_layouts(
         path = folder / NAMES[layout]
         os.close(open_private(path))
         notes += _write_layout(layout, jobs, path, history, anonymous=request.anonymous)
-        if missing := _columns_lost(jobs, layout):
+        if missing := _lost_columns(jobs, layout):
             lost[path.name] = missing
     progress("Writing", 1.0)
     return lost, tuple(notes)
@@ -368,7 +368,7 @@ def _publish(staging: Path, previous: frozenset[str], about: dict[str, Any]) -> 
     return tuple(staging.parent / name for name in (*sums, MANIFEST))
 
 
-def _name_others(out: Path, files: Sequence[Path]) -> tuple[str, ...]:
+def _note_other_files(out: Path, files: Sequence[Path]) -> tuple[str, ...]:
     """Return a note on other files in the folder."""
     others = sorted({path.name for path in out.iterdir()} - {path.name for path in files})
     return (f"{out} also holds {', '.join(others[:5])}, which is no part of this export.",) if others else ()
@@ -389,7 +389,7 @@ def _write_layout(
     return (*notes, f"Hours in {path.name} are the cluster's own if it is loaded with --timezone {timezone}.")
 
 
-def _columns_lost(jobs: pd.DataFrame, layout: ExportLayout) -> list[str]:
+def _lost_columns(jobs: pd.DataFrame, layout: ExportLayout) -> list[str]:
     """Return the columns with values that a layout has no place for."""
     if layout is ExportLayout.PARQUET:
         return []
@@ -481,7 +481,7 @@ def _fingerprint(key: bytes) -> str:
 
 
 @contextmanager
-def _kept_key(path: Path, key: bytes) -> Iterator[None]:
+def _new_key_file(path: Path, key: bytes) -> Iterator[None]:
     """Write a new key, and remove it again if the export fails.
 
     Raises

@@ -57,17 +57,17 @@ class SoftLimitGain:
     @property
     def is_clear(self) -> bool:
         """Whether the mean wait clearly falls, and the longest does not grow."""
-        return not self._objection()
+        return not self._refusal()
 
     @property
     def sentence(self) -> str:
-        """The finding in one sentence, with the reason where there is no gain."""
+        """The result in one sentence."""
         mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
         longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
         effect = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
-        return f"No gain: {effect}; {self._objection()}." if self._objection() else f"A gain: {effect}."
+        return f"No gain: {effect}; {self._refusal()}." if self._refusal() else f"A gain: {effect}."
 
-    def _objection(self) -> str:
+    def _refusal(self) -> str:
         if self.days < FEWEST_DAYS:
             return f"{self.days} days are too few to tell"
         if self.longest_wait_with_s > (1 + LONGEST_MAY_GROW) * self.longest_wait_s:
@@ -99,7 +99,7 @@ def soft_limit_gain(
     soft_limits : Service
         The service as it would run.
     beside : mapping of str to Service, optional
-        Other services that act in both replays, such as the one that orders the queue; None: first in, first out.
+        Other services that act in both replays, such as the one that orders the queue. None for first in, first out.
     most_of_one_user : float
         As for :func:`helios.app.service_replay.simulate_services`.
 
@@ -180,7 +180,7 @@ def refuse_without_gain(
         history,
         request,
         service,
-        beside=_beside(settings, name),
+        beside=_other_services(settings, name),
         most_of_one_user=settings.control.most_of_one_user,
         progress=progress,
     )
@@ -192,5 +192,5 @@ def refuse_without_gain(
     return (gain.sentence,)
 
 
-def _beside(settings: Settings, name: str) -> Mapping[str, Service]:
+def _other_services(settings: Settings, name: str) -> Mapping[str, Service]:
     return {other: build(other, options) for other, options in settings.services.items() if other != name}

@@ -27,9 +27,10 @@ KINDS: tuple[tuple[str, ...], ...] = (KEY, KEY[:3], KEY[:2], ("partition", "gpus
 
 
 def hook_orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
-    """Return whether a service orders jobs that the hook can place at submission.
+    """Return whether the hook can place new jobs.
 
-    A canary by percent does not count, because the jobs in its percentage are known only after submission.
+    It can where an active service orders jobs. A canary by percent does not count, because the jobs in its percentage
+    are known only after submission.
     """
     return any(
         isinstance(service, JobwiseService) and mode.mode in {Mode.CANARY, Mode.ACTIVE} and mode.percent is None
@@ -75,7 +76,7 @@ def hook_rows(
         if mode.percent is not None
     ]
     writing = [(service, mode) for service, mode in writing if mode.percent is None]
-    kinds = _kinds(knowledge.history, now=now, most=most_rows)
+    kinds = _recent_kinds(knowledge.history, now=now, most=most_rows)
     if kinds.empty or not writing:
         return [], notes
     queue = _as_submitted(kinds, knowledge, now)
@@ -87,13 +88,13 @@ def hook_rows(
         nodes=NODE_STATES.empty(),
         **(of_cluster or {}),
     )
-    answers = [_answers(service, mode, seen) for service, mode in writing]
+    answers = [_decisions(service, mode, seen) for service, mode in writing]
     factors = {job: site_factor(urgency) for orders, _ in answers for job, urgency in orders.items()}
     limits = {job: time_min(limit) for _, soft in answers for job, limit in soft.items()} if time_min else {}
     return _rows(kinds.assign(job_id=queue["job_id"]), factors, limits)[:most_rows], notes
 
 
-def _kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.DataFrame:
+def _recent_kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.DataFrame:
     """Return the last job of every recent kind, most frequent first.
 
     Column ``seen`` has the number of jobs of the kind.
@@ -124,7 +125,7 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
     return queue.assign(**knowledge.predict(queue, now=now))
 
 
-def _answers(service: Service, mode: ServiceMode, snapshot: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
+def _decisions(service: Service, mode: ServiceMode, snapshot: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
     """Return a service's urgencies and soft limits, s, for the pending jobs."""
     partitions = snapshot.pending["partition"].astype("str")
     pending = snapshot.pending[partitions.isin(mode.partitions)] if mode.partitions else snapshot.pending

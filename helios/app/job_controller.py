@@ -86,7 +86,7 @@ class JobController(Controller[ControllerState]):
         """
         began = time.monotonic()
         with self.begin_cycle() as (memory, warehouse, released):
-            self._know(warehouse)
+            self._load_applied_changes(warehouse)
             self._predicted = None
             domain, why = JobDomain(self.site.cluster, self.settings), "; ".join(released.values())
             report = self.run_cycle(domain, modes, ledger=self.ledger(warehouse), memory=memory, released=why)
@@ -104,7 +104,7 @@ class JobController(Controller[ControllerState]):
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
             applied_changes, memory = warehouse.ledger(self.site.name).applied_changes(), self.store.read(warehouse)
-        self.site.know(applied_changes, keep=False)
+        self.site.load_applied_changes(applied_changes, keep=False)
         real = applied_changes[applied_changes["mode"] != Mode.SHADOW]
         applied: dict[Key, float] = {
             (JobSetting(setting), str(job)): float(value)
@@ -161,7 +161,7 @@ class JobController(Controller[ControllerState]):
         ):
             now = self.clock()
             ledger = self.ledger(warehouse)
-            self._know(warehouse)
+            self._load_applied_changes(warehouse)
             report = release(
                 cluster=self.site.cluster,
                 ledger=ledger,
@@ -180,13 +180,13 @@ class JobController(Controller[ControllerState]):
                 return report
         return replace(report, recorded=True)
 
-    def _know(self, warehouse: Warehouse | HeliosError) -> None:
+    def _load_applied_changes(self, warehouse: Warehouse | HeliosError) -> None:
         """Give the cluster the record of applied changes.
 
         Changes of another Helios that led before are recorded nowhere else on this machine.
         """
         with suppress(HeliosError):
-            self.site.know(self.ledger(warehouse).applied_changes(), keep=True)
+            self.site.load_applied_changes(self.ledger(warehouse).applied_changes(), keep=True)
 
     def expect(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with predictions of run times."""

@@ -28,7 +28,7 @@ from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, p
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
 from helios.slurm.jobs_undo import JobsUndo
-from helios.slurm.preflight import Check, PreflightFinding, controllers_time, examine, hook_table_check, power_checks
+from helios.slurm.preflight import Check, PreflightFinding, controllers_time, hook_table_check, power_checks, run_checks
 from helios.slurm.shell import Shell
 
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
@@ -37,7 +37,7 @@ from helios.slurm.shell import Shell
 def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions: Sequence[str]) -> list[str]:
     """Raise UsageError unless the cluster has these partitions.
 
-    Returns notes: why they were not checked, where the cluster cannot be asked.
+    Returns a note where the cluster cannot be read and they were not checked.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
     Raises
     ------
     UsageError
-        The cluster has no such partition; those there are are named.
+        The cluster has no such partition. The message lists those that exist.
     """
     if not partitions:
         return []
@@ -81,10 +81,10 @@ def no_site() -> SlurmSite:
     raise ClusterUnavailable("the scheduling rules of this cluster cannot be read")
 
 
-def no_predictions(_: pd.DataFrame, *, keep: bool) -> None:
+def ignore_applied_changes(_: pd.DataFrame, *, keep: bool) -> None:
     """Ignore the record of applied changes.
 
-    Default of ``LiveCluster.know``, for a cluster that writes nothing.
+    Default of ``LiveCluster.load_applied_changes``, for a cluster that writes nothing.
     """
 
 
@@ -101,25 +101,25 @@ class LiveCluster:
     accounting : AccountingSource
         Its history.
     controller : callable
-        Returns which controller answers, and since when it runs: another after a failover or a restart. None: it
+        Returns an identity of the controller that answers, which changes with a failover or a restart. None where it
         cannot be known.
     clock_skew_s : callable
-        Returns the controller's clock minus ours, s; None: it cannot be known.
+        Returns the controller's clock minus ours, s. None where it cannot be known.
     site_factor : callable
         Returns the SiteFactor of an urgency.
     time_min : callable, optional
-        Returns the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
+        Returns the TimeMin, minutes, of a soft limit in s. None where the cluster knows no soft limits.
     without_helios : callable
         Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
-    know : callable
-        Takes the record of applied changes (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``,
-        whether to write into ``jobs.undo`` what only this record has.
+    load_applied_changes : callable
+        Takes the record of applied changes (``APPLIED_CHANGES``) of this Helios or of another that led, and ``keep``,
+        which says whether to add to ``jobs.undo`` what only this record has.
     nodes : callable
-        Returns the interface to the nodes, a domain of its own; it is opened at the first call.
+        Returns the interface to the nodes, which is opened at the first call.
     rules : callable
         Reads the scheduling rules of the cluster now.
     notes : tuple of str
-        How the cluster is reached, and why so.
+        How the cluster is reached, and why.
     close : callable
         Releases connections and processes.
     """
@@ -132,7 +132,7 @@ class LiveCluster:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
-    know: Callable[..., None] = no_predictions
+    load_applied_changes: Callable[..., None] = ignore_applied_changes
     nodes: Callable[[], NodeCluster] = no_nodes
     rules: Callable[[], SlurmSite] = no_site
     notes: tuple[str, ...] = ()
@@ -148,14 +148,16 @@ def configured_services(settings: Settings, *, domain: Domain | None = None) -> 
     Parameters
     ----------
     domain : Domain, optional
-        Only those that act on this; None: all.
+        Only those that act on this. None for all.
 
     Raises
     ------
     ServiceUnknown, ServiceInvalid
         A service does not exist or cannot be made with these options.
     """
-    made = {name: build(name, _completed(name, options, settings)) for name, options in settings.services.items()}
+    made = {
+        name: build(name, _add_site_options(name, options, settings)) for name, options in settings.services.items()
+    }
     return {name: service for name, service in made.items() if domain in {None, domain_of(service)}}
 
 
@@ -169,7 +171,7 @@ def configured_domains(settings: Settings) -> frozenset[Domain]:
     return frozenset(domain for domain in domains if domain is not None)
 
 
-def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def _add_site_options(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Add the options that a site sets once for all services.
 
     At present this is the mechanism by which nodes sleep.
@@ -201,19 +203,19 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
             jobs=lambda start, end, path: applied.sacct_window(start, end, path=path), node_events=applied.node_events
         ),
         controller=lambda: _controller(cluster.backend),
-        clock_skew_s=lambda: _skew_s(shell),
+        clock_skew_s=lambda: _clock_skew_s(shell),
         site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
         time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
-        know=cluster.know,
-        nodes=_opened_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
+        load_applied_changes=cluster.load_applied_changes,
+        nodes=_open_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
         notes=cluster.notes,
         close=cluster.close,
     )
 
 
-def _opened_once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
+def _open_once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
     """Return a function that opens the nodes once and caches the result."""
     opened: list[NodeCluster] = []
 
@@ -236,7 +238,7 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
     if Domain.NODES in configured_domains(settings):
         more.extend(power_checks(power.mechanism, tiers=power.tiers))
-    return examine(
+    return run_checks(
         shell=way.shell,
         configuration=way.backend.configuration,
         user=getpass.getuser(),
@@ -255,7 +257,7 @@ def _controller(backend: Backend) -> str | None:
     return f"booted at {booted}" if booted else None
 
 
-def _skew_s(shell: Shell) -> float | None:
+def _clock_skew_s(shell: Shell) -> float | None:
     try:
         return (controllers_time(shell) - datetime.now(UTC)).total_seconds()
     except HeliosError:

@@ -55,11 +55,11 @@ class Drift:
     jobs : int
         Submitted in it.
     inputs : Inputs
-        Of the training.
+        Inputs of the training.
     moved : tuple of FeatureShift
-        Every feature, the farthest first; empty: too few jobs.
+        Every feature, the farthest first. Empty where there are too few jobs.
     new_users, new_names : float, optional
-        As of :class:`Inputs`, of the stretch.
+        As in :class:`Inputs`, for the recent jobs.
     weeks : tuple of WeekOfErrors
         Oldest first. Only jobs that the model, or its backtest where the model had learned from them, did not know.
     """
@@ -76,15 +76,15 @@ class Drift:
 
     @property
     def unusual(self) -> tuple[FeatureShift, ...]:
-        """The features that changed, and by more than in the weeks of training."""
+        """The features that changed more than during training."""
         return tuple(one for one in self.moved if one.is_unusual)
 
     @property
     def has_drifted(self) -> bool:
         """Whether inputs are unusual, or errors have grown."""
-        return bool(self.unusual) or self._grown_from() is not None
+        return bool(self.unusual) or self._usual_error() is not None
 
-    def _grown_from(self) -> float | None:
+    def _usual_error(self) -> float | None:
         """Return the usual error of the weeks before.
 
         None where the last one is not worse.
@@ -107,7 +107,7 @@ class Drift:
             f"log error {last:.2f} in the last week" if self.weeks else "no job has ended since it stopped learning"
         )
         if before:
-            grown = "before" if self._grown_from() is None else "grown from"
+            grown = "before" if self._usual_error() is None else "grown from"
             errors += f", {grown} {float(np.median(before)):.2f}"
         return f"{inputs}; {errors}"
 
@@ -190,7 +190,7 @@ class TrainingOutcome:
     Attributes
     ----------
     step : AuditStep, optional
-        None: nothing was decided, all stays as it was.
+        None where nothing was decided and all stays as it was.
     model_id : str
         The model that the decision is about.
     promoted, previous : str
@@ -198,11 +198,11 @@ class TrainingOutcome:
     why : str
         For a person.
     comparison : Comparison, optional
-        The scores that it rests on; None: nothing was scored.
+        The scores that it rests on. None where nothing was scored.
     days : float, optional
         Length of the stretch that was scored.
     written : bool
-        False: a dry run.
+        False for a dry run.
     """
 
     step: AuditStep | None
@@ -289,7 +289,7 @@ def training_history(url: str, cluster: str | None, *, progress: Progress = no_p
     return history
 
 
-def until(history: LoadedHistory, moment: datetime) -> LoadedHistory:
+def history_before(history: LoadedHistory, moment: datetime) -> LoadedHistory:
     """Return the part of ``history`` that was submitted before ``moment``."""
     jobs = history.jobs
     later = int((jobs["submitted_at"] >= pd.Timestamp(moment)).sum())  # in submission order: they come last
@@ -325,7 +325,7 @@ def drift(
 def remembered_drift(url: str, cluster: str) -> str | None:
     """Return the line about drift from the last nightly training.
 
-    None: there is none.
+    None where there is none.
     """
     with Warehouse.open(url) as warehouse:
         return warehouse.remembered(cluster, DRIFT)
@@ -383,7 +383,7 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
     )
 
 
-def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: datetime) -> TrainingOutcome:
+def decide_by_hand(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: datetime) -> TrainingOutcome:
     """Decide about a model that was just trained by hand and stored.
 
     Where something was decided before, all stays as it was unless ``promote_it``. The very first model is promoted if
@@ -391,7 +391,7 @@ def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: dat
     """
     with Warehouse.open(url) as warehouse:
         incumbent = _incumbent(warehouse, record.cluster, besides=record.model_id)
-        opponent, unreadable = _readable(incumbent)
+        opponent, unreadable = _load_incumbent(incumbent)
         previous = incumbent.model_id if incumbent and opponent else SHRINKAGE
         same = TrainingOutcome(step=None, model_id=record.model_id, promoted=previous, previous=previous, why="")
         if promote_it:
@@ -403,7 +403,7 @@ def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: dat
             decided = not warehouse.promotions(record.cluster).empty  # if nothing was, the newest model would predict
             outcome = replace(same, step=None if decided else AuditStep.KEPT, why=f"{previous} is active")
         else:
-            outcome = against_the_controls(same, backtest_in(record))
+            outcome = decide_against_controls(same, backtest_in(record))
             outcome = replace(outcome, why=f"{unreadable}{outcome.why}")
         _write(warehouse, record.cluster, outcome, by=by, now=now)
     return outcome
@@ -436,7 +436,7 @@ def nightly(
     keep : int
         Newest models that are kept; those promoted now and before are kept whatever their age.
     dask : str
-        Scheduler on whose workers the trees are grown; empty: here.
+        Scheduler on whose workers the trees are grown. Empty for this machine.
     dry_run : bool
         Write nothing.
 
@@ -520,7 +520,7 @@ def _promoted(warehouse: Warehouse, cluster: str) -> str:
 def _incumbent(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
     """Return the promoted model.
 
-    Where nothing was ever decided and ``besides`` is given, the newest other model. None: shrinkage predicts.
+    Where nothing was ever decided and ``besides`` is given, the newest other model. None where shrinkage predicts.
     """
     try:
         if besides is None or not warehouse.promotions(cluster).empty:
@@ -551,7 +551,7 @@ WIDER = (1, 4, 12)
 """Multiples of the days to score on, tried in order until enough jobs ended in them."""
 
 
-def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -> TrainingOutcome:
+def decide_against_controls(same: TrainingOutcome, comparison: Comparison | None) -> TrainingOutcome:
     """Decide where only shrinkage predicts so far."""
     kept = replace(same, step=AuditStep.KEPT, comparison=comparison)
     if comparison is None:
@@ -570,7 +570,7 @@ def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -
 def backtest_in(record: ModelRecord) -> Comparison | None:
     """Return the comparison stored in a record's scores.
 
-    None: the history was too short for one.
+    None where the history was too short for one.
     """
     return Comparison.from_json(record.scores) if record.scores.get("against") else None
 
@@ -591,14 +591,14 @@ def compare_with_incumbent(
     Parameters
     ----------
     incumbent : ModelRecord, optional
-        The promoted model; None: shrinkage predicts. One that cannot be read is not scored, and the decision is the
-        same as without one.
+        The promoted model. None where shrinkage predicts. One that cannot be read is not scored, and the decision is
+        the same as without one.
     days : float
         Length of the stretch to score on; four and twelve times that where too few jobs ended in it.
     """
     previous = incumbent.model_id if incumbent else SHRINKAGE
     same = TrainingOutcome(step=AuditStep.KEPT, model_id=record.model_id, promoted=previous, previous=previous, why="")
-    opponent, unreadable = _readable(incumbent)
+    opponent, unreadable = _load_incumbent(incumbent)
     if opponent is not None and previous == record.model_id:
         return replace(same, why="nothing new has ended since it was trained")
     stretches = (days * factor for factor in WIDER)
@@ -611,14 +611,14 @@ def compare_with_incumbent(
         comparison = _compare_unseen(studied, candidate, opponent, since=since, at=at, seed=seed, progress=progress)
     if opponent is None:
         alone = replace(same, promoted=SHRINKAGE, days=interval if comparison else None)
-        decided = against_the_controls(alone, comparison or backtest_in(record))
+        decided = decide_against_controls(alone, comparison or backtest_in(record))
         return replace(decided, why=f"{unreadable}{decided.why}")
     if interval is None:
         why = f"fewer than {FEWEST_SCORED} jobs ended in {days * WIDER[-1]:g} days: too few to judge"
         return replace(same, why=why)
     if comparison is None:
         return replace(same, why="too few jobs ended that neither of the two had learned from")
-    return _against_the_incumbent(replace(same, comparison=comparison, days=interval), comparison)
+    return _decide_against_incumbent(replace(same, comparison=comparison, days=interval), comparison)
 
 
 def common_jobs(
@@ -633,9 +633,9 @@ def common_jobs(
     -------
     models : dict of DurationModel
     notes : tuple of str
-        Which models are replaced by their backtests.
+        Notes on the models that are replaced by their backtests.
     rows : array
-        Of the jobs.
+        Rows of the jobs.
 
     Raises
     ------
@@ -662,7 +662,7 @@ def common_jobs(
     )
 
 
-def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> TrainingOutcome:
+def _decide_against_incumbent(same: TrainingOutcome, comparison: Comparison) -> TrainingOutcome:
     worse = [
         f"worse than {'the active model' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
         for name, against in comparison.against.items()
@@ -678,7 +678,7 @@ def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> Tra
     )
 
 
-def _readable(incumbent: ModelRecord | None) -> tuple[DurationModel | None, str]:
+def _load_incumbent(incumbent: ModelRecord | None) -> tuple[DurationModel | None, str]:
     if incumbent is None:
         return None, ""
     try:
@@ -699,7 +699,7 @@ def _compare_unseen(
 ) -> Comparison | None:
     """Compare models that learned nothing from the stretch.
 
-    None: there are none, or too few jobs came after them.
+    None where there are none, or too few jobs came after them.
     """
     # A model that had not stopped learning by then is scored by its backtest, which stopped earlier, if it has one.
     is_newer = opponent is not None and opponent.trained_until > since

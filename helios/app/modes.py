@@ -52,7 +52,7 @@ class Pause:
         return f"{by}{since}({self.where})" + (f": {self.reason}" if self.reason else "")
 
 
-def modes_in_force(url: str, cluster: str, services: Iterable[str]) -> dict[str, ServiceMode]:
+def current_modes(url: str, cluster: str, services: Iterable[str]) -> dict[str, ServiceMode]:
     """Return the mode of each service, shadow where none was set."""
     with Warehouse.open(url) as warehouse:
         try:
@@ -60,7 +60,7 @@ def modes_in_force(url: str, cluster: str, services: Iterable[str]) -> dict[str,
         except NoSuchCluster:
             settings = MODES.empty()
     last = settings.drop_duplicates("service", keep="last")
-    return {name: _mode_of(last, name) for name in services}
+    return {name: _latest_mode(last, name) for name in services}
 
 
 def set_mode(
@@ -202,7 +202,7 @@ def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:
     """
     file = folder / PAUSE_FILE
     if os.path.lexists(file):
-        return _read(_text_of(file), where=str(file))
+        return _read(_read_text(file), where=str(file))
     with Warehouse.open(url) as warehouse:
         try:
             text = warehouse.remembered(cluster, PAUSED)
@@ -215,7 +215,7 @@ def _note(*, by: str, reason: str, now: datetime) -> str:
     return json.dumps(asdict(Pause(by=by, since=f"{now:%Y-%m-%d %H:%M} UTC", reason=reason, where="")))
 
 
-def _text_of(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -231,7 +231,7 @@ def _read(text: str, *, where: str) -> Pause:
     return Pause(where=where, **{name: str(content.get(name, "")) for name in ("by", "since", "reason")})
 
 
-def _mode_of(last: pd.DataFrame, service: str) -> ServiceMode:
+def _latest_mode(last: pd.DataFrame, service: str) -> ServiceMode:
     row = next(iter(last[last["service"] == service].to_dict("records")), None)
     if row is None:
         return ServiceMode(mode=Mode.SHADOW)

@@ -24,7 +24,7 @@ from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
 from helios.model.slurm_site import SlurmSite
 from helios.ports import Progress, no_progress
-from helios.private_files import file_name, make_folder, tighten, write_private
+from helios.private_files import file_name, make_folder, restrict_access, write_private
 from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, as_text, nightly_digest, render_nightly
 from helios.report.admin.nightly import Night as ReportedNight
 from helios.report.energy import energy_levels
@@ -101,7 +101,7 @@ def nightly_pages(
         write_private(html, page.encode())
         write_private(text, as_text(digest).encode())
         write_private(mail, as_mail(digest, page=page, page_name=html.name, recipient=recipient))
-        removed = _thin_out(folder, file_name(digest.cluster), keep=settings.report.keep)
+        removed = _remove_old_reports(folder, file_name(digest.cluster), keep=settings.report.keep)
     except OSError as reason:
         raise UsageError(
             f"The nightly report cannot be written: {reason}", hint="Choose another place: report.folder"
@@ -164,7 +164,7 @@ def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
     return (*last.said, *((proposed,) if proposed else ()))
 
 
-def _thin_out(folder: Path, name: str, *, keep: int) -> int:
+def _remove_old_reports(folder: Path, name: str, *, keep: int) -> int:
     """Remove old reports and return how many were removed.
 
     The newest ``keep`` reports of the cluster stay. All of them are made unreadable for other users.
@@ -172,7 +172,7 @@ def _thin_out(folder: Path, name: str, *, keep: int) -> int:
     of_a_day = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
     found = [path for path in folder.iterdir() if of_a_day.fullmatch(path.stem)]
     for path in found:
-        tighten(path)
+        restrict_access(path)
     stems = sorted({path.stem for path in found})
     outdated = stems[:-keep]
     for stem in outdated:
@@ -243,7 +243,8 @@ def run_nightly(
     read_snapshot : callable
         Returns a snapshot, whose nodes are stored for the reports.
     rules : callable, optional
-        Reads the scheduling rules of the cluster, for the check of forecasts of starts; None: they are not checked.
+        Reads the scheduling rules of the cluster, for the check of forecasts of starts. None where they are not
+        checked.
     """
     url = settings.database.url
     kept: list[NightlyReport] = []
@@ -276,7 +277,7 @@ def run_nightly(
         report,
         study_of_month,
         lambda: _notify(settings, cluster, kept[0] if kept else None, now=now),
-        lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
+        lambda: delete_old_rows(url, cluster, settings.retention, now=now),
     )
     did, problems = [], []
     for step in steps:
@@ -318,7 +319,7 @@ def node_events_for(snapshot: Snapshot) -> pd.DataFrame:
     return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
 
 
-def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
+def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
     """Delete rows older than their retention time.
 
     Returns how many rows were deleted, as text; empty where none were.

@@ -94,7 +94,7 @@ def check_tonight(
     now: datetime,
     progress: Progress = no_progress,
 ) -> PastCheck:
-    """Replay the last weeks under each order, keep the result, and return it.
+    """Replay the last weeks and store the result.
 
     Parameters
     ----------

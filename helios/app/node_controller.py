@@ -131,7 +131,7 @@ class NodeController(Controller[NodeControllerState]):
                 memory=memory.cycle,
                 released="; ".join(released.values()),
                 undo=self._undo,
-                undone=self._undone,
+                read_undo=self._read_undo,
             )
             return self._store_cycle(warehouse, report, released=released)
 
@@ -156,7 +156,7 @@ class NodeController(Controller[NodeControllerState]):
             modes,
             ledger=ReadOnlyLedger(applied_changes),
             memory=memory.cycle,
-            undone=self._undone,
+            read_undo=self._read_undo,
         )
         return report
 
@@ -183,7 +183,7 @@ class NodeController(Controller[NodeControllerState]):
         )
 
     def release(self, reason: str) -> NodeCycleReport:
-        """Wake all nodes that Helios put to sleep, and revert its other changes.
+        """Wake sleeping nodes and revert all other changes.
 
         Node weights and the list of nodes that are kept awake are reverted too. The result is verified. It needs no
         database.
@@ -203,7 +203,7 @@ class NodeController(Controller[NodeControllerState]):
                 cluster=self.nodes,
                 ledger=self.ledger(warehouse),
                 undo=self._undo,
-                undone=self._undone_if_any,
+                read_undo=self._read_undo_if_any,
                 now=now,
                 holder=self.holder,
                 reason=reason,
@@ -212,7 +212,7 @@ class NodeController(Controller[NodeControllerState]):
             report = replace(report, notes=(*report.notes, *disturbed))
             if isinstance(warehouse, HeliosError):
                 return report
-            self._leave_the_undo_to_the_leader()
+            self._remove_undo_unless_leading()
             with suppress(HeliosError):
                 if memory is not None:
                     # Read again: a Helios with another state folder may have ended a cycle in between.
@@ -228,7 +228,7 @@ class NodeController(Controller[NodeControllerState]):
     def clear(self, node: str | None) -> NodeControllerState:
         """Allow a node that failed to wake to sleep again.
 
-        None: all of them, and end protected mode.
+        None for all of them, and end protected mode.
 
         Raises
         ------
@@ -279,20 +279,20 @@ class NodeController(Controller[NodeControllerState]):
         file = self.folder / UNDO_FILE
         write_undo(file, asleep=undo.asleep, weights=dict(undo.weights), keep_awake=undo.keep_awake)
 
-    def _undone(self) -> Undo:
+    def _read_undo(self) -> Undo:
         found = read_undo(self.folder / UNDO_FILE)
         return Undo(asleep=found.asleep, weights=tuple(found.weights.items()), keep_awake=found.keep_awake)
 
-    def _undone_if_any(self) -> Undo | None:
+    def _read_undo_if_any(self) -> Undo | None:
         """Return the content of the undo file.
 
-        None: there is none, for example where a Helios with another state folder leads.
+        None where there is none, for example where a Helios with another state folder leads.
         """
         file = self.folder / UNDO_FILE
         there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it
-        return self._undone() if there else None
+        return self._read_undo() if there else None
 
-    def _leave_the_undo_to_the_leader(self) -> None:
+    def _remove_undo_unless_leading(self) -> None:
         """Remove the undo file where another Helios leads.
 
         The leader's record and undo file name everything that this Helios did, and stay right.
@@ -310,7 +310,7 @@ class NodeController(Controller[NodeControllerState]):
         leaves the undo file to the leader.
         """
         if not report.leads:  # a standby must not overwrite the leader's state
-            self._leave_the_undo_to_the_leader()
+            self._remove_undo_unless_leading()
             return report
         try:
             if isinstance(warehouse, HeliosError):
@@ -333,7 +333,7 @@ class NodeController(Controller[NodeControllerState]):
         self._tallied_at = report.taken_at
 
 
-def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) -> None:
+def delete_damaged_state(warehouse: Warehouse, cluster: str, *, at: datetime) -> None:
     """Allow node cycles again after a pause.
 
     A stored state that cannot be read is dropped. One that can be read is kept: cool-downs, failed wakes and protected

@@ -195,7 +195,7 @@ def _in_thread(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _L
 
 
 def _learned(demand: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
-    """Fit a forecaster for each pool and forecast the last weeks with refits."""
+    """Fit forecasters and forecast the last weeks."""
     learned = {}
     n_steps = demand.busy.shape[1]
     for pool, busy, total, state in zip(demand.pools, demand.busy, demand.total, demand.states, strict=True):
@@ -283,7 +283,7 @@ def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
 
 
 def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> DemandJobState:
-    """Return the state of the jobs in a pool's partitions at each step."""
+    """Return the state of a pool's jobs at each step."""
     partitions = set(str(nodes["partitions"].iloc[0]).split(","))
     shared = [bool(partitions & set(str(one).split(","))) for one in jobs["partition"].astype(object)]
     pool_jobs = jobs[np.array(shared, dtype=np.bool_)]

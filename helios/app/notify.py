@@ -1,4 +1,4 @@
-"""Notices by mail and webhook about what needs a person, each cause once.
+"""Notices by mail and webhook for the operators.
 
 What was told is kept in the state folder, so that a restart tells nothing again. A cause that ended and came back is
 told again. A cycle only leaves its causes here; they are sent by another thread or process, in bounded time.
@@ -130,10 +130,10 @@ def deliver(settings: Notify, name: str, notice: Notice, *, cluster: str) -> Non
     if thread.is_alive():
         problems.append(TimeoutError(f"no end after {MOST_S:.0f} s"))
     if problems:
-        raise _not_sent(settings, name, problems[0]) from problems[0]
+        raise _send_error(settings, name, problems[0]) from problems[0]
 
 
-def _not_sent(settings: Notify, name: str, problem: Exception) -> NoticeNotSent:
+def _send_error(settings: Notify, name: str, problem: Exception) -> NoticeNotSent:
     where = settings.smtp if name == "mail" else urlsplit(getattr(settings, name)).netloc  # the rest is a secret
     if isinstance(problem, HeliosError):
         return NoticeNotSent(f"No notice by {name} ({where}): {problem.message}", hint=problem.hint)
@@ -295,7 +295,7 @@ class Notices:
             self._observed[scope] = ([notice for notice in notices if notice.event in wanted], self._clock())
 
     def send_due(self) -> str:
-        """Send what is new and has lasted, and return it in a line.
+        """Send new notices and return a summary.
 
         Raises
         ------
@@ -378,7 +378,7 @@ def read_causes(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def send_test(settings: Settings, *, cluster: str) -> dict[str, str]:
-    """Send a test message by every channel, and return what became of each.
+    """Send a test message by every channel.
 
     Raises
     ------
@@ -437,5 +437,5 @@ def try_servers(settings: Notify) -> list[NoticeNotSent]:
             port = parts.port or (443 if parts.scheme == "https" else 80)
             socket.create_connection((parts.hostname or "", port), timeout=settings.timeout_s).close()
         except (OSError, smtplib.SMTPException, HeliosError) as problem:
-            found.append(_not_sent(settings, name, problem))
+            found.append(_send_error(settings, name, problem))
     return found

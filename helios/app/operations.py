@@ -211,13 +211,13 @@ class Operations:
         if not self.settings.hook.publish or resting:
             if retract(table):
                 return "the hook's table was removed"
-            lacking = not resting and hook_orders_new_jobs(self._who_may_reach_the_hook(now))
+            lacking = not resting and hook_orders_new_jobs(self._services_for_hook(now))
             return f"{UNPUBLISHED}: new jobs have no place until the next cycle" if lacking else ""
         if not cycles.predictions.of_cluster:  # no cycle has run in this process
             cycles.predictions(cycles.site.cluster.snapshot())
         rows, notes = hook_rows(
             cycles.predictions.knowledge,
-            self._who_may_reach_the_hook(now),
+            self._services_for_hook(now),
             cluster=cycles.site.name,
             now=now,
             most_rows=self.settings.hook.most_rows,
@@ -231,7 +231,7 @@ class Operations:
         publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lasts))
         return "; ".join([f"hook table of {len(rows):,} rows at {table}", *notes])
 
-    def _who_may_reach_the_hook(self, now: datetime) -> list[tuple[Service, ServiceMode]]:
+    def _services_for_hook(self, now: datetime) -> list[tuple[Service, ServiceMode]]:
         modes, suspension = self.cycles.modes(), self.cycles.remembered().suspension
         failures = self.settings.control.failures_to_suspend
         return [
@@ -284,7 +284,7 @@ class Operations:
             raise HookTableInvalid(f"{problem.message}; but of the jobs: {released}", hint=problem.hint) from problem
         return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
-    def may_stand_on_nodes(self) -> bool:
+    def may_have_changed_nodes(self) -> bool:
         """Return whether changes by Helios may exist on nodes.
 
         True where a configured service acts on nodes, or the undo file exists.
@@ -299,7 +299,7 @@ class Operations:
         bare = self.settings.model_copy(update={"services": {}})
         return NodeController(self.site, bare, clock=self._clock).release(why)
 
-    def everything_back(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
+    def revert_everything(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
         """Revert everything on jobs and nodes.
 
         Returns both reports, and both in one line. The report on nodes is None where Helios cannot have changed any.
@@ -317,7 +317,7 @@ class Operations:
         except HeliosError as problem:
             problems.append(problem)
         try:
-            if self.may_stand_on_nodes():
+            if self.may_have_changed_nodes():
                 nodes = self.release_nodes(why)
                 done.append(release_nodes_now(nodes))
         except HeliosError as problem:
@@ -339,7 +339,7 @@ class Operations:
         done, problems = [], []
         for domain in sorted(domains):
             try:
-                done.append(self._released(domain, why))
+                done.append(self._release(domain, why))
             except HeliosError as problem:
                 problems.append(problem)
         if problems:
@@ -347,7 +347,7 @@ class Operations:
             raise HeliosError(facts, hint=problems[0].hint)
         return "; ".join(done)
 
-    def _released(self, domain: Domain, why: str) -> str:
+    def _release(self, domain: Domain, why: str) -> str:
         if holder := other_leader(self.settings, self.site.name, now=self._clock(), domain=domain):
             return f"nothing of {domain} was reverted: what stands is another Helios' ({holder})"
         if domain is Domain.JOBS:

@@ -119,7 +119,7 @@ class DrawnWindow:
     Parameters
     ----------
     model : DurationModel, optional
-        Trained on what had ended before the window; None: it is trained here.
+        Trained on what had ended before the window. None where it is trained here.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class DrawnWindow:
     def model(self) -> DurationModel | None:
         """The model of what had ended when the replay begins.
 
-        None: too little had ended.
+        None where too few jobs had ended.
         """
         if self._given is not None:
             return self._given
@@ -165,7 +165,7 @@ class DrawnWindow:
 
 
 class Draw:
-    """One draw of a window, with its replay under the site's own order.
+    """One draw of a window.
 
     Attributes
     ----------
@@ -222,7 +222,7 @@ class ReplayTarget:
     nodes : mapping, optional
         Nodes of each partition; None takes them from the peak demand, where there is hardly a queue.
     draws : int
-        Draws of the verdict; 0: none, and no verdict.
+        Draws of the verdict. 0 for none, and no verdict.
     """
 
     nodes: Mapping[str, int] | None = None
@@ -242,7 +242,7 @@ def value_of_predictions(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> OrderValue:
-    """Replay the scored part of a history, over draws and under each order.
+    """Replay the test part of a history under each order.
 
     The model is trained on what had ended before that part, and learns during a replay from what ends in it. Jobs
     larger than their partition are left out, with a note.
@@ -250,9 +250,9 @@ def value_of_predictions(
     Parameters
     ----------
     train_until, test_fraction, gpu_only
-        As of :func:`helios.app.training.judge`.
+        As in :func:`helios.app.training.judge`.
     model : DurationModel, optional
-        The model to begin with; None: it is trained here.
+        The model to begin with. None where it is trained here.
 
     Raises
     ------

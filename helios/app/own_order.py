@@ -28,8 +28,8 @@ _COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
 def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
     """Return the longest recent wait in the site's own order, s.
 
-    NaN: no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with their
-    predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
+    NaN where no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with
+    their predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
 
     Parameters
     ----------
@@ -41,20 +41,22 @@ def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
     now = pd.Timestamp(snapshot.taken_at)
     recent = history[(history["submitted_at"] > now - LOOKS_BACK) & history["run_time_s"].notna()]
     group_of, shape = gpu_machine(snapshot.nodes)
-    ended = _plain(recent, group_of)
+    ended = _as_numbers(recent, group_of)
     if ended.empty or shape is None:
         return math.nan
     pending = snapshot.pending
     ready = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
-    running = _plain(_queued(snapshot.running, now), group_of)
-    jobs = pd.concat([ended, running[~running["job_id"].isin(ended["job_id"])], _plain(_queued(ready, now), group_of)])
+    running = _as_numbers(_queued(snapshot.running, now), group_of)
+    jobs = pd.concat(
+        [ended, running[~running["job_id"].isin(ended["job_id"])], _as_numbers(_queued(ready, now), group_of)]
+    )
     return float(_waits(jobs, shape).at(int(now.timestamp())))
 
 
 def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | None:
     """Return a workload's longest waits in the site's own order.
 
-    None: the cluster has no GPUs, or no job asks for one.
+    None where the cluster has no GPUs, or no job asks for one.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | N
         Columns of ``NODE_STATES``.
     """
     group_of, shape = gpu_machine(nodes)
-    plain = _plain(jobs[jobs["run_time_s"].notna()], group_of)
+    plain = _as_numbers(jobs[jobs["run_time_s"].notna()], group_of)
     return None if shape is None or plain.empty else _waits(plain, shape)
 
 
@@ -98,7 +100,7 @@ def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
     return queue.assign(gpus=queue["gpus"] * queue["tasks"], run_time_s=np.maximum(expected_s, ran_s))
 
 
-def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
+def _as_numbers(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
     """Return the GPU jobs of known partitions as numbers."""
     limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
     columns: dict[str, Any] = {
@@ -128,7 +130,7 @@ def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | Non
 
     Each group has equal nodes.
 
-    Partitions that share nodes are one group. None: there are no GPUs.
+    Partitions that share nodes are one group. None where there are no GPUs.
     """
     named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "") & (nodes["gpus"] > 0)]
     texts = named["partitions"].astype(str)

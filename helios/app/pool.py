@@ -1,10 +1,11 @@
-"""Training pools from a sweep file to a result, here or in Slurm.
+"""Run of a training pool, here or in a Slurm job.
 
 Nothing of a site is needed: no configuration, database or daemon.
 """
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import shlex
@@ -18,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helios.app.pool_history import keep_if_possible, known_runs
-from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
-from helios.model.pools import Device, TrialState
+from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, HeliosError, UsageError
+from helios.model.pools import Device, TrialRun, TrialState
 from helios.pools.agent import MPS_CONTROL
 from helios.pools.containers import find_container
 from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots, program
@@ -78,7 +78,7 @@ def run_pool(
     time_limit_s : float, optional
         After how long to end. None for the end of the Slurm job that this is in, if it is in one.
     service : str, optional
-        Which decides what is started where. None for a fixed number of slots.
+        Service that decides what is started where. None for a fixed number of slots.
     warm : sequence of str
         Modules that are imported once, before the trials of a Python program are forked.
     shared : bool
@@ -191,7 +191,7 @@ def _learn(folder: Path, name: str, device: Device, database: str | None) -> tup
 def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]) -> float | None:
     """Return when to end, s since the epoch.
 
-    It is the earlier of the time limit and the end of the Slurm job. None: neither is known.
+    It is the earlier of the time limit and the end of the Slurm job. None where neither is known.
     """
     ends = [] if time_limit_s is None else [time.time() + time_limit_s]
     if (end_s := environment.get(SLURM_END, "")).isdigit():
@@ -204,7 +204,9 @@ def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What is asked of Slurm for a pool, each None for what the site gives.
+    """Slurm options of a pool's job.
+
+    None stands for the site's default.
 
     Attributes
     ----------
@@ -213,7 +215,7 @@ class Allocation:
     signal_s : int
         How long before the end of the allocation trials are asked for a checkpoint, s.
     nodes : int
-        Of one allocation; the rest is asked for on each.
+        Nodes of one allocation. The other options are for each node.
     shards : int, optional
         Shards of GPUs (``gres/shard``) instead of whole ones.
     more : sequence of str
@@ -245,7 +247,7 @@ def job_script(
     Parameters
     ----------
     pool : int, optional
-        Which of several pools that share the folder, from 1.
+        Number of the pool among several that share the folder, from 1.
 
     Raises
     ------
@@ -321,3 +323,79 @@ def submit_pool(scripts: Sequence[str], *, folder: Path, chain: int = 1) -> list
             )
         jobs.append(answer.stdout.strip().partition(";")[0])
     return jobs
+
+
+# Runs of trials in the warehouse, from which later pools forecast memory and time.
+
+
+def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
+    """Store the runs of pools in the warehouse.
+
+    Returns
+    -------
+    list of int
+        How many runs of each pool were new.
+
+    Raises
+    ------
+    FileUnreadable
+        A folder is not of a pool.
+    """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - pandas takes a second, and most pools have no warehouse
+
+    runs = [read_runs(folder) for folder in folders]
+    with Warehouse.open(database) as warehouse:
+        return [warehouse.add_trial_runs(pool_runs, user=own_name()) for pool_runs in runs]
+
+
+def keep_if_possible(database: str | None, folder: Path) -> str:
+    """Store the runs of a pool where there is a warehouse.
+
+    Returns
+    -------
+    str
+        Why they could not be stored. Empty where they could, or there is no warehouse.
+    """
+    try:
+        if database is not None and _has_warehouse(database):
+            keep_runs(database, [folder])
+    except HeliosError as reason:
+        return f"What trials used is kept in {folder} alone, since the warehouse failed: {reason.message}"
+    return ""
+
+
+def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]:
+    """Return the user's earlier runs of a program.
+
+    Returns
+    -------
+    runs : list of TrialRun
+    problem : str
+        Why they cannot be read. Empty where they can, or there is no warehouse.
+    """
+    try:
+        if database is not None and _has_warehouse(database):
+            from helios.warehouse import Warehouse  # noqa: PLC0415 - see keep_runs
+
+            with Warehouse.open(database) as warehouse:
+                return warehouse.trial_runs(user=own_name(), program=program), ""
+    except HeliosError as reason:
+        return [], f"Earlier trials are not known, since the warehouse cannot be read: {reason.message}"
+    return [], ""
+
+
+def _has_warehouse(database: str) -> bool:
+    """Return whether there is a warehouse.
+
+    For a file that is not there it is not imported.
+    """
+    file = database.removeprefix("sqlite:///")
+    return file == database or Path(file).exists()
+
+
+def own_name() -> str:
+    """Return the user's name, or number where there is no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

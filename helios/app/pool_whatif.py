@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.app.pool_history import known_runs
+from helios.app.pool import known_runs
 from helios.errors import UsageError
 from helios.metrics.study.trials import GAINS, check_gains
 from helios.model.pools import Device, TrialForecast, TrialRun
@@ -52,31 +52,31 @@ def pool_whatif(
 ) -> PoolWhatIf:
     """Simulate the trials of a sweep file under several rules.
 
-    They are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
+    The rules are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
 
-    What earlier runs of the program needed is taken from the warehouse, from the pool beside the sweep file, and from
-    the pools in ``folders``. What these do not tell is taken from the arguments.
+    Needs of earlier runs of the program are read from the warehouse, from the pool beside the sweep file, and from the
+    pools in ``folders``. The arguments fill in what these do not have.
 
     Parameters
     ----------
     gpus : int, optional
-        GPUs of the pool; None: those of this machine.
+        GPUs of the pool. None for those of this machine.
     memory_mib : float, optional
-        Memory of each GPU; None: what is free on those of this machine.
+        Memory of each GPU. By default what is free on those of this machine.
     run_time_s : float, optional
-        Time of a trial alone on a GPU, where no earlier run tells it.
+        Time of a trial alone on a GPU, where no earlier run has it.
     gains : pair of float
         Least and most work of two trials on a GPU, over that of one, for pairs that were never measured. None: from
         nothing to what was measured on the best card.
     watts : pair of float, optional
-        Power of an idle and of a busy GPU, W; None: of busy ones as earlier runs measured it.
+        Power of an idle and of a busy GPU, W. By default that of busy ones is as measured by earlier runs.
     database : str, optional
         URL of the warehouse, if there is one.
 
     Raises
     ------
     UsageError
-        The sweep cannot be run, or something is missing that nothing tells.
+        The sweep cannot be run, or a needed value is not known.
     FileUnreadable
         A folder is not of a pool.
     """
@@ -205,7 +205,7 @@ def _trials(
 ) -> list[SimulatedTrial]:
     """Return the trials to simulate.
 
-    One that ran before with the same parameters needs what it needed then. Others are drawn from what is expected.
+    A trial that ran before with the same parameters needs the same again. Others are drawn from the forecast.
     """
     random = np.random.default_rng(seed)
     ran = {repr(sorted(fact.parameters.items())): fact for fact in trial_facts(past)}
@@ -243,9 +243,9 @@ def _speeds(
     forecasts: Sequence[TrialForecast],
     model: TrialModel,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return speeds of families alone, and beside others as a share of that.
+    """Return the speeds of families alone and in pairs.
 
-    They are steps a second, and NaN where a pair was not measured.
+    A speed alone is in steps a second. One in a pair is a share of it, and NaN where the pair was not measured.
     """
     expected = {name: forecast.steps_per_s for (_, name, _), forecast in zip(asked, forecasts, strict=True)}
     alone = np.array([expected[name] or 1.0 for name in names])
@@ -266,9 +266,9 @@ def _with_gain(shares: NDArray[np.float64], gain: float) -> NDArray[np.float64]:
 
 
 def _measured_watts(past: Iterable[TrialRun]) -> tuple[float, float] | None:
-    """Return the power of an idle GPU, which is NaN, and of a busy one.
+    """Return the measured power of an idle and a busy GPU.
 
-    It was measured with one trial on it.
+    A busy GPU was measured with one trial on it. The power of an idle one is not measured, so it is NaN.
     """
     alone = [run for run in past if run.energy_j and run.seconds > 0 and not any(speed.beside for speed in run.speeds)]
     if not alone:
@@ -286,7 +286,7 @@ def _notes(
     start_up_s: float,
     reports: bool,
 ) -> list[str]:
-    """Say where the figures are from, and what was assumed."""
+    """Return notes on the sources of the figures and on assumptions."""
     notes = []
     if past:
         known = sum(forecast.seconds_p50 is not None for forecast in forecasts)

@@ -44,8 +44,8 @@ class KeyRules(Table):
     weights : float64 array of shape (3,)
         Weights of p10, p50 and p90 in the run time that backfill plans with.
     believed_s : float64 array of shape (n_jobs,)
-    told : int64 array of shape (1,)
-        Ended jobs that the predictor has been told of.
+    n_reported : int64 array of shape (1,)
+        Ended jobs that the predictor has been n_reported of.
     reads : tuple of int
         Column of a prediction that the order goes by, whether keys and plans are needed, and whether jobs that start
         at once are predicted.
@@ -56,7 +56,7 @@ class KeyRules(Table):
     tau_s: NDArray[np.float64]
     weights: NDArray[np.float64]
     believed_s: NDArray[np.float64]
-    told: NDArray[np.int64]
+    n_reported: NDArray[np.int64]
     reads: tuple[int, ...]
 
 
@@ -87,12 +87,12 @@ def _carry_predicting(  # noqa: PLR0917 - numba kernels are called by position
             return _REACHED
         if budget <= 0:
             return _OUT_OF_BUDGET
-        while rules.told[0] < clock.ended:
-            ended[0] = engine.ended[rules.told[0]]
+        while rules.n_reported[0] < clock.ended:
+            ended[0] = engine.ended[rules.n_reported[0]]
             ended_s[0] = jobs[ended[0]].ends_s
             ended[0] += first
             note_ended(known, ended, ended_s)
-            rules.told[0] += 1
+            rules.n_reported[0] += 1
         learn_known(state, events, known, now)
         end = scored
         while end < len(jobs) and jobs[end].submitted_s == now:
@@ -151,14 +151,14 @@ class InsidePredictor(ReplayTrainedPredictor):
         # What p10 and p90 are read off at has learned from the predictions of all earlier jobs.
         predicts_all = not scores.planned or scores.ranked or scores.reads in {RUN_TIME.p10, RUN_TIME.p90}
         needs = (scores.reads, int(not scores.ranked), int(not scores.planned), int(predicts_all))
-        rules = KeyRules(*line, tau_s, scores.weights, scores.believed_s, scores.told, needs)
+        rules = KeyRules(*line, tau_s, scores.weights, scores.believed_s, scores.n_reported, needs)
 
         def carry(engine: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:  # noqa: ARG001  all jobs get a key here
             clock, timeline, stopped = engine.clock[0], self.timeline, _ATTEND
             while stopped == _ATTEND:
                 before = int(clock["arrived"])
-                told = (rules, timeline.state, timeline.events, timeline.model, self.known, self.first, self.limits())
-                stopped = _carry_predicting(engine, *told, until_s, budget)
+                args = (rules, timeline.state, timeline.events, timeline.model, self.known, self.first, self.limits())
+                stopped = _carry_predicting(engine, *args, until_s, budget)
                 arrived = int(clock["arrived"])
                 self.source[before:arrived] = len(self.sources) - 1
                 timeline.submissions = max(timeline.submissions, self.first + arrived)
@@ -172,9 +172,9 @@ class InsidePredictor(ReplayTrainedPredictor):
 
 
 def _line(scores: JobKeys) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return the keys at a run time of 0 and what a second adds.
+    """Return intercept and slope of the keys.
 
-    None if keys do not follow from these.
+    The key is a straight line over the run time, s. None if keys do not follow from these.
     """
     workload = scores.workload
 

@@ -99,9 +99,9 @@ class OwnOrderWatch:
 
 
 class LivePredictions:
-    """Adds predictions and the longest wait of the site's own order to snapshots.
+    """Adds predictions to snapshots.
 
-    Reads from the warehouse only what is new there.
+    It also adds the longest wait of the site's own order. Reads from the warehouse only what is new there.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class LivePredictions:
         return self._known
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with predictions and the longest wait of the site's own order.
+        """Return ``snapshot`` with predictions.
 
         For a running job they predict the whole run time, given how long it has run.
         """

@@ -73,7 +73,10 @@ class ReplayCluster:
         )
 
     def limits_s(self, default_s: int) -> NDArray[np.int64]:
-        """Return each job's time limit, s, the default where it has none or UNLIMITED."""
+        """Return each job's time limit, s.
+
+        Jobs without a limit, or with UNLIMITED, get the default.
+        """
         limit_s = self.jobs["time_limit_s"].to_numpy(dtype=np.float64)
         return np.where(np.isfinite(limit_s), limit_s, default_s).astype(np.int64)
 
@@ -190,10 +193,10 @@ def _refuse_mistyped(nodes: Mapping[str, int], there: Sequence[str]) -> list[str
 
 
 def choose_resource(jobs: pd.DataFrame) -> tuple[str, list[str]]:
-    """Return what is replayed where nobody says, ``gpus`` or ``cpus``, and a note.
+    """Return the resource to replay, and a note.
 
-    GPUs, if the jobs that hold some have at least ``LEAST_GPU_HOURS`` of all hours. There is no note where few other
-    jobs are left out.
+    It is used where the user names none. It is ``gpus`` if the jobs with GPUs have at least ``LEAST_GPU_HOURS`` of all
+    hours, otherwise ``cpus``. There is no note where few other jobs are left out.
     """
     holds = (jobs["gpus"] > 0).fillna(False).to_numpy(dtype=bool)
     if not holds.any():

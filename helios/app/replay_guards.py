@@ -145,7 +145,7 @@ class ReplayGuards:
 
     @property
     def follows_the_queue(self) -> bool:
-        """Whether a start or a submission can change what other jobs may have.
+        """Whether starts and submissions change the guards.
 
         With a cap on one user's share it can, even where no service asks for anything new.
         """

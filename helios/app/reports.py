@@ -23,7 +23,7 @@ from helios.model import JOBS
 from helios.report.admin.decisions import decision_rows, service_days
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.queue import queue_at, queue_over_time
-from helios.report.admin.sacct_format import ReportTable, local_day, moment_in_words
+from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
 from helios.report.admin.shadow import (
     LIMITS,
     MOVED_S,
@@ -94,10 +94,8 @@ def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
     with Warehouse.open(ask.url) as warehouse:
         chosen = choose_cluster(warehouse, ask.cluster)
         timezone = str(chosen["timezone"] or "UTC")
-        until = moment_in_words(ask.end or "now", now=ask.now, timezone=timezone)
-        since = (
-            until - DEFAULT_LENGTH if ask.start is None else moment_in_words(ask.start, now=ask.now, timezone=timezone)
-        )
+        until = parse_moment(ask.end or "now", now=ask.now, timezone=timezone)
+        since = until - DEFAULT_LENGTH if ask.start is None else parse_moment(ask.start, now=ask.now, timezone=timezone)
         if since >= until:
             raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
@@ -154,7 +152,7 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def finished(self, answer: ReportTable) -> ReportTable:
-        """Return the report, and where it is empty add what the history covers."""
+        """Return the report, with the coverage if it is empty."""
         first, last = self.spans
         if not answer.rows.empty or pd.isna(first):
             return answer
@@ -174,7 +172,7 @@ class ReportContext:
         Today ends now, since the waits until midnight are not known yet.
         """
         now = self.ask.now
-        begin, end = local_day(moment_in_words(day, now=now, timezone=self.timezone), timezone=self.timezone)
+        begin, end = local_day(parse_moment(day, now=now, timezone=self.timezone), timezone=self.timezone)
         return begin, min(end, now) if begin < now else end
 
     def shadow(
@@ -210,7 +208,7 @@ class ReportContext:
 
 
 def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | None, int | None]:
-    """Return the GPU nodes of each partition and the usual GPUs per node.
+    """Return the GPU nodes by partition, and GPUs per node.
 
     Both are None where no node with GPUs is known.
     """
@@ -272,7 +270,7 @@ def prediction_report(ask: ReportQuery, *, by: str | None = None, looks_back: ti
     Parameters
     ----------
     looks_back : timedelta, optional
-        How long before the window that run may have been submitted; None: any time.
+        How long before the window that run may have been submitted. None for any time.
     """
     with open_context(ask) as context:
         columns = ["user", "ended_at", "run_time_s"]
@@ -443,7 +441,10 @@ def shadow_day(
 def _machine(
     jobs: pd.DataFrame, nodes: Mapping[str, int] | None, gpus_per_node: int
 ) -> tuple[ReplayCluster | None, list[str]]:
-    """Return the jobs that can be replayed on their cluster, or None, and notes."""
+    """Return the replayable jobs on their cluster, and notes.
+
+    None where no job can be replayed.
+    """
     from helios.app.replay_cluster import choose_resource, replay_cluster_for  # noqa: PLC0415 - as above
 
     resource, chosen = choose_resource(jobs)

@@ -176,7 +176,7 @@ def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) 
 
 
 def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
-    """Return a predictor that learns during the replay, and from no job twice."""
+    """Return a predictor that learns from no job twice."""
     if setup.first is None:
         return predictor_for(setup, taught, request)
     new = setup.first == np.arange(len(setup.first))
@@ -247,7 +247,7 @@ def _taken(
     later_s: NDArray[np.int64],
     place: NDArray[np.int64] | None = None,
 ) -> ReplaySetup:
-    """Return the setup with the jobs at ``rows`` in place of its own.
+    """Return the setup with other jobs.
 
     Each is submitted ``later_s`` later. Where ``place`` is above 0, the job's ids end in that number.
     """

@@ -202,7 +202,7 @@ class Scenario:
     def wait_share(self) -> float | None:
         """Ageing time as a share of the own order's longest wait.
 
-        None: jobs do not age.
+        None where jobs do not age.
         """
         return dict(self.options).get("wait_share", WAIT_SHARE if self.policy is Policy.QSSF else None)
 
@@ -210,7 +210,7 @@ class Scenario:
     def bound_share(self) -> float | None:
         """Wait bound as such a share.
 
-        None: there is none of this kind.
+        None where there is none of this kind.
         """
         options = dict(self.options)
         usual = BOUND_SHARE if self.policy is Policy.QSSF else None
@@ -239,7 +239,7 @@ class Scenario:
         return {"order": order, "reads": READS.get(self.policy, RUN_TIME.p50), "ageing": ageing, "guard": guard}
 
     def true_run_time_s(self, run_time_s: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return what the order goes by where it knows the true run times."""
+        """Return the run time that an oracle's order uses."""
         true_s = run_time_s.astype(np.float64)
         return np.minimum(true_s, HORIZON_S) if self.policy is Policy.QSSF else true_s
 
@@ -259,7 +259,10 @@ class Scenario:
 
     @property
     def published_estimates(self) -> str | None:
-        """Source of run times in reports, backfill's where it plans, else the order's."""
+        """Source of run times, as named in reports.
+
+        It is backfill's source where backfill plans, otherwise that of the order.
+        """
         source = self.estimates if self.estimates is not None else self.run_times
         return None if source is None else str(source)
 

@@ -386,7 +386,7 @@ def replay_services(
         jobwise=jobwise,
     )
     moments = 0
-    while (halt := played.next_halt()) is not None:
+    while (halt := played.next_stop()) is not None:
         played.stop(halt)
         moments += 1
         if progress is not None and moments % MOMENTS_PER_REPORT == 0:
@@ -412,7 +412,7 @@ class _ReplayRun:
         ]
         self._alarm_s = NEVER
 
-    def next_halt(self) -> StopPoint | None:
+    def next_stop(self) -> StopPoint | None:
         """Advance to where the predictor or a service must be called.
 
         None: nothing is left to happen.

@@ -1,6 +1,6 @@
-"""The files that a machine needs to run Helios as a service.
+"""Installation of the files that a machine needs to run Helios as a service.
 
-They are laid down from the package, and only files that nobody has changed since are replaced or removed.
+They come from the package. Files that somebody has changed since are neither replaced nor removed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 from helios.errors import HeliosError, UsageError
 
 PREFIX = "/opt/helios"
-"""Where the packaged files think that the environment of Helios is."""
+"""Folder of Helios' Python environment as written in the packaged files, which is replaced by the real one."""
 RECORD = Path("var/lib/helios-setup/files.json")
-"""Digests of the files as they were laid down, by path, below the root.
+"""File below the root with the digest of each installed file, by path.
 
-Settings are not in it: they are never replaced nor removed."""
+Settings are not in it, because they are never replaced or removed."""
 SYSTEMD_RUNS = Path("/run/systemd/system")
 PROGRAM, TEXT = 0o755, 0o644
 
 
 class FileState(StrEnum):
-    """What became, or would become, of a file."""
+    """State of a file, or what a setup did to it."""
 
     WRITTEN = "written"
     REPLACED = "replaced"
@@ -44,12 +44,12 @@ class FileState(StrEnum):
 
 
 class SetupFailed(HeliosError):
-    """A file could not be laid down, or a step failed."""
+    """A file could not be installed, or a step failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetupFile:
-    """A file to lay down.
+    """A file to install.
 
     Attributes
     ----------
@@ -69,16 +69,16 @@ class SetupFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupResult:
-    """What was done to each file, and what is left to do by hand.
+    """Result of a setup, by file, with the remaining steps.
 
     Attributes
     ----------
     files : tuple of (str, FileState)
         Absolute paths on the machine.
     steps : tuple of str
-        Steps done beside the files, or not done and why.
+        Other steps, done or not done, with the reason.
     next_steps : tuple of str
-        What a person does next.
+        What a person has to do next.
     """
 
     files: tuple[tuple[str, FileState], ...]
@@ -103,7 +103,7 @@ class SetupResult:
 def deploy_folder() -> Path:
     """Return the folder of units, hook and programs.
 
-    In an installed package it lies inside it, in a checkout beside it.
+    It is within an installed package, and beside the package in a checkout.
     """
     package = Path(__file__).resolve().parents[1]
     installed = package / "deploy"
@@ -113,16 +113,16 @@ def deploy_folder() -> Path:
 def setup_files(
     *, prefix: Path, hook: Path | None = None, power: Path | None = None, texts: Mapping[str, str] | None = None
 ) -> Iterator[SetupFile]:
-    """Yield the files of a machine.
+    """Yield the files to install on a machine.
 
     Parameters
     ----------
     prefix : Path
         Folder of the Python environment that holds Helios, absolute.
     hook : Path, optional
-        Folder of ``slurm.conf``, for the priority hook; None: no hook.
+        Folder of ``slurm.conf``, for the priority hook. None for no hook.
     power : Path, optional
-        Folder for the programs that switch nodes; None: none.
+        Folder for the programs that power nodes. None for no programs.
     texts : mapping of str to str, optional
         Completion scripts and manual pages by path below the root.
     """
@@ -157,18 +157,20 @@ def _below_root(path: str | Path) -> Path:
 def check_files(files: Sequence[SetupFile], *, root: Path) -> SetupResult:
     """Compare the files with those of the machine, and change nothing."""
     record = _read_record(root)
-    return SetupResult(files=tuple((f"/{file.path}", _state_of(file, root, record)) for file in files))
+    return SetupResult(files=tuple((f"/{file.path}", _file_state(file, root, record)) for file in files))
 
 
-def lay_down(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> SetupResult:
-    """Write the files that are missing, and replace those that nobody has changed.
+def install_files(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> SetupResult:
+    """Write missing files and replace unchanged ones.
+
+    Files that somebody has changed are left.
 
     Parameters
     ----------
     root : Path
-        Folder below which they are written: ``/``, or that of a package.
+        Folder below which they are written: ``/``, or the root of a package that is built.
     is_machine : bool
-        The root is that of this machine: its users are made and systemd reads its units again.
+        Whether the root is that of this machine. Then users are created and systemd is reloaded.
 
     Raises
     ------
@@ -178,7 +180,7 @@ def lay_down(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> Set
     record, states = _read_record(root), []
     try:
         for file in files:
-            state, target = _state_of(file, root, record), root / file.path
+            state, target = _file_state(file, root, record), root / file.path
             if state in {FileState.MISSING, FileState.OUTDATED}:
                 _write(target, file)
                 state = FileState.WRITTEN if state is FileState.MISSING else FileState.REPLACED
@@ -196,9 +198,9 @@ def lay_down(files: Sequence[SetupFile], *, root: Path, is_machine: bool) -> Set
 
 
 def remove_files(*, root: Path, is_machine: bool) -> SetupResult:
-    """Remove the files that were laid down and that nobody has changed.
+    """Remove the installed files that nobody has changed.
 
-    Configuration stays.
+    The configuration is kept.
 
     Raises
     ------
@@ -225,7 +227,7 @@ def remove_files(*, root: Path, is_machine: bool) -> SetupResult:
     return SetupResult(files=tuple(states), steps=tuple(steps))
 
 
-def _state_of(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileState:
+def _file_state(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileState:
     target = root / file.path
     if target.is_symlink() or (target.exists() and not target.is_file()):
         return FileState.KEPT
@@ -234,8 +236,8 @@ def _state_of(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileSta
     found = target.read_bytes()
     if found == file.content and target.stat().st_mode & 0o777 == file.mode:
         return FileState.UNCHANGED
-    is_ours = _digest(found) in {record.get(str(file.path)), _digest(file.content)}
-    return FileState.OUTDATED if is_ours and not file.is_configuration else FileState.KEPT
+    unchanged = _digest(found) in {record.get(str(file.path)), _digest(file.content)}
+    return FileState.OUTDATED if unchanged and not file.is_configuration else FileState.KEPT
 
 
 def _write(target: Path, file: SetupFile) -> None:
@@ -275,7 +277,7 @@ def _read_record(root: Path) -> dict[str, str]:
 
 
 def _machine_steps() -> Iterator[str]:
-    """Make the users and have systemd read the units, where these are there."""
+    """Create the users and reload systemd."""
     if shutil.which("systemd-sysusers"):
         yield _run("systemd-sysusers", "/etc/sysusers.d/helios.conf")
     else:
@@ -312,7 +314,7 @@ def refuse_prefix_of_others(prefix: Path) -> None:
 
 
 def next_steps(*, hook: Path | None, power: Path | None) -> tuple[str, ...]:
-    """Return what a person does after the files are there."""
+    """Return the steps for a person after the installation."""
     steps = [
         "Make its user an operator: sacctmgr add user helios account=root adminlevel=operator maxsubmitjobs=0",
         "Look through the settings: /etc/helios/helios.toml",

@@ -81,7 +81,7 @@ def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time
 
 
 def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
-    """Return a single partition with as many GPUs or CPUs as the site.
+    """Return one partition with all GPUs or CPUs.
 
     All its nodes are as large as the site's largest.
     """
@@ -163,7 +163,7 @@ class SlurmWhatIfRequest:
     site : SlurmSite
         As it is set up today.
     otherwise : SlurmSite, optional
-        With other settings; None: not requested.
+        With other settings. None where it was not requested.
     changed : str
         The other settings, for a person.
     since, until : datetime, optional
@@ -228,7 +228,8 @@ def slurm_whatif(
     Parameters
     ----------
     services : mapping of str to Service, optional
-        Services by name that act together in a replay of their own, in cycles as they would live; None: there is none.
+        Services by name that act together in a replay of their own, in cycles as they would live. None where there is
+        none.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Recorded jobs as a workload under Slurm's own rules, with or without services."""
+"""Recorded jobs as a workload for a simulated Slurm."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SlurmJobs:
     Attributes
     ----------
     jobs : DataFrame
-        Those of the history that are replayed, columns of ``JOBS``, in the order of ``workload``.
+        Replayed jobs as columns of ``JOBS``, in the order of ``workload``.
     workload : SlurmWorkload
     notes : tuple of str
         What was left out or assumed.
@@ -66,7 +66,7 @@ def slurm_jobs(
         Columns of ``JOBS``, in submission order; those without a run time, or of partitions that the site does not
         have, are left out.
     nice : array of shape (len(jobs),), optional
-        What users took from their own priority; no accounting keeps it. None: 0.
+        Priority that users gave up with ``nice``, which no accounting keeps. None stands for 0.
     keep_misfits : bool
         Keep jobs that an empty cluster could not start: some may run all the same, as an admin may let them.
 
@@ -227,7 +227,7 @@ def _arrays(jobs: pd.DataFrame) -> Ints:
 
 
 def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str, ...], Ints]:
-    """Return the distinct names in a column and each row's position in them.
+    """Return distinct names, and the index of each row.
 
     A missing name becomes ``""``, or gets the code ``missing``.
     """
@@ -281,11 +281,11 @@ def simulate_services_on_slurm(
     Parameters
     ----------
     services : mapping of str to Service
-        By name, in the order in which their changes are applied.
+        Services by name, in the order in which their changes are applied.
     history : LoadedHistory
         The cluster with its earlier jobs; the predictor learns from them.
     every : timedelta, optional
-        Least time between two calls of a service; None: each its own.
+        Least time between two calls of a service. None for each service's own.
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
     most_of_one_user, jobwise

@@ -72,7 +72,7 @@ class Draws:
     Attributes
     ----------
     started_s, ended_s : float64 array of shape (n_draws, n_jobs)
-        s since the epoch; inf: not by the horizon.
+        s since the epoch. inf where that is not by the horizon.
     """
 
     started_s: Floats
@@ -92,7 +92,7 @@ class QueueForecast:
     draws : int
         Number of simulations.
     seed : int
-        Of the random numbers.
+        Seed of the random numbers.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class QueueForecast:
         changes : mapping of str to float
             Columns of ``QUEUE`` that the first of the jobs asks for otherwise.
         draws : int, optional
-            Only so many simulations, the first ones; None: all.
+            Only so many simulations, the first ones. None for all.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class QueueForecast:
     def position(self, job_id: str, task: str = "") -> int | None:
         """Return the position of a pending job or task.
 
-        None: it is not simulated.
+        None where it is not simulated.
         """
         rows = np.flatnonzero((self._queue["job_id"] == job_id) & (self._queue["origin"] == WAITING))
         if not len(rows):
@@ -267,7 +267,9 @@ def forecast_start(
     task: str = "",
     wider: float = WIDER,
 ) -> StartForecast:
-    """Return when a pending job starts, and what would make it start earlier.
+    """Forecast when a pending job starts.
+
+    The forecast names changes of the request with which it would start earlier.
 
     Parameters
     ----------
@@ -278,9 +280,9 @@ def forecast_start(
     job : Series
         Its row of ``snapshot.pending``.
     task : str
-        Of a pending array; empty: its first one.
+        Task of a pending array. Empty for its first one.
     wider : float
-        By how much intervals are widened.
+        Factor by which intervals are widened.
     """
     now = snapshot.taken_at.replace(microsecond=0)
     empty = StartForecast(taken_at=now, horizon_at=now + timedelta(seconds=HORIZONS_S[-1]), not_simulated=site.notes)
@@ -331,7 +333,7 @@ def wait_quantiles(waits_s: Floats) -> Floats:
     Parameters
     ----------
     waits_s : float64 array of shape (n_draws, ...)
-        inf: longer than the simulations; such a quantile is inf.
+        inf for one longer than the simulations, whose quantile is inf too.
 
     Returns
     -------
@@ -343,14 +345,14 @@ def wait_quantiles(waits_s: Floats) -> Floats:
 
 
 def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
-    """Return p10, p50 and p90 of waits, widened to cover what they say.
+    """Return p10, p50 and p90 of waits after calibration.
 
     Both sides are widened in log time, with an additive minute.
 
     Parameters
     ----------
     quantiles_s : float64 array of shape (3, ...)
-        Those of the simulations, from :func:`wait_quantiles`.
+        Quantiles of the simulations, from :func:`wait_quantiles`.
     wider : float
         The factor; that of the site where the nightly check found one.
     """
@@ -365,7 +367,7 @@ def calibrated(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
 
 
 def fitting_limit_s(job: pd.Series[Any]) -> float:
-    """Return the time limit that 95 % of such jobs fit into, s.
+    """Return the time limit that fits 95 % of such jobs, s.
 
     It is whole ten minutes.
     """

@@ -24,7 +24,7 @@ from helios.metrics.study.blocks import FEWEST_BLOCKS
 from helios.metrics.study.capacity import Capacity, find_capacity
 from helios.metrics.study.figure_data import FigureData, FigureSource, NamedLevel
 from helios.metrics.study.figures import study_figures
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.metrics.study.published import here_and_there
@@ -75,9 +75,9 @@ class Study:
     capacity : Capacity
         What was in service.
     idle : IdleByDay, optional
-        What idled beside waiting jobs on each day; None: not known.
+        What idled beside waiting jobs on each day. None where not known.
     findings : tuple of Finding
-        By number.
+        Findings by number.
     statements : tuple of Statement
         The same in words.
     notes : tuple of str
@@ -125,7 +125,7 @@ class StudyOfLevels:
     recorded : RecordedLevels
         The levels.
     statements, notes : tuples
-        As of a study of jobs.
+        As in a study of jobs.
     """
 
     cluster: str
@@ -134,7 +134,7 @@ class StudyOfLevels:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values, in the form of a study of jobs."""
+        """Return the study as plain values."""
         return {
             "cluster": self.cluster,
             "timezone": self.recorded.timezone,
@@ -178,7 +178,7 @@ def idle_levels(found: Study) -> list[NamedLevel]:
 def unusable_levels(found: Study) -> list[NamedLevel]:
     """Return what was free each day although jobs waited.
 
-    By reason where that is known.
+    They are separated by reason where that is known.
     """
     if found.idle is None:
         return []
@@ -207,9 +207,9 @@ def write_study(
     audience : str
         ``admin``, ``manager`` or ``paper``; figures of the last two name no users.
     report : Path, optional
-        Where the page will be written; None: none is made.
+        Where the page will be written. None where none is made.
     out : Path, optional
-        Folder of the files; None: none are written.
+        Folder of the files. None where none are written.
     energy : Energy, optional
         Draw of nodes, and prices.
     change : datetime, optional
@@ -285,7 +285,7 @@ class KeptStudy:
 
 
 def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: datetime) -> Path:
-    """Keep a study as the latest of its cluster, for the web page.
+    """Store the latest study for the web page.
 
     Raises
     ------
@@ -308,7 +308,7 @@ def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: dateti
         for section in _sections(found, source, figures)
     ]
     kept = {"made_at": now.isoformat(), "subtitle": _subtitle(found), "values": found.to_json(), "sections": sections}
-    path = kept_path(folder, found.history.cluster)
+    path = study_path(folder, found.history.cluster)
     try:
         make_folder(folder)
         write_private(path, json.dumps(kept, default=str).encode())
@@ -317,18 +317,18 @@ def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: dateti
     return path
 
 
-def kept_path(folder: Path, cluster: str) -> Path:
+def study_path(folder: Path, cluster: str) -> Path:
     """Return where the latest study of a cluster is kept."""
     return folder / f"study-{file_name(cluster)}.json"
 
 
-def kept_study(folder: Path, cluster: str) -> KeptStudy | None:
+def latest_study(folder: Path, cluster: str) -> KeptStudy | None:
     """Return the latest study of a cluster.
 
     None where there is none that can be read.
     """
     try:
-        kept = json.loads(kept_path(folder, cluster).read_text(encoding="utf-8"))
+        kept = json.loads(study_path(folder, cluster).read_text(encoding="utf-8"))
         return KeptStudy(
             made_at=datetime.fromisoformat(kept["made_at"]),
             subtitle=str(kept["subtitle"]),
@@ -423,7 +423,7 @@ def study(
     progress("Studying", 0.0)
     notes = loaded.notes
     history = read_history(
-        _of_partitions(loaded.jobs[list(COLUMNS)], partitions),
+        _select_partitions(loaded.jobs[list(COLUMNS)], partitions),
         cluster=loaded.cluster,
         timezone=loaded.timezone,
         since=since,
@@ -514,7 +514,7 @@ def study_levels(recorded: RecordedLevels, *, cluster: str) -> StudyOfLevels:
     They tell of no job, so only the first statement is known, and as an upper bound.
     """
     first = idle_beside_waiting_levels(recorded)
-    findings = [first, *(unknown(number, "jobs") for number in range(2, STATEMENTS + 1))]
+    findings = [first, *(unknown_finding(number, "jobs") for number in range(2, STATEMENTS + 1))]
     return StudyOfLevels(
         cluster=cluster,
         recorded=recorded,
@@ -537,7 +537,7 @@ def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords
     weeks: list[tuple[Statement, ...]] = []
     for back in range(WEEKS_COMPARED + 1):
         until = end - back * WEEK
-        jobs = loaded.jobs[_touching(loaded.jobs, until - WEEK, until)].reset_index(drop=True)
+        jobs = loaded.jobs[_overlapping(loaded.jobs, until - WEEK, until)].reset_index(drop=True)
         if jobs.empty:
             break
         one = replace(loaded, jobs=jobs)
@@ -558,7 +558,7 @@ def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords
     return WeeklyChanges(levels=levels, sentences=tuple(sentences))
 
 
-def _touching(jobs: pd.DataFrame, since: datetime, until: datetime) -> pd.Series[bool]:
+def _overlapping(jobs: pd.DataFrame, since: datetime, until: datetime) -> pd.Series[bool]:
     """Return which jobs may have run or been submitted in a window."""
     ended = jobs["ended_at"]
     return (jobs["submitted_at"] < until) & ((jobs["submitted_at"] >= since) | ended.isna() | (ended > since))
@@ -577,7 +577,7 @@ def source_of(trace: Path | None, *, cluster: str | None, timezone: str | None) 
     )
 
 
-def _of_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:
+def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:
     if not partitions:
         return jobs
     known = [str(name) for name in jobs["partition"].cat.categories]

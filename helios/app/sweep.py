@@ -29,7 +29,7 @@ from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.config import zone
 from helios.errors import FileUnreadable, NotEnoughHistory, UsageError
 from helios.ports import Progress, no_progress
-from helios.report.significance import Differences, over_repeats, whatif_figures
+from helios.report.significance import Differences, compare_repeats, whatif_figures
 from helios.report.sweep import Group, Sweep, SweepRow
 from helios.simulate import Backfill, Placement
 from helios.units import length
@@ -90,7 +90,7 @@ def compare_runs(runs: Sequence[Mapping[str, Any]]) -> Differences:
     for figures in runs:
         by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
     today = next((figures["label"] for figures in runs if figures["is_today"]), runs[0]["label"])
-    return over_repeats(by_label, baseline=today, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
+    return compare_repeats(by_label, baseline=today, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
 
 
 # The file of results has one line for each run, appended when the run is done and never changed.

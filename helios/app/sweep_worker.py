@@ -30,7 +30,7 @@ class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is
 
 
 def plugin_name(fingerprint: str) -> str:
-    """Return the name of the plugin that holds the history on a worker."""
+    """Return the name of the worker plugin."""
     return f"helios-history-{fingerprint}"
 
 

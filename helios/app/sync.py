@@ -115,7 +115,7 @@ def sync_history(
             loaded, load_notes = _load(warehouse, accounting, cluster, first, last)
             notes.update(dict.fromkeys(load_notes))
             found = [have + more for have, more in zip(found, loaded, strict=True)]
-            warehouse.cover(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
+            warehouse.add_coverage(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
         events = 0
         for first, last in missing(
             _read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap
@@ -124,7 +124,7 @@ def sync_history(
             if len(found_events):
                 warehouse.add_node_events(cluster, found_events)
             events += len(found_events)
-            warehouse.cover(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
+            warehouse.add_coverage(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
         progress("Reading the accounting", 1.0)
     return SyncResult(
         intervals=len(intervals),
@@ -133,7 +133,7 @@ def sync_history(
         rejected=found[2],
         node_events=events,
         until=now,
-        notes=(*_suspicions(found, begin, now, coverage), *notes),
+        notes=(*_warnings(found, begin, now, coverage), *notes),
     )
 
 
@@ -203,7 +203,7 @@ def _has_rows(path: Path) -> bool:
         return next(lines, None) is not None
 
 
-def _suspicions(found: list[int], begin: datetime, now: datetime, coverage: pd.DataFrame | None) -> tuple[str, ...]:
+def _warnings(found: list[int], begin: datetime, now: datetime, coverage: pd.DataFrame | None) -> tuple[str, ...]:
     # A reading that finds nothing for weeks and reports success is a common silent failure.
     if coverage is None and not any(found) and now - begin >= timedelta(days=1):
         return (f"the accounting holds not one job since {begin:%Y-%m-%d}: is this the right cluster, may you see it?",)

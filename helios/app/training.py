@@ -40,7 +40,7 @@ def learn(
     Parameters
     ----------
     dask : str
-        Address of the Dask scheduler on whose workers the trees are grown; empty: here.
+        Address of the Dask scheduler on whose workers the trees are grown. Empty for this machine.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def trainer_at(dask: str) -> Trainer:
 def judge(
     history: LoadedHistory, *, train_until: datetime | None = None, test_fraction: float | None = None, **options: Any
 ) -> Evaluation:
-    """Train on the earlier part of a history and score on the later.
+    """Train on early jobs and score on later ones.
 
     The naive controls are scored beside the model. The parameters are those of
     :func:`helios.predict.evaluation.evaluate`; with ``train_until`` the fraction is ignored.
@@ -122,7 +122,7 @@ class PreparedHistory:
         Raises
         ------
         NotEnoughHistory
-            That is too little.
+            There are too few jobs.
         """
         return train_on(
             RecordedWalk(self.table),
@@ -135,7 +135,7 @@ class PreparedHistory:
         )
 
     def record(self, model: DurationModel, *, seed: int, made_at: datetime) -> ModelRecord:
-        """Return a model's record, with its manifest and the scores of its backtest.
+        """Return the record of a model and its scores.
 
         ``model`` must have learned from this history.
         """
@@ -149,7 +149,7 @@ class PreparedHistory:
     def backtest(self, model: DurationModel) -> Comparison | None:
         """Score the model's backtest beside the controls.
 
-        None: there is none, or too few jobs came after it.
+        None where there is none, or too few jobs came after it.
         """
         backtest = model.as_judged()
         if backtest is None:
@@ -190,9 +190,9 @@ class PreparedHistory:
     def predictions(
         self, models: Mapping[str, DurationModel | None], rows: NDArray[np.int64]
     ) -> dict[str, NDArray[np.float64]]:
-        """Return each model's predictions of the jobs ``rows`` at their submission, of shape (n, len(RUN_TIME)).
+        """Return each model's predictions at submission.
 
-        None stands for shrinkage alone.
+        Each is an array of shape (n, len(RUN_TIME)) for the jobs ``rows``. None stands for shrinkage alone.
         """
         walk = RecordedWalk(self.table, pairs=False)
         first_s, last_s = (int(self.table.submitted_s[row]) for row in (rows.min(), rows.max()))
@@ -205,9 +205,9 @@ class PreparedHistory:
         return made
 
     def latest(self, now: datetime) -> datetime:
-        """Return ``now``, or the second after the last submission if that is earlier.
+        """Return the end of the known history.
 
-        It is earlier in an old trace.
+        It is ``now``, or the second after the last submission if that is earlier, as in an old trace.
         """
         if self.table.n == 0:
             return now
@@ -216,7 +216,7 @@ class PreparedHistory:
     def known_until(self, now: datetime) -> datetime | None:
         """Return ``now`` if jobs of the history end later, else None.
 
-        None: every end lies before ``now``, so all of the history may be used.
+        None where every end lies before ``now``, so that all of the history may be used.
         """
         ends = self.table.ended_s[self.table.ended_s != NEVER_S]
         return now if len(ends) and int(ends.max()) >= _seconds(now) else None

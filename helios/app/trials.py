@@ -49,7 +49,7 @@ class PackingCase:
     nodes : mapping, optional
         Nodes of each partition; None takes those known to the warehouse, else the peak demand.
     draws : int
-        Draws of the window; 0: the window alone.
+        Draws of the window. 0 for the window alone.
     """
 
     gains: tuple[float, float] = GAINS
@@ -121,12 +121,12 @@ def find_repeated(
     by : str
         ``user`` or ``group``.
     most : int, optional
-        Rows of the table; None: all.
+        Rows of the table. None for all.
     replayed : bool
         Whether the queue is replayed with them packed.
     """
     if not bool((loaded.jobs["gpus"] > 0).any()):
-        return _nothing(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
+        return _empty_report(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
     jobs = loaded.jobs.reset_index(drop=True).assign(row=np.arange(len(loaded.jobs)))
     history = read_history(
         jobs,
@@ -138,9 +138,9 @@ def find_repeated(
         keep=("row", "name", "user", "account", "partition"),
     )
     if not history.size.any():
-        return _nothing(by, title, packing, NO_JOBS)
+        return _empty_report(by, title, packing, NO_JOBS)
     if not history.user.known.any():
-        return _nothing(by, title, packing, NO_USERS)
+        return _empty_report(by, title, packing, NO_USERS)
     trials = find_trials(history)
     chosen = np.isin(np.arange(len(history.size)), select_jobs(history.jobs, **(select or {})).index)
     trials = replace(trials, sure=np.where(chosen, trials.sure, -1), possible=np.where(chosen, trials.possible, -1))
@@ -162,7 +162,7 @@ def find_repeated(
     )
 
 
-def _nothing(by: str, title: str, packing: PackingCase, why: str) -> TrialsReport:
+def _empty_report(by: str, title: str, packing: PackingCase, why: str) -> TrialsReport:
     fields = fields_of_trials(by)
     rows = pd.DataFrame(columns=[field.column for field in fields])
     table = ReportTable(title=title, fields=fields, rows=rows, empty=why)
@@ -177,7 +177,7 @@ def _nothing(by: str, title: str, packing: PackingCase, why: str) -> TrialsRepor
 class _ReplayWaits:
     """Waits of one replay, s.
 
-    Of the other jobs, and until the result of the jobs that some replay packs.
+    The waits are those of the other jobs, and the times until the result those of jobs that some replay packs.
     """
 
     packed: int
@@ -263,10 +263,10 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
 def _packed(
     machine: ReplayCluster, first: NDArray[np.int64], second: NDArray[np.int64], gain: float
 ) -> tuple[ReplayCluster, NDArray[np.int64]]:
-    """Return the jobs with each pair as one job, and each job's row.
+    """Merge each pair into one job.
 
-    Such a job is submitted when both are there, and runs until the longer ends. Its time limit is as much longer as
-    both run more slowly.
+    A merged job is submitted when both are, and runs until the longer ends. Its time limit is as much longer as both
+    run more slowly. The second value is the row of each original job.
     """
     jobs = machine.jobs.assign(position=np.arange(len(machine.jobs)))
     run_time_s, limit_s = (jobs[name].to_numpy(dtype=np.float64).copy() for name in ("run_time_s", "time_limit_s"))

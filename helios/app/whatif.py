@@ -53,13 +53,13 @@ class WhatIfRequest:
     resource : str, optional
         ``gpus`` or ``cpus``; None: as :func:`~helios.app.replay_cluster.choose_resource` says.
     placement : Placement
-        Which of the nodes that fit a job gets.
+        Choice among the nodes that fit a job.
     plan_quantile : float
         Quantile of a prediction that backfill plans with: .1, .5 or .9.
     predict_again_s : int, optional
-        Predict pending jobs again after so long, s; 0: never; None: hourly.
+        Predict pending jobs again after so long, s. 0 for never. None for hourly.
     seed : int
-        Of training, of random placement and of repeats.
+        Seed of training, of random placement and of repeats.
     """
 
     plans: Sequence[Scenario]
@@ -119,7 +119,7 @@ def whatif(
         for plan in request.plans:
             if not plan.uses_predictions:
                 found[plan] = to_run(plan, setup, None, progress, request=request)
-        for plans in _that_share(request.plans, jobs=len(setup.before) + len(setup.workload)):
+        for plans in _group_by_training(request.plans, jobs=len(setup.before) + len(setup.workload)):
             runs, notes = _replay_side_by_side(plans, setup, taught, request, progress)
             found |= runs
             said += notes
@@ -132,7 +132,7 @@ def whatif(
     return replace(answer_request(history, request, setup, runs=made, said=said), interrupted=interrupted)
 
 
-def _that_share(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
+def _group_by_training(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
     """Yield the scenarios with predictions that share their trainings, each once."""
     at_once = max(MOST_SIDE_BY_SIDE // jobs, 1)
     asking = [plan for plan in dict.fromkeys(plans) if plan.uses_predictions]
@@ -197,7 +197,7 @@ def _replay_side_by_side(
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySetup:
-    """The replayed jobs on their machine, which of them count, and the earlier jobs.
+    """Jobs and machine of a replay.
 
     Attributes
     ----------
@@ -300,7 +300,7 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
     """
     resource, chosen = (request.resource, []) if request.resource else choose_resource(history.jobs)
     window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
-    replayable, notes = _replayable(window.jobs, resource)
+    replayable, notes = _replayable_jobs(window.jobs, resource)
     notes = chosen + notes
     machine = replay_cluster_for(
         replayable,
@@ -366,7 +366,7 @@ def choose_window(
     return HistoryWindow(jobs=jobs, before=history.jobs[submitted < opening], since=begin, until=end)
 
 
-def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
+def _replayable_jobs(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
     notes = []
     if resource == "cpus":
         notes.append("No GPUs are replayed here: the CPUs that jobs hold take their place, --gpus-per-node a node.")
@@ -388,7 +388,7 @@ def train_predictor(
 ) -> DurationModel | None:
     """Return a model of what had ended when the replay begins.
 
-    None: no scenario needs one, or too little had ended, so the predictor learns during the replay alone.
+    None where no scenario needs one, or too few jobs had ended. Then the predictor learns only during the replay.
     """
     if not any(plan.uses_predictions for plan in request.plans):
         return None
@@ -400,7 +400,7 @@ def train_before(
 ) -> DurationModel | None:
     """Return a model of what had ended ``before`` the first of ``jobs``.
 
-    None: too little had ended, so the predictor learns during the replay alone.
+    None where too few jobs had ended. Then the predictor learns only during the replay.
     """
     if before.empty:
         return None
@@ -504,9 +504,9 @@ def measured_run(
     total_gpus: int,
     **about: Any,
 ) -> Run:
-    """Return a replay with its figures, from arrays of one element a job.
+    """Return a replay with its metrics.
 
-    ``about`` names the replay, as for :func:`measure`.
+    All arrays have one element per job. ``about`` names the replay, as for :func:`measure`.
     """
     times = {"submitted_s": submitted_s, "ended_s": ended_s, "run_time_s": run_time_s}
     return Run(

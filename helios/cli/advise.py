@@ -11,8 +11,8 @@ from typing import Annotated
 
 from typer import Option
 
-from helios.cli.options import AsJson, HistoryOptions, configuration, expand, loaded_cluster, moment
-from helios.cli.output import progress_bars, say_notes, show_json, width
+from helios.cli.options import AsJson, HistoryOptions, configuration, expand, moment, select_cluster
+from helios.cli.output import print_notes, progress_bars, show_json, width
 from helios.errors import UsageError
 
 
@@ -64,7 +64,7 @@ def advise_(
             source.refuse_file_options()
             ask = ReportQuery(
                 url=settings.database.url,
-                cluster=loaded_cluster(source.cluster),
+                cluster=select_cluster(source.cluster),
                 now=datetime.now(UTC),
                 start=since or "now-4weeks",
                 end=until,
@@ -72,7 +72,7 @@ def advise_(
             )
             live = partial(advise.usage_of_cluster, settings.slurm, users=users)
             found = advise.advise(ask, usage=live if of_file is None else lambda *_: (of_file, ()))
-    say_notes(found.notes)
+    print_notes(found.notes)
     if as_json:
         show_json(found.to_json())
         return

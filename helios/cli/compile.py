@@ -1,4 +1,7 @@
-"""Command ``helios compile``, which compiles beforehand what other commands would compile at their first run."""
+"""Command ``helios compile``.
+
+It compiles beforehand what other commands would compile at their first run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import numpy as np
 from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
 from helios.cli.options import AsJson
-from helios.cli.output import progress_bars, say, show_json
+from helios.cli.output import print_message, progress_bars, show_json
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.jit import KEPT, cache_folder
 from helios.model import NODE_STATES, QUEUE, Snapshot
@@ -65,12 +68,12 @@ def compile_(as_json: AsJson = False) -> None:
     if as_json:
         show_json(found)
     else:
-        say(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
+        print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
 
 
 def compile_all(progress: Progress) -> None:
     """Run every step in a temporary folder."""
-    with TemporaryDirectory() as folder, _inside(Path(folder)):
+    with TemporaryDirectory() as folder, _working_directory(Path(folder)):
         job = _write_inputs()
         for step, arguments in STEPS.items():
             progress(f"Compiling: {step}", 0.0)
@@ -83,7 +86,7 @@ def compile_all(progress: Progress) -> None:
 
 
 @contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def _working_directory(folder: Path) -> Iterator[None]:
     """Work in a folder without any settings of the caller."""
     before, environment = Path.cwd(), dict(os.environ)
     for name in environment:
@@ -101,7 +104,10 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def _write_inputs() -> str:
-    """Write the files that the steps read, and return the id of a job."""
+    """Write the input files of the steps.
+
+    Returns the id of a job in them.
+    """
     jobs = synthetic_trace(start=FIRST_DAY, days=DAYS)
     few = jobs[jobs["submitted_at"] < FIRST_DAY + timedelta(days=3)]
     write_helios_csv(few, Path("few.csv.gz"))
@@ -116,7 +122,7 @@ def _write_inputs() -> str:
 
 
 def _predict_live() -> None:
-    """Predict the run times of a queue, and when a job of it starts."""
+    """Predict run times and a start time."""
     jobs = synthetic_trace(start=FIRST_DAY, days=1)
     asked = jobs[[name for name in QUEUE.names if name in jobs]].tail(20)
     running = QUEUE.conform(asked.tail(10))

@@ -1,4 +1,4 @@
-"""Commands that make Helios act on jobs and nodes, and that stop it."""
+"""Commands that start and stop changes on the cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typer import Argument, Option
 
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
-from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, resume_here, set_mode
+from helios.app.modes import PAUSE_FILE, current_modes, not_paused, pause, pause_here, resume, resume_here, set_mode
 from helios.app.operations import Operations
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, loaded_cluster, rename_services
-from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json
+from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import Mode
@@ -62,7 +62,7 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
     heads = ("Job", "Service", "Action", "Before", "After", "Outcome", "Why")
     _show_cycle(report, heads, list(rows), {name: it.mode.value for name, it in modes.items()})
     if not apply:
-        say("Nothing was written. To act as far as the modes allow: helios cycle --apply")
+        print_message("Nothing was written. To act as far as the modes allow: helios cycle --apply")
 
 
 def mode_(
@@ -99,12 +99,12 @@ def mode_(
                 hint=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
             )
         if mode is Mode.CANARY:
-            say_notes(refuse_unknown_partitions(settings.slurm, name, partition or ()))
+            print_notes(refuse_unknown_partitions(settings.slurm, name, partition or ()))
         if mode in {Mode.CANARY, Mode.ACTIVE}:
             from helios.app.gain_check import refuse_without_gain  # noqa: PLC0415 - replays the history, which takes numba
 
             with progress_bars() as progress:
-                say_notes(refuse_without_gain(settings, name, service, services[service], progress=progress))
+                print_notes(refuse_without_gain(settings, name, service, services[service], progress=progress))
         set_mode(
             settings.database.url,
             name,
@@ -120,17 +120,17 @@ def mode_(
             from helios.app.doctor import hook_not_installed  # noqa: PLC0415 - no pause waits for what it imports
 
             for finding in hook_not_installed(settings, name):
-                say(f"warning: {finding.message}. {finding.hint}")
+                print_message(f"warning: {finding.message}. {finding.hint}")
     elif service is not None or partition or percent is not None:
         raise UsageError(
             "Both the service and its mode are needed.",
             hint=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
         )
-    modes = modes_in_force(settings.database.url, name, services)
+    modes = current_modes(settings.database.url, name, services)
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
     for row_name, it in modes.items():
         table.add_row(row_name, it.mode.value, scope(it, of=domain_of(services[row_name])))
-    answer({name: _mode_answer(it) for name, it in modes.items()}, table, as_json=as_json)
+    print_result({name: _mode_answer(it) for name, it in modes.items()}, table, as_json=as_json)
 
 
 def pause_(
@@ -174,10 +174,10 @@ def pause_(
             f"no Helios has run a cycle with these settings; one that runs here has others and does not see {folder}"
         )
     for problem in problems:
-        say(f"warning: {problem}")
+        print_message(f"warning: {problem}")
     why = f"paused by {by}" + (f": {reason}" if reason else "")
     try:
-        report, nodes, summary = operations.everything_back(why, hidden=hidden)
+        report, nodes, summary = operations.revert_everything(why, hidden=hidden)
     except HeliosError as problem:
         raise HeliosError(
             f"Helios is paused, but not all of its changes could be reverted: {problem.message}", hint=problem.hint
@@ -190,7 +190,7 @@ def pause_(
         "remaining": [],
         "audited": report.recorded and (nodes is None or nodes.recorded),
     }
-    answer(found, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
+    print_result(found, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
 
 
 def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -206,23 +206,25 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
         name = _cluster_name(settings.database.url, cluster)
     except NoSuchCluster as unknown:
         # Where the warehouse holds no cluster, it holds no pause either.
-        if _holds_clusters(settings.database.url) or not resume_here(folder):
+        if _has_clusters(settings.database.url) or not resume_here(folder):
             raise
         _resume_nodes_daemon(folder)
-        answer({"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {unknown.message}", as_json=as_json)
+        print_result(
+            {"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {unknown.message}", as_json=as_json
+        )
         return
-    from helios.app.node_controller import forget_what_is_damaged  # noqa: PLC0415 - no pause waits for what it imports
+    from helios.app.node_controller import delete_damaged_state  # noqa: PLC0415 - no pause waits for what it imports
 
     now = datetime.now(UTC)
     resume(settings.database.url, name, folder, now=now)
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.remember(name, MEMORY, "", at=now)
-        forget_what_is_damaged(warehouse, name, at=now)
+        delete_damaged_state(warehouse, name, at=now)
     _resume_nodes_daemon(folder)
-    modes = modes_in_force(settings.database.url, name, configured_services(settings))
+    modes = current_modes(settings.database.url, name, configured_services(settings))
     in_words = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
     found = {"cluster": name, "modes": {service: _mode_answer(mode) for service, mode in modes.items()}}
-    answer(found, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)
+    print_result(found, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)
 
 
 def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -236,7 +238,7 @@ def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     with progress_bars() as progress:
         result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
     problems = [{"message": problem.message, "hint": problem.hint} for problem in result.problems]
-    answer({"done": list(result.did), "problems": problems}, *map(escape, result.did), as_json=as_json)
+    print_result({"done": list(result.did), "problems": problems}, *map(escape, result.did), as_json=as_json)
     result.line()
 
 
@@ -252,7 +254,7 @@ def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
 
 
 def _has_run_cycles(url: str, cluster: str) -> bool:
-    """Return whether a Helios with these settings has ever taken a cycle on the cluster."""
+    """Return whether a control cycle ever ran with these settings."""
     try:
         with Warehouse.open(url) as warehouse:
             return any(warehouse.lease(cluster, domain=domain) is not None for domain in Domain)
@@ -260,7 +262,7 @@ def _has_run_cycles(url: str, cluster: str) -> bool:
         return False
 
 
-def _holds_clusters(url: str) -> bool:
+def _has_clusters(url: str) -> bool:
     with Warehouse.open(url) as warehouse:
         return not warehouse.clusters().empty
 
@@ -293,19 +295,19 @@ def _resume_nodes_daemon(folder: Path) -> None:
     try:
         file.unlink(missing_ok=True)
     except OSError:
-        say(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
+        print_message(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
 
 
 def _run_cycle(cycles: Any, *, apply: bool, mode: Mode | None) -> tuple[Any, dict[str, ServiceMode]]:
     """Return the report and modes of a cycle on jobs or nodes."""
     modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
     report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
-    say_notes(report.notes)
+    print_notes(report.notes)
     return report, modes
 
 
 def _decisions(report: CycleReport | NodeCycleReport) -> pd.DataFrame:
-    """Return the decisions about jobs or nodes, without those about the cycle itself."""
+    """Return the decisions about jobs or nodes."""
     return report.decisions[report.decisions["action"] != "Cycle"]
 
 
@@ -315,7 +317,7 @@ def _show_cycle(
     rows: Sequence[Iterable[object]],
     modes: Mapping[str, str],
 ) -> None:
-    """Show why Helios is suspended, the decisions, and the results of each service."""
+    """Show the decisions and results of a cycle."""
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
     if rows:
@@ -331,7 +333,7 @@ def _show_cycle(
 
 
 def _cycle_answer(report: CycleReport | NodeCycleReport) -> dict[str, Any]:
-    """Return what the cycles on jobs and on nodes have in common as plain values."""
+    """Return the common fields of cycles as plain values."""
     decisions = report.decisions.astype("object")
     return {
         "taken_at": report.taken_at.isoformat(),
@@ -349,18 +351,18 @@ def _find_name(look_up: Callable[[], str]) -> str | None:
     try:
         return look_up()
     except HeliosError as problem:
-        say(f"warning: {problem.message}")
+        print_message(f"warning: {problem.message}")
         return None
 
 
 def _cluster_name(url: str, cluster: str | None) -> str:
-    """Return the name given, else that of the default or only cluster in the warehouse."""
+    """Return the given, default or only cluster."""
     from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
 
     if cluster is not None:
         return cluster
     with Warehouse.open(url) as warehouse:
-        return str(choose_cluster(warehouse, loaded_cluster(None))["name"])
+        return str(choose_cluster(warehouse, select_cluster(None))["name"])
 
 
 # ``helios power``: states of the nodes, one control cycle on them, and the release of repaired nodes.
@@ -377,7 +379,7 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
     from helios.app.explain_node import node_status  # noqa: PLC0415 - only where it is looked up
 
     found = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
-    answer(found.to_json(), *found.parts(), as_json=as_json)
+    print_result(found.to_json(), *found.parts(), as_json=as_json)
 
 
 @power_commands.command("run-cycle", epilog="Example: helios power run-cycle --as active")
@@ -424,7 +426,7 @@ def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_jso
         show(f"No service requests a change; {why}.")
     _show_cycle(report, ("Nodes", "Service", "Action", "Outcome", "Why"), rows, in_words)
     if not apply:
-        say("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
+        print_message("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
 
 
 @power_commands.command("clear", epilog="Example: helios power clear gpu17")
@@ -452,7 +454,7 @@ def clear(
     left = f"Nodes with failed wakes that are not cleared: {', '.join(sorted(memory.quarantined)) or 'none'}."
     lines = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
     found = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
-    answer(found, *lines, as_json=as_json)
+    print_result(found, *lines, as_json=as_json)
 
 
 # ``helios service``: what is installed.
@@ -474,4 +476,4 @@ def list_(as_json: AsJson = False) -> None:
         options = "\n".join(map(str, it.options))
         table.add_row(it.name, "yes" if it.name in configured else "", summary, options, it.package)
     listed = [asdict(it) | {"configured": it.name in configured, "domain": it.domain or "pools"} for it in found]
-    answer(listed, table, as_json=as_json)
+    print_result(listed, table, as_json=as_json)

@@ -29,7 +29,7 @@ from helios.cli.options import (
     moment,
     named_timezone,
 )
-from helios.cli.output import answer, progress_bars, say_notes, width, write_page
+from helios.cli.output import print_notes, print_result, progress_bars, width, write_page
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
 from helios.predict.demand.types import Calendar, parse_holidays
@@ -53,7 +53,7 @@ Total = Annotated[float | None, Option("--total", min=0, help="Nodes in service,
 
 
 @commands.callback()
-def _noun() -> None:
+def _energy_group() -> None:
     pass  # so that whatif stays a verb behind the noun while it is the only one
 
 
@@ -160,7 +160,7 @@ def whatif(
                 until=end,
                 placement=Placement(placement),
                 seed=settings.model.seed,
-                **machine.of(settings, history.machine),
+                **machine.request_fields(settings, history.machine),
             )
             on_jobs = EnergyJobsRequest(
                 replay=replay,
@@ -176,7 +176,7 @@ def whatif(
         from helios.report.html import render_energy_whatif  # noqa: PLC0415 - as above
 
         write_page(report, render_energy_whatif(found))
-    answer(found.to_json(), energy_table(found, width=width()), as_json=as_json)
+    print_result(found.to_json(), energy_table(found, width=width()), as_json=as_json)
 
 
 def ces_options(settings: Settings) -> CesOptions:
@@ -223,7 +223,7 @@ forecast_commands = typer.Typer(
 
 
 @forecast_commands.callback()
-def _forecast_noun() -> None:
+def _forecast_group() -> None:
     pass  # so that evaluate stays a verb behind the noun while it is the only one
 
 
@@ -291,5 +291,5 @@ def evaluate(
             history_days=settings.demand.history_days,
         )
         report = evaluate_forecasts(demand, request, progress=progress)
-    say_notes(report.notes)
-    answer(report.to_json(), forecast_table(report), as_json=as_json)
+    print_notes(report.notes)
+    print_result(report.to_json(), forecast_table(report), as_json=as_json)

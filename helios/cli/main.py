@@ -1,8 +1,7 @@
 """The command ``helios`` and the list of all its commands.
 
 Helios' packages take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed
-is imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for
-anything.
+is imported. ``helios pause`` does not wait for the training code, and ``helios --help`` for none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from helios import __version__
-from helios.cli.output import complain
+from helios.cli.output import print_error
 from helios.errors import HeliosError
 
 # Where each command is, and its line in the help. A test compares these lines with the help of the commands themselves.
@@ -52,7 +51,7 @@ COMMANDS = {
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
     "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
     "web": ("web:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
-    "notify": ("notify:commands", "Show what people were told by mail and webhook, and send a test."),
+    "notify": ("system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
     "pool": ("pool:commands", "Run many training trials in one allocation."),
     "hook": ("system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
@@ -78,15 +77,15 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
-        name, command, rest = super().resolve_command(ctx, [renamed(args[0], RENAMED_COMMANDS), *args[1:]])
-        rest = [renamed(word, RENAMED_OPTIONS) for word in rest]
+        name, command, rest = super().resolve_command(ctx, [replace_old_name(args[0], RENAMED_COMMANDS), *args[1:]])
+        rest = [replace_old_name(word, RENAMED_OPTIONS) for word in rest]
         if rest and name in RENAMED_VERBS:
-            rest[0] = renamed(rest[0], RENAMED_VERBS[name])
-        return name, command if name is None else imported(name), rest
+            rest[0] = replace_old_name(rest[0], RENAMED_VERBS[name])
+        return name, command if name is None else import_command(name), rest
 
 
-def renamed(word: str, names: Mapping[str, str]) -> str:
-    """Return the new name of an old command or option, and print a note.
+def replace_old_name(word: str, names: Mapping[str, str]) -> str:
+    """Replace an old command or option name, with a note.
 
     Any other word is returned as it is.
     """
@@ -97,7 +96,7 @@ def renamed(word: str, names: Mapping[str, str]) -> str:
     return f"{names[name]}{equals}{value}"
 
 
-def imported(name: str) -> Any:
+def import_command(name: str) -> Any:
     """Import the module of a command and return the command.
 
     It is ready to be run or asked for its options.
@@ -116,19 +115,19 @@ def imported(name: str) -> Any:
         alone.command(name)(target)
         command = typer.main.get_command(alone)
     command.name = name
-    _unwrap(command)
+    _join_help_lines(command)
     return command
 
 
-def _unwrap(command: Any) -> None:
+def _join_help_lines(command: Any) -> None:
     """Join the source lines of each paragraph of a help text.
 
-    The terminal wraps them. Typer would keep the source's line breaks from the second paragraph on.
+    The terminal wraps them. Typer would keep the line breaks of the source from the second paragraph on.
     """
     if command.help:
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))
     for inner in getattr(command, "commands", {}).values():
-        _unwrap(inner)
+        _join_help_lines(inner)
 
 
 def _print_version(asked: bool) -> None:
@@ -149,7 +148,7 @@ application = typer.Typer(
 )
 
 
-def _name_file(path: Path | None) -> None:
+def _set_configuration_file(path: Path | None) -> None:
     if path is not None:
         from helios.config import FILE_VARIABLE  # noqa: PLC0415 - pydantic; the list of commands needs none
 
@@ -157,12 +156,12 @@ def _name_file(path: Path | None) -> None:
 
 
 @application.callback()
-def _root(
+def _global_options(
     config: Annotated[
         Path | None,
         Option(
             "--config",
-            callback=_name_file,
+            callback=_set_configuration_file,
             help="Read settings from this file alone, as with HELIOS_CONFIG. Default: those of helios config show.",
         ),
     ] = None,
@@ -181,7 +180,7 @@ def main() -> None:
     try:
         application()
     except HeliosError as error:
-        complain(error)
+        print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from helios import __version__
-from helios.cli.main import COMMANDS, application, imported
+from helios.cli.main import COMMANDS, application, import_command
 from helios.config import ConfigValue, load_configuration
 
 FOLDER = "usr/share/man"
@@ -32,7 +32,7 @@ FILES = {
 
 
 def command_tree(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield a command and all below it, each with the words to type."""
+    """Yield a command and its subcommands, with their names."""
     yield name, command
     for word, below in sorted(getattr(command, "commands", {}).items()):
         yield from command_tree(below, f"{name} {word}")
@@ -61,7 +61,7 @@ def default_settings() -> Iterator[tuple[ConfigValue, Any]]:
 
 
 def manual_pages() -> dict[str, str]:
-    """Return the text of each manual page, by its path below the root.
+    """Return the manual pages by path.
 
     There is one of ``helios``, one of each command with all below it, and one of the settings.
     """
@@ -86,7 +86,7 @@ def _root_page() -> str:
 
 
 def _command_page(name: str) -> str:
-    (_, command), *below = command_tree(imported(name), f"helios {name}")
+    (_, command), *below = command_tree(import_command(name), f"helios {name}")
     sections = [
         (
             "SYNOPSIS",
@@ -96,7 +96,7 @@ def _command_page(name: str) -> str:
         ("OPTIONS", _options(command)),
     ]
     if below:
-        verbs = [[f".SS {_escaped(words)}", _text(verb.help, verb.epilog), *_options(verb)] for words, verb in below]
+        verbs = [[f".SS {_escape(words)}", _text(verb.help, verb.epilog), *_options(verb)] for words, verb in below]
         sections.append(("COMMANDS", [part for verb in verbs for part in verb]))
     sections.append(("SEE ALSO", [_text("helios(1), helios.toml(5)")]))
     return _page(f"helios-{name} 1", f"helios-{name} - {_summary(command)}", *sections)
@@ -121,11 +121,11 @@ def _settings_page() -> str:
 def _page(title: str, name: str, *sections: tuple[str, Sequence[str]]) -> str:
     page, number = title.split()
     lines = [
-        f'.TH {_escaped(page.upper())} {number} "" "Helios {__version__}" "Helios"',
+        f'.TH {_escape(page.upper())} {number} "" "Helios {__version__}" "Helios"',
         ".nh",
         ".ad l",
         ".SH NAME",
-        _escaped(name),
+        _escape(name),
     ]
     for heading, parts in sections:
         lines += [f".SH {heading}", *filter(None, parts)] if any(parts) else []
@@ -139,7 +139,7 @@ def _summary(command: Any) -> str:
 
 def _synopsis(words: str, command: Any) -> str:
     arguments = [spelled for spelled, _, _ in describe_options(command) if not spelled.startswith("-")]
-    return f".B {_escaped(words)}\n" + _escaped(" ".join(["[OPTION ...]", *arguments]))
+    return f".B {_escape(words)}\n" + _escape(" ".join(["[OPTION ...]", *arguments]))
 
 
 def _options(command: Any) -> list[str]:
@@ -150,15 +150,15 @@ def _options(command: Any) -> list[str]:
 
 
 def _entry(name: str, meaning: str) -> str:
-    return f".TP\n.B {_escaped(name)}\n{_escaped(meaning)}"
+    return f".TP\n.B {_escape(name)}\n{_escape(meaning)}"
 
 
 def _text(*texts: str | None) -> str:
     paragraphs = [part for text in texts if text for part in re.split(r"\n\s*\n", text.strip())]
-    return "\n.PP\n".join(map(_escaped, paragraphs))
+    return "\n.PP\n".join(map(_escape, paragraphs))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a line that roff prints as it is."""
     line = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{line}" if line.startswith((".", "'")) else line

@@ -21,10 +21,10 @@ from helios.cli.options import (
     configuration,
     duration,
     expand,
-    loaded_cluster,
     moment,
+    select_cluster,
 )
-from helios.cli.output import answer, progress_bars, say_notes, width
+from helios.cli.output import print_notes, print_result, progress_bars, width
 from helios.errors import UsageError
 from helios.predict.duration import SHRINKAGE
 from helios.report.models import (
@@ -62,7 +62,7 @@ def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     url, name = _site(cluster)
     listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
     table = models_table(listed, decided, drift=model_registry.remembered_drift(url, name), width=width())
-    answer(listed, table, as_json=as_json)
+    print_result(listed, table, as_json=as_json)
 
 
 @commands.command("decisions", epilog="Example: helios model decisions --json")
@@ -78,7 +78,7 @@ def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
         f"by {row['promoted_by']}: {row['why']}"
         for row in decisions
     ]
-    answer(decisions, *(lines or ["Nothing was ever decided: the newest model is active."]), as_json=as_json)
+    print_result(decisions, *(lines or ["Nothing was ever decided: the newest model is active."]), as_json=as_json)
 
 
 @commands.command("promote", epilog="Example: helios model promote venus-20200901-4e5f6a7b --why 'better last week'")
@@ -90,7 +90,7 @@ def promote_(model_id: ModelId, cluster: Cluster = None, why: Why = "by hand", a
     """
     url, name = _site(cluster)
     outcome = model_registry.promote(url, name, model_id, by=getpass.getuser(), why=why, now=datetime.now(UTC))
-    answer(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
+    print_result(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
 
 
 @commands.command("rollback", epilog="Example: helios model rollback --why 'waits have grown'")
@@ -101,7 +101,7 @@ def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = F
     """
     url, name = _site(cluster)
     outcome = model_registry.roll_back(url, name, by=getpass.getuser(), why=why, now=datetime.now(UTC))
-    answer(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
+    print_result(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
 
 
 @commands.command("compare", epilog="Example: helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b")
@@ -121,7 +121,7 @@ def compare_(
         history = model_registry.training_history(url, name, progress=progress)
         comparison, notes = model_registry.compare(history, url=url, first=first, second=second, now=datetime.now(UTC))
     found = comparison.to_json()
-    answer(found | {"notes": list(notes)}, comparison_table(found, notes=notes), as_json=as_json)
+    print_result(found | {"notes": list(notes)}, comparison_table(found, notes=notes), as_json=as_json)
 
 
 @commands.command("nightly", epilog="Example: helios model nightly --dry-run")
@@ -145,7 +145,7 @@ def nightly_(
         now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
         outcome, drift = model_registry.nightly(
             url=url,
-            history=model_registry.until(history, now),
+            history=model_registry.history_before(history, now),
             seed=settings.seed,
             days=days or settings.judged_days,
             now=now,
@@ -156,7 +156,7 @@ def nightly_(
         )
     compared = ["", comparison_table(outcome.comparison.to_json())] if outcome.comparison else []
     found = outcome.to_json()
-    answer(found | {"drift": drift}, *outcome_text(found), f"Drift: {drift}.", *compared, as_json=as_json)
+    print_result(found | {"drift": drift}, *outcome_text(found), f"Drift: {drift}.", *compared, as_json=as_json)
 
 
 @commands.command("drift", epilog="Example: helios model drift --days 14")
@@ -176,20 +176,20 @@ def drift_(
         history = model_registry.training_history(url, name, progress=progress)
         now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
         found = model_registry.drift(
-            model_registry.until(history, now),
+            model_registry.history_before(history, now),
             url=url,
             model_id=model_id,
             days=days or configuration().settings.model.judged_days,
             now=now,
             progress=progress,
         )
-    answer(found, drift_tables(found, width=width()), as_json=as_json)
+    print_result(found, drift_tables(found, width=width()), as_json=as_json)
 
 
 def _site(cluster: str | None) -> tuple[str, str]:
     url = configuration().settings.database.url
     with Warehouse.open(url) as warehouse:
-        return url, str(choose_cluster(warehouse, loaded_cluster(cluster))["name"])
+        return url, str(choose_cluster(warehouse, select_cluster(cluster))["name"])
 
 
 @commands.command("train", epilog="Example: helios model train --cluster venus --until 2020-09-01")
@@ -217,7 +217,7 @@ def train(
     """
     settings = configuration().settings
     with progress_bars() as progress:
-        history = model_registry.training_history(settings.database.url, loaded_cluster(cluster), progress=progress)
+        history = model_registry.training_history(settings.database.url, select_cluster(cluster), progress=progress)
         record = learn(
             history,
             url=settings.database.url,
@@ -227,7 +227,7 @@ def train(
             dask=settings.model.dask if dask is None else dask,
             progress=progress,
         )
-    outcome = model_registry.settle(
+    outcome = model_registry.decide_by_hand(
         settings.database.url, record, promote_it=promote, by=getpass.getuser(), now=datetime.now(UTC)
     )
     manifest = {
@@ -243,7 +243,7 @@ def train(
         f"that had ended by {record.trained_until:%Y-%m-%d %H:%M} UTC."
     )
     found = outcome.to_json()
-    answer(manifest | {"outcome": found}, learned, *outcome_text(found), as_json=as_json)
+    print_result(manifest | {"outcome": found}, learned, *outcome_text(found), as_json=as_json)
 
 
 @commands.command("evaluate", epilog="Example: helios model evaluate --train-until 2020-08-01 --json")
@@ -306,14 +306,14 @@ def evaluate(
         evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **split)
         worth = None
         if value:
-            target = ReplayTarget(**machine.of(settings, history.machine), draws=draws)
+            target = ReplayTarget(**machine.request_fields(settings, history.machine), draws=draws)
             worth = value_or_reason(history, target, model=evaluation.model, **split)
-    say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
+    print_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found)]
     if worth:
         tables = [*value_headline(worth), "", *tables, "", value_table(worth)]
-    answer(found | {"value": worth.to_json() if worth else None}, *tables, as_json=as_json)
+    print_result(found | {"value": worth.to_json() if worth else None}, *tables, as_json=as_json)
 
 
 @commands.command("explain", epilog="Example: helios model explain 12345")
@@ -335,17 +335,17 @@ def explain_(
     Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
-    from helios.app.explain_prediction import explain, kept_model, model_in_use, queue_at_submission  # noqa: PLC0415 - only this command needs it
+    from helios.app.explain_prediction import explain, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
     from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
     with progress_bars() as progress:
         history = source.read(progress)
         if source.trace is not None and model_id is None:
-            choose = model_in_use(history, seed=settings.model.seed, progress=progress)
+            choose = newly_trained_model(history, seed=settings.model.seed, progress=progress)
         else:
-            choose = kept_model(history, url=settings.database.url, model_id=model_id)
-        read_snapshot = None if source.trace is not None else queue_at_submission(settings, history.cluster)
+            choose = stored_model(history, url=settings.database.url, model_id=model_id)
+        read_snapshot = None if source.trace is not None else live_snapshot_reader(settings, history.cluster)
         found = explain(history, job, choose=choose, read_snapshot=read_snapshot, restart=restart)
-    say_notes(history.notes)
-    answer(found.to_json(), explanation_screen(found), as_json=as_json)
+    print_notes(history.notes)
+    print_result(found.to_json(), explanation_screen(found), as_json=as_json)

@@ -16,7 +16,7 @@ import typer
 from typer import Option
 
 from helios.choices import TraceFormat
-from helios.cli.output import say
+from helios.cli.output import print_message
 from helios.config import RENAMED_SERVICES, LoadedSettings, Settings, load_configuration, zone
 from helios.errors import UsageError
 from helios.units import length
@@ -52,7 +52,7 @@ Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace
 
 
 def writable(context: typer.Context, option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written, before any work is done for it.
+    """Refuse an output file that cannot be written.
 
     What is there stays as it is.
 
@@ -151,16 +151,19 @@ class HistoryOptions:
                 progress=progress,
             )
         progress("Reading the warehouse", 0.0)
-        history = load_history(url=settings.settings.database.url, cluster=loaded_cluster(self.cluster))
+        history = load_history(url=settings.settings.database.url, cluster=select_cluster(self.cluster))
         progress("Reading the warehouse", 1.0)
         return history
 
-    def words(self, history: LoadedHistory) -> list[str]:
-        """Return options that name the same history, from any folder and beside any clusters."""
+    def as_arguments(self, history: LoadedHistory) -> list[str]:
+        """Return options that select the same history.
+
+        They work in any folder, and whatever other clusters are loaded.
+        """
         if self.trace is None:
             return ["--cluster", history.cluster]
         given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone))
-        return _words(*given, ("--cluster", self.cluster))
+        return _given_options(*given, ("--cluster", self.cluster))
 
     def refuse_file_options(self) -> None:
         """Refuse options for files where none is given.
@@ -186,11 +189,11 @@ class WindowOptions:
     until: Until = None
     warm_up: WarmUp = None
 
-    def words(self) -> list[str]:
+    def as_arguments(self) -> list[str]:
         """Return the options that were given."""
-        return _words(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
+        return _given_options(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
 
-    def of(self, history: LoadedHistory) -> dict[str, Any]:
+    def request_fields(self, history: LoadedHistory) -> dict[str, Any]:
         """Return the window as a what-if request names it."""
         return {
             "since": moment(self.since, timezone=history.timezone),
@@ -206,11 +209,11 @@ class Machine:
     nodes: Nodes = None
     gpus_per_node: GpusPerNode = None
 
-    def words(self) -> list[str]:
+    def as_arguments(self) -> list[str]:
         """Return the options that were given."""
-        return _words(("--nodes", self.nodes), ("--gpus-per-node", self.gpus_per_node))
+        return _given_options(("--nodes", self.nodes), ("--gpus-per-node", self.gpus_per_node))
 
-    def of(self, settings: Settings, recorded: RecordedMachine | None = None) -> dict[str, Any]:
+    def request_fields(self, settings: Settings, recorded: RecordedMachine | None = None) -> dict[str, Any]:
         """Return the nodes as a what-if request names them.
 
         What no option says is taken from the ``recorded`` machine.
@@ -224,7 +227,7 @@ class Machine:
         return {"nodes": nodes, "gpus_per_node": per_node, "default_time_limit_s": settings.whatif.default_time_limit_s}
 
 
-def _words(*given: tuple[str, object]) -> list[str]:
+def _given_options(*given: tuple[str, object]) -> list[str]:
     return [str(word) for name, value in given if value is not None for word in (name, value)]
 
 
@@ -269,11 +272,11 @@ def configuration() -> LoadedSettings:
     A warning about who else may have written them is printed once.
     """
     found = load_configuration(environment=os.environ, folder=Path.cwd())
-    _say_once(found.notes)
+    _print_warnings(found.notes)
     return found
 
 
-def loaded_cluster(option: str | None) -> str | None:
+def select_cluster(option: str | None) -> str | None:
     """Return the loaded cluster that the option or else the configuration names.
 
     None: neither names one.
@@ -282,7 +285,7 @@ def loaded_cluster(option: str | None) -> str | None:
 
 
 def rename_services(given: Any) -> Any:
-    """Replace old names of services in what an option was given, with a note.
+    """Replace old service names in an option, with a note.
 
     Each text is a list of names, or SERVICE.OPTION=VALUE.
     """
@@ -292,15 +295,15 @@ def rename_services(given: Any) -> Any:
     for place, name in enumerate(names):
         service, dot, rest = name.partition(".")
         if new := RENAMED_SERVICES.get(service.strip()):
-            say(f"note: {service.strip()} is called {new} now; the old name goes with the next release.")
+            print_message(f"note: {service.strip()} is called {new} now; the old name goes with the next release.")
             names[place] = f"{new}{dot}{rest}"
     return ",".join(names)
 
 
 @cache
-def _say_once(notes: tuple[str, ...]) -> None:
+def _print_warnings(notes: tuple[str, ...]) -> None:
     for note in notes:
-        say(f"warning: {note}")
+        print_message(f"warning: {note}")
 
 
 def refuse_misplaced(context: typer.Context, *, write: str) -> None:

@@ -50,12 +50,12 @@ def show(*parts: RenderableType) -> None:
         console.print(part, soft_wrap=isinstance(part, str))
 
 
-def show_json(answer: Mapping[str, Any] | list[Any]) -> None:
+def show_json(value: Mapping[str, Any] | list[Any]) -> None:
     """Print a result as JSON."""
-    sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
 
 
-def answer(value: Any, *parts: RenderableType, as_json: bool) -> None:
+def print_result(value: Any, *parts: RenderableType, as_json: bool) -> None:
     """Print a result, as JSON or for a person."""
     if as_json:
         show_json(value)
@@ -63,19 +63,19 @@ def answer(value: Any, *parts: RenderableType, as_json: bool) -> None:
         show(*parts)
 
 
-def say(*lines: str) -> None:
+def print_message(*lines: str) -> None:
     """Print lines on standard error."""
     console = _console(stderr=True)
     for line in lines:
         console.print(escape(line), soft_wrap=True)
 
 
-def say_notes(notes: Iterable[str]) -> None:
+def print_notes(notes: Iterable[str]) -> None:
     """Print assumptions as notes on standard error."""
-    say(*(f"note: {note}" for note in notes))
+    print_message(*(f"note: {note}" for note in notes))
 
 
-def complain(error: HeliosError) -> None:
+def print_error(error: HeliosError) -> None:
     """Print an error and what to try next."""
     console = _console(stderr=True)
     console.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
@@ -133,7 +133,7 @@ def _bars_or_lines() -> Iterator[ProgressPort]:
         def print_once(step: str, done: float) -> None:  # noqa: ARG001 - a line has no length
             if step not in begun:
                 begun.add(step)
-                say(f"{step} ...")
+                print_message(f"{step} ...")
 
         yield print_once
         return
@@ -150,7 +150,7 @@ def _bars_or_lines() -> Iterator[ProgressPort]:
 
 
 def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> RenderableType:
-    """Return a frame as a plain table, a row for each of its rows."""
+    """Return a frame as a plain table."""
     if frame.empty:
         return empty
     table = Table(*frame.columns, box=None, pad_edge=False)
@@ -162,7 +162,7 @@ def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> Renderab
 def write_page(path: Path, page: str) -> None:
     """Write a report and print its path."""
     write_file(path, page, what="The report", option="--report FILE")
-    say(f"Report: {path.resolve()}")
+    print_message(f"Report: {path.resolve()}")
 
 
 def write_file(path: Path, content: str | bytes, *, what: str, option: str) -> None:

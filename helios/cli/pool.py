@@ -18,7 +18,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from helios.cli.options import AsJson, Report, configuration, low_high
-from helios.cli.output import answer, progress_bars, say, say_notes, write_page
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.units import count_in_words, length
 
@@ -98,7 +98,7 @@ def run_(
             watcher=screen.watch,
             database=_database(),
         )
-    say_notes(result.notes)
+    print_notes(result.notes)
     if report is not None:
         from helios.report.pool_page import render_pool  # noqa: PLC0415 - draws figures, which takes a second to import
 
@@ -106,9 +106,9 @@ def run_(
     if events:
         print(json.dumps({"event": "result", **result.to_json()}, allow_nan=False, default=str), flush=True)
     else:
-        answer(result.to_json(), pool_table(result), as_json=as_json)
+        print_result(result.to_json(), pool_table(result), as_json=as_json)
     if result.reason:
-        say(f"Stopped, since {result.reason}. The same command goes on: helios pool run {sweep}")
+        print_message(f"Stopped, since {result.reason}. The same command goes on: helios pool run {sweep}")
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 
@@ -169,12 +169,12 @@ def submit_(
     scripts = [job_script(sweep, allocation, folder=folder, slots=slots, pool=member) for member in members]
     found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
     if dry_run:
-        answer(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
+        print_result(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
         if len(scripts) > 1 or chain > 1:
-            say(f"{count_in_words(len(scripts), 'script')}, each submitted {count_in_words(chain, 'time')}.")
+            print_message(f"{count_in_words(len(scripts), 'script')}, each submitted {count_in_words(chain, 'time')}.")
         return
     jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
-    answer(found | {"jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+    print_result(found | {"jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
 
 
 @commands.command("load", epilog="Example: helios pool load sweep.pool")
@@ -188,14 +188,14 @@ def load_(
     database.url), helios pool run keeps its trials by itself; this makes one, and is for pools that ran elsewhere. What
     is stored already stays as it is.
     """
-    from helios.app.pool_history import keep_runs  # noqa: PLC0415 - no help needs it
+    from helios.app.pool import keep_runs  # noqa: PLC0415 - no help needs it
 
     new = keep_runs(configuration().settings.database.url, folders)
     lines = [
         f"{folder}: {count_in_words(count, 'new run')} of trials" for folder, count in zip(folders, new, strict=True)
     ]
     pools = [{"folder": str(folder), "new_runs": count} for folder, count in zip(folders, new, strict=True)]
-    answer({"pools": pools}, *map(escape, lines), as_json=as_json)
+    print_result({"pools": pools}, *map(escape, lines), as_json=as_json)
 
 
 @commands.command(
@@ -249,8 +249,8 @@ def whatif_(
             seed=seed,
             progress=progress,
         )
-    say_notes(found.notes)
-    answer(found.to_json(), pool_whatif_table(found), as_json=as_json)
+    print_notes(found.notes)
+    print_result(found.to_json(), pool_whatif_table(found), as_json=as_json)
 
 
 def _database() -> str | None:
@@ -261,7 +261,7 @@ def _database() -> str | None:
     try:
         return configuration().settings.database.url
     except ConfigurationInvalid as reason:
-        say_notes([f"Earlier trials are not known: {reason.message}"])
+        print_notes([f"Earlier trials are not known: {reason.message}"])
         return None
 
 
@@ -273,7 +273,10 @@ def _mib(text: str) -> float:
 
 
 class _Lines:
-    """Lines on standard error now and then, or every event on standard output."""
+    """Progress of a pool as lines of text.
+
+    Lines appear on standard error now and then, or for every event on standard output.
+    """
 
     def __init__(self, *, events: bool = False) -> None:
         self._events = events
@@ -292,13 +295,13 @@ class _Lines:
         if self._events:
             print(json.dumps(event, allow_nan=False, default=str), flush=True)
         elif event.get("state") == "failed":
-            say(f"Trial {event['number']} failed: {event['reason']}")
+            print_message(f"Trial {event['number']} failed: {event['reason']}")
 
     def refresh(self, pool: Coordinator) -> None:
         if not self._events and monotonic() >= self._line_at_s:
             self._line_at_s = monotonic() + _LINE_S
             ended = sum(trial.ended for trial in pool.state.trials.values())
-            say(f"{ended:,} of {pool.total:,} trials have ended ...")
+            print_message(f"{ended:,} of {pool.total:,} trials have ended ...")
 
 
 class _Screen:

@@ -51,16 +51,26 @@ from helios.cli.options import (
     expand,
     rename_services,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_file, write_page
+from helios.cli.output import (
+    print_message,
+    print_notes,
+    print_result,
+    progress_bars,
+    show,
+    show_json,
+    width,
+    write_file,
+    write_page,
+)
 from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Progress, Service
 from helios.report.history import describe
-from helios.report.significance import Differences, of_one_replay
+from helios.report.significance import Differences, compare_blocks
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
-from helios.report.whatif_text import nobody_waits
+from helios.report.whatif_text import has_no_waits
 from helios.services.qssf import Qssf
 from helios.services.registry import build, checked_options, domain_of
 
@@ -87,7 +97,7 @@ def write_whatif(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedWhatIf:
-    """Replays, how sure their differences are, and whether a person stopped before all was done."""
+    """Result of a what-if with its repeats."""
 
     whatif: WhatIf
     differences: Differences
@@ -104,12 +114,12 @@ def replay_and_compare(
     engine: Callable[[], Engine],
     progress: Progress,
 ) -> FinishedWhatIf:
-    """Make the replays of a what-if, the verdict over draws, and the repeats.
+    """Run a what-if with its draws and repeats.
 
     Interrupted, it returns what is finished. A verdict and an interval take all their draws.
     """
     result = whatif(history, request, progress=progress, keeps_finished=True)
-    differences, interrupted = of_one_replay(result), result.interrupted
+    differences, interrupted = compare_blocks(result), result.interrupted
     try:
         if draws and not interrupted:
             result = replace(result, check=check_order(history, request, draws=draws, progress=progress))
@@ -135,16 +145,16 @@ def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None
         show_json(result.to_json() | {"differences": differences.to_json()})
     else:
         show(whatif_table(result, width=width(), differences=differences))
-        if differences.others and not nobody_waits(result):
+        if differences.others and not has_no_waits(result):
             show("", differences_table(differences))
         if not has_page:
-            say("Plots, and who gains and who pays: add --report whatif.html")
+            print_message("Plots, and who gains and who pays: add --report whatif.html")
     if found.interrupted:
         raise typer.Exit(130)
 
 
 def live_setting(settings: Settings) -> str:
-    """Return the setting of the service qssf that this configuration has, in words."""
+    """Describe the configured options of qssf."""
     if "qssf" not in settings.services:
         return "The service qssf is not configured here, so no setting is live."
     options = checked_options(Qssf, settings.services["qssf"], name="qssf")
@@ -160,9 +170,9 @@ BESIDE_FRONTIER = ("--policy", "--backfill", "--estimates", "--set")
 
 
 def refuse_contradictions(context: typer.Context) -> None:
-    """Refuse options of ``helios whatif`` that would be ignored, and too few repeats or draws.
+    """Refuse contradictory options of ``helios whatif``.
 
-    In a sweep those of one what-if, without a sweep those of one.
+    Options that would be ignored, and too few repeats or draws, are refused too.
     """
     # Options of the command line itself, such as that for completion, have no value here.
     given = {option.opts[0]: context.params.get(str(option.name)) for option in context.command.params}
@@ -253,7 +263,9 @@ def all_cores() -> int:
     """
     cores = len(os.sched_getaffinity(0))
     if cores > 1 and find_spec("distributed") is None:
-        say("note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores.")
+        print_message(
+            "note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores."
+        )
         return 1
     return cores
 
@@ -284,7 +296,7 @@ def run_sweep(
     try:
         return sweep(history, asked, out=into, engine=engine, progress=progress)
     except KeyboardInterrupt:
-        say(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
+        print_message(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
         raise
 
 
@@ -298,14 +310,14 @@ def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
     typer.Exit
         Cells failed.
     """
-    say_notes(found.notes)
+    print_notes(found.notes)
     if csv is not None:
         write_file(csv, sweep_csv(found), what="The CSV", option="--csv FILE")
     if as_json:
         show_json(found.to_json())
     else:
         show(sweep_tables(found))
-        say(f"Results: {found.results}")
+        print_message(f"Results: {found.results}")
     if found.failed:
         raise typer.Exit(1)
 
@@ -359,8 +371,8 @@ def simulate_(
         history = source.read(progress)
         request = WhatIfRequest(
             plans=(),
-            **window.of(history),
-            **machine.of(settings, history.machine),
+            **window.request_fields(history),
+            **machine.request_fields(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
             seed=settings.model.seed,
@@ -376,13 +388,13 @@ def simulate_(
             predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
             progress=progress,
         )
-    say_notes(result.whatif.notes)
+    print_notes(result.whatif.notes)
     if report is not None:
         write_whatif(report, history, result.whatif)
     table = whatif_table(result.whatif, width=width())
-    answer(result.to_json(), table, "", _service_table(result), as_json=as_json)
+    print_result(result.to_json(), table, "", _service_table(result), as_json=as_json)
     if not as_json:
-        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services acting.")
+        print_message(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services acting.")
 
 
 def requested_services(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:

@@ -24,12 +24,12 @@ from helios.cli.options import (
     Report,
     configuration,
     expand,
-    loaded_cluster,
     low_high,
     rename_services,
+    select_cluster,
     writable,
 )
-from helios.cli.output import progress_bars, say, say_notes, show_json, width, write_file, write_page
+from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_file, write_page
 from helios.errors import UsageError
 from helios.metrics.study.trials import GAINS
 from helios.report.admin import decisions as decisions_report
@@ -118,7 +118,7 @@ class Form:
 
 
 def _command(name: str, example: str) -> Callable[[Command], Command]:
-    """Return a decorator that makes a function with groups of options a command."""
+    """Return a decorator for commands with option groups."""
     return lambda command: commands.command(name, epilog=f"Example: helios report {example}")(expand(command))
 
 
@@ -261,7 +261,7 @@ def shadow(
 
     The day is replayed without and with them.
     """
-    machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).of(configuration().settings)
+    machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).request_fields(configuration().settings)
     name, found = reports.shadow_report(_query(cluster, None, None), day=day, **machine)
     if json:
         show_json({"cluster": name, **found.to_json()})
@@ -290,7 +290,7 @@ def nightly(
     settings = configuration().settings
     report = nightly_pages(
         settings,
-        loaded_cluster(cluster),
+        select_cluster(cluster),
         day,
         folder or Path(settings.report.folder),
         now=datetime.now(UTC),
@@ -334,7 +334,7 @@ def trials(
     form.check(fields_of_trials(by))
     from helios.app.trials import PackingCase, trials_report  # noqa: PLC0415 - it compiles
 
-    machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).of(configuration().settings)
+    machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).request_fields(configuration().settings)
     packing = PackingCase(
         **machine, draws=draws, gains=GAINS if gain is None else low_high("--gain", gain, example="1.0,1.87")
     )
@@ -359,7 +359,7 @@ def trials(
         _print([""])
         _show(found.replay_table(), Form())
     else:
-        say_notes(found.replay_notes)
+        print_notes(found.replay_notes)
 
 
 def _draw(found: EnergyLedger, path: Path) -> None:
@@ -375,30 +375,30 @@ def _draw(found: EnergyLedger, path: Path) -> None:
     else:
         raise UsageError(f"--plot {path}: a plot is a .png or an .html file.", hint="Name it energy.png or energy.html")
     write_file(path, content, what=str(path), option="--plot")
-    say(f"Drawn: {path}")
+    print_message(f"Drawn: {path}")
 
 
 def _query(cluster: str | None, start: str | None, end: str | None, **chosen: list[str]) -> ReportQuery:
     url = configuration().settings.database.url
-    return ReportQuery(url=url, cluster=loaded_cluster(cluster), start=start, end=end, now=datetime.now(UTC), **chosen)
+    return ReportQuery(url=url, cluster=select_cluster(cluster), start=start, end=end, now=datetime.now(UTC), **chosen)
 
 
 def _split(given: list[str] | None) -> list[str]:
     return [word.strip() for text in given or [] for word in text.split(",") if word.strip()]
 
 
-def _show(answer: ReportTable, form: Form) -> None:
+def _show(report: ReportTable, form: Form) -> None:
     """Print a report on standard output, and its notes on standard error."""
-    fields = chosen_fields(answer, form.fields)
+    fields = chosen_fields(report, form.fields)
     if form.json:
-        show_json(as_json(answer))
+        show_json(as_json(report))
         return
-    say_notes(answer.notes)
+    print_notes(report.notes)
     if form.parsable or form.parsable2:
-        _print(as_parsable(answer, fields, header=not form.noheader, trailing=form.parsable))
+        _print(as_parsable(report, fields, header=not form.noheader, trailing=form.parsable))
     else:
-        say(answer.title)
-        _print([answer.empty] if answer.rows.empty else as_lines(answer, fields, header=not form.noheader))
+        print_message(report.title)
+        _print([report.empty] if report.rows.empty else as_lines(report, fields, header=not form.noheader))
 
 
 def _print(lines: Iterable[str]) -> None:

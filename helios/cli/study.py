@@ -18,12 +18,12 @@ from helios.cli.options import (
     Report,
     configuration,
     expand,
-    loaded_cluster,
     moment,
     named_timezone,
     refuse_misplaced,
+    select_cluster,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, write_page
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
 from helios.errors import UsageError
 
 commands = typer.Typer(help="Say what a history shows of its cluster, and what follows from it.")
@@ -92,13 +92,13 @@ def study_(
             source.refuse_file_options()
             loaded, records = load_study(
                 url=settings.database.url,
-                cluster=loaded_cluster(source.cluster),
+                cluster=select_cluster(source.cluster),
                 window=lambda zone: (moment(since, timezone=zone), moment(until, timezone=zone)),
                 progress=progress,
             )
         else:
             loaded, records = source.read(progress), NodeRecords()
-        nodes = machine.of(settings, loaded.machine)
+        nodes = machine.request_fields(settings, loaded.machine)
         if nodes["nodes"] is not None:
             records = NodeRecords(given=nodes["nodes"], units_per_node=nodes["gpus_per_node"])
         bounds = (moment(since, timezone=loaded.timezone), moment(until, timezone=loaded.timezone))
@@ -115,7 +115,7 @@ def study_(
             source=source_of(source.trace, cluster=source.cluster, timezone=source.timezone),
             progress=progress,
         )
-    say_notes(found.notes)
+    print_notes(found.notes)
     if report is not None or out is not None:
         page, files = write_study(
             found,
@@ -128,10 +128,12 @@ def study_(
         if report is not None:
             write_page(report, page)
         if out is not None:
-            say(f"{len(files)} files: {out.resolve()}")
+            print_message(f"{len(files)} files: {out.resolve()}")
     if keep:
-        say(f"Kept: {keep_study(found, Path(settings.report.folder), energy=settings.energy, now=datetime.now(UTC))}")
-    answer(found.to_json(), *statement_tables(found.statements), as_json=as_json)
+        print_message(
+            f"Kept: {keep_study(found, Path(settings.report.folder), energy=settings.energy, now=datetime.now(UTC))}"
+        )
+    print_result(found.to_json(), *statement_tables(found.statements), as_json=as_json)
 
 
 def _study_levels(folder: Path, *, timezone: str | None, cluster: str | None, as_json: bool) -> None:
@@ -142,8 +144,8 @@ def _study_levels(folder: Path, *, timezone: str | None, cluster: str | None, as
     paths = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else [folder]
     recorded = read_partition_levels(paths, timezone=named_timezone(timezone, configuration()) or "UTC")
     found = study_levels(recorded, cluster=cluster or folder.name)
-    say_notes(found.notes)
-    answer(found.to_json(), *statement_tables(found.statements), as_json=as_json)
+    print_notes(found.notes)
+    print_result(found.to_json(), *statement_tables(found.statements), as_json=as_json)
 
 
 @commands.command("compare", epilog="Example: helios study compare may.json june.json")
@@ -161,7 +163,7 @@ def compare_(
     from helios.report.study_compare import compare, comparison_tables  # noqa: PLC0415 - no help needs it
 
     found = compare(_read(one), _read(other))
-    answer(found.to_json(), *comparison_tables(found), as_json=as_json)
+    print_result(found.to_json(), *comparison_tables(found), as_json=as_json)
 
 
 def _read(path: Path) -> dict[str, Any]:

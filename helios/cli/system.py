@@ -1,4 +1,4 @@
-"""Commands ``helios setup``, ``doctor``, ``why``, ``config``, ``daemon``, ``hook`` and ``try``."""
+"""Commands ``helios setup``, ``doctor``, ``why``, ``config``, ``daemon``, ``hook``, ``notify`` and ``try``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ from rich.text import Text
 from typer import Argument, Option
 
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration
-from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.cli.options import AsJson, Cluster, configuration, select_cluster
+from helios.cli.output import (
+    print_message,
+    print_notes,
+    print_result,
+    progress_bars,
+    show,
+    show_json,
+    width,
+    write_page,
+)
 from helios.config import FILE_NAME, FILE_VARIABLE, SYSTEM_FOLDER, example_file, load_configuration, user_file
 from helios.errors import HeliosError, UsageError
 from helios.private_files import read_secret
@@ -46,7 +55,7 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
         if it.hint:
             message.append(f"\n-> {it.hint}", style="italic")
         table.add_row(Text(it.verdict.value, style=colours[it.verdict]), it.check, message)
-    answer([_plain_finding(it) for it in found], table, as_json=as_json)
+    print_result([_plain_finding(it) for it in found], table, as_json=as_json)
     if any(finding.verdict is FindingLevel.FAIL for finding in found):
         raise typer.Exit(1)
 
@@ -63,7 +72,7 @@ def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
     found = status(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     lines = [f"{it.check:<9} {' '.join(it.message.split())}" for it in found]
-    answer([_plain_finding(it) for it in found], *map(escape, lines), as_json=as_json)
+    print_result([_plain_finding(it) for it in found], *map(escape, lines), as_json=as_json)
 
 
 def _plain_finding(finding: PreflightFinding) -> dict[str, str]:
@@ -125,21 +134,21 @@ def setup_(
     else:
         if is_machine:
             setup.refuse_prefix_of_others(where)
-        found = setup.lay_down(files, root=root, is_machine=is_machine)
+        found = setup.install_files(files, root=root, is_machine=is_machine)
         found = replace(found, next_steps=setup.next_steps(hook=hook, power=power) if is_machine else ())
     table = Table("File", "State", box=None, pad_edge=False)
     for path, state in found.files:
         table.add_row(path, state.value)
-    answer(found.to_json(), table, *found.steps, as_json=as_json)
+    print_result(found.to_json(), table, *found.steps, as_json=as_json)
     if not as_json:
         settings = {f"/{file.path}" for file in files if file.is_configuration}
-        say_notes(
+        print_notes(
             f"{path} was changed on this machine and is kept; what this release has is in {setup.deploy_folder()}"
             for path, state in found.files
             if state is setup.FileState.KEPT and path not in settings
         )
         if found.next_steps:
-            say("Next:", *(f"  {number}. {step}" for number, step in enumerate(found.next_steps, start=1)))
+            print_message("Next:", *(f"  {number}. {step}" for number, step in enumerate(found.next_steps, start=1)))
     if check and not found.is_complete:
         raise typer.Exit(1)
 
@@ -167,12 +176,12 @@ def why_(
         from helios.app.explain_job import explain  # noqa: PLC0415 - only for jobs
 
         found = explain(operations.cycles, job)
-        answer(found.to_json(), *found.lines(), as_json=as_json)
+        print_result(found.to_json(), *found.lines(), as_json=as_json)
         return
     from helios.app.explain_node import explain_node  # noqa: PLC0415 - only for nodes
 
     node = explain_node(operations.node_cycles, job)
-    answer(node.to_json(), *node.parts(width=width()), as_json=as_json)
+    print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)
 
 
 # ``helios config``: the settings in force.
@@ -190,11 +199,11 @@ def show_settings(as_json: AsJson = False) -> None:
     """
     found = configuration()
     listing = found.listing()
-    say(f"Read, a later one wins: {', '.join(['defaults', *found.files, 'environment'])}.")
+    print_message(f"Read, a later one wins: {', '.join(['defaults', *found.files, 'environment'])}.")
     table = Table("Key", "Value", "From", "Meaning", box=None, pad_edge=False)
     for setting in listing:
         table.add_row(setting.key, str(setting.value), setting.origin, setting.doc)
-    answer([asdict(setting) for setting in listing], table, as_json=as_json)
+    print_result([asdict(setting) for setting in listing], table, as_json=as_json)
 
 
 @config_commands.command("init", epilog="Example: helios config init --out helios.toml")
@@ -215,7 +224,7 @@ def init(
     """
     text = example_file()
     if out == Path("-"):
-        answer({"file": None, "text": text}, Text(text.rstrip("\n")), as_json=as_json)
+        print_result({"file": None, "text": text}, Text(text.rstrip("\n")), as_json=as_json)
         return
     path = out or (SYSTEM_FOLDER / FILE_NAME if os.geteuid() == 0 else user_file(os.environ))
     if path is None:
@@ -232,9 +241,9 @@ def init(
         ) from reason
     except OSError as reason:
         raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: --out FILE") from reason
-    answer({"file": str(path), "text": text}, f"Written: {path}", as_json=as_json)
+    print_result({"file": str(path), "text": text}, f"Written: {path}", as_json=as_json)
     if out is not None:
-        say(f"Use it: helios --config {path} COMMAND, or HELIOS_CONFIG={path.resolve()}")
+        print_message(f"Use it: helios --config {path} COMMAND, or HELIOS_CONFIG={path.resolve()}")
 
 
 @config_commands.command("check", epilog="Example: helios config check /etc/helios/helios.toml")
@@ -267,7 +276,7 @@ def check(
         *(f"warning: {note}" for note in found.notes),
         *(f"wrong: {problem.message} {problem.hint}".rstrip() for problem in problems),
     ]
-    answer(plain, *map(escape, lines), *([] if problems else ["Nothing is wrong."]), as_json=as_json)
+    print_result(plain, *map(escape, lines), *([] if problems else ["Nothing is wrong."]), as_json=as_json)
     if problems:
         raise typer.Exit(1)
 
@@ -354,7 +363,7 @@ def publish(cluster: Cluster = None, as_json: AsJson = False) -> None:
     from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
 
     message = Operations(settings, cluster=cluster).publish_hook()
-    answer({"done": message}, message, as_json=as_json)
+    print_result({"done": message}, message, as_json=as_json)
 
 
 @hook_commands.command("retract", epilog="Example: helios hook retract")
@@ -369,7 +378,7 @@ def retract_(as_json: AsJson = False) -> None:
     table = Operations(configuration().settings).state_folder / TABLE
     removed = retract(table)
     message = f"{table} was removed." if removed else f"There is no table at {table}."
-    answer({"table": str(table), "removed": removed}, message, as_json=as_json)
+    print_result({"table": str(table), "removed": removed}, message, as_json=as_json)
 
 
 @hook_commands.command("show", epilog="Example: helios hook show --json")
@@ -387,7 +396,7 @@ def show_table(as_json: AsJson = False) -> None:
     if as_json:
         show_json({"published_at": table.published_at, "expires_at": table.expires_at, "rows": rows})
         return
-    say(f"{len(rows):,} rows, published {table.published_at}, good until {table.expires_at}")
+    print_message(f"{len(rows):,} rows, published {table.published_at}, good until {table.expires_at}")
     for row in rows:
         show(" ".join(f"{name}={'*' if value is None else value}" for name, value in row.items()))
 
@@ -435,6 +444,49 @@ def try_(
     if as_json:
         show_json({**result.to_json(), "report": str(page), "evaluation": evaluation})
         return
-    say_notes(result.notes)
+    print_notes(result.notes)
     show(evaluation_table(evaluation), "", whatif_table(result, width=width()), "")
-    say("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in NEXT_STEPS))
+    print_message("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in NEXT_STEPS))
+
+
+notify_commands = typer.Typer(
+    no_args_is_help=True, help="Show what people were told by mail and webhook, and send a test."
+)
+
+
+@notify_commands.command("test", epilog="Example: helios notify test")
+def send_test_message(cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Send a test message by every mail and webhook of the settings.
+
+    The exit status is 1 if one was not taken.
+    """
+    from helios.app.notify import send_test  # noqa: PLC0415 - no other command here needs a mail server
+
+    found = send_test(configuration().settings, cluster=select_cluster(cluster) or "this machine")
+    print_result(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
+    if set(found.values()) != {"sent"}:
+        raise typer.Exit(1)
+
+
+@notify_commands.command("list", epilog="Example: helios notify list --json")
+def list_causes(as_json: AsJson = False) -> None:
+    """List the causes that last, since when, and by which channels they were told.
+
+    A cause that is told by none is told again and again until it is taken, or ends.
+    """
+    from helios.app.notify import channels, read_causes  # noqa: PLC0415 - as above
+
+    settings = configuration().settings
+    paths = sorted(Path(settings.control.state_folder).glob("notices-*.json"))
+    causes = [{"cause": cause, **entry} for path in paths for cause, entry in read_causes(path).items()]
+    table = Table("Since (UTC)", "Told by", "What", box=None, pad_edge=False)
+    for entry in causes:
+        table.add_row(str(entry["began_at"])[:16], ", ".join(entry["sent"]) or "-", escape(entry["subject"]))
+    names = ", ".join(channels(settings.notify)) or "none"
+    plain = {"channels": list(channels(settings.notify)), "causes": causes}
+    print_result(
+        plain,
+        f"Channels: {names}.",
+        *([table] if causes else ["Nothing lasts that was or is to be told."]),
+        as_json=as_json,
+    )

@@ -22,11 +22,11 @@ from helios.cli.options import (
     configuration,
     duration,
     expand,
-    loaded_cluster,
     moment,
     named_timezone,
+    select_cluster,
 )
-from helios.cli.output import answer, frame_table, progress_bars, say, say_notes, write_page
+from helios.cli.output import frame_table, print_message, print_notes, print_result, progress_bars, write_page
 from helios.config import without_password
 from helios.errors import HeliosError, UsageError
 
@@ -84,16 +84,16 @@ def load(
                 )
             except HeliosError:
                 if found:
-                    say(f"Loaded before the error: {', '.join(it['file'] for it in found)}.")
+                    print_message(f"Loaded before the error: {', '.join(it['file'] for it in found)}.")
                 raise
-            say_notes(report.notes)
+            print_notes(report.notes)
             found.append({"file": str(file), **load_answer(report)})
     if len(found) == 1:
         del found[0]["file"]
-        answer(found[0], load_table(found[0]), as_json=as_json)
+        print_result(found[0], load_table(found[0]), as_json=as_json)
         return
     parts = [part for it in found for part in (escape(it["file"]), load_table(it), "")]
-    answer(found, *parts[:-1], as_json=as_json)
+    print_result(found, *parts[:-1], as_json=as_json)
 
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
@@ -118,7 +118,7 @@ def sync(
         settings = settings.model_copy(update={"history": history})
     with progress_bars() as progress:
         reading = Operations(settings, cluster=cluster).read(progress=progress)
-    answer(asdict(reading), reading.line(), as_json=as_json)
+    print_result(asdict(reading), reading.line(), as_json=as_json)
 
 
 @commands.command("rename", epilog="Example: helios trace rename kth kth-1996")
@@ -138,7 +138,7 @@ def rename(
         raise UsageError("A cluster needs a name.", hint="helios trace rename OLD NEW")
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         warehouse.rename_cluster(cluster, name)
-    answer({"before": cluster, "after": name}, f"{cluster} is called {name} now.", as_json=as_json)
+    print_result({"before": cluster, "after": name}, f"{cluster} is called {name} now.", as_json=as_json)
 
 
 @commands.command("remove", epilog="Example: helios trace remove kth --yes")
@@ -159,9 +159,9 @@ def remove(
             warehouse.remove_cluster(cluster)
     listed = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in rows.items()) or "nothing"
     message = f"{cluster} was removed: {listed}." if yes else f"{cluster} has: {listed}."
-    answer({"cluster": cluster, "removed": yes, "rows": rows}, message, as_json=as_json)
+    print_result({"cluster": cluster, "removed": yes, "rows": rows}, message, as_json=as_json)
     if not yes:
-        say(f"Nothing was removed. To remove it for good: helios trace remove {cluster} --yes")
+        print_message(f"Nothing was removed. To remove it for good: helios trace remove {cluster} --yes")
 
 
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")
@@ -178,12 +178,12 @@ def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson =
     with progress_bars() as progress:
         history = source.read(progress)
     description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
-    say_notes(history.notes)
+    print_notes(history.notes)
     if report is not None:
         from helios.report.html import render_description  # noqa: PLC0415 - drawing takes a second to import
 
         write_page(report, render_description(description))
-    answer(description.to_json(), *description_tables(description), as_json=as_json)
+    print_result(description.to_json(), *description_tables(description), as_json=as_json)
 
 
 @commands.command("export", epilog="Example: helios trace export --cluster venus --anonymous --out venus-export")
@@ -274,17 +274,19 @@ def export(
             **chosen,  # type: ignore[arg-type]  # because mypy does not know which option is which
         )
         result = export_history(history, request, progress=progress)
-    say_notes(result.notes)
+    print_notes(result.notes)
     for name, columns in result.lost.items():
-        say(f"note: {name} has no place for {', '.join(columns)}.")
+        print_message(f"note: {name} has no place for {', '.join(columns)}.")
     if result.key_file is not None:
-        say(f"Key: {result.key_file} (keep it at the site, or delete it so that nobody can repeat the pseudonyms)")
+        print_message(
+            f"Key: {result.key_file} (keep it at the site, or delete it so that nobody can repeat the pseudonyms)"
+        )
     found: list[RenderableType] = [
         f"{result.jobs:,} jobs of {result.cluster} exported to {out}: {', '.join(p.name for p in result.files)}."
     ]
     if result.risk is not None and result.loss is not None:
         found += ["", risk_table(result.risk, bound=request.risk_bound), "", loss_table(result.loss)]
-    answer(result.to_json(), *found, as_json=as_json)
+    print_result(result.to_json(), *found, as_json=as_json)
 
 
 def _layouts(text: str) -> tuple[ExportLayout, ...]:
@@ -306,7 +308,7 @@ def rejects(
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
 
     with Warehouse.open(configuration().settings.database.url) as warehouse:
-        name = str(choose_cluster(warehouse, loaded_cluster(cluster))["name"])
+        name = str(choose_cluster(warehouse, select_cluster(cluster))["name"])
         counts = warehouse.reject_counts(name)
         rows = warehouse.rejects(name, limit=limit)
     found = {
@@ -314,7 +316,7 @@ def rejects(
         "counts": dict(zip(counts["reason"], counts["rows"].tolist(), strict=True)),
         "rows": rows.to_dict(orient="records"),
     }
-    answer(found, rejects_table(rows, counts), as_json=as_json)
+    print_result(found, rejects_table(rows, counts), as_json=as_json)
 
 
 @commands.command("list", epilog="Example: helios trace list --json")
@@ -324,7 +326,7 @@ def list_(as_json: AsJson = False) -> None:
 
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         clusters = warehouse.clusters(counts=True)
-    answer(clusters.to_dict(orient="records"), frame_table(clusters), as_json=as_json)
+    print_result(clusters.to_dict(orient="records"), frame_table(clusters), as_json=as_json)
 
 
 def load_answer(report: LoadReport) -> dict[str, Any]:
@@ -359,7 +361,7 @@ def upgrade(as_json: AsJson = False) -> None:
         head = warehouse.head()
     shown = without_password(url)
     now = f"now at {head} ({len(applied)} applied: {', '.join(applied)})" if applied else f"already at {head}"
-    answer({"database": shown, "applied": applied, "revision": head}, f"{shown} is {now}.", as_json=as_json)
+    print_result({"database": shown, "applied": applied, "revision": head}, f"{shown} is {now}.", as_json=as_json)
 
 
 @db_commands.command("status", epilog="Example: helios db status --json")
@@ -370,14 +372,14 @@ def status(as_json: AsJson = False) -> None:
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         revision, head = warehouse.revision(), warehouse.head()
-        newer = revision is not None and not warehouse.knows(revision)
+        newer = revision is not None and not warehouse.is_known(revision)
     if newer:
         state = f"made by a newer Helios; this one knows {head}: install the newer release"
     else:
         state = "up to date" if revision == head else f"behind {head}: helios db upgrade"
     shown = without_password(url)
     found = {"database": shown, "revision": revision, "head": head, "newer": newer}
-    answer(found, f"{shown} is at {revision or 'no schema yet'}, {state}.", as_json=as_json)
+    print_result(found, f"{shown} is at {revision or 'no schema yet'}, {state}.", as_json=as_json)
 
 
 @db_commands.command(
@@ -404,4 +406,4 @@ def grant(
         ", ".join(f"{role} ({what})" for what, role in roles.items()),
         without_password(settings.database.url),
     )
-    answer({"database": shown, "granted": roles}, f"{shown}: granted to {given}.", as_json=as_json)
+    print_result({"database": shown, "granted": roles}, f"{shown}: granted to {given}.", as_json=as_json)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from typer import Option
 
 from helios.cli.options import Cluster, configuration
-from helios.cli.output import say
+from helios.cli.output import print_message
 from helios.errors import HeliosError, UsageError
 from helios.private_files import read_secret
 
@@ -77,5 +77,5 @@ def web_(
             f"{reason.name} is not installed.", hint="Install the extra: pip install 'helios-slurm[web]'"
         ) from reason
     server = open_server(settings.model_copy(update={"web": web}), token=token, cluster=cluster)
-    say(f"Listens on {server.address}" if web.token_file else f"Open {server.address}?token={token}")
+    print_message(f"Listens on {server.address}" if web.token_file else f"Open {server.address}?token={token}")
     server.run()

@@ -1,4 +1,4 @@
-"""Commands ``helios whatif``, ``helios whatif explain`` and ``helios whatif slurm``, which replay a history."""
+"""Commands ``helios whatif``, which replay a history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from helios.cli.options import (
     rename_services,
     writable,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ def whatif_(
         history = source.read(progress)
         request = WhatIfRequest(
             plans=chosen,
-            **window.of(history),
-            **machine.of(settings, history.machine),
+            **window.request_fields(history),
+            **machine.request_fields(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
             predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
@@ -174,11 +174,11 @@ def whatif_(
     if sweep_file is not None:
         replays.show_sweep(swept, csv=csv, as_json=as_json)
         return
-    say_notes(found.whatif.notes)
+    print_notes(found.whatif.notes)
     if frontier:
-        say(f"note: {replays.live_setting(settings)}")
+        print_message(f"note: {replays.live_setting(settings)}")
     if report is not None:
-        typed = [*source.words(history), *machine.words(), *window.words()]
+        typed = [*source.as_arguments(history), *machine.as_arguments(), *window.as_arguments()]
         typed += [] if resource is None else ["--resource", resource]
         typed += ["--oversized", "skip"] if oversized is Oversized.SKIP else []
         typed += [] if predict_again is None else ["--predict-again", predict_again]
@@ -242,16 +242,16 @@ def explain_in_replay(
         history = source.read(progress)
         request = WhatIfRequest(
             plans=with_options(plans, option or []),
-            **window.of(history),
-            **machine.of(settings, history.machine),
+            **window.request_fields(history),
+            **machine.request_fields(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
             predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
             seed=settings.model.seed,
         )
         story = explain_wait(history, request, job, progress=progress)
-    say_notes(story.notes)
-    answer(story.to_json(), wait_table(story), as_json=as_json)
+    print_notes(story.notes)
+    print_result(story.to_json(), wait_table(story), as_json=as_json)
 
 
 # Replays under the rules of Slurm.
@@ -321,14 +321,14 @@ def slurm(
             site=site,
             otherwise=otherwise,
             changed=", ".join(changes),
-            **window.of(history),
+            **window.request_fields(history),
             site_factor_most=chosen.slurm.site_factor_most,
             most_of_one_user=chosen.control.most_of_one_user,
             default_time_limit_s=chosen.whatif.default_time_limit_s,
             seed=chosen.model.seed,
         )
         found = slurm_whatif(history, request, services=services, progress=progress)
-    say_notes(found.whatif.notes)
+    print_notes(found.whatif.notes)
     if report is not None:
         write_whatif(report, history, found.whatif)
     if as_json:
@@ -338,7 +338,7 @@ def slurm(
     if found.fidelity:
         show("", fidelity_table(found.fidelity))
     else:
-        say("The history has too few recorded starts to compare this replay with.")
+        print_message("The history has too few recorded starts to compare this replay with.")
 
 
 def _text(path: Path | None) -> str | None:

@@ -130,11 +130,11 @@ class AppliedChanges:
         """Return the changes of services in ``mode``, applied or in shadow."""
         return self.shadow if mode is Mode.SHADOW else self.real
 
-    def ours(self, setting: NodeSetting) -> list[AppliedChange]:
+    def by_helios(self, setting: NodeSetting) -> list[AppliedChange]:
         """Return Helios' applied changes of one setting."""
         return [row for row in self.real.values() if row.setting is setting and not row.overridden]
 
-    def own(self) -> dict[Key, str]:
+    def own_values(self) -> dict[Key, str]:
         """Return the site's own values of settings that Helios changed."""
         return {key: row.own for key, row in self.real.items() if not row.overridden}
 
@@ -163,9 +163,9 @@ class Undo:
     def of(cls, applied: AppliedChanges) -> Undo:
         """Return what reverts all applied changes on nodes."""
         kept = applied.real.get(LIST)
-        weights = {row.target: row.own for row in applied.ours(NodeSetting.WEIGHT)}
+        weights = {row.target: row.own for row in applied.by_helios(NodeSetting.WEIGHT)}
         return cls(
-            asleep=tuple(sorted(row.target for row in applied.ours(NodeSetting.POWER))),
+            asleep=tuple(sorted(row.target for row in applied.by_helios(NodeSetting.POWER))),
             weights=tuple(sorted((node, int(float(own))) for node, own in weights.items())),
             keep_awake=None if kept is None or kept.overridden else kept.own,
         )
@@ -208,10 +208,10 @@ def same_list(one: str, other: str) -> bool:
     The notation does not matter. A list may have words of Slurm before it (``SuspendExcNodes n[1-4]``), and may keep a
     number of a group of nodes awake (``n[1-9]:4``).
     """
-    return one == other or _kept(one) == _kept(other)
+    return one == other or _parse_keep_awake(one) == _parse_keep_awake(other)
 
 
-def _kept(words: str) -> frozenset[tuple[str, ...]]:
+def _parse_keep_awake(words: str) -> frozenset[tuple[str, ...]]:
     text = words.rsplit(maxsplit=1)[-1] if words.split() else ""
     try:
         parts = [part.partition(":") for part in re.split(r",(?![^\[]*\])", text) if part]

@@ -51,7 +51,7 @@ class AuditLog:
     ----------
     decided_at : datetime
         Time of every entry.
-    said : mapping
+    digests : mapping
         Digests of the refusals and failures already logged, by service.
     sources : mapping
         Source of each job's prediction.
@@ -73,7 +73,7 @@ class AuditLog:
         self,
         *,
         decided_at: datetime,
-        said: Mapping[str, frozenset[str]] | None = None,
+        digests: Mapping[str, frozenset[str]] | None = None,
         sources: Mapping[str, str] | None = None,
     ) -> None:
         self.decided_at = decided_at
@@ -84,11 +84,11 @@ class AuditLog:
         self.bad = False
         self.notes: list[str] = []
         self.waiting: Counter[str] = Counter()
-        self._digests_before = said or {}
+        self._digests_before = digests or {}
         self._digests: dict[str, set[str]] = {}
 
     @property
-    def said(self) -> dict[str, frozenset[str]]:
+    def digests(self) -> dict[str, frozenset[str]]:
         """Digests of the refusals and failures known now.
 
         For a service that was not asked they are those of before.
@@ -96,7 +96,7 @@ class AuditLog:
         return {**self._digests_before, **{service: frozenset(digests) for service, digests in self._digests.items()}}
 
     def report(self) -> dict[str, Any]:
-        """Return what a report has of the audit, by the names of its fields.
+        """Return the fields of a report that come from the audit.
 
         The notes end with the postponed changes.
         """
@@ -106,7 +106,7 @@ class AuditLog:
             "notes": (*self.notes, *(f"{number} changes wait: {why}" for why, number in self.waiting.items())),
         }
 
-    def asks(self, service: str) -> None:
+    def record_request(self, service: str) -> None:
         """Record that ``service`` was asked.
 
         Its earlier refusals are forgotten.
@@ -118,7 +118,7 @@ class AuditLog:
         if number:
             self._counts[service][result] += number
 
-    def outcomes(self, service: str, mode: str, outcomes: Iterable[Outcome | NodeOutcome]) -> None:
+    def record_outcomes(self, service: str, mode: str, outcomes: Iterable[Outcome | NodeOutcome]) -> None:
         """Record the outcomes of a service's actions."""
         for outcome in outcomes:
             self.count(service, outcome.result)
@@ -168,7 +168,7 @@ class AuditLog:
         before = self._digests_before.get(service, frozenset())
         if not message and not before:
             return False
-        self.asks(service)
+        self.record_request(service)
         if not message:
             return False
         digest = hashlib.blake2b(message.encode(errors="surrogatepass"), digest_size=6).hexdigest()

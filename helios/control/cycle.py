@@ -198,7 +198,7 @@ class _Stopped(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Cycle:
-    """One cycle of all services that act on one domain of a cluster.
+    """One control cycle on one domain of a cluster.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ class Cycle:
         State from the report of the previous cycle.
     paused : callable
         Returns why Helios is paused, or an empty text. It is called again before each write.
-    undo, undone : callable
+    undo, read_undo : callable
         Write the changes that would have to be reverted outside of the database, and read them. They are written before
         anything is done. If this raises a :class:`HeliosError`, nothing is done. None where the domain has no undo
         file.
@@ -234,7 +234,7 @@ class Cycle:
     memory: ControllerState
     paused: Callable[[], str]
     undo: Callable[[Undo], None] | None = None
-    undone: Callable[[], Undo] = Undo
+    read_undo: Callable[[], Undo] = Undo
     audit: AuditLog = field(init=False)
     mode: str = Mode.OFF
     token: int | None = None
@@ -253,7 +253,7 @@ class Cycle:
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.audit = AuditLog(decided_at=self.now, said=self.memory.said)
+        self.audit = AuditLog(decided_at=self.now, digests=self.memory.said)
 
     def run(
         self,
@@ -322,7 +322,7 @@ class Cycle:
         return applied
 
     def check_may_write(self) -> None:
-        """Stop acting if Helios was paused or lost the lease since the cycle began."""
+        """Raise if Helios was paused or lost the lease."""
         try:
             why = self.paused()
             why = f"paused: {why}" if why else ""
@@ -404,7 +404,7 @@ class Cycle:
         }
         plan = domain.allocate(self, results, active_services)
         for active in active_services:
-            self.audit.outcomes(active.name, active.mode.mode, plan.refused.get(active.name, ()))
+            self.audit.record_outcomes(active.name, active.mode.mode, plan.refused.get(active.name, ()))
             self.audit.count(active.name, Result.UNCHANGED, len(plan.same.get(active.name, ())))
         self.audit.notes.extend(plan.notes)
         writers = [active for active in active_services if active.mode.writes and plan.send.get(active.name)]
@@ -420,7 +420,7 @@ class Cycle:
             breaker = breaker.after_a_bad_cycle(now=self.now, settings=self.settings.control)
         elif self.audit.changed:
             breaker = breaker.after_a_good_cycle()
-        self.memory = replace(memory, breaker=breaker, said=self.audit.said, suspended=())
+        self.memory = replace(memory, breaker=breaker, said=self.audit.digests, suspended=())
 
     def _request_changes(
         self, services: Sequence[ActiveService], snapshot: Snapshot
@@ -437,7 +437,7 @@ class Cycle:
             if absent or not self.memory.is_due(active.name, every=active.service.every, now=snapshot.taken_at):
                 continue
             asked_at[active.name] = snapshot.taken_at
-            self.audit.asks(active.name)
+            self.audit.record_request(active.name)
             # pandas copies on write, so this costs nothing, and a service that writes changes only its own copy.
             own_copy = replace(
                 snapshot,
@@ -487,7 +487,7 @@ class Cycle:
                 asked = set() if active is None else {change.key for change in plan.send.get(name, ())}
                 rows, before = settled.of(mode), self.applied.of(mode)
                 pairs = self.domain.apply(self, plan, active)
-                self.audit.outcomes(name, mode, [outcome for outcome, _ in pairs])
+                self.audit.record_outcomes(name, mode, [outcome for outcome, _ in pairs])
                 for outcome, row in pairs:
                     key: Key = (outcome.setting, outcome_target(outcome))
                     if key not in asked:
@@ -584,7 +584,7 @@ def postpone_beyond(
 def shadow_intent(
     applied: AppliedChanges, ends: Sequence[Reversion], services: Sequence[ActiveService]
 ) -> AppliedByKey:
-    """Return the shadow changes, without those of services that are no shadows now."""
+    """Return the shadow changes of services still in shadow."""
     shadows = {active.name for active in services if active.is_shadow}
     gone = {reversion.key for reversion in ends if reversion.service not in shadows}
     return {key: row for key, row in applied.shadow.items() if key not in gone}

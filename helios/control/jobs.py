@@ -19,7 +19,7 @@ from helios.control.audit import HELIOS, AuditEntry
 from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, postpone_beyond, shadow_intent
 from helios.control.guards import GuardResult, apply_guards, keep_one_owner
 from helios.control.modes import NOTHING, ServiceMode, cluster_for_mode, describe_mode
-from helios.control.observed import PendingJob, carried_values, cycle_counts, pending_jobs
+from helios.control.observed import PendingJob, cycle_counts, helios_values, pending_jobs
 from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
 from helios.control.report import CycleReport
@@ -93,7 +93,7 @@ class JobDomain:
             return reasons
         real, disputed = dict(cycle.known.real), set()
         if conditions.released:  # a value that a kill switch reverted was not overridden by a person
-            real = {key: row for key, row in real.items() if row.overridden or self._may_stand_after_release(row)}
+            real = {key: row for key, row in real.items() if row.overridden or self._may_stay_after_release(row)}
         for row in tuple(real.values()):
             if row.overridden or not row.confirmed or not self._is_pending(row):
                 continue
@@ -172,12 +172,14 @@ class JobDomain:
                 if name in results:
                     refused[name] += not_owned[name]
             keep = {change.key for changes in allowed.values() for change in changes} | waiting
-            unwanted[mode] = self._unwanted(cycle, mode, group, keep=keep)
+            unwanted[mode] = self._unwanted_changes(cycle, mode, group, keep=keep)
         writers, most = groups[Mode.ACTIVE], self.settings.slurm.writes_per_cycle
         # A value that cannot be read is neither overwritten nor forgotten. A later cycle that can read it reverts it.
-        forget = {reversion.key for reversion in unwanted[Mode.ACTIVE] if not self._may_stand(reversion.key)}
+        forget = {reversion.key for reversion in unwanted[Mode.ACTIVE] if not self._may_stay_applied(reversion.key)}
         reversions = [
-            reversion for reversion in unwanted[Mode.ACTIVE] if self.jobs[reversion.key[1]].carries(reversion.key[0])
+            reversion
+            for reversion in unwanted[Mode.ACTIVE]
+            if self.jobs[reversion.key[1]].has_helios_value(reversion.key[0])
         ]
         left = most - len(reversions)
         if sum(len(send[active.name]) for active in writers) > left:
@@ -192,7 +194,7 @@ class JobDomain:
                 ),
             )
         # They come from the hook or a lost database. A shadow alone on a cluster must not revert them.
-        untracked = [self.jobs[job_id] for _, job_id in self._in_no_record(cycle)]
+        untracked = [self.jobs[job_id] for _, job_id in self._unrecorded_values(cycle)]
         out_of_reach = sum(not any(active.mode.covers(job) for active in writers) for job in untracked)
         plan = ReconcilePlan(
             send=send,
@@ -258,7 +260,7 @@ class JobDomain:
         None where nothing of it is applied.
         """
         is_applied = any(not row.overridden for row in cycle.known.real.values())
-        if not is_applied and not carried_values(list(self.jobs.values())):
+        if not is_applied and not helios_values(list(self.jobs.values())):
             return None
         result = revert_jobs(self.cluster, reason)
         return replace(result, left=applied_after(cycle.known, result))
@@ -269,7 +271,7 @@ class JobDomain:
             taken_at=cycle.now if cycle.snapshot is None else cycle.snapshot.taken_at,
             acted=len(cycle.audit.changed),
             memory=cycle.memory,
-            **cycle.report(stays=self._what_stays(cycle) if cycle.suspended else ""),
+            **cycle.report(stays=self._describe_remaining(cycle) if cycle.suspended else ""),
             **cycle_counts(cycle.snapshot),
         )
 
@@ -281,16 +283,18 @@ class JobDomain:
         job = self.jobs.get(row.target)
         return job is not None and job.submitted_us == row.submitted_us
 
-    def _may_stand_after_release(self, row: AppliedChange) -> bool:
+    def _may_stay_after_release(self, row: AppliedChange) -> bool:
         # Slurm hides the value of a job that is held, or whose priority was set. Such jobs are excluded anyway.
         job = self.jobs.get(row.target)
-        return job is None or self._may_stand(row.key) or bool(job.excluded_reason)
+        return job is None or self._may_stay_applied(row.key) or bool(job.excluded_reason)
 
-    def _may_stand(self, key: Key) -> bool:
+    def _may_stay_applied(self, key: Key) -> bool:
         job = self.jobs[key[1]]
-        return job.carries(key[0]) or not job.readable(key[0])
+        return job.has_helios_value(key[0]) or not job.readable(key[0])
 
-    def _unwanted(self, cycle: Cycle, mode: Mode, group: Sequence[ActiveService], *, keep: set[Key]) -> list[Reversion]:
+    def _unwanted_changes(
+        self, cycle: Cycle, mode: Mode, group: Sequence[ActiveService], *, keep: set[Key]
+    ) -> list[Reversion]:
         """Return the changes that services in ``mode`` no longer want."""
         modes = {active.name: active.mode for active in group}
         none_now = "is no shadow now" if mode is Mode.SHADOW else "may not write now"
@@ -307,19 +311,19 @@ class JobDomain:
             else:
                 continue
             unwanted.append(Reversion(key=key, service=row.service, why=why))
-        for key in self._in_no_record(cycle) if mode is not Mode.SHADOW else ():
+        for key in self._unrecorded_values(cycle) if mode is not Mode.SHADOW else ():
             job = self.jobs[key[1]]
             for name, its_mode in modes.items():
-                if key not in keep and its_mode.covers(job) and _governs(cycle.requested.get(name), key, job):
+                if key not in keep and its_mode.covers(job) and _implies_no_change(cycle.requested.get(name), key, job):
                     unwanted.append(Reversion(key=key, service=name, why=NOBODY))
                     break
         return unwanted
 
-    def _in_no_record(self, cycle: Cycle) -> list[Key]:
+    def _unrecorded_values(self, cycle: Cycle) -> list[Key]:
         """Return Helios' values without a record, on jobs that may be changed."""
         return [
             key
-            for key in carried_values(list(self.jobs.values()))
+            for key in helios_values(list(self.jobs.values()))
             if key not in cycle.applied.real and not self.jobs[key[1]].excluded_reason
         ]
 
@@ -364,23 +368,23 @@ class JobDomain:
         row = cycle.applied.real.get(key)
         return SET_AGAIN if key in self.disputed or (row is not None and row.set_again) else ""
 
-    def _what_stays(self, cycle: Cycle) -> str:
+    def _describe_remaining(self, cycle: Cycle) -> str:
         """Return a text about the changes that stay applied.
 
         Only observed values are known to be applied.
         """
         if cycle.released is not None or cycle.snapshot is None:
             return ""  # the rest has been reported job by job, or nothing could be observed
-        carried = carried_values(list(self.jobs.values()))
+        carried = helios_values(list(self.jobs.values()))
         hidden = 0
         for key in (key for key, row in cycle.known.real.items() if not row.overridden):
             job, setting = self.jobs[key[1]], key[0]
-            hidden += not job.carries(setting) and (not job.readable(setting) or bool(job.excluded_reason))
-        said = [
+            hidden += not job.has_helios_value(setting) and (not job.readable(setting) or bool(job.excluded_reason))
+        parts = [
             f"{len(carried)} changes of Helios stand on the cluster and stay as they are" if carried else "",
             f"of {hidden} the cluster does not show whether they stand" if hidden else "",
         ]
-        return "; ".join(filter(None, said))
+        return "; ".join(filter(None, parts))
 
 
 def release(
@@ -429,7 +433,7 @@ def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> Relea
         return ReleaseResult(outcomes=list(outcomes.values()), message=f"{Result.FAILED}: {failure}", failure=failure)
     jobs = pending_jobs(snapshot)
     refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
-    left = [*carried_values(list(jobs.values())), *((one.setting, one.job_id) for one in refused)]
+    left = [*helios_values(list(jobs.values())), *((one.setting, one.job_id) for one in refused)]
     remaining = tuple(dict.fromkeys(job_id for _, job_id in left))
     return ReleaseResult(
         outcomes=list(outcomes.values()),
@@ -472,7 +476,7 @@ def _list_jobs(job_ids: Sequence[str]) -> str:
     return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
 
 
-def _governs(requested: RequestedChanges[float] | None, key: Key, job: PendingJob) -> bool:
+def _implies_no_change(requested: RequestedChanges[float] | None, key: Key, job: PendingJob) -> bool:
     """Return whether a service's request implies no change on an unnamed job.
 
     It does where the request has an order of the job's partition, or soft limits.

@@ -1,4 +1,4 @@
-"""Modes of a service, and the cluster that it gets for its mode.
+"""Modes of a service, and its cluster in each mode.
 
 A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, and a canary passes
 only changes of its own jobs to the cluster.
@@ -133,11 +133,11 @@ class ShadowCluster:
         reverts = [action for action in actions if isinstance(action, Revert)]
         changes = [change for action in actions for change in to_job_changes([action]).changes]
         return [
-            *(self._would(change, jobs.get(change.target)) for change in changes),
-            *(outcome for revert in reverts for outcome in self._reverted(revert)),
+            *(self._shadow_outcome(change, jobs.get(change.target)) for change in changes),
+            *(outcome for revert in reverts for outcome in self._shadow_reverts(revert)),
         ]
 
-    def _would(self, change: Change[float], job: PendingJob | None) -> Outcome:
+    def _shadow_outcome(self, change: Change[float], job: PendingJob | None) -> Outcome:
         if job is None:
             return change.outcome(Result.GONE, "no longer pending")
         if job.excluded_reason:
@@ -149,7 +149,7 @@ class ShadowCluster:
             outcome, before=describe_mode(change.setting, before), after=describe_mode(change.setting, change.value)
         )
 
-    def _reverted(self, revert: Revert) -> list[Outcome]:
+    def _shadow_reverts(self, revert: Revert) -> list[Outcome]:
         return [
             Outcome(
                 action="Revert",
@@ -256,11 +256,11 @@ class ShadowNodes:
         changes = to_node_changes(actions).changes
         reverts = [action for action in actions if isinstance(action, RevertNodes)]
         return [
-            *(self._would(change, known=not change.target or change.target in nodes) for change in changes),
-            *(outcome for revert in reverts for outcome in self._reverted(revert)),
+            *(self._shadow_outcome(change, known=not change.target or change.target in nodes) for change in changes),
+            *(outcome for revert in reverts for outcome in self._shadow_reverts(revert)),
         ]
 
-    def _would(self, change: Change[str], *, known: bool) -> NodeOutcome:
+    def _shadow_outcome(self, change: Change[str], *, known: bool) -> NodeOutcome:
         if not known:
             return change.outcome(Result.GONE, "no such node")
         row = self.applied.get(change.key)
@@ -268,7 +268,7 @@ class ShadowNodes:
         result = Result.UNCHANGED if before == change.value else Result.WOULD
         return change.outcome(result, before=before, after=change.value)
 
-    def _reverted(self, revert: RevertNodes) -> list[NodeOutcome]:
+    def _shadow_reverts(self, revert: RevertNodes) -> list[NodeOutcome]:
         return [
             NodeOutcome(
                 action="RevertNodes",

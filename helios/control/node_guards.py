@@ -108,18 +108,18 @@ def _has_power(change: Change[str], node: ObservedNode | None, *, would_sleep: b
         return False
     if change.value == AWAKE:
         return not would_sleep and node.power in {NodePower.AWAKE, NodePower.WAKING}
-    return would_sleep or node.away
+    return would_sleep or node.is_away
 
 
-def why_not_asleep(node: ObservedNode, context: NodeCycleContext) -> str:
+def why_keep_awake(node: ObservedNode, context: NodeCycleContext) -> str:
     """Return why Helios must not keep a node asleep, whatever its state.
 
     Empty where it may.
     """
     return (
         context.memory.protected
-        or _no_forecast(context)
-        or _not_this_one(node, context)
+        or _why_no_forecast(context)
+        or _why_protected(node, context)
         or ("a pending job waits for nodes of its partition" if context.is_wanted(node) else "")
     )
 
@@ -128,13 +128,13 @@ def _refusal(change: Change[str], context: NodeCycleContext, mode: ServiceMode) 
     if why := _may_be_named(change, context, mode):
         return Result.REFUSED, why
     if change.setting is NodeSetting.KEEP_AWAKE:
-        return Result.REFUSED, _no_list(context)
+        return Result.REFUSED, _refuse_list(context)
     node = context.nodes[change.target]
     if change.setting is NodeSetting.WEIGHT:
         return Result.REFUSED, "its own weight is not known" if math.isnan(node.weight) else ""
     if change.value == AWAKE:
-        return _no_wake(node, context)
-    return Result.REFUSED, _no_sleep(node, context)
+        return _refuse_wake(node, context)
+    return Result.REFUSED, _refuse_sleep(node, context)
 
 
 def _may_be_named(change: Change[str], context: NodeCycleContext, mode: ServiceMode) -> str:
@@ -149,7 +149,7 @@ def _may_be_named(change: Change[str], context: NodeCycleContext, mode: ServiceM
     return "" if mode.reaches(node.name, partitions=node.partitions) else OUTSIDE
 
 
-def _no_list(context: NodeCycleContext) -> str:
+def _refuse_list(context: NodeCycleContext) -> str:
     if not context.only_lists:
         return "power.mechanism is sleep: the keep-awake list is left to the site"
     if context.power is None:
@@ -157,7 +157,7 @@ def _no_list(context: NodeCycleContext) -> str:
     return "" if context.power.can_keep_awake else "the keep-awake list cannot be changed on this cluster"
 
 
-def _no_wake(node: ObservedNode, context: NodeCycleContext) -> tuple[Result, str]:
+def _refuse_wake(node: ObservedNode, context: NodeCycleContext) -> tuple[Result, str]:
     if node.down:
         return Result.REFUSED, f"it is {node.state or 'down'}"
     if not node.in_service:  # a node that is only planned or reserved may be woken
@@ -171,11 +171,16 @@ def _no_wake(node: ObservedNode, context: NodeCycleContext) -> tuple[Result, str
     return Result.REFUSED, ""
 
 
-def _no_sleep(node: ObservedNode, context: NodeCycleContext) -> str:
-    return _not_here(context) or _touched(node) or why_not_asleep(node, context) or _not_idle(node, context)
+def _refuse_sleep(node: ObservedNode, context: NodeCycleContext) -> str:
+    return (
+        _why_no_sleep_here(context)
+        or _why_in_use(node)
+        or why_keep_awake(node, context)
+        or _why_not_idle(node, context)
+    )
 
 
-def _not_here(context: NodeCycleContext) -> str:
+def _why_no_sleep_here(context: NodeCycleContext) -> str:
     if context.only_lists:
         return "power.mechanism is keep_awake: the cluster's own timer puts nodes to sleep"
     if context.power is None:
@@ -183,7 +188,7 @@ def _not_here(context: NodeCycleContext) -> str:
     return context.power.why_not or ("" if context.power.can_sleep else "nodes cannot be put to sleep on this cluster")
 
 
-def _no_forecast(context: NodeCycleContext) -> str:
+def _why_no_forecast(context: NodeCycleContext) -> str:
     demand = context.snapshot.demand
     if demand is None:
         return "there is no forecast of the demand for nodes"
@@ -192,14 +197,14 @@ def _no_forecast(context: NodeCycleContext) -> str:
     return "" if -bound_s <= apart_s <= bound_s else "the forecast of the demand for nodes is not of this hour"
 
 
-def _touched(node: ObservedNode) -> str:
+def _why_in_use(node: ObservedNode) -> str:
     if node.excluded_reason:
         return node.excluded_reason
     flags = sorted(node.flags & UNTOUCHABLE)
     return f"it is {flags[0]}" if flags else ""
 
 
-def _not_this_one(node: ObservedNode, context: NodeCycleContext) -> str:
+def _why_protected(node: ObservedNode, context: NodeCycleContext) -> str:
     memory, power = context.memory, context.settings.power
     if node.name in context.never:
         return "power.never names it"
@@ -211,7 +216,7 @@ def _not_this_one(node: ObservedNode, context: NodeCycleContext) -> str:
     return f"Helios put it to sleep {cycles} times in 24 hours" if cycles >= power.cycles_per_day else ""
 
 
-def _not_idle(node: ObservedNode, context: NodeCycleContext) -> str:
+def _why_not_idle(node: ObservedNode, context: NodeCycleContext) -> str:
     now = context.snapshot.taken_at
     if node.kept_awake:
         return "the cluster's keep-awake list names it"
@@ -258,12 +263,12 @@ class PowerBudget:
         self._about_to_fall = len(about_to_fall)
         self._settings = settings
         self._left = max(1, _share(settings.most_in_transition, len(nodes)))
-        self._left -= sum(node.on_its_way for node in nodes.values())
+        self._left -= sum(node.in_transition for node in nodes.values())
         in_service = [node for node in nodes.values() if node.in_service]
         self._serving = Counter(
             kind for node in in_service if node.serves and node.name not in asleep for kind in node.kinds()
         )
-        self._away = Counter(node.pool for node in in_service if node.away or node.name in asleep)
+        self._away = Counter(node.pool for node in in_service if node.is_away or node.name in asleep)
         self._total = Counter(node.pool for node in in_service)
 
     def to_wake(self) -> BudgetResult:

@@ -67,22 +67,22 @@ class NodeObservation:
 
 def update_nodes(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeWatch:
     """Update state and applied changes by what is observed."""
-    memory = memory.without_the_old(observation.at)
-    for row in applied.ours(NodeSetting.POWER):
+    memory = memory.without_old_entries(observation.at)
+    for row in applied.by_helios(NodeSetting.POWER):
         memory = memory.with_slept(row.target, row.written_at) if observation.at - row.written_at < DAY else memory
-    watch = _power(memory, applied, observation)
-    watch = _weights(watch, observation)
-    watch = _keep_awake(watch, observation)
-    watch = _wakes(watch, observation)
+    watch = _update_power(memory, applied, observation)
+    watch = _update_weights(watch, observation)
+    watch = _update_keep_awake(watch, observation)
+    watch = _update_wakes(watch, observation)
     shadow = {key: row for key, row in watch.applied.shadow.items() if _may_apply_in_shadow(row, observation)}
     return replace(
         watch,
-        memory=replace(watch.memory, idle=_idle(watch.memory, observation), looked_at=observation.at),
+        memory=replace(watch.memory, idle=_idle_times(watch.memory, observation), looked_at=observation.at),
         applied=replace(watch.applied, shadow=shadow),
     )
 
 
-def _idle(memory: NodeControllerState, observation: NodeObservation) -> dict[str, datetime]:
+def _idle_times(memory: NodeControllerState, observation: NodeObservation) -> dict[str, datetime]:
     follows = memory.looked_at is not None and timedelta(0) <= observation.at - memory.looked_at <= APART
     before = memory.idle if follows else {}
     return {node.name: before.get(node.name, observation.at) for node in observation.nodes.values() if node.idle}
@@ -95,16 +95,16 @@ def _may_apply_in_shadow(row: AppliedChange, observation: NodeObservation) -> bo
     return node is not None and node.idle  # a job on it would have woken it
 
 
-def _power(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeWatch:
+def _update_power(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeWatch:
     real, lines = dict(applied.real), []
-    for row in applied.ours(NodeSetting.POWER):
+    for row in applied.by_helios(NodeSetting.POWER):
         node = observation.nodes.get(row.target)
         if node is None:
             continue  # a node missing in the snapshot may come back, and still be asleep
-        if node.away and not node.down:
+        if node.is_away and not node.down:
             real[row.key] = row if row.confirmed else replace(row, after=str(node.power))
             continue
-        if _may_fall_asleep_yet(row, node, observation):
+        if _may_still_fall_asleep(row, node, observation):
             continue
         del real[row.key]
         if observation.released or not row.confirmed:
@@ -122,7 +122,7 @@ def _power(memory: NodeControllerState, applied: AppliedChanges, observation: No
     return NodeWatch(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
 
 
-def _may_fall_asleep_yet(row: AppliedChange, node: ObservedNode, observation: NodeObservation) -> bool:
+def _may_still_fall_asleep(row: AppliedChange, node: ObservedNode, observation: NodeObservation) -> bool:
     entered_only = not row.confirmed and row.value != AWAKE
     return entered_only and node.power is NodePower.AWAKE and observation.at - row.written_at < FALLS_WITHIN
 
@@ -144,7 +144,7 @@ def _woken_by_others(
     return memory, _audit_entry("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
 
 
-def _weights(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
+def _update_weights(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
     real, lines, lost = dict(watch.applied.real), list(watch.lines), 0
     for row in [row for row in real.values() if row.setting is NodeSetting.WEIGHT]:
         node = observation.nodes.get(row.target)
@@ -157,7 +157,7 @@ def _weights(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
         elif as_written:
             continue  # also after a release, since its user may not have had the privilege
         elif row.confirmed and not row.overridden:
-            lines.append(_theirs(row, read=f"Weight {node.weight:.0f}"))
+            lines.append(_overridden_entry(row, read=f"Weight {node.weight:.0f}"))
             real[row.key] = replace(row, overridden=True)
     forgotten = (
         [f"the cluster forgot {lost} weights (a reconfiguration, a restart): they are set again"] if lost else []
@@ -167,7 +167,7 @@ def _weights(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
     )
 
 
-def _keep_awake(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
+def _update_keep_awake(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
     row = watch.applied.real.get(LIST)
     if row is None or observation.power is None:
         return watch
@@ -184,29 +184,29 @@ def _keep_awake(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
     if not row.confirmed or row.overridden or same_list(read, row.after):
         return watch
     applied = replace(watch.applied, real={**watch.applied.real, LIST: replace(row, overridden=True)})
-    return replace(watch, applied=applied, lines=(*watch.lines, _theirs(row, read=read)))
+    return replace(watch, applied=applied, lines=(*watch.lines, _overridden_entry(row, read=read)))
 
 
-def _wakes(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
+def _update_wakes(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
     memory, lines, notes = watch.memory, list(watch.lines), list(watch.notes)
     was_protected = bool(memory.protected)
     for name, wake in watch.memory.wakes.items():
-        result = _result(observation.nodes.get(name), wake, observation)
+        result = _wake_result(observation.nodes.get(name), wake, observation)
         if result is None:
             continue
         memory = replace(memory, wakes={node: other for node, other in memory.wakes.items() if node != name})
         if result:
             memory = memory.with_failure(Failure(node=name, at=observation.at, what=result), observation.settings)
-            lines.append(_failed(name, wake, result))
+            lines.append(_failed_wake_entry(name, wake, result))
             notes.append(
                 f"tell somebody: node {name} {result}; it is not put to sleep until: helios power clear {name}"
             )
     if memory.protected and not was_protected:
-        lines.append(_protects(memory))
+        lines.append(_protection_entry(memory))
     return replace(watch, memory=memory, lines=tuple(lines), notes=tuple(notes))
 
 
-def _result(node: ObservedNode | None, wake: WakeUp, observation: NodeObservation) -> str | None:
+def _wake_result(node: ObservedNode | None, wake: WakeUp, observation: NodeObservation) -> str | None:
     """Return what is wrong with a wake.
 
     Empty where the node woke, or the wake no longer matters. None while it may still wake.
@@ -224,7 +224,7 @@ def _result(node: ObservedNode | None, wake: WakeUp, observation: NodeObservatio
     return f"did not wake within {observation.power.resume_timeout_s:g} s: it is {node.power or 'not responding'}"
 
 
-def _failed(node: str, wake: WakeUp, result: str) -> AuditEntry:
+def _failed_wake_entry(node: str, wake: WakeUp, result: str) -> AuditEntry:
     return AuditEntry(
         service=HELIOS,
         mode=Mode.ACTIVE,
@@ -235,7 +235,7 @@ def _failed(node: str, wake: WakeUp, result: str) -> AuditEntry:
     )
 
 
-def _protects(memory: NodeControllerState) -> AuditEntry:
+def _protection_entry(memory: NodeControllerState) -> AuditEntry:
     return AuditEntry(
         service=HELIOS,
         mode=Mode.ACTIVE,
@@ -246,7 +246,7 @@ def _protects(memory: NodeControllerState) -> AuditEntry:
     )
 
 
-def _theirs(row: AppliedChange, *, read: str) -> AuditEntry:
+def _overridden_entry(row: AppliedChange, *, read: str) -> AuditEntry:
     rest = f"{Result.REFUSED}: {row.setting} is theirs from now on; what Helios set there it leaves"
     reason = f"somebody changed what service {row.service} had set"
     return _audit_entry("HandsOff", row, reason=reason, outcome=rest, read=read)

@@ -42,7 +42,7 @@ from helios.control.node_guards import (
     PowerBudget,
     apply_node_guards,
     is_in_desired_state,
-    why_not_asleep,
+    why_keep_awake,
 )
 from helios.control.node_watch import NodeObservation, shadow_entries, update_nodes
 from helios.control.observed import ObservedNode, observed_nodes, partitions_wanted
@@ -129,7 +129,7 @@ class NodeDomain:
             cycle.audit.notes.append(f"there is no forecast, so that no node is put to sleep: {cycle.held_back}")
         applied = cycle.read_applied() or AppliedChanges()
         try:
-            cycle.undo_file = cycle.undone()
+            cycle.undo_file = cycle.read_undo()
         except HeliosError as error:
             cycle.audit.notes.append(f"the undo file could not be read: {error.message}")
         if not applied.real and cycle.undo_file is not None:
@@ -197,19 +197,21 @@ class NodeDomain:
         context, most = self.context, self.settings.slurm.writes_per_cycle
         writers = [active for active in services if active.mode.writes]
         draft = _Draft(context=context, refused={name: list(result.refused) for name, result in results.items()})
-        draft.own(writers, results, context.applied.real)
+        draft.assign_services(writers, results, context.applied.real)
         # The cluster's own timer may put these to sleep. It is off where Helios puts nodes to sleep itself.
         awake = {node.name for node in context.nodes.values() if not node.kept_awake}
         may_sleep = awake if context.only_lists else set()
-        budget = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
+        budget = PowerBudget(
+            context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._nodes_soon_asleep()
+        )
         reversions, waiting = self._due_reversions(cycle, writers, budget)
-        draft.let_through(writers, budget, without={reversion.key for reversion in reversions})
+        draft.apply_budget(writers, budget, without={reversion.key for reversion in reversions})
         would_sleep = {row.target for row in context.applied.shadow.values() if row.value == ASLEEP}
         for active in services:
             if active.is_shadow:
-                draft.own([active], results, {})
+                draft.assign_services([active], results, {})
                 away = (would_sleep & set(context.nodes)) | may_sleep
-                draft.let_through([active], PowerBudget(context.nodes, self.settings.power, away=away))
+                draft.apply_budget([active], PowerBudget(context.nodes, self.settings.power, away=away))
         postpone_beyond(
             most - len(reversions),
             draft.send,
@@ -264,8 +266,8 @@ class NodeDomain:
         None where nothing of it is applied.
         """
         snapshot, applied = self.context.snapshot, cycle.known
-        if not applied_on(snapshot, applied.real):
-            cycle.known = AppliedChanges(real=still_applied(applied.real, snapshot))
+        if not observed_changes(snapshot, applied.real):
+            cycle.known = AppliedChanges(real=possibly_applied_changes(applied.real, snapshot))
             return None
         result = revert_nodes(self.cluster, applied, reason)
         self.activity.add(result.outcomes, now=cycle.now)
@@ -301,7 +303,7 @@ class NodeDomain:
             bounded.append(replace(change, value=value))
         return bounded
 
-    def _about_to_fall(self) -> list[str]:
+    def _nodes_soon_asleep(self) -> list[str]:
         context = self.context
         if not context.only_lists or context.power is None:
             return []
@@ -326,7 +328,7 @@ class NodeDomain:
         reversion: list[Reversion] = []
         waiting: list[Key] = []
         for row in self.context.applied.real.values():
-            why = "" if row.overridden else self._why_not_stand(row, modes, cycle.requested)
+            why = "" if row.overridden else self._why_revert(row, modes, cycle.requested)
             if not why:
                 continue
             node = self.context.nodes.get(row.target)
@@ -339,7 +341,7 @@ class NodeDomain:
         most = self.settings.slurm.writes_per_cycle
         return reversion[:most], [*waiting, *(late.key for late in reversion[most:])]
 
-    def _why_not_stand(
+    def _why_revert(
         self,
         row: AppliedChange,
         modes: Mapping[str, ServiceMode],
@@ -406,7 +408,7 @@ class NodeDomain:
             # A fill order is sent as a whole, because a weight depends on the other nodes in the order.
             same = plan.same.get(active.name, ())
             changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
-        return to_node_actions(changes, own=self.context.applied.own())
+        return to_node_actions(changes, own=self.context.applied.own_values())
 
     def _applied_after(
         self, cycle: Cycle, change: Change[str], active: ActiveService, outcome: NodeOutcome
@@ -449,7 +451,7 @@ class _Draft:
     send: dict[str, list[Change[str]]] = field(default_factory=dict)
     same: dict[str, list[Change[str]]] = field(default_factory=dict)
 
-    def own(
+    def assign_services(
         self, services: Sequence[ActiveService], results: Mapping[str, GuardResult[str]], applied: AppliedByKey
     ) -> None:
         """Assign each setting of each node to one service."""
@@ -461,7 +463,7 @@ class _Draft:
             self.same[name] = list(results[name].same) if name in results else []
             self.refused.setdefault(name, []).extend(refused[name])
 
-    def let_through(
+    def apply_budget(
         self, services: Sequence[ActiveService], budget: PowerBudget, *, without: Collection[Key] = ()
     ) -> None:
         """Keep the changes within the budget of power changes.
@@ -481,7 +483,7 @@ class _Draft:
         kept: list[Change[str]] = []
         for change in self.send[active.name]:
             if change.setting is NodeSetting.KEEP_AWAKE and to_sleep:
-                longer = self._keep_longer(change, budget, mode=active.mode.mode)
+                longer = self._extend_keep_awake(change, budget, mode=active.mode.mode)
                 is_desired = is_in_desired_state(longer, self.context, active.mode.mode)
                 (self.same[active.name] if is_desired else kept).append(longer)
             elif change.setting is NodeSetting.POWER and sleeps(change) is to_sleep:
@@ -494,14 +496,14 @@ class _Draft:
                 kept.append(change)
         self.send[active.name] = kept
 
-    def _keep_longer(self, change: Change[str], budget: PowerBudget, *, mode: Mode) -> Change[str]:
+    def _extend_keep_awake(self, change: Change[str], budget: PowerBudget, *, mode: Mode) -> Change[str]:
         """Return the keep-awake list with nodes that may not leave it now."""
         row, nodes = self.context.applied.of(mode).get(LIST), self.context.nodes
         named = nodes_named(change.value)
         leaving = [] if row is None else [name for name in nodes_named(row.value) if name not in named]
         stays, first = [], ""
         for node in (nodes[name] for name in leaving if name in nodes):
-            why = why_not_asleep(node, self.context) or budget.to_sleep(node)[1]
+            why = why_keep_awake(node, self.context) or budget.to_sleep(node)[1]
             if why:
                 stays.append(node.name)
                 first = first or f"{node.name}: {why}"
@@ -515,7 +517,7 @@ def release_nodes(
     cluster: NodeCluster,
     ledger: Ledger,
     undo: Callable[[Undo], None],
-    undone: Callable[[], Undo | None],
+    read_undo: Callable[[], Undo | None],
     now: datetime,
     holder: str,
     reason: str,
@@ -528,7 +530,7 @@ def release_nodes(
 
     Parameters
     ----------
-    undo, undone : callable
+    undo, read_undo : callable
         Write the undo file, and read it, None if it does not exist. Without it and the ledger the applied changes are
         not known, which is reported.
     holder : str
@@ -537,7 +539,7 @@ def release_nodes(
         State of the last cycle, to watch the wakes. None where it is not known.
     """
     notes: list[str] = []
-    applied = _read_known(ledger, undone, notes, at=now)
+    applied = _read_known(ledger, read_undo, notes, at=now)
     if applied is None:
         result = ReleaseResult(outcomes=[], message=f"{Result.FAILED}: {NOT_KNOWN}", failure=NOT_KNOWN)
     else:
@@ -562,7 +564,7 @@ def release_nodes(
 
 
 def _read_known(
-    ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime
+    ledger: Ledger, read_undo: Callable[[], Undo | None], notes: list[str], *, at: datetime
 ) -> AppliedChanges | None:
     """Return the applied changes as they were recorded.
 
@@ -574,7 +576,7 @@ def _read_known(
     except HeliosError as error:
         notes.append(f"the book could not be read, the undo file stands in for it: {error.message}")
     try:
-        file = undone()
+        file = read_undo()
     except HeliosError as error:
         notes.append(f"the undo file could not be read: {error.message}")
     if applied is None and file is None:
@@ -592,7 +594,7 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
     try:
         snapshot = cluster.snapshot()
         for _ in range(ROUNDS):
-            rows_applied = applied_on(snapshot, real)
+            rows_applied = observed_changes(snapshot, real)
             reversions = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in rows_applied]
             answer = cluster.steer(_reverts(reversions)) if reversions else []
             may_do_more = add_round(outcomes, answer)  # before the next look, which may fail
@@ -609,7 +611,7 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
         for key, outcome in outcomes.items()
         if outcome.setting is NodeSetting.POWER and outcome.result is Result.REFUSED
     }
-    remaining = [row.target or THE_LIST for row in applied_on(snapshot, real) if row.key not in in_hand]
+    remaining = [row.target or THE_LIST for row in observed_changes(snapshot, real) if row.key not in in_hand]
     names = tuple(dict.fromkeys(remaining))
     message = f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
     if names:
@@ -621,11 +623,11 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
         notes=(f"left asleep, in the hands of an admin, to be woken when back in service: {whose}",) if whose else (),
         remaining=names,
         snapshot=snapshot,
-        left=AppliedChanges(real=still_applied(real, snapshot)),
+        left=AppliedChanges(real=possibly_applied_changes(real, snapshot)),
     )
 
 
-def applied_on(snapshot: Snapshot, real: AppliedByKey) -> list[AppliedChange]:
+def observed_changes(snapshot: Snapshot, real: AppliedByKey) -> list[AppliedChange]:
     """Return Helios' own changes that are observed to be applied."""
     nodes = observed_nodes(snapshot)
     kept = None if snapshot.power is None else snapshot.power.keep_awake
@@ -639,16 +641,16 @@ def _is_applied(row: AppliedChange, node: ObservedNode | None, kept: str | None)
     if node is None:
         return False
     if row.setting is NodeSetting.POWER:
-        return node.away and not node.down
+        return node.is_away and not node.down
     return node.weight != weight_in(row.own) and (not row.confirmed or node.weight == weight_in(row.after))
 
 
-def still_applied(real: AppliedByKey, snapshot: Snapshot) -> AppliedByKey:
+def possibly_applied_changes(real: AppliedByKey, snapshot: Snapshot) -> AppliedByKey:
     """Return changes that are observed to be applied, or cannot be observed.
 
     Overridden changes are dropped, because nothing of Helios is applied there and the observed value is the site's own.
     """
-    keys, observable = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
+    keys, observable = {row.key for row in observed_changes(snapshot, real)}, {*snapshot.nodes["name"], ""}
     return {
         key: row for key, row in real.items() if key in keys or (row.target not in observable and not row.overridden)
     }

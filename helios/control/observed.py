@@ -27,7 +27,7 @@ class PendingJob:
     submitted_us : int
         Submission, microseconds since the epoch. Slurm reuses job ids, so that a job is identified by its id and this.
     eligible_us : int
-        When it could first have started, or can, in the same unit; unknown counts as long ago.
+        When it can first start, in the same unit. If it is unknown, it counts as long ago.
     eligible : bool
         Whether it could have started at the time of the snapshot. Only then can its urgency be read.
     excluded_reason : str
@@ -59,7 +59,7 @@ class PendingJob:
         """Return whether ``value`` is known for this setting."""
         return self.eligible or setting is JobSetting.SOFT_LIMIT
 
-    def carries(self, setting: Setting) -> bool:
+    def has_helios_value(self, setting: Setting) -> bool:
         """Return whether a value set by Helios was observed."""
         return self.urgency != 0 if setting is JobSetting.ORDER else not math.isnan(self.soft_limit_s)
 
@@ -87,9 +87,9 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
     return {row[0]: PendingJob(**dict(zip(columns, row, strict=True))) for row in rows}
 
 
-def carried_values(jobs: Sequence[PendingJob]) -> list[Key]:
+def helios_values(jobs: Sequence[PendingJob]) -> list[Key]:
     """Return every job setting with an observed value of Helios."""
-    return [(setting, job.job_id) for job in jobs for setting in JobSetting if job.carries(setting)]
+    return [(setting, job.job_id) for job in jobs for setting in JobSetting if job.has_helios_value(setting)]
 
 
 def cycle_counts(snapshot: Snapshot | None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _text(values: pd.Series[Any]) -> list[str]:
     return [value if isinstance(value, str) else "" for value in values.astype(object)]
 
 
-# The same for nodes.
+# Nodes.
 
 OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
 """Flags of a node on which no job should start."""
@@ -162,12 +162,12 @@ class ObservedNode:
         return self.power is NodePower.AWAKE and self.state == "IDLE" and not self.holds
 
     @property
-    def away(self) -> bool:
+    def is_away(self) -> bool:
         """Whether it is asleep or falling asleep."""
         return self.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}
 
     @property
-    def on_its_way(self) -> bool:
+    def in_transition(self) -> bool:
         """Whether it falls asleep or wakes."""
         return self.power in {NodePower.FALLING_ASLEEP, NodePower.WAKING}
 

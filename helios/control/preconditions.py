@@ -75,7 +75,7 @@ def suspension_reasons(
         return reasons
     trained_at = conditions.model_trained_at
     if trained_at is not None and now - trained_at > timedelta(seconds=settings.oldest_model_s):
-        reasons.append(f"the model was trained at {_moment(trained_at)}, more than {settings.oldest_model_s} s ago")
+        reasons.append(f"the model was trained at {_utc_text(trained_at)}, more than {settings.oldest_model_s} s ago")
     if conditions.model_problem:
         reasons.append(f"the promoted model is not to be trusted: {conditions.model_problem}")
     if jobs and all(math.isnan(job.p50_s) for job in jobs.values()):
@@ -95,14 +95,14 @@ def cluster_suspension_reasons(
     reasons: list[str] = []
     breaker = memory.breaker
     if breaker.state(now=now, settings=settings) is BreakerState.OPEN:
-        until = _moment(breaker.closes_at(settings))
+        until = _utc_text(breaker.closes_at(settings))
         reasons.append(f"the breaker is open until {until}: {breaker.bad_in_row} bad cycles in a row")
     # The lease was taken for lease_s at the start of the cycle; a snapshot farther away in time is not covered by it.
     apart = snapshot.taken_at - now
     if abs(apart) > timedelta(seconds=settings.lease_s):
         side = "in the future" if apart > timedelta(0) else "too long ago"
-        taken_at = _moment(snapshot.taken_at)
-        reasons.append(f"the cluster was read {side}: at {taken_at}, the cycle began at {_moment(now)}")
+        taken_at = _utc_text(snapshot.taken_at)
+        reasons.append(f"the cluster was read {side}: at {taken_at}, the cycle began at {_utc_text(now)}")
     if why := why_cut_short(snapshot, memory):
         reasons.append(why)
     if memory.controller is not None and conditions.controller not in {None, memory.controller}:
@@ -116,7 +116,9 @@ def cluster_suspension_reasons(
     if read_at is None:
         reasons.append("the history was never read")
     elif now - read_at > timedelta(seconds=settings.oldest_history_s):
-        reasons.append(f"the history was read last at {_moment(read_at)}, more than {settings.oldest_history_s} s ago")
+        reasons.append(
+            f"the history was read last at {_utc_text(read_at)}, more than {settings.oldest_history_s} s ago"
+        )
     return reasons
 
 
@@ -135,5 +137,5 @@ def why_cut_short(snapshot: Snapshot, memory: ControllerState) -> str:
     return ""
 
 
-def _moment(at: datetime) -> str:
+def _utc_text(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"

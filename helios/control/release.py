@@ -91,7 +91,7 @@ def add_round(outcomes: dict[Key, SomeOutcome], answer: Sequence[SomeOutcome]) -
 def release_entries(result: ReleaseResult, *, now: datetime, reason: str) -> AuditLog:
     """Return the audit of reverting everything."""
     audit = AuditLog(decided_at=now, sources=result.sources)
-    audit.outcomes(HELIOS, PAUSED, result.outcomes)
+    audit.record_outcomes(HELIOS, PAUSED, result.outcomes)
     target = "" if result.snapshot is None else result.snapshot.cluster
     audit.lines.append(
         AuditEntry(service=HELIOS, mode=PAUSED, action="Cycle", target=target, reason=reason, outcome=result.message)

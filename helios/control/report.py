@@ -58,7 +58,7 @@ class DomainReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was to be reverted is left, as far as observed."""
+        """Whether everything was reverted, as far as observed."""
         return self.remaining == ()
 
 
@@ -150,8 +150,8 @@ def node_cycle_counts(
 
 def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedChanges) -> frozenset[str]:
     """Return the nodes that are asleep, or falling asleep, because of Helios."""
-    put_to_sleep = (row.target for row in applied.ours(NodeSetting.POWER))
-    return frozenset(name for name in put_to_sleep if name in nodes and nodes[name].away)
+    put_to_sleep = (row.target for row in applied.by_helios(NodeSetting.POWER))
+    return frozenset(name for name in put_to_sleep if name in nodes and nodes[name].is_away)
 
 
 def service_tallies(
@@ -197,21 +197,21 @@ def wanted_awake(proposals: Mapping[str, RequestedChanges[str]], nodes: Mapping[
     It is that of the first service that decides about power. A service that was asked and requested nothing wants the
     current number. One that only sets the fill order does not count.
     """
-    said = next((proposal for proposal in proposals.values() if _speaks_of_power(proposal)), None)
-    if said is None:
+    proposal = next((proposal for proposal in proposals.values() if _is_about_power(proposal)), None)
+    if proposal is None:
         return {}
-    lists = [change for change in said.changes if change.setting is NodeSetting.KEEP_AWAKE]
+    lists = [change for change in proposal.changes if change.setting is NodeSetting.KEEP_AWAKE]
     if lists:
         awake = {node.name for node in nodes.values() if node.holds} | set(nodes_named(lists[0].value))
     else:
         awake = {node.name for node in nodes.values() if node.power in {NodePower.AWAKE, NodePower.WAKING}}
-        awake |= {change.target for change in said.changes if change.value == AWAKE}
-        awake -= {change.target for change in said.changes if sleeps(change)}
+        awake |= {change.target for change in proposal.changes if change.value == AWAKE}
+        awake -= {change.target for change in proposal.changes if sleeps(change)}
     found = Counter(node.pool for node in nodes.values() if node.in_service and node.name in awake)
     return {pool: float(found[pool]) for pool in {node.pool for node in nodes.values()}}
 
 
-def _speaks_of_power(proposal: RequestedChanges[str]) -> bool:
+def _is_about_power(proposal: RequestedChanges[str]) -> bool:
     return bool(proposal.kinds & {PowerDown.__name__, PowerUp.__name__, KeepAwake.__name__}) or (
         FillFirst.__name__ not in proposal.kinds
     )

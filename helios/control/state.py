@@ -236,7 +236,7 @@ class ControllerState(StoredState):
 
 
 def outcome_target(outcome: Outcome | NodeOutcome) -> str:
-    """Return the target of an outcome, a job's id or a node's name."""
+    """Return the job id or node name of an outcome."""
     return outcome.job_id if isinstance(outcome, Outcome) else outcome.node
 
 
@@ -377,7 +377,7 @@ class NodeControllerState(StoredState):
             protected_at=failure.at if protects else self.protected_at,
         )
 
-    def without_the_old(self, now: datetime) -> NodeControllerState:
+    def without_old_entries(self, now: datetime) -> NodeControllerState:
         """Return the state without entries older than a day.
 
         Quarantine and protected mode are ended only by a person.

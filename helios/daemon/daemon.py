@@ -135,13 +135,13 @@ class Daemon:
         )
         works = {"cycle": tasks.cycle, "nodes": tasks.nodes, "ingest": tasks.ingest}
         steady = [name for name, work in works.items() if work is not None]
-        self._health = Health(lately_s=schedule.lately_s(tasks=steady), times=self._times)
+        self._health = Health(longest_silence_s=schedule.longest_silence_s(tasks=steady), times=self._times)
         self._metrics = Metrics(times=self._times)
         self._file = HealthFile(self._folder)
         self._scheduler = TaskScheduler(
             tasks=tasks,
             schedule=schedule,
-            beat=self.beat,
+            beat=self.send_heartbeat,
             paused=lambda: os.path.lexists(self._folder / PAUSE_FILE),
             health=self._health,
             metrics=self._metrics,
@@ -180,13 +180,13 @@ class Daemon:
             f"nightly analysis next at {night:%Y-%m-%d %H:%M %Z}" if night else "no nightly analysis",
         )
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send and store the daemon's state.
 
         The watchdog of the service manager is notified only while cycles make progress.
         """
         self._beaten_s = self._times.monotonic_s()
-        if self._scheduler.makes_progress():
+        if self._scheduler.is_progressing():
             self._notifier.send("WATCHDOG=1")
             self._starved = False
         elif not self._starved:
@@ -215,12 +215,12 @@ class Daemon:
         It waits for the task that writes to the cluster.
         """
         self._notifier.send("STOPPING=1")
-        self._health.ending("stopping")
+        self._health.record_ending("stopping")
         self._scheduler.stop()
         _log.info("stops: %s", why)
         reverted, stuck = self._revert(why)
         stuck = not self._scheduler.close_readers(within_s=READER_S) or stuck
-        self._health.ending("stopped")
+        self._health.record_ending("stopped")
         self._file.write(self._health.report)
         if self._server is not None:
             self._server.close()
@@ -253,7 +253,7 @@ class Daemon:
         if not self._settings.release_on_stop:
             _log.warning("what Helios set stands: daemon.release_on_stop is false")
             return True, False
-        if self._health.stands_by:
+        if self._health.is_standby:
             _log.info("standby: nothing was set from here, nothing to revert")
             return True, False
         reverted: list[bool] = []
@@ -375,8 +375,8 @@ class LineFormatter(logging.Formatter):
         # For Helios' own loggers, the last word of the name: cycle for helios.daemon.cycle.
         source = record.name.rpartition(".")[2] if record.name.startswith("helios.") else record.name
         # On one line, because a job's name with a line break must not forge a second record.
-        message = "".join(sign if sign.isprintable() else " " for sign in _masked(record.getMessage())).strip()
-        trace = _masked(self.formatException(record.exc_info)) if record.exc_info else ""
+        message = "".join(sign if sign.isprintable() else " " for sign in _redact(record.getMessage())).strip()
+        trace = _redact(self.formatException(record.exc_info)) if record.exc_info else ""
         if not self._as_json:
             line = f"{time} {record.levelname:<7} {source}: {message}"
             return f"{line}\n{trace}" if trace else line
@@ -384,5 +384,5 @@ class LineFormatter(logging.Formatter):
         return json.dumps({**answer, "traceback": trace} if trace else answer, ensure_ascii=False)
 
 
-def _masked(text: str) -> str:
+def _redact(text: str) -> str:
     return re.sub(r"\S+://\S+", lambda url: str(without_password(url[0])), text)

@@ -20,7 +20,7 @@ from helios.private_files import make_folder, write_private
 
 NAME = "health.json"
 FAILURES = 3
-"""Failures in a row after which the daemon is not healthy, however recent the last success is."""
+"""Failures in a row after which the daemon is unhealthy, however recent the last success is."""
 OF_CYCLES = ("suspended", "seconds", "modes", "breaker", "lease_held", "acted")
 OF_JOBS = ("pending", "running", "predictions", "history_read_at", "model_trained_at")
 OF_NODES = ("nodes", "by_helios", "protected", "quarantined")
@@ -103,29 +103,31 @@ class TaskHealth:
 
 
 class Health:
-    """Health of the daemon, written by the tasks' threads and read by others.
+    """Health of the daemon.
+
+    The tasks' threads write it, and other threads read it.
 
     Parameters
     ----------
-    lately_s : mapping of str to float
+    longest_silence_s : mapping of str to float
         Tasks that must have succeeded for the daemon to be healthy, and the longest time since then, s.
     times : TaskTimes
         The clocks.
     """
 
-    def __init__(self, *, lately_s: Mapping[str, float], times: TaskTimes) -> None:
-        self._lately_s = dict(lately_s)
+    def __init__(self, *, longest_silence_s: Mapping[str, float], times: TaskTimes) -> None:
+        self._longest_silence_s = dict(longest_silence_s)
         self._times = times
         self._lock = Lock()
         self._started_at = times.now()
-        self._tasks = {name: TaskHealth() for name in lately_s}
+        self._tasks = {name: TaskHealth() for name in longest_silence_s}
         self._cycles: dict[str, CycleSummary | NodeCycleSummary] = {}
         self._ending = ""
         self.note = ""
         """A remark for a person that does not affect the health, or an empty text."""
 
     @property
-    def stands_by(self) -> bool:
+    def is_standby(self) -> bool:
         """Whether this process holds no lease, by its last cycles.
 
         Another Helios then writes to the cluster. False before the first cycle.
@@ -133,27 +135,27 @@ class Health:
         cycles = list(self._cycles.values())
         return bool(cycles) and not any(cycle.lease_held for cycle in cycles)
 
-    def began(self, name: str, *, at: datetime) -> None:
+    def record_begin(self, name: str, *, at: datetime) -> None:
         """Record that a task began."""
-        self._change(name, began_at=at, at_work=True)
+        self._update(name, began_at=at, at_work=True)
 
-    def succeeded(self, name: str, *, at: datetime, line: str) -> None:
+    def record_success(self, name: str, *, at: datetime, line: str) -> None:
         """Record that a task succeeded.
 
         With an empty ``line`` its previous message stays.
         """
         said = {"line": line} if line else {}
-        self._change(name, succeeded_at=at, at_work=False, failures=0, problem="", **said)
+        self._update(name, succeeded_at=at, at_work=False, failures=0, problem="", **said)
 
-    def failed(self, name: str, *, at: datetime, problem: str) -> None:
+    def record_failure(self, name: str, *, at: datetime, problem: str) -> None:
         """Record that a task failed."""
-        self._change(name, failed_at=at, at_work=False, failures=self.of(name).failures + 1, problem=problem)
+        self._update(name, failed_at=at, at_work=False, failures=self.of(name).failures + 1, problem=problem)
 
     def record_cycle(self, name: str, cycle: CycleSummary | NodeCycleSummary) -> None:
         """Record the last cycle of a task."""
         self._cycles[name] = cycle
 
-    def ending(self, word: str) -> None:
+    def record_ending(self, word: str) -> None:
         """Record that the daemon is ``stopping``, or ``stopped``."""
         self._ending = word
 
@@ -166,7 +168,7 @@ class Health:
         """Return why the daemon is not healthy, or an empty list."""
         if self._ending:
             return [f"the daemon is {self._ending}"]
-        return [reason for name in self._lately_s if (reason := self._complaint(name))]
+        return [reason for name in self._longest_silence_s if (reason := self._task_problem(name))]
 
     def report(self) -> dict[str, Any]:
         """Return everything as plain values, as ``/healthz`` and ``health.json`` show it."""
@@ -196,21 +198,21 @@ class Health:
             return self._ending
         if reasons:
             return "failing" if any(task.failures for task in self._tasks.values()) else "waiting"
-        if self.stands_by:
+        if self.is_standby:
             return "standby"
         return "suspended" if any(cycle.suspended for cycle in list(self._cycles.values())) else "at work"
 
-    def _complaint(self, name: str) -> str:
+    def _task_problem(self, name: str) -> str:
         task = self.of(name)
         age_s = (self._times.now() - (task.succeeded_at or self._started_at)).total_seconds()
         if task.failures >= FAILURES:
             return f"{name} failed {task.failures} times in a row: {task.problem}"
-        if task.succeeded_at is not None and age_s <= self._lately_s[name]:
+        if task.succeeded_at is not None and age_s <= self._longest_silence_s[name]:
             return ""
         why = task.problem or ("at work" if task.at_work else "")
         return f"{name} has not succeeded for {age_s:.0f} s" + (f": {why}" if why else "")
 
-    def _change(self, name: str, **changes: Any) -> None:
+    def _update(self, name: str, **changes: Any) -> None:
         with self._lock:
             self._tasks[name] = replace(self._tasks.get(name, TaskHealth()), **changes)
 

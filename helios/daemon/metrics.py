@@ -150,16 +150,16 @@ class Metrics:
         for level, (gauge, factor) in self._levels.items():
             gauge.set(levels.get(level, float("nan")) * factor)
 
-    def succeeded(self, task: str, *, at: datetime) -> None:
+    def record_success(self, task: str, *, at: datetime) -> None:
         """Record when a task last succeeded."""
         self._success.labels(task=task).set(at.timestamp())
 
-    def failed(self, task: str) -> None:
+    def record_failure(self, task: str) -> None:
         """Count a failure of a task."""
         self._failures.labels(task=task).inc()
 
-    def left_out(self, task: str) -> None:
-        """Count a skipped run of a task, because work was still going on."""
+    def record_skip(self, task: str) -> None:
+        """Count a skipped run of a task."""
         self._left_out.labels(task=task).inc()
 
     def _age_s(self, moment: Callable[[CycleSummary], datetime | None]) -> float:

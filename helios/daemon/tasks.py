@@ -50,7 +50,7 @@ _log = logging.getLogger("helios.daemon.tasks")
 
 
 class ExclusiveSection:
-    """Section that one task at a time may enter, until it is closed.
+    """Section for one task at a time, until it is closed.
 
     APScheduler alone is not sufficient: its shutdown waits either for ever or not at all, and still runs what was
     submitted.
@@ -61,7 +61,7 @@ class ExclusiveSection:
         self._closed = False
 
     @contextmanager
-    def entered(self) -> Iterator[bool]:
+    def enter(self) -> Iterator[bool]:
         """Wait for the task inside, then enter.
 
         Yields False if the section was closed meanwhile.
@@ -184,7 +184,7 @@ class Task:
 
         It does not run while the section is closed or a pause lasts.
         """
-        with self._section.entered() as may_run:
+        with self._section.enter() as may_run:
             self._moved_s = self._times.monotonic_s()
             done = may_run and self._moved_s >= self._not_before_s and self._run()
             self._moved_s = self._times.monotonic_s()
@@ -200,19 +200,19 @@ class Task:
 
         The first one of each run is logged.
         """
-        self._metrics.left_out(self.name)
+        self._metrics.record_skip(self.name)
         if not self._overlap_logged:
             self._log.warning("still at work after %.0f s: this time is left out", self.silent_for_s())
         self._overlap_logged = True
 
     def report_late(self) -> None:
         """Count a run that was skipped because another task was running."""
-        self._metrics.left_out(self.name)
+        self._metrics.record_skip(self.name)
         self._log.warning("its time passed while another task was at work: left out until the next")
 
     def _run(self) -> bool:
         began_s = self._times.monotonic_s()
-        self._health.began(self.name, at=self._times.now())
+        self._health.record_begin(self.name, at=self._times.now())
         try:
             line = self._work()
         except Exception as error:  # no exception may end the process
@@ -225,8 +225,8 @@ class Task:
             self._log.info("%s", line)
         self._last_line, self._last_problem, self._failures = line, "", 0
         self._not_before_s = began_s + self._rest_s
-        self._health.succeeded(self.name, at=self._times.now(), line=line)
-        self._metrics.succeeded(self.name, at=self._times.now())
+        self._health.record_success(self.name, at=self._times.now(), line=line)
+        self._metrics.record_success(self.name, at=self._times.now())
         return True
 
     def _fail(self, error: Exception, *, began_s: float) -> None:
@@ -241,8 +241,8 @@ class Task:
         wait_s = backoff_s(1 if problem.at_once else self._failures, interval_s=self._interval_s)
         # Half an interval early, so that a tick slightly before its time is not lost.
         self._not_before_s = began_s + wait_s - self._interval_s / 2
-        self._health.failed(self.name, at=self._times.now(), problem=problem.line())
-        self._metrics.failed(self.name)
+        self._health.record_failure(self.name, at=self._times.now(), problem=problem.line())
+        self._metrics.record_failure(self.name)
 
 
 class StateChangeLog:
@@ -305,7 +305,7 @@ class TaskSchedule:
     heartbeat_s: float = 10.0
     zone: ZoneInfo | None = None
 
-    def lately_s(self, *, tasks: Iterable[str] = ("cycle", "ingest")) -> dict[str, float]:
+    def longest_silence_s(self, *, tasks: Iterable[str] = ("cycle", "ingest")) -> dict[str, float]:
         """Return the longest healthy time since each task's last success, s.
 
         It is three intervals and a minute.
@@ -401,7 +401,7 @@ class TaskScheduler:
         if schedule.nightly is not None:
             hour, minute = schedule.nightly.split(":")
             self._scheduler.add_job(
-                self.analyse,
+                self.run_nightly,
                 CronTrigger(hour=int(hour), minute=int(minute), timezone=self._scheduler.timezone),
                 id="nightly",
                 executor="reads",
@@ -415,7 +415,7 @@ class TaskScheduler:
             self._publish_hook()
             self._read_levels()
 
-    def analyse(self) -> None:
+    def run_nightly(self) -> None:
         """Run the nightly analysis, and then update the hook's table."""
         if self.nightly.tick():
             self._publish_hook()
@@ -429,7 +429,7 @@ class TaskScheduler:
         jobs = [job for job in self._scheduler.get_jobs() if job.id != self.hook.name]
         return {job.id: job.next_run_time for job in jobs if getattr(job, "next_run_time", None)}
 
-    def makes_progress(self) -> bool:
+    def is_progressing(self) -> bool:
         """Return whether cycles begin and end.
 
         Failing cycles count too.
@@ -470,7 +470,10 @@ class TaskScheduler:
         )
 
     def _read_levels(self) -> None:
-        """Set the gauges of the last nightly report, which another process may have made."""
+        """Set the gauges of the last nightly report.
+
+        Another process may have made the report.
+        """
         try:
             self._metrics.record_levels(self._levels())
         except HeliosError as problem:
@@ -503,10 +506,10 @@ class TaskScheduler:
             raise HeliosError(summary.problem)
         worth_a_line = summary.acted > 0
         if isinstance(summary, CycleSummary):
-            worth_a_line = (self._outcomes_changed(summary) or worth_a_line) and not summary.suspended
+            worth_a_line = (self._have_outcomes_changed(summary) or worth_a_line) and not summary.suspended
         return summary.line() if worth_a_line else ""
 
-    def _outcomes_changed(self, summary: CycleSummary) -> bool:
+    def _have_outcomes_changed(self, summary: CycleSummary) -> bool:
         """Return whether the outcomes of services differ from the previous cycle.
 
         Constant outcomes are visible in health and metrics. A line for each cycle would hide other log lines.

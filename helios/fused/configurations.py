@@ -125,7 +125,10 @@ class Member:
             setattr(self, name, list(value) if name == "history" else value)
 
     def advance_schedules(self, per: str, loss: float | None = None) -> bool:
-        """Move the schedules of one kind on, and return whether there were any."""
+        """Advance the schedules of one kind.
+
+        Returns whether there were any.
+        """
         due = [schedule for schedule in self.schedules if schedule.per == per]
         for schedule in due:
             if schedule.needs_loss:
@@ -215,7 +218,7 @@ def make_optimizer(
     Parameters
     ----------
     configuration : Configuration or mapping
-        Of one model.
+        Configuration of one model.
     parameters : iterable of (name, tensor)
         What ``model.named_parameters()`` gives. Groups of the configuration come first, in their order.
     optimizer : str
@@ -235,7 +238,7 @@ def make_optimizer(
     try:
         made = make(groups, **hyperparameters)
     except (ValueError, TypeError) as reason:
-        key = _key_at_fault(make, configuration)
+        key = _find_invalid_key(make, configuration)
         raise configuration.invalid(key, str(reason), "Give a value that PyTorch's optimiser takes.") from reason
     return made, _make_schedules(configuration, made)
 
@@ -261,7 +264,7 @@ def _parameter_groups(configuration: Configuration, named: list[tuple[str, torch
     return [*groups, {"params": list(left.values())}] if left else groups
 
 
-def _key_at_fault(make: Callable[..., Any], configuration: Configuration) -> str:
+def _find_invalid_key(make: Callable[..., Any], configuration: Configuration) -> str:
     """Return the first key whose value PyTorch refuses on its own."""
     for settings in (configuration.hyperparameters, *configuration.groups):
         for key, value in settings.items():

@@ -37,7 +37,10 @@ Make = Callable[[Mapping[str, Any]], nn.Module]
 
 
 class LightningModel(nn.Module):  # type: ignore[misc]  # because torch is not followed: it is optional
-    """A module whose output is the loss of ``training_step``, once for each sample."""
+    """Module that returns the loss of ``training_step``.
+
+    The loss is repeated for each sample.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

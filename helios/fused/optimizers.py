@@ -147,7 +147,7 @@ class StackedOptimizer:
             if every is not previous:
                 previous = every
                 values = every if rows is None else {name: value[rows] for name, value in every.items()}
-                values = self._of_this_step(values, updates, parameters.dtype)
+                values = self._step_values(values, updates, parameters.dtype)
             update(
                 parameters[:, columns],
                 gradients[:, columns],
@@ -156,7 +156,10 @@ class StackedOptimizer:
             )
 
     def _values(self, groups: Sequence[Mapping[str, Any]], like: torch.Tensor) -> Values:
-        """Return one column per hyperparameter, in float64 where it takes part in a correction."""
+        """Return one column per hyperparameter.
+
+        It is float64 where it takes part in a bias correction.
+        """
 
         def column(numbers: list[float]) -> torch.Tensor:
             return torch.tensor(numbers, dtype=torch.float64, device=like.device).unsqueeze(1)
@@ -194,8 +197,8 @@ class StackedOptimizer:
                 values["from_buffer"] = column([group["momentum"] if group["nesterov"] else 1.0 for group in groups])
         return {name: value.to(like.dtype) for name, value in values.items()}
 
-    def _of_this_step(self, values: Values, updates: torch.Tensor, dtype: torch.dtype) -> Values:
-        """Return the values with what depends on how many updates a model has had."""
+    def _step_values(self, values: Values, updates: torch.Tensor, dtype: torch.dtype) -> Values:
+        """Return the values for the current step of each model."""
         if self.name in {"adam", "adamw"}:
             step_size = values["lr"] / (values["beta1_exact"].pow(updates) - 1)
             root = (1 - values["beta2_exact"].pow(updates)).sqrt_()

@@ -136,7 +136,10 @@ class Separate:
     def take_step(
         self, member: Member, model: nn.Module, inputs: Sequence[torch.Tensor], target: torch.Tensor
     ) -> tuple[torch.Tensor, str | None]:
-        """Take one model's step, and return its loss and what was not finite."""
+        """Take one step of one model.
+
+        Returns its loss, and the name of a value that is not finite.
+        """
         if self.is_random:
             seed_device(self.device, mix_seeds(mix_seeds(member.configuration.number, 0), member.step))
         member.optimizer.zero_grad()
@@ -284,9 +287,10 @@ class Stack:
         return row
 
     def compact(self) -> None:
-        """Shrink the arrays where a quarter of the models has left, or any by ``vmap``.
+        """Shrink the arrays after models have left.
 
-        Until then those rows run on unheeded: every other number of models must be traced anew.
+        It waits until a quarter has left, except with ``vmap``. Until then those rows run on unheeded: every other
+        number of models must be traced anew.
         """
         alive = [row for row, member in enumerate(self.members) if member.alive]
         gone = len(self.members) - len(alive)
@@ -335,7 +339,7 @@ class Stack:
 
     @property
     def _side_by_side(self) -> bool:
-        """Whether each model has operators of its own, on a GPU at the same time."""
+        """Whether models run as parallel operators on a GPU."""
         return self.way == "streams" or (self.way == "compiled" and self.device.type == "cuda")
 
     def step(
@@ -385,7 +389,7 @@ class Stack:
         """
         while True:
             try:
-                with self._statistics_put_back():
+                with self._restore_buffers_on_error():
                     return self._compute(inputs, target, seed)
             except RuntimeError as error:  # torch.OutOfMemoryError is one, under two names since PyTorch 2.4
                 text = str(error).lower()
@@ -423,7 +427,7 @@ class Stack:
     ) -> list[Callable[[], torch.Tensor]]:
         """Return what computes the gradients of each chunk, and returns its losses."""
         calls: list[Callable[[], torch.Tensor]] = []
-        for rows, parameters, buffers, gradients in self._chunks_now():
+        for rows, parameters, buffers, gradients in self._current_chunks():
             arguments = (
                 parameters, buffers, gradients, [scale[rows] for scale in scales],
                 [tensor[rows] for tensor in inputs], target[rows],
@@ -438,7 +442,7 @@ class Stack:
         if key not in self._recordings:
             batch = [own_copy(tensor) for tensor in (*inputs, target, *scales)]
             count = len(inputs)
-            with self._unchanged():
+            with self._preserve_state():
                 calls = self._calls(batch[:count], batch[count], batch[count + 1 :])
                 self._recordings[key] = Recording(calls, batch, self.device, side_by_side=self._side_by_side)
         return self._recordings[key]
@@ -452,11 +456,11 @@ class Stack:
         strides = (target.stride()[0], *((tensor.shape, tensor.stride()[0]) for tensor in inputs))
         key = (compiled, parameters[0].shape[0], *strides)
         if key not in self._traced:
-            with self._unchanged():
+            with self._preserve_state():
                 self._traced[key] = trace(self.functional.step, arguments, twice=not self._traced, compiled=compiled)
         return self._traced[key]
 
-    def _chunks_now(self) -> list[Chunk]:
+    def _current_chunks(self) -> list[Chunk]:
         rows = len(self.members)
         together = 1 if self._side_by_side else min(self.at_once or rows, rows)
         if together not in self._chunks:
@@ -477,7 +481,7 @@ class Stack:
         ]
 
     @contextmanager
-    def _statistics_put_back(self) -> Iterator[None]:
+    def _restore_buffers_on_error(self) -> Iterator[None]:
         """Restore buffers if a step fails midway."""
         # What is recorded has its memory already.
         kept = [] if self._recordings else [(buffer, buffer.clone()) for buffer in self.buffers.values()]
@@ -489,7 +493,7 @@ class Stack:
             raise
 
     @contextmanager
-    def _unchanged(self) -> Iterator[None]:
+    def _preserve_state(self) -> Iterator[None]:
         """Restore buffers and random state after a ``with`` block."""
         kept = [(buffer, buffer.clone()) for buffer in self.buffers.values()]
         devices = [self.device] if self.device.type == "cuda" else []
@@ -505,7 +509,7 @@ class Stack:
         """Have steps change nothing, to measure them before the first one."""
         groups = [group for member in self.members for group in member.optimizer.param_groups]
         rates, scales = [group["lr"] for group in groups], [member.scale for member in self.members]
-        with self._unchanged():
+        with self._preserve_state():
             for group in groups:
                 group["lr"] = 0.0
             self.refresh()
@@ -524,7 +528,7 @@ class Stack:
         self.template.eval()
         losses = []
         try:
-            for rows, parameters, buffers, _ in self._chunks_now():
+            for rows, parameters, buffers, _ in self._current_chunks():
                 count = rows.stop - rows.start
 
                 def of_part(
@@ -580,7 +584,7 @@ class Stack:
 
 
 def _mean_over_batches(n_samples: int, loss_of: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    """Return the mean of a loss that is asked for part by part."""
+    """Return the mean loss over batches."""
     total: Any = 0.0
     for start in range(0, n_samples, EVALUATED_AT_ONCE):
         part = slice(start, min(start + EVALUATED_AT_ONCE, n_samples))

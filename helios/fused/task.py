@@ -53,7 +53,7 @@ LIKELY_SHARE = 0.5
 
 @dataclass
 class FusedTrial:
-    """A trial of a pool, with the files through which the pool knows it.
+    """A trial of a pool, with its files.
 
     Attributes
     ----------
@@ -229,7 +229,7 @@ class FusedTask:
         idle_since_s = time.monotonic()
         while True:
             self._read_file()
-            self._answer()
+            self._handle_requests()
             if self._ending:
                 return
             self._take_new()
@@ -260,7 +260,7 @@ class FusedTask:
                     self._new.append(message)
                 self._closed |= "close" in message
 
-    def _answer(self) -> None:
+    def _handle_requests(self) -> None:
         """Do what is requested of each trial."""
         for at, trial in list(self._by_number.items()):
             request = trial.requested()
@@ -319,7 +319,7 @@ class FusedTask:
             self._add(trial, trial.saved(self._device))
 
     def _prepare(self, message: Mapping[str, Any]) -> FusedTrial | None:
-        """Return a trial to train, or None if it is done or impossible."""
+        """Return a trial to train, or None."""
         trial = FusedTrial(int(message["trial"]), Path(message["folder"]))
         try:
             common, configuration = configure(self._settings, message["parameters"])
@@ -349,7 +349,10 @@ class FusedTask:
         return trial
 
     def _model_structure(self, trial: FusedTrial) -> str:
-        """Return the structure of a trial's model, empty where it cannot be built."""
+        """Return the structure of a trial's model.
+
+        Empty where the model cannot be built.
+        """
         try:
             with torch.random.fork_rng([]):
                 model = self._program.build(trial.configuration)
@@ -363,7 +366,7 @@ class FusedTask:
         trial.end("failed", " ".join(f"{type(reason).__name__}: {reason}".split())[:500])
 
     def _make_trainer(self, joining: Sequence[FusedTrial]) -> None:
-        """Train those that are there and those that join as one new stack."""
+        """Start a trainer for current and joining trials."""
         kept = [(trial, self._current_trainer().checkpoint(at)) for at, trial in self._by_number.items()]
         self._by_number, self._trainer, self._evaluated = {}, None, None
         trials = [*kept, *((trial, trial.saved(self._device)) for trial in joining)]

@@ -32,7 +32,7 @@ from helios.fused.ways import (
     find_failure,
     find_sparse,
     mean_loss,
-    quiet,
+    silence_warnings,
 )
 
 WAYS = ("auto", "traced", "vmap", "serial", "compiled", "graph", "streams")
@@ -66,14 +66,16 @@ class Finished:
 
 
 class FusedTrainer:
-    """Trains many models of one structure in one program, each as if it were alone.
+    """Trains many models of one structure in one process.
+
+    Each is trained as if it were alone.
 
     Parameters
     ----------
     build : callable
         Makes a model from a configuration. The random state is seeded with the configuration's ``seed`` before.
     loss : callable
-        Of the model's output and the target: a mean over the batch, or one value per sample.
+        Loss of the model's output and the target, either a mean over the batch or one value per sample.
     data : (inputs, target)
         Tensors with the samples as first dimension; ``inputs`` may be several. An incomplete last batch of an epoch
         is left out.
@@ -207,7 +209,7 @@ class FusedTrainer:
         return [tensor.to(self.device) for tensor in inputs], target.to(self.device)
 
     def _make_model(self, configuration: Mapping[str, Any], seed: int) -> nn.Module:
-        with self._own_randomness():
+        with self._isolate_random_state():
             torch.manual_seed(seed)
             return self._build(configuration).to(self.device).train()
 
@@ -218,7 +220,7 @@ class FusedTrainer:
         size = min(self._batch_size, SAMPLES_TO_CHECK)
         inputs, target = [tensor[:size] for tensor in self._inputs], self._target[:size]
         kept = [tensor.clone() for _, tensor in named_untrained(self._template)]
-        with self._own_randomness():
+        with self._isolate_random_state():
             seed_device(self.device, 0)
             before = self._random_state()
             with autocast(self.device, self._precision):
@@ -234,7 +236,7 @@ class FusedTrainer:
                 tensor.copy_(before)
         return is_random, {name for name, own in zip(names, found, strict=True) if own is None}
 
-    def _own_randomness(self) -> AbstractContextManager[None]:
+    def _isolate_random_state(self) -> AbstractContextManager[None]:
         """Leave the caller's random numbers as they are."""
         context: AbstractContextManager[None] = torch.random.fork_rng(
             [self.device] if self.device.type == "cuda" else []
@@ -285,7 +287,7 @@ class FusedTrainer:
         size = min(self._batch_size, SAMPLES_TO_CHECK)
         inputs = [torch.stack([tensor[:size], tensor[-size:]]) for tensor in self._inputs]
         target = torch.stack([self._target[:size], self._target[-size:]])
-        with self._own_randomness(), quiet(), exact_convolutions(self.device):
+        with self._isolate_random_state(), silence_warnings(), exact_convolutions(self.device):
             obstacle = find_failure(self._template, lambda: stack.compute_gradients(inputs, target, 0))
             if obstacle:
                 return [obstacle]
@@ -295,11 +297,11 @@ class FusedTrainer:
                 with autocast(self.device, self._precision):
                     value = mean_loss(self._loss, model(*(tensor[row] for tensor in inputs)), target[row])
                 (value * 65_536.0 if self._precision is torch.float16 else value).backward()
-                if wrong := self._first_wrong(stack, row, model):
+                if wrong := self._first_mismatch(stack, row, model):
                     return [Obstacle(wrong, "fused, it changes in another way than alone")]
         return []
 
-    def _first_wrong(self, stack: Stack, row: int, model: nn.Module) -> str | None:
+    def _first_mismatch(self, stack: Stack, row: int, model: nn.Module) -> str | None:
         """Return the first tensor that changes in another way in the stack."""
         offsets = stack.optimizer.offsets
         tolerance = AGREES_WITHIN.get(stack.parameters.dtype, 0.05) if self._precision is None else 0.2
@@ -318,7 +320,7 @@ class FusedTrainer:
         return None
 
     def _choose_way(self, compiles: bool) -> None:
-        """Take the fastest of all ways, measured on the models as they are."""
+        """Choose the fastest way by measuring all."""
         stack = self._engine
         assert isinstance(stack, Stack)
         inputs, target = self._next_batch()
@@ -342,7 +344,7 @@ class FusedTrainer:
 
         ways: dict[str, Callable[[], None]] = {"serial": one_alone, "vmap": partial(all_by, "vmap")}
         others = ["traced", *(RECORDED if self.device.type == "cuda" else ()), *(["compiled"] if compiles else [])]
-        with stack.steps_without_effect(), quiet():
+        with stack.steps_without_effect(), silence_warnings():
             for way in others:
                 try:
                     all_by(way)
@@ -351,14 +353,14 @@ class FusedTrainer:
                 if stack.way == way:  # and not another one, for want of memory
                     ways[way] = partial(all_by, way)
                 stack.forget()
-            times = fastest(ways) if self.device.type == "cpu" else self._one_by_one(ways, stack)
+            times = fastest(ways) if self.device.type == "cpu" else self._time_each_way(ways, stack)
         times["serial"] *= len(stack.members) / in_a_row
         self.measured_s = times
         stack.way = min(times, key=lambda way: times[way])
         if stack.way == "serial":
-            self._separate()
+            self._switch_to_separate()
 
-    def _one_by_one(self, ways: Mapping[str, Callable[[], None]], stack: Stack) -> dict[str, float]:
+    def _time_each_way(self, ways: Mapping[str, Callable[[], None]], stack: Stack) -> dict[str, float]:
         """Return the shortest time of each way, s, one after another."""
         times: dict[str, float] = {}
         for way, run in ways.items():
@@ -373,7 +375,7 @@ class FusedTrainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _separate(self) -> None:
+    def _switch_to_separate(self) -> None:
         """Go on with models that are trained one after another."""
         stack = self._engine
         engine = Separate(self._loss, device=self.device, precision=self._precision, is_random=self._is_random)
@@ -456,7 +458,9 @@ class FusedTrainer:
         steps: int | None = None,
         on_epoch: Callable[[FusedTrainer, Sequence[Epoch]], None] | None = None,
     ) -> None:
-        """Take steps until no model is left, or so many epochs or steps more.
+        """Train until no model is left.
+
+        It stops earlier after the given number of epochs or steps.
 
         Parameters
         ----------
@@ -472,7 +476,7 @@ class FusedTrainer:
                 "Nothing says when training ends.", hint="Give epochs or steps, or each configuration its steps."
             )
         left = min(math.inf if steps is None else steps, math.inf if epochs is None else epochs * self.steps_per_epoch)
-        with self._own_randomness(), quiet():
+        with self._isolate_random_state(), silence_warnings():
             while left > 0 and self.numbers:
                 count = self._steps_together(left)
                 self._take_steps(count, on_epoch)
@@ -607,7 +611,7 @@ class FusedTrainer:
         return self._engine.checkpoint(row) | member.state_dict()
 
     def model(self, number: int) -> nn.Module:
-        """Return an ordinary model with the parameters of one in training or finished."""
+        """Return a model with its current or final parameters."""
         stored = self.finished[number].checkpoint if number in self.finished else self.checkpoint(number)
         model = self._make_model(stored["configuration"], 0)
         model.load_state_dict(stored["model"])

@@ -35,7 +35,7 @@ Step = Callable[..., Any]
 
 
 class LossInvalid(HeliosError):
-    """A loss is neither a mean over the batch nor one value per sample."""
+    """The loss is neither a mean nor one value per sample."""
 
 
 class CannotFuse(HeliosError):
@@ -44,7 +44,7 @@ class CannotFuse(HeliosError):
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a model cannot be fused, and the module that is in the way."""
+    """Reason why a model cannot be fused."""
 
     module: str
     reason: str
@@ -100,7 +100,7 @@ class Functional:
     template : nn.Module
         A model of the stack, for its structure.
     names, buffer_names : sequence of str
-        Of the parameters that are trained, and of all other tensors of a model.
+        Names of the trained parameters, and of all other tensors of a model.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class Functional:
                 return vjp(lambda own: self._one(own, *others), parameters)[0]
             return self._one(parameters, *others)
 
-        return self._for_all(one, parameters, buffers, inputs, target)
+        return self._map_over_models(one, parameters, buffers, inputs, target)
 
-    def _for_all(self, one: Callable[..., Any], parameters: Sequence[Any], *others: Any) -> Any:
+    def _map_over_models(self, one: Callable[..., Any], parameters: Sequence[Any], *others: Any) -> Any:
         device = parameters[0].device
-        with autocast(device, self.precision), self._layers_for_all(device):
+        with autocast(device, self.precision), self._batching_rules(device):
             # "different": each model draws its own dropout.
             return vmap(one, randomness="different")(parameters, *others)
 
-    def _layers_for_all(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return a context in which all layers have a rule for many models."""
+    def _batching_rules(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context with batching rules for all layers."""
         if not self.take_apart:
             return _as_one_batch()
         # The fast attention of CPUs has none, nor have recurrent layers of cuDNN.
@@ -173,7 +173,7 @@ class Functional:
         The sum of the losses is differentiated: it has for each model the gradient that the model has alone.
         """
         if self.take_apart:
-            losses, found = self._for_all(self._one_step, parameters, buffers, scale, inputs, target)
+            losses, found = self._map_over_models(self._one_step, parameters, buffers, scale, inputs, target)
         else:
             leaves = [parameter.detach().requires_grad_() for parameter in parameters]
             losses = self.losses(leaves, buffers, inputs, target)
@@ -343,7 +343,7 @@ def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False, comp
 
 
 class Recording:
-    """Calls recorded as one CUDA graph, which starts all their operators at once.
+    """Calls recorded as one CUDA graph.
 
     Parameters
     ----------
@@ -397,7 +397,7 @@ STREAMS = 32
 
 
 def own_copy(tensor: Any) -> Any:
-    """Return a copy that is shared by all models if the tensor is."""
+    """Copy a tensor, shared if the original is."""
     return tensor[:1].clone().expand(tensor.shape) if _is_shared(tensor) else tensor.clone()
 
 
@@ -444,14 +444,17 @@ LARGE = 2**14
 
 
 def _simplify(module: Any) -> Any:
-    """Drop operators without effect, and store gradients as soon as they are there."""
+    """Simplify a traced graph.
+
+    Operators without effect are dropped, and gradients are stored as soon as they are known.
+    """
     graph = module.graph
-    mutable = [node for node in graph.nodes if _changes_its_input(node)]
+    mutable = [node for node in graph.nodes if _is_in_place(node)]
     # An intermediate result that is changed in place must stay an array of its own.
     only_inputs = all(_root(node.args[0]).op == "placeholder" for node in mutable if node.args)
     _drop_repetitions(graph, only_inputs)
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not _changes_its_input(node):
+        if node.op == "call_function" and not node.users and not _is_in_place(node):
             graph.erase_node(node)
     for node in list(graph.nodes) if only_inputs else ():
         if node.target is aten.copy_.default and len(node.args[0].users) == 1:
@@ -494,7 +497,7 @@ def _drop_repetitions(graph: Any, only_inputs: bool) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if _changes_its_input(node):
+        if _is_in_place(node):
             seen.clear()  # what is read after a change is another value
             continue
         first = node
@@ -508,7 +511,7 @@ def _drop_repetitions(graph: Any, only_inputs: bool) -> None:
             graph.erase_node(node)
 
 
-def _changes_its_input(node: Any) -> bool:
+def _is_in_place(node: Any) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     # The running statistics of batch_norm change, but its schema does not say so.
@@ -535,7 +538,7 @@ def _root(node: Any) -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Silence PyTorch's warning that an operator is run model by model.
 
     What is slow is seen by measuring.

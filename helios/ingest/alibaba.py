@@ -64,7 +64,7 @@ class TraceTable:
     names: tuple[str, ...]
 
     def fits(self, start: bytes) -> bool:
-        """Return whether the start of a file has a row of this table.
+        """Return whether a file begins with a row of this table.
 
         One of the first 20 lines must have as many fields as the table, with a known status and two times.
         """
@@ -111,7 +111,7 @@ def _sum_tasks(rows: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _task_rows(rows: DelimitedRows, results: CheckResults) -> pd.DataFrame:
-    """Return the rows of a task table, refusing those that make no sense."""
+    """Return the valid rows of a task table."""
     results.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
     instances = np.nan_to_num(_amount(rows, "inst_num", results), nan=1.0)
     asked = {field: _amount(rows, field, results) * instances for field in ("plan_gpu", "plan_cpu", "plan_mem")}
@@ -174,7 +174,7 @@ NO_TAG = "jobs have no group tag and hence no name"
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file begins like the job table or the task table."""
+    """Return whether a file begins like an Alibaba table."""
     return JOBS.fits(start) or TASKS.fits(start)
 
 
@@ -184,7 +184,7 @@ def companions(path: Path) -> tuple[Path, ...]:
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a job table as translated rows, joined with the tables beside it.
+    """Yield translated rows of a job table.
 
     Raises
     ------

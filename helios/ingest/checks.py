@@ -1,4 +1,4 @@
-"""Reasons for which a row of a history file is refused, and the checks.
+"""Reasons to refuse a row of history, with the checks.
 
 A refused row is kept with its line, its reason and its text; it is never dropped in silence and never fatal. The
 checks work on whole columns.
@@ -81,7 +81,7 @@ class CheckResults:
         return self.codes < 0
 
     def reasons(self) -> list[str]:
-        """Return the reasons of the refused rows, in the order of the rows."""
+        """Return the reasons of the refused rows, by row."""
         return [REASONS[code].value for code in self.codes[self.codes >= 0]]
 
 

@@ -84,7 +84,7 @@ class Dialect:
         return [name for name in dict.fromkeys(columns) if name in self.names]
 
     def may_continue(self, line: bytes) -> bool:
-        """Return whether ``line`` has too few fields to be a row of its own."""
+        """Return whether ``line`` has too few fields."""
         return not self.squeezed and line.count(self.separator) < len(self.names) - 1
 
     def split(self, text: str) -> list[str]:

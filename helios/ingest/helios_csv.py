@@ -1,4 +1,4 @@
-"""Reader and writer of the published Helios layout, and reader of AcmeTrace job logs.
+"""Reader and writer of the published Helios layout.
 
 A file has one line of comma-separated fields for each job, and the names of the columns in its first line. Source:
 github.com/S-Lab-System-Group/HeliosData, ``cluster_log.csv``. Two more columns are read and written where they exist:
@@ -87,7 +87,7 @@ REJOINED = "rows broken by a newline or a comma in a field were put together aga
 
 
 def has_columns(start: bytes, wording: Wording) -> bool:
-    """Return whether a file's first line has the columns that every file of ``wording`` has."""
+    """Return whether a header has the columns of ``wording``."""
     return set(wording.required) <= set(column_names(start))
 
 

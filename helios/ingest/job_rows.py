@@ -54,7 +54,9 @@ class FileReading:
 
 
 class RunKeys(NamedTuple):
-    """What tells the runs of a requeued job apart, each of shape (n_rows,).
+    """Columns that identify the runs of a requeued job.
+
+    Each has the shape (n_rows,).
 
     Attributes
     ----------

@@ -165,9 +165,10 @@ codecs.register_error(_LATIN_1, _read_as_latin_1)
 
 
 class Decoded:
-    """Bytes of a file, of which those that are no UTF-8 are read as Latin-1.
+    """Decoded text of a file.
 
-    So one wrongly encoded name does not make the rest of the file unreadable.
+    Bytes that are no UTF-8 are read as Latin-1. So one wrongly encoded name does not make the rest of the file
+    unreadable.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Reader of time series of busy nodes, as sites and papers publish them.
+"""Reader of time series of busy nodes.
 
 Three layouts are read: ``time,active,total``; ``time,active``, where the caller gives the total; and that of the
 Helios traces' virtual clusters, which counts GPUs. Real series have gaps, duplicate rows, rows out of order and an
@@ -141,7 +141,7 @@ def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
 
 
 def read_table(path: Path, layouts: Sequence[tuple[str, ...]], *, hint: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Read a table of times and the columns of a layout, in any order.
+    """Read a table of times and the columns of a layout.
 
     Returns the table as text, and the first layout whose columns all exist.
 

@@ -127,13 +127,16 @@ def write_parquet(jobs: pd.DataFrame, path: Path, *, cluster: str, timezone: str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowValues(RowTexts):
-    """Rows of a Parquet file, which become texts only where one is asked for."""
+    """Rows of a Parquet file, as text on request."""
 
     batch: pa.RecordBatch
 
     @property
     def size_bytes(self) -> int:
-        """Size of the rows in memory, of which translating makes about as much again."""
+        """Size of the rows in memory.
+
+        Translation needs about as much again.
+        """
         return int(self.batch.nbytes)
 
     def at(self, rows: NDArray[np.int64]) -> list[bytes]:
@@ -182,7 +185,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 @contextmanager
 def _seekable(plain: IO[bytes], raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open the plain file, copied to a temporary file where it is compressed."""
+    """Open a file, unpacked where it is compressed."""
     if plain is raw:
         yield plain
         return
@@ -193,7 +196,7 @@ def _seekable(plain: IO[bytes], raw: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def _refuse_types(path: Path, schema: pa.Schema) -> None:
-    """Raise FormatUnknown where a column has not the type that its meaning needs."""
+    """Raise FormatUnknown for a column of a wrong type."""
     types = pa.types
     allowed: dict[str, tuple[str, tuple[Callable[[pa.DataType], bool], ...]]] = {
         "times": ("timestamps", (types.is_timestamp,)),

@@ -211,7 +211,7 @@ _ABSOLUTE = re.compile(rb"\d{2}:\d{2}(:\d{2})?(\.\d+)?([+-]\d{2}:?\d{2}|Z)\b", r
 
 
 def tells_zone(head: bytes) -> bool:
-    """Return whether the times at the start of a file have a UTC offset."""
+    """Return whether the first times have a UTC offset."""
     return _ABSOLUTE.search(head) is not None
 
 
@@ -332,7 +332,7 @@ def _array(times: list[datetime | None]) -> Instants:
 
 
 def _time(text: str) -> datetime | None:
-    """Return the time in a text, or None where it is no time.
+    """Return the time in a text, or None.
 
     A time with a UTC offset is converted to UTC; a local time stays naive.
     """

@@ -1,4 +1,4 @@
-"""Reader of levels of partitions, one file each, as the Helios traces publish them."""
+"""Reader of levels of partitions, one file each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _HINT = "It needs a header line with the columns time," + ",".join(_COLUMNS) + "
 
 
 def read_partition_levels(paths: Sequence[Path], *, timezone: str) -> RecordedLevels:
-    """Read one file for each partition, gzip or plain, over the time that all cover.
+    """Read one file for each partition.
+
+    Files may be compressed. Only the time that all cover is returned.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ NO_START = "attempts without a start, before others of their job, were left out"
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file begins as a list of objects with Philly's member names."""
+    """Return whether a file begins like the Philly trace."""
     return start.lstrip()[:1] == b"[" and len(set(_MEMBER.findall(start))) == 3
 
 

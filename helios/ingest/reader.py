@@ -221,7 +221,7 @@ class TraceFile:
         return runs
 
     def _drafts(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
-        """Return the rows that the first pass kept, or those of another pass."""
+        """Return the rows kept by the first pass or another one."""
         reading, kept = self._runs.reading, self._runs.kept
         if not kept or rows_per_batch != reading.rows_per_batch:
             return self._read_again(rows_per_batch)
@@ -274,7 +274,7 @@ _NOT_STARTED = np.iinfo(np.int64).max
 
 
 class Runs:
-    """Rows of a file that share job id and submit time with another row.
+    """Rows with the job id and submit time of another one.
 
     Call :meth:`add` for the whole file, then :meth:`judge` once, then :meth:`apply` for each of its rows.
 
@@ -341,7 +341,7 @@ class Runs:
 
 
 def _run_keys(draft: JobRows) -> pd.DataFrame:
-    """Return what tells the runs in ``draft`` apart, without the texts of their rows."""
+    """Return the keys of the runs in ``draft``."""
     start = draft.runs.started
     ids = pd.util.hash_array(draft.jobs["job_id"].astype(object).to_numpy(), categorize=False)
     if "restart" in draft.jobs:

@@ -117,7 +117,7 @@ EXPORT = (
 
 
 def lacks(start: bytes) -> str:
-    """Return what a file of sacct lacks so that it cannot be read.
+    """Return the missing parts of a file of sacct.
 
     Empty where its first line is not sacct's.
     """
@@ -232,7 +232,7 @@ def _dialect(start: bytes) -> Dialect | None:
 
 
 def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
-    """Return whether a line with too few fields looks like a row's beginning.
+    """Return whether a short line begins a row.
 
     It must begin with a job id and have times where times belong; the last field may be cut.
     """
@@ -346,7 +346,7 @@ class _SacctTranslation(Translation):
         return found
 
     def _first(self, *choices: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each row the first choice that is known and not 0.
+        """Return each row's first known choice that is not 0.
 
         Slurm prints 0 where nothing is allocated yet. Without such a choice, a row has 0 where a choice is 0, else NaN.
         """

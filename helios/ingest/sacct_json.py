@@ -1,4 +1,4 @@
-"""Reader of Slurm's accounting as ``sacct --json`` prints it, Slurm 22.05 to 26.05.
+"""Reader of ``sacct --json``, Slurm 22.05 to 26.05.
 
 Each release changes the form of some fields. Known are 22.05.8 (recorded, dbv0.0.38), 23.02.6 and 23.11.5 (published
 recordings, v0.0.39 and v0.0.40), and the tables in ``src/plugins/data_parser/*/parsers.c`` of github.com/SchedMD/slurm
@@ -41,7 +41,7 @@ REPAIRED_START = (
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file begins as an object with a list of accounted jobs.
+    """Return whether a file begins like ``sacct --json``.
 
     The JSON of squeue and scontrol, which also has a list of jobs, does not fit.
     """

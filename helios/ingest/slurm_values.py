@@ -107,7 +107,7 @@ class DistinctColumn(Generic[Entry]):
         return np.array([getattr(entry, name) for entry in self.entries], dtype=np.float64)[self.codes]
 
     def texts(self, name: str) -> pa.Array:
-        """Return one field of each row's entry as text, null where it is None."""
+        """Return one field of each row's entry as text."""
         places = np.where(self.codes < 0, len(self.entries) - 1, self.codes).astype(np.int64)
         return pa.array([getattr(entry, name) for entry in self.entries], pa.string()).take(pa.array(places))
 

@@ -1,4 +1,4 @@
-"""Reader and writer of the Standard Workload Format 2.2 of the Parallel Workloads Archive.
+"""Reader and writer of the Standard Workload Format 2.2.
 
 Source: Chapin et al., *Benchmarks and Standards for the Evaluation of Parallel Job Schedulers*, JSSPP 1999, and
 https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. A line has 18 numbers; -1 means unknown. Times are seconds
@@ -180,7 +180,7 @@ def _swf_columns(jobs: pd.DataFrame, start_s: int, size: str) -> dict[str, NDArr
 
 
 def _codes(names: pd.Series[Any]) -> NDArray[np.float64]:
-    """Return the number of each name, from 1 in the order of the names."""
+    """Return the number of each name, from 1."""
     codes, _ = pd.factorize(names.astype("str"), sort=True)
     return np.where(codes < 0, np.nan, codes + 1.0)
 

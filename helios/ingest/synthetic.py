@@ -165,7 +165,7 @@ TASKS = ("train", "eval", "finetune", "search", "debug", "sweep")
 
 
 def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, seed: int = 0) -> pd.DataFrame:
-    """Return a synthetic trace of GPU jobs like those of a published cluster.
+    """Return a synthetic trace of GPU jobs.
 
     Jobs start a few seconds after their submission, as on an empty cluster: queueing is left to the simulator.
 
@@ -328,7 +328,7 @@ def _partitions(figures: ClusterProfile, asked: Floats, gpus: Counts, rng: np.ra
 
 
 def _cut(weights: Floats, shares: Floats) -> Counts:
-    """Return the piece of each weight in a row that is cut by ``shares``.
+    """Return the piece in which each weight falls.
 
     The row of ``weights`` is cut into consecutive pieces in proportion to ``shares``.
     """

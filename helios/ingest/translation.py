@@ -107,7 +107,7 @@ class Translation:
         return np.full(len(self.rows), np.nan) if texts is None else self._accept(read(texts), reason)
 
     def _accept(self, found: tuple[Values, Mask], reason: Reason) -> Values:
-        """Return the values that were read, and refuse the rows where that failed."""
+        """Return the read values, and refuse failed rows."""
         values, bad = found
         self.results.refuse(bad, reason)
         return values
@@ -117,7 +117,7 @@ class Translation:
         return np.asarray(self.jobs["state"].isin(states))
 
     def note_runs(self) -> None:
-        """Take note of which rows have an id and times, and of their starts.
+        """Record which rows have an id and times.
 
         They tell the runs of a requeued job apart, whatever else is wrong with a row and however its start is
         completed later. Without a call, those of the finished translation do.

@@ -57,7 +57,7 @@ class NodeSeconds:
     def utilization(self) -> float:
         """Busy node seconds over powered ones, the node utilisation of CES.
 
-        NaN: none was powered.
+        NaN where none was powered.
         """
         return self.busy / self.powered if self.powered else float("nan")
 
@@ -77,7 +77,7 @@ def energy_kwh(seconds: NodeSeconds, model: Energy) -> float:
 def payback_s(model: Energy) -> float:
     """Return the shortest sleep of a node that saves energy, s.
 
-    Against staying awake; inf: no sleep does.
+    It is compared with a node that stays awake. The result is inf where no sleep saves energy.
     """
     saved_w = model.node_idle_w - model.node_sleep_w
     extra_j = (model.boot_s + model.shutdown_s) * max(model.boot_w - model.node_idle_w, 0.0)

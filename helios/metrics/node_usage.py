@@ -41,9 +41,9 @@ class BusyIntervals:
     end_s: Seconds
 
     def merged(self) -> BusyIntervals:
-        """Return the intervals in which at least one of these covers the node.
+        """Merge overlapping intervals of each node.
 
-        Disjoint, ordered by node and start.
+        The result is disjoint, and ordered by node and start.
         """
         if not len(self.node):
             return self
@@ -52,26 +52,26 @@ class BusyIntervals:
         # Each node gets its own range of one common axis, so that a running maximum of ends never crosses from one
         # node to the next.
         origin_s = int(start_s.min())
-        reach_s = int(end_s.max()) - origin_s + 1
-        laid_start, laid_end = start_s - origin_s + node * reach_s, end_s - origin_s + node * reach_s
-        reached = np.maximum.accumulate(laid_end)
-        first = np.concatenate([[True], laid_start[1:] > reached[:-1]])
-        begins = np.flatnonzero(first)
+        range_s = int(end_s.max()) - origin_s + 1
+        shifted_start, shifted_end = start_s - origin_s + node * range_s, end_s - origin_s + node * range_s
+        latest_end = np.maximum.accumulate(shifted_end)
+        is_first = np.concatenate([[True], shifted_start[1:] > latest_end[:-1]])
+        begins = np.flatnonzero(is_first)
         last = np.concatenate([begins[1:], [len(node)]]) - 1
-        ends_s = reached[last] - node[begins] * reach_s + origin_s
+        ends_s = latest_end[last] - node[begins] * range_s + origin_s
         return BusyIntervals(names=self.names, node=node[begins], start_s=start_s[begins], end_s=ends_s)
 
 
 def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
     """Return where and when jobs ran.
 
-    One interval for each node of each job; jobs that never ran are left out.
+    There is an interval for each node of each job. Jobs that never ran are left out.
 
     Parameters
     ----------
     jobs : DataFrame
-        Columns ``started_at``, ``ended_at`` and ``node_list`` as in ``JOBS``. One without an end runs until
-        ``until_s``; a node list that cannot be read is no nodes.
+        Columns ``started_at``, ``ended_at`` and ``node_list`` as in ``JOBS``. A job without an end runs until
+        ``until_s``. An invalid node list counts as empty.
     until_s : int
         Intervals are cut there.
     """
@@ -100,9 +100,9 @@ def most_at_once(
     Parameters
     ----------
     intervals : BusyIntervals
-        Disjoint on each node, as :meth:`BusyIntervals.merged` gives them: then nodes are counted.
+        To count nodes they must be disjoint on each node, as :meth:`BusyIntervals.merged` returns them.
     group : int64 array of shape (len(intervals.names),)
-        Group of each node; -1: none.
+        Group of each node. -1 for none.
     first_s, step_s, n_steps : int
         Steps of equal length from ``first_s`` on.
 
@@ -156,7 +156,7 @@ def _expanded(text: str) -> tuple[str, ...]:
 def whole_seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:
     """Return times as s since the epoch, rounded down.
 
-    ``otherwise`` where one is missing.
+    A missing time becomes ``otherwise``.
     """
     seconds = times.astype("int64").to_numpy() // 1_000_000
     return np.where(times.isna().to_numpy(), otherwise, seconds)

@@ -118,7 +118,7 @@ def utilization(
 ) -> float:
     """Return the busy share of all GPU seconds.
 
-    Between first submission and last end; 0 if no time passes.
+    The time is from the first submission to the last end. It is 0 if no time passes.
     """
     span_s = int(ended_s.max() - submitted_s.min())
     busy_gpu_s = float(np.sum(gpus.astype(np.float64) * run_time_s))
@@ -173,7 +173,7 @@ def mean_level_over_time(
 
 
 def _area_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) -> NDArray[np.int64]:
-    """Return the integral of a sum of steps up to each of ``at_s``.
+    """Return the integral of a step function at ``at_s``.
 
     Each step has the height ``weight`` from its moment on.
     """

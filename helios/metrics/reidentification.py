@@ -98,11 +98,11 @@ def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offs
     offset_s : int
         How far the clock of these steps is ahead of UTC, s.
     weeks : int
-        By how many the export was really moved.
+        Number of weeks by which the export was really shifted.
     """
-    given, known = (_known(jobs, round_s=round_s, offset_s=offset_s) for jobs in (exported, log))
+    given, known = (_known_attributes(jobs, round_s=round_s, offset_s=offset_s) for jobs in (exported, log))
     cells, owners = _cells(given), _owners(exported)
-    traced = _of_one_owner(cells, owners)
+    traced = _has_single_owner(cells, owners)
     tried, found = _find_shift(given, known, steps_per_week=WEEK_S // round_s)
     known["step"] += found * (WEEK_S // round_s)
     return Risk(
@@ -120,12 +120,12 @@ def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offs
 
 
 def traced_share(exported: pd.DataFrame, *, round_s: int, offset_s: int) -> float:
-    """Return the share of traced jobs if submissions were true to longer steps."""
-    cells = _cells(_known(exported, round_s=round_s, offset_s=offset_s))
-    return float(_of_one_owner(cells, _owners(exported)).mean())
+    """Return the share of traced jobs with coarser times."""
+    cells = _cells(_known_attributes(exported, round_s=round_s, offset_s=offset_s))
+    return float(_has_single_owner(cells, _owners(exported)).mean())
 
 
-def _known(jobs: pd.DataFrame, *, round_s: int, offset_s: int) -> pd.DataFrame:
+def _known_attributes(jobs: pd.DataFrame, *, round_s: int, offset_s: int) -> pd.DataFrame:
     """Return sizes, step of the submission, wait and run time."""
     submitted, started = (seconds_of(jobs[name]) for name in ("submitted_at", "started_at"))
     step = np.floor((submitted + offset_s) / round_s).astype(np.int64)
@@ -168,8 +168,8 @@ def _cells(known: pd.DataFrame) -> NDArray[np.int64]:
     return known.groupby(_SEEN, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
 
 
-def _of_one_owner(cells: NDArray[np.int64], owners: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return the jobs in whose cell there is no job of another owner."""
+def _has_single_owner(cells: NDArray[np.int64], owners: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return the jobs alone in their cell, by owner."""
     grouped = pd.Series(owners).groupby(cells)
     alone: NDArray[np.bool_] = (grouped.transform("min") == grouped.transform("max")).to_numpy()
     return alone

@@ -24,7 +24,7 @@ def confidence_interval(
     ----------
     draws : array of shape (n_draws,)
     independent : int, optional
-        Number of blocks resampled, which limits the information in the draws; None: each draw is an observation.
+        Number of blocks resampled, which limits the information in the draws. None where each draw is an observation.
     """
     n = len(draws)
     if n < 2 or (independent is not None and independent < 2):
@@ -39,7 +39,7 @@ def confidence_interval(
 def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
     """Return the ``CONFIDENCE`` interval of the mean of independent values (Student's t).
 
-    None: there are fewer than two.
+    None where there are fewer than two.
     """
     n = len(values)
     if n < 2:
@@ -74,7 +74,10 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
 
 
 def student_t(degrees: float, *, upper: float = _UPPER) -> float:
-    """Return the quantile of Student's t that bounds ``CONFIDENCE`` from above, or another one."""
+    """Return a quantile of Student's t.
+
+    By default the upper bound of ``CONFIDENCE``.
+    """
     # scipy.stats takes a second to import.
     from scipy.special import stdtrit  # noqa: PLC0415 - a fifth of a second; the tables of most commands need none
 

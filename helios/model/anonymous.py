@@ -1,8 +1,8 @@
-"""Anonymising of a history before it leaves a site.
+"""Anonymisation of a history before it leaves a site.
 
-Names become keyed pseudonyms, so that who and what repeats is still seen. Times are rounded and moved by one number of
-whole weeks. Users with few jobs become one, and rare sizes are raised to the next commoner one. What this leaves to
-somebody who knows jobs of the site is measured by :mod:`helios.metrics.reidentification`.
+Names become keyed pseudonyms, so that repetition stays visible. Times are rounded and shifted by one number of whole
+weeks. Users with few jobs are merged, and rare sizes are raised to the next common one. The remaining risk is measured
+by :mod:`helios.metrics.reidentification`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from helios.model.job_names import split_words
 from helios.model.jobs import JOBS
 
 OTHERS = "others"
-"""Stands for all users with few jobs, and so for accounts, groups, QOS and partitions."""
+"""Name for all users with few jobs, and likewise for accounts, groups, QOS and partitions."""
 HASHED = ("user", "group", "account", "qos", "partition")
 DROPPED = ("exit_code", "tres_requested", "tres_allocated", "node_list")
-_OUTWARD = ("gpus", "cpus", "nodes")
-"""Sizes in the order in which they are merged, each among jobs that are alike in those before it."""
+_SIZES = ("gpus", "cpus", "nodes")
+"""Sizes in the order in which rare ones are merged, each among jobs with equal values of those before it."""
 KEY_BYTES = 32
 MINUTE_S, WEEK_S = 60, 7 * 86_400
 FEWEST_WEEKS, MOST_WEEKS = 8, 520
 _EARLIEST_S = 365 * 86_400
 _LETTERS = 12
-"""26**12 words: a million names have a collision once in 10**5 exports."""
+"""Length of a pseudonym. With 26**12 of them, a million names collide in one of 10**5 exports."""
 _SAME_CLOCK = 0.05
-"""Share of days on which daylight saving may differ more than under the best shift, so that there is a choice."""
+"""Tolerated share of days with another UTC offset than under the best shift, so that several shifts are possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class Coarseness:
     Attributes
     ----------
     round_s : int
-        Step to which submissions are true, s; it divides a week.
+        Step to which submissions are rounded, s. It divides a week.
     fewest_jobs : int
-        Users, names of other kinds and sizes with fewer jobs do not stay.
+        Users, other names and sizes with fewer jobs are merged.
     timezone : str
-        Zone of the cluster, whose hours are rounded.
+        Time zone of the cluster, on whose clock times are rounded.
     """
 
     round_s: int = 86_400
@@ -55,7 +55,7 @@ class Coarseness:
 
 
 def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return jobs with rounded times and common sizes, and otherwise as they are.
+    """Return jobs with rounded times and common sizes.
 
     Submissions are rounded down to a step. Lengths (until eligible, until the start, of the run) are rounded to two
     digits or to the step, whichever is finer, so that short runs stay short. Events are in order: no negative wait or
@@ -64,7 +64,7 @@ def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | 
     Parameters
     ----------
     like : DataFrame, optional
-        The jobs that say which sizes and limits are common; None: ``jobs``. They are among ``jobs``.
+        The part of ``jobs`` that decides which sizes and limits are common. All jobs by default.
     """
     like = jobs if like is None else like
     few = coarseness.fewest_jobs
@@ -73,11 +73,11 @@ def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | 
 
 
 def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.DataFrame:
-    """Return coarsened jobs without anything that names somebody or something, in submission order.
+    """Return coarsened jobs without any names.
 
-    Where the step is longer than a minute, the minutes of the submissions within it are dealt out anew among its bursts
-    (jobs that one user submitted in one minute). So nothing finer than the step is true of a job, and yet hours of the
-    day and queues stay nearly as they were: all jobs at the beginning of their step would queue behind each other.
+    They are in submission order. Where the step is longer than a minute, the minutes of its submissions are permuted
+    among its bursts (jobs that one user submitted in one minute). So nothing finer than the step is true of a job. But
+    hours of the day and queues stay nearly as they were, whereas jobs that all start their step would queue.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.Data
         The same key gives the same export.
     """
     few, weeks = coarseness.fewest_jobs, shift_weeks(jobs, key, coarseness.timezone)
-    later = _dealt_s(jobs, key, coarseness) + weeks * WEEK_S
+    later = _spread_within_step_s(jobs, key, coarseness) + weeks * WEEK_S
     coarse = coarsen(jobs, coarseness)
     moved = pd.Series(pd.to_timedelta(later, unit="s"), index=jobs.index).astype("timedelta64[us]")
     times = {name: coarse[name] + moved for name in JOBS.names if JOBS.by_name[name].dtype == TIME}
@@ -100,7 +100,7 @@ def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.Data
     return JOBS.conform(coarse.assign(**hashed, **dropped, **named, **_new_numbers(coarse)))
 
 
-def floored_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
+def floor_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
     """Return times rounded down to steps, s since the epoch.
 
     The steps are those of a clock ``offset_s`` ahead of UTC.
@@ -110,18 +110,18 @@ def floored_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArr
 
 
 def clock_offset_s(jobs: pd.DataFrame, timezone: str) -> int:
-    """Return how far the cluster's clock is ahead of UTC at the first submission, s.
+    """Return the UTC offset at the first submission, s.
 
-    One offset for all jobs, so that daylight saving cannot change their order.
+    All jobs have this one offset, so that daylight saving cannot change their order.
     """
     return int(_offsets_s(pd.DatetimeIndex([jobs["submitted_at"].min()]), timezone)[0])
 
 
 def shift_weeks(jobs: pd.DataFrame, key: bytes, timezone: str) -> int:
-    """Return by how many weeks the times of an export move.
+    """Return by how many weeks the times of an export are shifted.
 
-    By 8 to 520, chosen by the key among those after which the cluster's clock differs from UTC as before
-    on most days: hours of the day stay across daylight saving, and lengths of time are exact.
+    The key chooses among 8 to 520 weeks. Only shifts count after which the cluster's UTC offset is as before on most
+    days. So hours of the day are kept across daylight saving, and lengths of time are exact.
     """
     days = pd.DatetimeIndex(jobs["submitted_at"].dt.floor("D").unique())
     days = days[:: -(-len(days) // 1_000)]
@@ -137,7 +137,7 @@ def shift_weeks(jobs: pd.DataFrame, key: bytes, timezone: str) -> int:
 def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[np.float64]:
     """Return lengths rounded to two digits or to a step.
 
-    Whichever is finer, and to whole numbers. NaN and infinity stay.
+    The finer of both is used. The results are whole numbers, and NaN and infinity are kept.
     """
     usable = np.where(np.isfinite(lengths) & (lengths >= 100), lengths, 10.0)
     unit = np.minimum(10 ** (np.floor(np.log10(usable)) - 1), step_s)
@@ -145,14 +145,14 @@ def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[
     return rounded
 
 
-def _dealt_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
-    """Return how long after the beginning of its step each submission is put, s."""
+def _spread_within_step_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
+    """Return the offset of each submission in its step, s."""
     offset_s = clock_offset_s(jobs, coarseness.timezone)
     submitted = seconds_of(jobs["submitted_at"])
     bursts = pd.DataFrame(
         {
-            "step": floored_s(submitted, coarseness.round_s, offset_s),
-            "minute": floored_s(submitted, MINUTE_S, offset_s),
+            "step": floor_s(submitted, coarseness.round_s, offset_s),
+            "minute": floor_s(submitted, MINUTE_S, offset_s),
             "user": jobs["user"].cat.codes.to_numpy(),
         }
     )
@@ -161,10 +161,10 @@ def _dealt_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[
     firsts = np.unique(number, return_index=True)[1]
     step, minute = bursts["step"].to_numpy()[firsts], within.to_numpy()[firsts]
     drawn = np.random.default_rng(int.from_bytes(_digest(key, "deal", b""))).random(len(firsts))
-    dealt = np.empty(len(firsts))
-    # Bursts are in the order of their minutes; within each step they get those of a drawn order.
-    dealt[np.lexsort((drawn, step))] = minute
-    return dealt[number]
+    permuted = np.empty(len(firsts))
+    # Bursts are in the order of their minutes. Within each step they get the minutes in a random order.
+    permuted[np.lexsort((drawn, step))] = minute
+    return permuted[number]
 
 
 def _offsets_s(times: pd.DatetimeIndex, timezone: str) -> NDArray[np.int64]:
@@ -180,7 +180,7 @@ def _digest(key: bytes, kind: str, text: bytes) -> bytes:
 def _pseudonym(key: bytes, kind: str, text: str) -> str:
     """Return a word of letters.
 
-    The stem of a name that has digits would lose them.
+    It has no digits, because stems of job names are formed without them.
     """
     number, letters = int.from_bytes(_digest(key, kind, text.encode("utf-8", "surrogatepass"))), []
     for _ in range(_LETTERS):
@@ -202,7 +202,7 @@ def _pseudonyms(names: pd.Series[Any], key: bytes, fewest_jobs: int) -> pd.Serie
 def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
     """Return a word for the stem of each name.
 
-    Missing where nothing is left of the name.
+    It is missing where a name has no stem.
     """
     codes, distinct = pd.factorize(names)
     stems = [split_words(str(name)) for name in distinct]
@@ -233,7 +233,7 @@ def _with_rounded_times(jobs: pd.DataFrame, coarseness: Coarseness, *, offset_s:
 
     events = ("submitted_at", "eligible_at", "started_at", "ended_at")
     submitted, eligible, started, ended = (seconds_of(jobs[name]) for name in events)
-    at = {"submitted_at": floored_s(submitted, coarseness.round_s, offset_s)}
+    at = {"submitted_at": floor_s(submitted, coarseness.round_s, offset_s)}
     able = at["submitted_at"] + rounded(eligible - submitted)
     at["eligible_at"] = able
     since, known = np.where(np.isnan(able), submitted, np.fmax(eligible, submitted)), ~np.isnan(able)
@@ -258,14 +258,14 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
 
     GPUs come first, then CPUs among jobs of as many GPUs, then nodes. CPU jobs never get a GPU.
     """
-    names = list(_OUTWARD)
+    names = list(_SIZES)
     table = like.groupby(names, dropna=False, sort=False).size().rename("jobs").reset_index()
     merged = table.astype({"gpus": "float64"})
     for place, name in enumerate(names):
         alike = [merged["gpus"] > 0, *(merged[before] for before in names[:place])]
         for _, rows in merged.groupby(alike, dropna=False):
             common = _common(rows[name], rows["jobs"], fewest_jobs)
-            merged.loc[rows.index, name] = _raised(rows[name], common)
+            merged.loc[rows.index, name] = _round_up(rows[name], common)
     found = jobs[names].merge(
         pd.concat([table[names], merged[names].add_suffix("_merged")], axis=1), on=names, how="left"
     )
@@ -276,7 +276,7 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
         asked, of_like = jobs[f"{name}_requested"].to_numpy(dtype=np.float64), like[f"{name}_requested"]
         common = _common(of_like, pd.Series(1, index=like.index), fewest_jobs)
         columns[name] = size.astype(np.int32) if name == "gpus" else size
-        columns[f"{name}_requested"] = np.where(asked == held, size, _raised(asked, common))
+        columns[f"{name}_requested"] = np.where(asked == held, size, _round_up(asked, common))
     return columns
 
 
@@ -286,14 +286,14 @@ def _common_limits(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> 
     for name in ("time_limit_s", "memory_mib"):
         rounded = two_digits(like[name].to_numpy(dtype=np.float64))
         common = _common(rounded, np.ones(len(like)), fewest_jobs)
-        columns[name] = _raised(two_digits(jobs[name].to_numpy(dtype=np.float64)), common)
+        columns[name] = _round_up(two_digits(jobs[name].to_numpy(dtype=np.float64)), common)
     return columns
 
 
 def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.float64]:
     """Return the values with enough jobs, ascending.
 
-    The largest where none has.
+    If none has enough, it is the largest value alone.
     """
     counts = pd.Series(np.asarray(jobs), dtype=np.float64).groupby(np.asarray(values, dtype=np.float64)).sum()
     distinct = counts.index.to_numpy(dtype=np.float64)
@@ -301,10 +301,10 @@ def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.
     return common if len(common) else distinct[-1:]
 
 
-def _raised(values: ArrayLike, common: NDArray[np.float64]) -> NDArray[np.float64]:
+def _round_up(values: ArrayLike, common: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each value raised to the next common one.
 
-    Those above are lowered to the largest; NaN stays.
+    Values above the largest common one are lowered to it. NaN is kept.
     """
     given = np.asarray(values, dtype=np.float64)
     if not len(common):

@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameKind:
-    """A named set of columns, with a check that a frame has them."""
+    """A named set of columns of a frame."""
 
     name: str
     columns: tuple[Column, ...]
@@ -63,7 +63,7 @@ class FrameKind:
         return pd.DataFrame({column.name: column.empty() for column in self.columns})
 
     def conform(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return ``frame`` with every declared column, in order and of its declared type.
+        """Return ``frame`` with exactly the declared columns.
 
         Columns that ``frame`` lacks become missing (0 for integers). Columns not declared here are refused.
 
@@ -154,7 +154,7 @@ def frame_kind(name: str, *declared: tuple[str, str, str]) -> FrameKind:
 def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:
     """Return times as s since the epoch, to the microsecond.
 
-    NaN: missing.
+    A missing value is NaN.
     """
     micros = times.to_numpy(dtype="datetime64[us]")
     seconds: NDArray[np.float64] = micros.astype(np.int64) / 1e6

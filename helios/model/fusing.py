@@ -15,7 +15,7 @@ _FUSED = "{others} more in its process"
 
 
 def fused_with(others: int) -> str:
-    """Return what stands among the families beside a trial for others in its process."""
+    """Return the family name for trials of the same process."""
     return _FUSED.format(others=others)
 
 
@@ -62,7 +62,7 @@ def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
     new = dict.fromkeys(waiting, 0)
 
     def load(part: str) -> float:
-        """Return how many trials of a part each of its processes has to train."""
+        """Return the trials of each process of a part."""
         trials, count = len(waiting[part]) + sum(map(len, running[part])), len(running[part]) + new[part]
         return trials / count if count else math.inf
 

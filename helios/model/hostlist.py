@@ -41,7 +41,7 @@ def expand(text: str) -> tuple[str, ...]:
         return ()
     if _NOT_SLURMS.search(text.strip()):
         raise _invalid(text, "a list of nodes has letters, digits, - _ . , and brackets only")
-    if _reach(text) > MOST_NODES:
+    if _upper_count(text) > MOST_NODES:
         raise _invalid(text, f"it names more than {MOST_NODES:,} nodes")
     try:
         return tuple(NodeSet(text.strip(), resolver=RESOLVER_NOGROUP))
@@ -66,8 +66,8 @@ def fold(nodes: Iterable[str]) -> str:
     return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
 
 
-def _reach(text: str) -> int:
-    """Return an upper bound of the nodes a text names, without expanding it."""
+def _upper_count(text: str) -> int:
+    """Return an upper bound of the number of nodes."""
     most = 0
     for word in re.split(r",(?![^\[]*\])", text):
         reach = 1

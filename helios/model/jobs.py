@@ -1,4 +1,4 @@
-"""Records of past jobs and nodes, of trace files and of trained models."""
+"""Records of jobs, nodes, trace files and models."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Batch:
     bytes_read : int
         Bytes of the (compressed) file consumed so far, for a progress bar.
     notes : tuple of str
-        What a person should know: the zone assumed, values repaired.
+        Notes for a person, such as an assumed time zone or repaired values.
     """
 
     jobs: pd.DataFrame
@@ -129,9 +129,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """A trained run-time predictor as text.
-
-    With what it was trained on and how good it is.
+    """A trained run-time predictor as text, with its scores.
 
     Attributes
     ----------
@@ -140,19 +138,19 @@ class ModelRecord:
     cluster : str
         Cluster whose history it learned from.
     trained_at, trained_until : datetime
-        When it was made; no job that ended at or after ``trained_until`` was used.
+        Time of the training, and end of the jobs used. Only jobs that ended before ``trained_until`` count.
     jobs : int
         Number of jobs it learned from.
     features : tuple of str
         Feature names in the order the model takes them.
     scores : dict
-        Figures of its evaluation; empty if it was not evaluated.
+        Scores of its evaluation. Empty if it was not evaluated.
     artifact : str
-        The whole model as JSON text (LightGBM's own text format inside); no pickle.
+        The whole model as JSON text, with LightGBM's own text format inside.
     manifest : dict
-        What it was trained on and how: see ``docs/predictions.md``; empty for a model of a Helios that wrote none.
+        Provenance, see ``docs/predictions.md``. Empty for a model of an older Helios.
     confirmed_at : datetime, optional
-        When it was last promoted or kept as the active model; None: it is not active, or that was never decided.
+        When it was last promoted or kept as the active model. None where it is not active, or that was never decided.
     """
 
     model_id: str
@@ -170,7 +168,7 @@ class ModelRecord:
     def known_good_at(self) -> datetime:
         """When it was last known to be the best available.
 
-        When it was trained, or since then promoted or kept.
+        It is the time of the training, or of the last promotion or confirmation since then.
         """
         return max(self.trained_at, self.confirmed_at or self.trained_at)
 
@@ -181,7 +179,7 @@ SIZES = ("nodes", "cpus", "gpus")
 def with_sizes_requested(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return ``jobs`` with requested sizes in place of allocated ones.
 
-    Only those are known at submission. Where the request is unknown, the size stays.
+    Only the request is known at submission. Where it is not recorded, the allocated size is kept.
     """
     known = [name for name in SIZES if f"{name}_requested" in jobs]
     requested = {name: jobs[f"{name}_requested"].where(lambda size: size > 0, jobs[name]) for name in known}
@@ -191,9 +189,8 @@ def with_sizes_requested(jobs: pd.DataFrame) -> pd.DataFrame:
 def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return ``jobs`` in the order of submission.
 
-    By submit time, then job id (numbers by value), then restart.
-
-    This is the one order in which ties are broken everywhere: queues, splits, features.
+    The order is by submit time, then job id (numbers by value), then restart. It breaks ties everywhere, in queues,
+    splits and features.
     """
     keys = pd.DataFrame(
         {

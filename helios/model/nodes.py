@@ -15,14 +15,14 @@ from helios.errors import FrameInvalid
 from helios.model.frames import TIME, frame_kind
 
 STEP_S = 600
-"""Length of a step of node demand, s; the published CES decides every ten minutes."""
+"""Length of a step of node demand, s. The published CES decides every ten minutes."""
 
 
 class NodePower(StrEnum):
     """Power state of a node."""
 
     AWAKE = "awake"
-    """It can run jobs at once, or runs some."""
+    """It runs jobs, or can do so at once."""
     FALLING_ASLEEP = "falling asleep"
     """It is powering down, and cannot be woken until Slurm counts it as asleep."""
     ASLEEP = "asleep"
@@ -65,9 +65,9 @@ def node_pools(nodes: pd.DataFrame) -> pd.Series[Any]:
 
 
 def pool_names(partitions: Iterable[Any], gpu_type: Iterable[Any]) -> list[str]:
-    """Return the pool of each node from its columns.
+    """Return the pool of each node from two columns.
 
-    As :func:`node_pools`.
+    It is named as in :func:`node_pools`.
     """
     return [
         f"{where} ({what})" if isinstance(what, str) and what else str(where)
@@ -77,21 +77,21 @@ def pool_names(partitions: Iterable[Any], gpu_type: Iterable[Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSettings:
-    """How a cluster puts nodes to sleep and wakes them.
+    """Power-saving settings of a cluster.
 
     Attributes
     ----------
     suspend_time_s : float
-        Idle time after which the cluster itself puts a node to sleep, s; inf: never.
+        Idle time after which the cluster itself puts a node to sleep, s, or inf for never.
     suspend_timeout_s, resume_timeout_s : float
-        Longest time to fall asleep, and to wake, s: after the first a node counts as asleep, after the second one that
-        does not answer counts as failed.
+        Longest time to fall asleep, and to wake, s. After the first a node counts as asleep. After the second a node
+        that does not answer counts as failed.
     keep_awake : str
-        The keep-awake list (SuspendExcNodes) as the cluster has it now; empty: none.
+        The current keep-awake list (SuspendExcNodes) of the cluster.
     can_sleep, can_keep_awake : bool
         Whether a node can be put to sleep, and whether the keep-awake list can be changed live.
     why_not : str
-        Why nodes cannot be put to sleep here, for a person, with what to do; empty: they can.
+        Why nodes cannot be put to sleep here, for a person, with what to do. Empty where they can.
     """
 
     suspend_time_s: float
@@ -105,9 +105,9 @@ class PowerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """Nodes that each pool needed, and was expected to need, by step.
+    """Needed nodes of each pool, with forecasts, by step.
 
-    Everything in column t was known at the end of step t; no later value enters it. The last column is now.
+    Everything in column t was known at the end of step t. The last column is the current step.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Demand:
     ended_s : int
         End of the last step, s since the epoch.
     busy : float64 array of shape (n_pools, n_steps)
-        Most nodes that held a job at once within each step of ``STEP_S``, oldest first, no gaps.
+        Most nodes that held a job at once within each step of ``STEP_S``, oldest first, without gaps.
     total : float64 array of shape (n_pools, n_steps)
         Nodes in service.
     ahead_s : tuple of int
@@ -124,7 +124,7 @@ class Demand:
     levels : tuple of float
         Quantiles of ``most``, ascending.
     point : float64 array of shape (n_pools, n_steps, n_ahead)
-        Busy nodes expected exactly ``ahead_s`` after the step; NaN: no forecast was made then.
+        Busy nodes expected exactly ``ahead_s`` after the step. NaN where no forecast was made.
     mean : float64 array of shape (n_pools, n_steps, n_ahead)
         Busy nodes expected on average over the next ``ahead_s``.
     most : float64 array of shape (n_pools, n_steps, n_ahead, n_levels)
@@ -167,26 +167,26 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeSeries:
-    """Numbers of busy and available nodes at even steps of time.
+    """Time series of busy and available nodes, at even steps.
 
-    The series has no holes: see ``gaps``.
+    The series has no holes, see ``gaps``.
 
     Attributes
     ----------
     name : str
-        Of the cluster or file.
+        Name of the cluster or file.
     start_s : int
         Start of the first step, s since the epoch.
     step_s : int
         Length of a step, s.
     active : float64 array of shape (n_steps,)
-        Nodes that held a job; the most where a step has several readings.
+        Nodes that held a job, the maximum where a step has several readings.
     total : float64 array of shape (n_steps,)
         Nodes in service.
     gaps : bool array of shape (n_steps,)
-        Steps without a reading: they repeat the last known value, and nothing should be evaluated on them.
+        Steps without a reading. They repeat the last known value, and are not evaluated.
     notes : tuple of str
-        What a person should know about how it was read.
+        Notes for a person on how the series was read.
     """
 
     name: str

@@ -35,7 +35,7 @@ class Device:
     kind : str
         ``gpu`` or ``cpu``.
     model : str
-        What the vendor calls it; empty: unknown.
+        What the vendor calls it. Empty where unknown.
     memory_mib : float
         Memory that trials may share, MiB.
     slots : int
@@ -51,7 +51,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialForecast:
-    """What is expected of a trial before it runs, each None where nothing is known.
+    """Forecast of a trial before it runs.
+
+    None stands for what is not known.
 
     Attributes
     ----------
@@ -125,11 +127,11 @@ class Trial:
         Speed of the last minute, as it reports.
     forecast : TrialForecast
     fusible : str
-        Trials with the same text may be trained as one stack in one process; empty: this one has its own process.
+        Trials with the same text may be trained as one stack in one process. Empty where this one has its own process.
     most_fused : int
         Most trials of such a process.
     process : int, optional
-        Of a running trial that may be fused: equal for all trials in its process, whose memory limit each of them has.
+        Process of a running trial that may be fused. All trials in one process share its number and memory limit.
     """
 
     number: int
@@ -158,9 +160,9 @@ class SharedSpeed:
     Attributes
     ----------
     family : str
-        Of the trial.
+        Family of the trial.
     beside : tuple of str
-        Families of the others on the device, sorted; empty: alone. Of those in its own process,
+        Families of the others on the device, sorted. Empty where it is alone. Of those in its own process,
         :func:`~helios.model.fusing.fused_with`.
     steps_per_s : float
     samples : int
@@ -175,12 +177,12 @@ class SharedSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedSpeed:
-    """What a process that trains several trials measured of steps before the first one.
+    """Speed of fused trials, measured before the first step.
 
     Attributes
     ----------
     fusible : str
-        Of its trials, as of :class:`Trial`.
+        Group of its trials, as in :class:`Trial`.
     models : int
         How many it trains.
     together_s : float
@@ -209,7 +211,7 @@ class PoolSnapshot:
     now_s : float
         s since the epoch.
     ends_s : float, optional
-        When the allocation ends; None: it does not.
+        When the allocation ends. None where it does not.
     devices : tuple of Device
     trials : tuple of Trial
         All that have not ended, by number, and those that ended since the last snapshot.
@@ -234,7 +236,7 @@ class MeasuredSpeed:
     Attributes
     ----------
     beside : tuple of str
-        Families of the others on the device, sorted; empty: alone.
+        Families of the others on the device, sorted. Empty where it is alone.
     steps_per_s : float
     seconds : float
         How long it was measured, s.
@@ -254,12 +256,12 @@ class TrialRun:
     pool : str
         Identity of the pool.
     number, attempt : int
-        Of the trial in its pool; attempts count from 1.
+        Number of the trial in its pool, and of the attempt, from 1.
     program, family : str
         What runs, and which trials are expected to behave alike.
     parameters : mapping
     device_kind, device_model : str
-        As of :class:`Device`.
+        Kind and model, as in :class:`Device`.
     outcome : str
         ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
     started_s, seconds : float
@@ -321,7 +323,7 @@ class StartTrial:
     Attributes
     ----------
     memory_limit_mib : float, optional
-        What it may use; None: all that the device has.
+        What it may use. None for all that the device has.
     into : int, optional
         Trial whose process is to train this one as well: one that runs, or that an action before this one starts. The
         process keeps its memory limit.
@@ -336,7 +338,7 @@ class StartTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseTrial:
-    """Stop a running trial at its next checkpoint, to be started again later."""
+    """Pause a running trial at its next checkpoint."""
 
     number: int
     reason: str

@@ -21,7 +21,7 @@ class NodeGroup:
     Attributes
     ----------
     names : tuple of str
-        By name, numbers by value: the order in which Slurm keeps its nodes, and fills equal ones.
+        Nodes sorted by name, with numbers by value. Slurm keeps its nodes in this order, and fills equal ones in it.
     cpus : int
         CPUs that can be allocated on each.
     memory_mib : int
@@ -50,19 +50,19 @@ class PartitionRules:
     nodes : tuple of str
         Names of its nodes.
     max_time_s, default_time_s : int or None
-        None: no longest time; of the default: a job that asks for none gets ``max_time_s``.
+        None for no maximum. Without a default, a job that asks for none gets ``max_time_s``.
     priority_tier : int
         Partitions of a higher tier are looked at first, whatever the priorities.
     priority_job_factor : int
         What the partition gives to the multifactor priority, before it is normalised by the largest.
     qos : str
-        QOS whose limits hold for all of its jobs; empty: none.
+        QOS whose limits hold for all of its jobs. Empty for none.
     exclusive : bool
         Whole nodes only.
     def_mem_per_cpu_mib, def_mem_per_gpu_mib, def_mem_per_node_mib : int
-        Memory of a job that asks for none; 0: not set.
+        Memory of a job that asks for none. 0 where not set.
     tres_billing : mapping of str to float
-        ``TRESBillingWeights``, as for :attr:`PriorityRules.tres`; empty: CPUs are billed.
+        ``TRESBillingWeights``, as for :attr:`PriorityRules.tres`. Empty where CPUs are billed.
     """
 
     name: str
@@ -88,7 +88,7 @@ class PriorityRules:
     Attributes
     ----------
     multifactor : bool
-        False: first in, first out (``priority/basic``).
+        False for first in, first out (``priority/basic``).
     age, fairshare, job_size, partition, qos, association : int
         Weights; the factors lie between 0 and 1.
     tres : mapping of str to float
@@ -96,9 +96,9 @@ class PriorityRules:
     max_age_s : int
         Age at which the age factor is 1.
     decay_half_life_s : int
-        Of usage; 0: usage does not decay.
+        Half-life of usage, s. 0 where usage does not decay.
     calc_period_s : int
-        Between two decays, and two new fair shares.
+        Time between two updates of decay and fair shares, s.
     favor_small : bool
         Small jobs get the job size factor instead of large ones.
     fair_tree : bool
@@ -130,26 +130,26 @@ class SchedulingRules:
     Attributes
     ----------
     backfill : bool
-        False: ``sched/builtin``.
+        False for ``sched/builtin``.
     default_queue_depth : int
         Jobs that a quick pass of the main scheduler looks at.
     sched_interval_s : int
-        Between two full passes of the main scheduler; -1: none.
+        Time between two full passes of the main scheduler, s. -1 for none.
     sched_min_interval_s : float
         Least time between two passes of the main scheduler.
     partition_job_depth : int
-        Jobs of each partition that the main scheduler looks at; 0: no limit.
+        Jobs of each partition that the main scheduler looks at. 0 for no limit.
     batch_sched_delay_s : int
         Least time between two passes of the main scheduler that submissions ask for, and ends on nodes without an
         epilog.
     epilog : bool
         Nodes run an ``Epilog``: then each end causes a pass of the main scheduler at once (observed in 22.05).
     sched_max_job_start : int
-        Jobs that a pass of the main scheduler starts; 0: no limit.
+        Jobs that a pass of the main scheduler starts. 0 for no limit.
     defer : bool
         No attempt to start a job at its submission.
     bf_interval_s : int
-        Between two backfill passes; -1: none.
+        Time between two backfill passes, s. -1 for none.
     bf_window_s : int
         How far into the future backfill plans.
     bf_resolution_s : int
@@ -157,11 +157,11 @@ class SchedulingRules:
     bf_max_job_test : int
         Jobs that a backfill pass looks at.
     bf_max_job_part, bf_max_job_user, bf_max_job_start : int
-        Jobs of a partition or a user that it looks at, and that it starts; 0: no limit.
+        Jobs of a partition or a user that it looks at, and that it starts. 0 for no limit.
     bf_max_job_array_resv : int
         Tasks of one array that it plans.
     bf_node_space_size : int
-        Slots of time that its plan may have, after which it ends; 0: as many as ``bf_max_job_test``.
+        Slots of time that its plan may have, after which it ends. 0 for as many as ``bf_max_job_test``.
     bf_continue : bool
         Go on with the same pass after locks were yielded.
     bf_busy_nodes : bool
@@ -204,7 +204,7 @@ class QosRules:
     usage_factor : float
         How much a second counts for fair share.
     max_gpus_per_user, max_gpus, max_jobs_per_user : int or None
-        Limits of what runs at once; None: none.
+        Limits of what runs at once, if there are any.
     """
 
     name: str
@@ -226,9 +226,9 @@ class Share:
     account, parent : str
         ``parent`` is empty for the root.
     user : str
-        Empty: the account itself.
+        Empty for the account itself.
     shares : int or None
-        None: ``parent`` in Slurm, its users compete in the account above.
+        None for ``parent`` in Slurm, whose users compete in the account above.
     usage_s : float
         TRES seconds charged before the replay begins.
     """

@@ -79,9 +79,9 @@ class Snapshot:
     nodes : DataFrame
         Columns of ``NODE_STATES``.
     power : PowerSettings, optional
-        How the cluster powers nodes; None: not read, as where no service acts on nodes.
+        How the cluster powers nodes. None where it was not read, as where no service acts on nodes.
     demand : Demand, optional
-        How many nodes are needed and will be needed; None: no forecast.
+        How many nodes are needed and will be needed. None for no forecast.
     longest_own_wait_s : float
         Longest wait of the last weeks in a replay under the site's own order (:mod:`helios.app.own_order`), s; NaN: not
         known.

@@ -1,10 +1,9 @@
-"""Process that starts trials on one machine, watches their memory, and ends them.
+"""Process that runs trials on one machine.
 
 The coordinator starts it as a program of its own and talks to it in lines of JSON on its standard input and output. It
-is small, so that a fork is cheap, and it is the reason that a coordinator that was killed leaves no trial behind: the
-end of its standard input ends every trial. All processes that a trial leaves become its children
-(``PR_SET_CHILD_SUBREAPER``), so that it can end these too. Where the agent itself is killed, the kernel ends what it
-started (``PR_SET_PDEATHSIG``), and :func:`kill_leftovers` the rest.
+is small, so that a fork is cheap. If the coordinator is killed, the end of standard input ends every trial. Orphans of
+a trial become children of the agent (``PR_SET_CHILD_SUBREAPER``), which ends them too. If the agent itself is killed,
+the kernel ends the processes that it started (``PR_SET_PDEATHSIG``), and :func:`kill_leftovers` ends the rest.
 
 It imports nothing of Helios.
 """
@@ -31,11 +30,11 @@ from typing import Any
 import psutil
 
 POOL = "HELIOS_POOL"
-"""Environment variable by which the processes of a pool are known."""
+"""Environment variable that identifies the processes of a pool."""
 TRIAL = "HELIOS_TRIAL"
 
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
-"""Of ``prctl``, from ``linux/prctl.h``."""
+"""Options of ``prctl`` from ``linux/prctl.h``."""
 _OOM_SCORE = "500"
 """Trials are killed before the coordinator when the machine's memory is short (``proc_pid_oom_score_adj``)."""
 _MIB = 2.0**20
@@ -221,7 +220,7 @@ def _remove(group: Path) -> None:
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_START_S = 10.0
-"""How long its control process may take until it answers, and to end."""
+"""Longest time for its control process to answer, and to end, s."""
 
 
 def mps_environment(folder: str) -> dict[str, str]:
@@ -281,7 +280,7 @@ def stop_mps(control: subprocess.Popen[bytes], folder: str) -> None:
 # The agent itself.
 
 
-def fill(word: str, *, segment: str, limit_mib: float | None) -> str:
+def fill_in(word: str, *, segment: str, limit_mib: float | None) -> str:
     """Return a word of a container runtime's command with its placeholders filled."""
     filled = {
         "{segment}": segment,
@@ -308,7 +307,7 @@ class _Segment:
     killed: bool = False
 
     def roots(self) -> list[psutil.Process]:
-        """Return the processes below which everything in it runs."""
+        """Return the root processes of everything in it."""
         pids = [self.process.pid]
         if self.root_file is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -396,17 +395,17 @@ class Agent:
                     preexec_fn=partial(_prepare, os.getpid(), group),  # noqa: PLW1509 - there are no threads here
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as reason:
-            self._not_started(number, group, reason)
+            self._report_not_started(number, group, reason)
             return
         process.returncode = 0  # it is waited for with all others, not by this object
-        self._started(trial, process.pid)
+        self._report_started(trial, process.pid)
 
-    def _not_started(self, number: int, group: Path | None, reason: Exception) -> None:
+    def _report_not_started(self, number: int, group: Path | None, reason: Exception) -> None:
         if group is not None:
             _remove(group)
         self._send({"event": "not_started", "number": number, "reason": str(reason)})
 
-    def _started(self, trial: _Running, pid: int) -> None:
+    def _report_started(self, trial: _Running, pid: int) -> None:
         trial.pid, trial.kernel_kills = pid, _kernel_kills()
         self._running[trial.number] = trial
         self._send(
@@ -432,7 +431,7 @@ class Agent:
             try:
                 segment = self._new_segment(order, limit)
             except (OSError, ValueError, subprocess.SubprocessError) as reason:
-                self._not_started(number, None, reason)
+                self._report_not_started(number, None, reason)
                 return
         segment.limit_mib = limit
         pid, group = segment.process.pid, segment.group
@@ -451,7 +450,7 @@ class Agent:
         if limit is not None and group is None and order.get("gpu") is None:
             run["data_limit"] = int(_DATA_LIMIT * limit * _MIB)
         self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
-        self._started(segment.trial, pid)
+        self._report_started(segment.trial, pid)
 
     def _new_segment(self, order: dict[str, Any], limit: float | None) -> _Segment:
         template, group = order["segment"], None
@@ -464,7 +463,10 @@ class Agent:
         try:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
                 process = subprocess.Popen(
-                    [*(fill(word, segment=name, limit_mib=limit) for word in template["command"]), *template["serve"]],
+                    [
+                        *(fill_in(word, segment=name, limit_mib=limit) for word in template["command"]),
+                        *template["serve"],
+                    ],
                     env={**os.environ, POOL: self._pool},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -480,12 +482,12 @@ class Agent:
         process.returncode = 0  # as in start
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        root = fill(template["root_file"], segment=name, limit_mib=limit)
+        root = fill_in(template["root_file"], segment=name, limit_mib=limit)
         segment = self._segments[process.pid] = _Segment(
             process=process,
             limit_mib=limit,
             group=group,
-            remove=[fill(word, segment=name, limit_mib=limit) for word in template["remove"]],
+            remove=[fill_in(word, segment=name, limit_mib=limit) for word in template["remove"]],
             root_file=Path(root) if root else None,
         )
         return segment
@@ -508,7 +510,7 @@ class Agent:
             trial = segment.trial
             if "ended" in message and trial is not None and trial.number == message["ended"]:
                 segment.trial = None
-                self._ended(trial, message["status"], message["peak_mib"], message["cpu_s"])
+                self._report_ended(trial, message["status"], message["peak_mib"], message["cpu_s"])
         if not read:
             segment.process.stdout.close()
 
@@ -550,14 +552,14 @@ class Agent:
                 subprocess.run(segment.remove, capture_output=True, check=False, timeout=_REMOVE_S)
         if (trial := segment.trial) is not None:
             self._kill_orphans(trial)
-            self._ended(trial, status, peak_mib, cpu_s)
+            self._report_ended(trial, status, peak_mib, cpu_s)
         if segment.group is not None:
             _remove(segment.group)
 
     # Trials of Python programs whose imports are done in a warm process.
 
     def _start_warm(self, order: dict[str, Any], trial: _Running, environment: dict[str, str]) -> bool:
-        """Have the warm process start a trial, and return whether there is one."""
+        """Start a trial from the warm process, if there is one."""
         if self._warm is None and not self._warm_failed:
             before = {name: value for name, value in environment.items() if name not in order["own"]}
             try:
@@ -596,9 +598,9 @@ class Agent:
         return found
 
     def _read_warm(self) -> None:
-        """Take what the warm process says.
+        """Handle the messages of the warm process.
 
-        Where it has ended, its trials are started without it.
+        If it has ended, its trials are started without it.
         """
         assert self._warm is not None and self._warm.stdout is not None
         read = os.read(self._warm.stdout.fileno(), 65_536)
@@ -610,11 +612,11 @@ class Agent:
                 continue
             _, trial = self._pending.pop(message["number"])
             trial.began_s = time.time()
-            self._started(trial, message["pid"])
+            self._report_started(trial, message["pid"])
             if trial.ended_by_us:
                 trial.kill_at_s = 0.0
             if (ended := self._ended_early.pop(trial.pid, None)) is not None:
-                self._ended(trial, *ended)
+                self._report_ended(trial, *ended)
         if not read:
             self._warm, self._warm_failed, self._warm_rest = None, True, b""
             self._send({"event": "warm_failed", "reason": "the warm process ended"})
@@ -640,7 +642,7 @@ class Agent:
         trial.kill_at_s = limit if trial.kill_at_s is None else min(limit, trial.kill_at_s)
 
     def reap(self) -> None:
-        """Take note of every process that has ended."""
+        """Handle every process that has ended."""
         by_pid = {trial.pid: trial for trial in self._running.values()}
         while True:
             try:
@@ -653,13 +655,13 @@ class Agent:
             if (segment := self._segments.pop(pid, None)) is not None:
                 self._segment_ended(segment, *ended)
             elif (trial := by_pid.get(pid)) is not None:
-                self._ended(trial, *ended)
+                self._report_ended(trial, *ended)
             elif self._warm is not None and pid == self._warm.pid:
                 self._warm.returncode = status
             elif self._pending:  # perhaps a trial of which the warm process has not told yet
                 self._ended_early[pid] = ended
 
-    def _ended(self, trial: _Running, status: int, peak_mib: float, cpu_s: float) -> None:
+    def _report_ended(self, trial: _Running, status: int, peak_mib: float, cpu_s: float) -> None:
         seconds = time.time() - trial.began_s
         returncode = os.waitstatus_to_exitcode(status)
         if trial.segment is None:
@@ -721,11 +723,11 @@ class Agent:
             if trial.gpu is not None:
                 trial.memory_mib = _gpu_memory_mib(trial.gpu, {process.pid for process in processes})
             else:
-                trial.memory_mib = sum(_resident(process) for process in processes) / _MIB
+                trial.memory_mib = sum(_resident_mib(process) for process in processes) / _MIB
             over_limit = trial.limit_mib is not None and trial.memory_mib > trial.limit_mib
             if over_limit and trial.gpu is None and len(processes) > 1:
                 # Resident memory counts what processes share once for each, which the proportional one does not.
-                trial.memory_mib = sum(_proportional(process) for process in processes) / _MIB
+                trial.memory_mib = sum(_proportional_mib(process) for process in processes) / _MIB
             trial.peak_mib = max(trial.peak_mib, trial.memory_mib)
             if trial.limit_mib is not None and trial.memory_mib > trial.limit_mib:
                 trial.over_limit = True
@@ -757,7 +759,7 @@ class Agent:
             roots = segment.roots()
             segments.update(root.pid for root in roots)
             if segment.trial is not None:
-                tree = {process.pid: process for root in roots for process in (root, *_below(root, children))}
+                tree = {process.pid: process for root in roots for process in (root, *_descendants(root, children))}
                 trees[segment.trial.number] = list(tree.values())
         for process in children.get(os.getpid(), ()):
             if process.pid in segments:
@@ -766,12 +768,12 @@ class Agent:
             if number is None:
                 number = self._owner(process)
             if number is not None:
-                trees[number] += [process, *_below(process, children)]
+                trees[number] += [process, *_descendants(process, children)]
         return trees
 
     def _owner(self, orphan: psutil.Process) -> int | None:
         for trial in self._running.values():
-            if orphan.pid in trial.orphans or _belongs(orphan.pid, trial):
+            if orphan.pid in trial.orphans or _is_part_of(orphan.pid, trial):
                 trial.orphans.add(orphan.pid)
                 return trial.number
         return None
@@ -789,7 +791,7 @@ class Agent:
         waited: set[int] = set()
         for _ in range(100):  # whoever is killed leaves its children to this process
             left = [pid for pid in _own_children() if pid not in leaders]
-            own = [pid for pid in left if _belongs(pid, trial)]
+            own = [pid for pid in left if _is_part_of(pid, trial)]
             for pid in own:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -834,8 +836,8 @@ class Agent:
                 _remove(trial.group)
 
 
-def _belongs(pid: int, trial: _Running) -> bool:
-    """Return whether a process is of a trial, by its session or its environment."""
+def _is_part_of(pid: int, trial: _Running) -> bool:
+    """Return whether a process belongs to a trial."""
     with contextlib.suppress(psutil.Error, OSError):
         # A fork of a warm process has the environment of that one for whoever looks from outside.
         return os.getsid(pid) == trial.pid or _variable(psutil.Process(pid), TRIAL) == str(trial.number)
@@ -843,7 +845,7 @@ def _belongs(pid: int, trial: _Running) -> bool:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether a process is ending, and so has no memory any more."""
+    """Return whether a process is ending."""
     with contextlib.suppress(psutil.Error):
         return bool(psutil.Process(pid).memory_info().vms == 0)
     return True
@@ -857,10 +859,10 @@ def _own_children() -> list[int]:
         return [child.pid for child in psutil.Process().children()]
 
 
-def _below(process: psutil.Process, children: dict[int, list[psutil.Process]]) -> Iterable[psutil.Process]:
+def _descendants(process: psutil.Process, children: dict[int, list[psutil.Process]]) -> Iterable[psutil.Process]:
     for child in children.get(process.pid, ()):
         yield child
-        yield from _below(child, children)
+        yield from _descendants(child, children)
 
 
 def _is_running(child: int) -> bool:
@@ -870,16 +872,16 @@ def _is_running(child: int) -> bool:
         return False
 
 
-def _resident(process: psutil.Process) -> float:
+def _resident_mib(process: psutil.Process) -> float:
     with contextlib.suppress(psutil.Error):
         return float(process.memory_info().rss)
     return 0.0
 
 
-def _proportional(process: psutil.Process) -> float:
+def _proportional_mib(process: psutil.Process) -> float:
     with contextlib.suppress(psutil.Error, AttributeError):
         return float(process.memory_full_info().pss)
-    return _resident(process)
+    return _resident_mib(process)
 
 
 def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
@@ -919,7 +921,7 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
 
 
 def _kernel_kills() -> int:
-    """Return how many processes the kernel has killed for memory on this machine."""
+    """Return the kernel's count of out-of-memory kills."""
     with contextlib.suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
@@ -956,7 +958,7 @@ class AgentProcess:
             self._process.stdin.flush()
 
     def events(self) -> list[dict[str, Any]] | None:
-        """Return the events that have arrived, or None when the agent has ended."""
+        """Return new events, or None after the agent's end."""
         read = os.read(self.output, 65_536)
         if not read:
             return None

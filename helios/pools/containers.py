@@ -1,8 +1,7 @@
-"""Containers of trials, by the first runtime that works here.
+"""Containers of trials, started by the first runtime that works here.
 
-A container is a *segment*: it starts once and then runs trials one after another, by the text of ``warm.py`` that an
-interpreter inside of it is given. So an image needs Python 3.9 or newer, and nothing of Helios. Images that are
-archives are unpacked once a node.
+A container is a *segment*: it starts once and then runs trials one after another. The Python in the image executes the
+source of ``warm.py``, so that an image needs Python 3.9 or newer, but not Helios. Archives are unpacked once a node.
 """
 
 from __future__ import annotations
@@ -24,36 +23,36 @@ from typing import Any, ClassVar
 
 from helios.errors import FileUnwritable, HeliosError, UsageError
 from helios.pools import warm
-from helios.pools.agent import POOL, fill
+from helios.pools.agent import POOL, fill_in
 from helios.pools.space import ContainerChoice, TrainingSweep
 from helios.private_files import make_folder
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of a container whose image says nothing else."""
+"""``PATH`` in a container whose image does not set it."""
 START_S = 600.0
-"""How long the first start may take, in which a runtime may fetch an image."""
+"""Longest time for the first start, in which a runtime may pull an image, s."""
 _SERVE = "import sys; sys.path.pop(0); exec(sys.argv.pop(1))"
-"""Runs the text that follows; nothing in the folder of the trials is imported instead of the standard library."""
+"""Executes the next argument as source, without the trials' folder on ``sys.path``."""
 _PROBE = """
 import json, shutil, sys
 print(json.dumps({"python": sys.version_info[:2], "found": shutil.which(sys.argv[1]) is not None}))
 """
 _MACHINES = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
-"""``e_machine`` of an ELF file, from ``elf.h``, and what ``uname -m`` calls it."""
+"""Name by ``uname -m`` for the ``e_machine`` of an ELF file (``elf.h``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """What a container gets of this machine.
+    """Folders, environment and GPUs that a container gets.
 
     Attributes
     ----------
     binds : tuple of str
-        Folders that are at the same place inside.
+        Folders that are bound at the same path.
     folder : str
-        Where it starts.
+        Its working directory.
     environment : mapping
-        All that its environment holds beside what the image says.
+        Variables in addition to those of the image.
     gpus : bool
         Whether it needs the GPUs.
     notes : str
@@ -70,33 +69,33 @@ class Inside:
 class Runtime(ABC):
     """A program that starts containers without privileges.
 
-    In its words, ``{segment}`` stands for a name of the container, ``{limit_mib}`` for its memory limit, and ``{node}``
-    for the node that Slurm starts it on.
+    In its commands, ``{segment}`` stands for the name of the container, ``{limit_mib}`` for its memory limit, and
+    ``{node}`` for the node on which Slurm starts it.
     """
 
     keeps_limit: ClassVar[bool] = False
-    """Whether it keeps the memory limit itself, so that it cannot be changed later."""
+    """Whether it enforces the memory limit itself, so that it cannot be changed later."""
     remove: ClassVar[tuple[str, ...]] = ()
-    """Command that forgets a container which was killed; empty: nothing is left of one."""
+    """Command that removes a killed container. Empty where nothing remains of one."""
     root_file: ClassVar[str] = ""
-    """Name of a file in ``notes`` with the process id of what runs the container; empty: what started it does."""
+    """File in ``notes`` with the id of the process that runs the container. Empty if that is the started process."""
 
     @abstractmethod
     def prepare(self, image: str) -> str:
-        """Return what is started for an image, unpacked where that is needed.
+        """Return the image to start, unpacked if needed.
 
         Raises
         ------
         ValueError
-            It cannot start such an image.
+            The runtime cannot start such an image.
         """
 
     @abstractmethod
     def command(self, image: str, inside: Inside) -> list[str]:
-        """Return the words before those of the program."""
+        """Return the command that starts the image, without the program."""
 
     def remove_left(self, pool: str) -> None:
-        """Forget the containers of a pool that was killed."""
+        """Remove the containers of a pool that was killed."""
         del pool
 
 
@@ -119,7 +118,7 @@ class _Slurm(Runtime):
         words += ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem={limit_mib}M"]
         words += ["--nodelist={node}"] if "SLURMD_NODENAME" in os.environ else []
         words.append("--export=" + ",".join(inside.environment))
-        if (Path(image) / "config.json").is_file():  # which says itself what is mounted
+        if (Path(image) / "config.json").is_file():  # an OCI bundle lists its mounts itself
             return [*words, f"--container={image}"]
         mounts = ",".join(f"{bind}:{bind}" for bind in inside.binds)
         return [
@@ -198,7 +197,7 @@ class _Charliecloud(Runtime):
         return image if Path(image).is_dir() else str(unpack(Path(image)))
 
     def command(self, image: str, inside: Inside) -> list[str]:
-        # It would have the folder of TMPDIR at /tmp, and needs some USER.
+        # ch-run binds TMPDIR at /tmp, and needs a USER.
         words = [
             "env",
             "--unset=TMPDIR",
@@ -212,13 +211,13 @@ class _Charliecloud(Runtime):
         own = {"HOME": inside.notes, **inside.environment}
         words += [f"--set-env={name}={value}" for name, value in own.items()]
         for bind in inside.binds:
-            if not Path(bind).is_relative_to("/tmp"):  # which ch-run has inside as it is here
+            if not Path(bind).is_relative_to("/tmp"):  # which ch-run binds by itself
                 _make_mount_point(Path(image), bind)
                 words.append(f"--bind={bind}:{bind}")
         return [*words, f"--cd={inside.folder}", image, "--"]
 
 
-# Crun leaves a container in the control group of who starts it; runc cannot.
+# With --cgroups=disabled a container stays in the control group of its parent. crun can do that, runc cannot.
 RUNTIMES: Sequence[tuple[str, Runtime]] = (
     ("slurm", _Slurm()),
     ("apptainer", _Apptainer()),
@@ -230,13 +229,14 @@ RUNTIMES: Sequence[tuple[str, Runtime]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """An image that was started here once, and how.
+    """An image that can be started here, with its runtime.
 
     Attributes
     ----------
     runtime : str
+        Name of the runtime.
     image : str
-        What is started, as a folder where it was unpacked.
+        The image, or the folder in which it was unpacked.
     gpus : bool
         Whether trials use GPUs.
     """
@@ -249,16 +249,16 @@ class Container:
     def segment(
         self, folder: Path, sweep: TrainingSweep, imports: Sequence[str], *, pool: str, environment: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return what the agent needs in order to start a segment of a pool.
+        """Return the agent's order to start a segment.
 
         Parameters
         ----------
         folder : Path
-            Of the pool.
+            Folder of the pool.
         imports : sequence of str
             Modules that are imported once in each segment.
         environment : mapping
-            Of every trial on the device, which imports may read.
+            Environment of the trials on the device, which the imported modules may read.
         """
         inside = _inside(sweep, folder, pool=pool, gpus=self.gpus, environment=environment)
         interpreter = sweep.command[0] if imports else "python3"
@@ -272,21 +272,21 @@ class Container:
         }
 
     def remove_left(self, pool: str, folder: Path) -> None:
-        """Forget the containers of a pool that was killed."""
+        """Remove the containers of a pool that was killed."""
         self.how.remove_left(pool)
         for left in folder.glob(f"helios-{pool}-*.pid"):
             left.unlink(missing_ok=True)
 
 
 def find_container(sweep: TrainingSweep, folder: Path, *, gpus: bool) -> Container | None:
-    """Return how the image of a sweep is started here.
+    """Return the container of a sweep.
 
-    It is started once, to know that the program is in it. None: the sweep names no image.
+    It is started once, to check that the program is in it. None where the sweep names no image.
 
     Parameters
     ----------
     folder : Path
-        Of the pool, which is passed in.
+        Folder of the pool, which is bound into the container.
 
     Raises
     ------
@@ -334,7 +334,7 @@ def _inside(
 
 
 def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus: bool) -> dict[str, Any]:
-    """Start a container, and return what is in it.
+    """Start a container and return what it has.
 
     Raises
     ------
@@ -344,7 +344,7 @@ def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus
     make_folder(folder)
     name = f"helios-probe-{os.getpid()}"
     inside = _inside(sweep, folder, pool=name, gpus=gpus)
-    words = [fill(word, segment=name, limit_mib=None) for word in how.command(image, inside)]
+    words = [fill_in(word, segment=name, limit_mib=None) for word in how.command(image, inside)]
     done = subprocess.run(
         [*words, "python3", "-c", _PROBE, sweep.command[0]],
         stdin=subprocess.DEVNULL,
@@ -384,7 +384,7 @@ def _machine_of(image: Path) -> str:
     """Return the machine that an unpacked image is for, empty if unknown."""
     for name in ("usr/bin/python3", "bin/sh", "usr/bin/env"):
         place = image / name
-        for _ in range(20):  # links of an image lead on inside of it
+        for _ in range(20):  # absolute links are relative to the root of the image
             if not place.is_symlink():
                 break
             target = str(place.readlink())
@@ -398,7 +398,7 @@ def _machine_of(image: Path) -> str:
 
 
 def _make_mount_point(image: Path, inside: str) -> None:
-    """Make the place in an unpacked image at which a folder is bound.
+    """Create a mount point in an unpacked image.
 
     Raises
     ------
@@ -417,7 +417,7 @@ def _make_mount_point(image: Path, inside: str) -> None:
 
 
 def unpack(archive: Path) -> Path:
-    """Return the folder in which an archive is unpacked, once a node.
+    """Unpack an archive once a node, and return its folder.
 
     Raises
     ------

@@ -195,7 +195,7 @@ class PoolEnd:
     Attributes
     ----------
     reason : str
-        Why trials are left; empty: none are.
+        Why trials are left. Empty where none are.
     signal : int, optional
         What ended it from outside.
     notes : tuple of str
@@ -208,7 +208,7 @@ class PoolEnd:
 
 
 class Coordinator:
-    """Runs the trials of a sweep until all have ended or time is up.
+    """Runs the trials of a sweep.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ class Coordinator:
     warm : sequence of str
         Modules that a warm process imports once for all trials.
     forecast : Forecast, optional
-        Tells the service what to expect of trials. None: only what the sweep file says.
+        Tells the service what to expect of trials. By default nothing but the sweep file tells it.
     known_speeds : sequence of SharedSpeed
         Measured in earlier pools on such devices.
     container : Container, optional
@@ -356,7 +356,7 @@ class Coordinator:
                 while True:
                     self._step()
                     settled = not self._unreported and not self.state.problem
-                    if not self._running and (self._stop_reason or (settled and not self._startable())):
+                    if not self._running and (self._stop_reason or (settled and not self._may_start_any())):
                         break
                     self._wait()
         finally:
@@ -399,22 +399,22 @@ class Coordinator:
                 attempt.terminated = True
                 self._end(attempt, _TERM_GRACE_S)
         if not self.state.retry():
-            self._hold(self.state.problem)
+            self._pause_starts(self.state.problem)
         if self.sweep.search is not None or self._stop_reason:
-            self._settle()  # what the search chooses next depends on it
+            self._report_to_search()  # what the search chooses next depends on it
         if not self._stop_reason and now >= self._hold_until_s:
-            self._ask()
+            self._ask_for_trials()
             if now >= self._decide_at_s:
                 self._decide_at_s = inf
-                self._act()
+                self._run_service()
                 again_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
                 self._decide_at_s = min(self._decide_at_s, again_s)
-        self._settle()
+        self._report_to_search()
         if self._watcher is not None:
             self._watcher.refresh(self)
 
     def _wait(self) -> None:
-        """Wait for an event, a signal, or the next time something is due."""
+        """Wait for the next event, signal or due time."""
         due = [self._read_at_s, *(a.terminate_at_s for a in self._running.values() if not a.terminated)]
         if self.ends_s is not None:
             due.append(self.ends_s - self._margin_s)
@@ -501,7 +501,7 @@ class Coordinator:
 
     # Trials before they start.
 
-    def _ask(self) -> None:
+    def _ask_for_trials(self) -> None:
         """Ask the search for as many trials as may start."""
         room = WAITING_AT_MOST
         # The next choice of a search is better the more results it knows, and other pools want trials, too.
@@ -524,7 +524,7 @@ class Coordinator:
             try:
                 chosen = self._search.ask()
             except FileUnwritable as reason:
-                self._hold(reason.message)
+                self._pause_starts(reason.message)
                 return
             if chosen is None:
                 self._exhausted = True
@@ -535,17 +535,17 @@ class Coordinator:
             if record is not None and record.ended:  # recorded, but the search was not told before the end
                 if record not in self._unreported:
                     self._unreported.append(record)
-                self._settle()
+                self._report_to_search()
                 continue
             if record is None:
-                self.state.made(chosen.number, chosen.parameters)
+                self.state.record_created(chosen.number, chosen.parameters)
                 record = self.state.trials[chosen.number]
                 self._decide_at_s = 0.0
             if record.number not in self._running and self.state.is_mine(record):
                 self._waiting[record.number] = self._trial(record)
 
-    def _hold(self, problem: str) -> None:
-        """Start nothing for a while, since what is started could not be recorded."""
+    def _pause_starts(self, problem: str) -> None:
+        """Pause starts, which could not be recorded."""
         self._hold_until_s = time.time() + _HOLD_S
         self._note(f"No trial is started: {problem}")
 
@@ -555,11 +555,11 @@ class Coordinator:
             with self.state.exclusive():
                 self._search.tell(record.number, record.state, record.value)
         except FileUnwritable as reason:
-            self._hold(reason.message)
+            self._pause_starts(reason.message)
             return False
         return True
 
-    def _settle(self) -> None:
+    def _report_to_search(self) -> None:
         """Report written results to the search, and sync them."""
         while self._unreported and not self.state.problem and self._report_end(self._unreported[0]):
             del self._unreported[0]
@@ -571,7 +571,7 @@ class Coordinator:
         forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
         fusible, most_fused = ("", 1)
         if not record.memory_kills:  # else it needs more room, which a process that it joins has not
-            fusible, most_fused = self._fusion.part(record.number, record.parameters)
+            fusible, most_fused = self._fusion.group_key(record.number, record.parameters)
         return Trial(
             number=record.number,
             parameters=record.parameters,
@@ -606,7 +606,7 @@ class Coordinator:
         self._forecast_at_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
 
     def _run(self, attempt: _Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
-        """Return what an attempt used, as those that learn from it see it."""
+        """Return what an attempt used."""
         trial = attempt.trial
         return TrialRun(
             pool=self.state.pool,
@@ -633,7 +633,7 @@ class Coordinator:
         )
 
     def _fits(self, trial: Trial) -> bool:
-        """Return whether a trial will probably end in time or has a checkpoint."""
+        """Return whether a trial may start in the time left."""
         if self.ends_s is None:
             return True
         left_s = self.ends_s - self._margin_s - time.time()
@@ -649,13 +649,13 @@ class Coordinator:
         self._durations = [*self._durations[1 - _RECENT :], seconds]
         self._usual_s = quantiles(self._durations, n=10)[-1] if len(self._durations) > 1 else seconds
 
-    def _startable(self) -> bool:
+    def _may_start_any(self) -> bool:
         return not self._exhausted or any(self._fits(trial) for trial in self._waiting.values())
 
     def _trial_folder(self, number: int) -> Path:
         return self._folder / "trials" / f"{number:05d}"
 
-    def _act(self) -> None:
+    def _run_service(self) -> None:
         """Ask the service, and do what it says."""
         self._expect()
         snapshot = self.snapshot()
@@ -666,14 +666,14 @@ class Coordinator:
             self._note(f"The service could not decide, so slots are fixed: {type(reason).__name__}: {reason}")
             actions = fixed_slots(snapshot)
         for action in actions:
-            self._do(action)
+            self._apply_action(action)
         if not self._running and any(trial.state is not TrialState.RUNNING for trial in snapshot.trials):
             for action in fixed_slots(self.snapshot()):
                 self._note("The service started nothing while nothing ran, so slots are fixed")
-                self._do(action)
+                self._apply_action(action)
         self._launch()
 
-    def _do(self, action: PoolAction) -> None:
+    def _apply_action(self, action: PoolAction) -> None:
         attempt = self._running.get(action.number)
         if isinstance(action, StartTrial):
             trial, device = self._waiting.get(action.number), self._by_name.get(action.device)
@@ -701,11 +701,11 @@ class Coordinator:
         processes = {each.trial.number if each.process is None else each.process.number for each in beside}
         if len(processes) >= device.slots:
             return False
-        alone = any(self._must_be_alone(other.trial.number) for other in beside)
-        return not alone and not (beside and self._must_be_alone(trial.number))
+        alone = any(self._needs_device_alone(other.trial.number) for other in beside)
+        return not alone and not (beside and self._needs_device_alone(trial.number))
 
     def _may_join(self, trial: Trial, beside: _Attempt) -> bool:
-        """Return whether a trial may be trained by the process of another one."""
+        """Return whether a trial may join another one's process."""
         process = beside.process
         return (
             process is not None
@@ -714,13 +714,13 @@ class Coordinator:
             and len(process.trials) < trial.most_fused
         )
 
-    def _must_be_alone(self, number: int) -> bool:
+    def _needs_device_alone(self, number: int) -> bool:
         return self.state.trials[number].memory_kills >= MOST_MEMORY_KILLS
 
     def _start(self, trial: Trial, device: Device, action: StartTrial, process: FusedProcess | None = None) -> None:
         folder = self._trial_folder(trial.number)
         limit = min(action.memory_limit_mib or device.memory_mib, device.memory_mib)
-        if self._must_be_alone(trial.number):
+        if self._needs_device_alone(trial.number):
             limit = device.memory_mib
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -734,9 +734,9 @@ class Coordinator:
                 process.trials.add(trial.number)
                 limit = process.limit_mib
         except OSError as reason:
-            self._hold(reason.strerror or str(reason))
+            self._pause_starts(reason.strerror or str(reason))
             return
-        self.state.started(trial.number, device=device.name, memory_limit_mib=limit)
+        self.state.record_started(trial.number, device=device.name, memory_limit_mib=limit)
         if self.state.problem:
             return
         now = time.time()
@@ -788,7 +788,7 @@ class Coordinator:
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
         }
-        self._order(
+        self._order_start(
             device,
             {
                 "number": trial.number,
@@ -799,7 +799,7 @@ class Coordinator:
             own,
         )
 
-    def _order(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
+    def _order_start(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Have the agent of a device start a process."""
         node = self._nodes.get(_node_of(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
@@ -826,7 +826,7 @@ class Coordinator:
     # Processes that train several trials.
 
     def _idle_process(self, trial: Trial, device: Device, limit: float) -> FusedProcess | None:
-        """Return a process without trials that may take one, which saves a start."""
+        """Return an idle process that may take a trial."""
         if self._fusion.is_separate(trial.number) or trial.out_of_memory_mib is not None:
             return None
         idle = (each for each in self._processes.values() if not each.trials and not each.closed)
@@ -855,7 +855,7 @@ class Coordinator:
             try:
                 process.write()
             except OSError as reason:  # they are told when there is room
-                self._hold(reason.strerror or str(reason))
+                self._pause_starts(reason.strerror or str(reason))
                 continue
             if not process.started and not process.trials:
                 del self._processes[process.number]
@@ -865,7 +865,7 @@ class Coordinator:
                 words = [sys.executable, "-P", "-m", "helios.fused.task", self.sweep.fused.program, str(process.file)]
                 log = str(process.folder / "log.txt")
                 order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
-                self._order(process.device, order, {})
+                self._order_start(process.device, order, {})
 
     def _end_if_done(self, attempt: _Attempt) -> None:
         """End a trial that its process has done with."""
@@ -873,7 +873,7 @@ class Coordinator:
         if process is None or not message:
             return
         event = {"seconds": time.time() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
-        self._ended(attempt, {**event, "status": int(message["ended"] == "failed")})
+        self._attempt_ended(attempt, {**event, "status": int(message["ended"] == "failed")})
 
     def _process_ended(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
         """End the trials of a process that has ended."""
@@ -884,20 +884,20 @@ class Coordinator:
         del self._processes[process.number]
         left = [attempt for attempt in attempts if attempt.trial.number in self._running]
         status, shared = int(event["status"]), len(left) > 1
-        of_memory = bool(event["out_of_memory"]) or (status != 0 and any(map(self._says_no_memory, left[:1])))
+        of_memory = bool(event["out_of_memory"]) or (status != 0 and any(map(self._log_shows_out_of_memory, left[:1])))
         crashed = status not in _OUTSIDE | {0, 127} and not of_memory
         for attempt in left:
             if shared and (of_memory or crashed):
                 attempt.ended = {"ended": "together"}
             if crashed:  # who is to blame is not known
-                self._fusion.separate(attempt.trial.number)
+                self._fusion.start_separately(attempt.trial.number)
         if shared and of_memory:
-            self._fusion.limit(left[0].trial.parameters, len(left) // 2)
+            self._fusion.limit_fused(left[0].trial.parameters, len(left) // 2)
         if status == 0:  # it had gone when they were told to it
             event = {**event, "status": -signal.SIGTERM, "reason": "left by its process"}
         share = None if event["peak_memory_mib"] is None else event["peak_memory_mib"] / max(1, len(left))
         for attempt in left:
-            self._ended(attempt, {**event, "peak_memory_mib": share})
+            self._attempt_ended(attempt, {**event, "peak_memory_mib": share})
 
     # Trials that run.
 
@@ -919,7 +919,7 @@ class Coordinator:
             if (process := self._processes.get(event["number"])) is not None:
                 self._process_ended(process, event)
             else:
-                self._ended(self._running[event["number"]], event)
+                self._attempt_ended(self._running[event["number"]], event)
 
     def _take_memory(self, process: FusedProcess, mib: float) -> None:
         """Count the memory of a process in equal parts for its trials."""
@@ -937,14 +937,14 @@ class Coordinator:
             self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
         for reader in self._readers[number]:
             for _ in range(_MOST_READS if to_end else 1):
-                before = _skipped(reader)
+                before = _count_skipped(reader)
                 reports, now = reader.read(), time.time()
                 for report in reports:
                     self._take_report(attempt, report, now)
-                if not reports and before == _skipped(reader):
+                if not reports and before == _count_skipped(reader):
                     break
-            if reader.problem or any(_skipped(reader)):
-                lines, count = _skipped(reader)
+            if reader.problem or any(_count_skipped(reader)):
+                lines, count = _count_skipped(reader)
                 skipped = f"{lines:,} lines and {count:,} bytes were skipped"
                 self._note(f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}")
 
@@ -992,7 +992,7 @@ class Coordinator:
             self._note(f"Trials like {attempt.trial.number} are not fused: {message['obstacle']}"[:500])
         for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())] if changed else ():
             if trial.fusible:
-                fusible, most = self._fusion.part(trial.number, trial.parameters)
+                fusible, most = self._fusion.group_key(trial.number, trial.parameters)
                 known = replace(trial, fusible=fusible, most_fused=most)
                 if trial.number in self._waiting:
                     self._waiting[trial.number] = known
@@ -1018,7 +1018,7 @@ class Coordinator:
 
     # Trials that have ended.
 
-    def _ended(self, attempt: _Attempt, event: Mapping[str, Any]) -> None:
+    def _attempt_ended(self, attempt: _Attempt, event: Mapping[str, Any]) -> None:
         number, status = attempt.trial.number, int(event["status"])
         self._read(attempt, to_end=True)
         del self._running[number]
@@ -1035,7 +1035,7 @@ class Coordinator:
             utilization=event.get("utilization"),
             energy_j=event.get("energy_j"),
         )
-        self.state.ended(
+        self.state.record_ended(
             number,
             what=what,
             state=state,
@@ -1081,7 +1081,7 @@ class Coordinator:
             return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
-        if event["out_of_memory"] or (how != "failed" and self._says_no_memory(attempt)):
+        if event["out_of_memory"] or (how != "failed" and self._log_shows_out_of_memory(attempt)):
             return self._out_of_memory(attempt, record)
         why = why or (str(event["reason"]) if "reason" in event else _status_in_words(status))
         if status in _OUTSIDE:
@@ -1100,7 +1100,7 @@ class Coordinator:
         return "out_of_memory", TrialState.WAITING, f"it needed more than {limit:,.0f} MiB"
 
     @staticmethod
-    def _says_no_memory(attempt: _Attempt) -> bool:
+    def _log_shows_out_of_memory(attempt: _Attempt) -> bool:
         """Return whether the log ends with an error about memory."""
         with suppress(OSError), attempt.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
@@ -1112,7 +1112,7 @@ class Coordinator:
         self._agents[name] = agent.AgentProcess(self.state.pool, step, mps=self._mps)
 
     def _restart_agent(self, name: str) -> None:
-        """Start another agent where the last one has died, and every trial again.
+        """Restart a dead agent and all its trials.
 
         A node whose agent dies again and again is given up.
         """
@@ -1123,7 +1123,7 @@ class Coordinator:
         self._processes = {at: each for at, each in self._processes.items() if _node_of(each.device) != name}
         for attempt in [each for each in self._running.values() if _node_of(each.device) == name]:
             event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
-            self._ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
+            self._attempt_ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
             self.devices = tuple(device for device in self.devices if _node_of(device) != name)
             self._by_name = {device.name: device for device in self.devices}
@@ -1153,8 +1153,8 @@ def _node_of(device: Device) -> str:
     return device.name.rpartition("/")[0]
 
 
-def _skipped(reader: ReportReader | EventReader) -> tuple[int, int]:
-    """Return how many lines or events, and how many bytes a reader has passed over."""
+def _count_skipped(reader: ReportReader | EventReader) -> tuple[int, int]:
+    """Return the entries and bytes that a reader skipped."""
     return reader.skipped_lines, reader.skipped_bytes if isinstance(reader, ReportReader) else 0
 
 

@@ -130,7 +130,7 @@ class _Gpu:
 
 @cache
 def _visible_gpus(visible: str | None) -> tuple[_Gpu, ...]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES leaves, and all without one."""
+    """Return the GPUs allowed by CUDA_VISIBLE_DEVICES."""
     try:
         import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
     except ImportError:

@@ -45,11 +45,11 @@ class FusedProcess:
     Attributes
     ----------
     number : int
-        By which the agent knows it: below 0, since trials have numbers from 0.
+        Number by which the agent knows it. It is below 0, since trials have numbers from 0.
     folder : Path
-        Of its log and of the file by which it is told of trials.
+        Folder of its log, and of the file with its trials.
     trials : set of int
-        That it has now.
+        Its current trials.
     """
 
     number: int
@@ -96,7 +96,7 @@ class Fusion:
     Parameters
     ----------
     program : FusedProgram, optional
-        None: none may.
+        None where none may.
     searched : bool
         Whether a search chooses the trials.
     """
@@ -110,7 +110,7 @@ class Fusion:
         self._most: dict[str, int] = {}
         self._alone: set[int] = set()
 
-    def part(self, number: int, parameters: Mapping[str, Value]) -> tuple[str, int]:
+    def group_key(self, number: int, parameters: Mapping[str, Value]) -> tuple[str, int]:
         """Return what trials that may train together have in common.
 
         With it comes how many may at most. The text is empty for a trial that must have a process of its own.
@@ -144,7 +144,7 @@ class Fusion:
                 self._alike[like] = None
         most = 1 if message.get("obstacle") else message.get("most")
         if isinstance(most, int):
-            self.limit(parameters, most)
+            self.limit_fused(parameters, most)
         return before != (self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters)))
 
     def speed(self, parameters: Mapping[str, Value], message: Mapping[str, Any]) -> FusedSpeed | None:
@@ -157,12 +157,12 @@ class Fusion:
             return None
         return FusedSpeed(fusible=self._name(parameters), models=int(models), together_s=together_s, alone_s=alone_s)
 
-    def limit(self, parameters: Mapping[str, Value], most: int) -> None:
+    def limit_fused(self, parameters: Mapping[str, Value], most: int) -> None:
         """Have fewer trials like this one in a process from now on."""
         part = self._name(parameters)
         self._most[part] = max(1, min(most, self._most.get(part, self.most)))
 
-    def separate(self, number: int) -> None:
+    def start_separately(self, number: int) -> None:
         """Give a trial a new process of its own from now on."""
         self._alone.add(number)
 

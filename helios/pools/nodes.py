@@ -42,7 +42,7 @@ class Node:
     gpus : mapping
         What CUDA calls each device, None for the CPU.
     environment : mapping
-        Of trials on each device.
+        Environment of the trials on each device.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Node:
 def find_nodes(
     sweep: Path, folder: Path, options: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ
 ) -> tuple[Node, ...]:
-    """Return the other nodes of this Slurm job, and none outside of one.
+    """Return the other nodes of this Slurm job.
 
     Parameters
     ----------
     sweep, folder : Path
         The sweep file, and the folder of the pool.
     options : mapping
-        Of :func:`find_devices`.
+        Options of :func:`find_devices`.
 
     Raises
     ------

@@ -142,11 +142,11 @@ def _text(value: Any) -> str | None:
 
 
 Jump = Literal["", "replaced", "skipped"]
-"""Why new bytes do not follow on the last ones; empty: they do."""
+"""Why new bytes do not follow on the last ones. Empty where they do."""
 
 
 class _GrowingFile:
-    """A file that a task writes, read on from where the last call ended."""
+    """A growing file, read from where the last call ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,7 +156,10 @@ class _GrowingFile:
         self._inode = 0
 
     def read(self, *, skip: bool, most: int = STEP) -> tuple[bytes, Jump]:
-        """Return new bytes, with ``skip`` the last ones where there are too many."""
+        """Return new bytes.
+
+        With ``skip`` only the last ones where there are too many.
+        """
         self.problem = ""
         jump: Jump = ""
         try:
@@ -176,11 +179,11 @@ class _GrowingFile:
         self._place += len(new)
         return new, jump
 
-    def back(self, count: int) -> None:
+    def unread(self, count: int) -> None:
         """Have the last bytes read again."""
         self._place -= count
 
-    def forward(self, count: int) -> None:
+    def skip(self, count: int) -> None:
         """Pass over the next bytes."""
         self._place += count
 
@@ -210,7 +213,7 @@ class ReportReader:
     skipped_bytes : int
         Bytes that were passed over since the file grew too fast.
     problem : str
-        Why the file is not read at all; empty: it is, or is not there yet.
+        Why the file is not read at all. Empty where it is, or is not there yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -247,7 +250,7 @@ class ReportReader:
             self.skipped_lines += max(0, len(lines) - MOST_LAST_LINES)
             lines = lines[-MOST_LAST_LINES:]
         elif len(lines) > MOST_LINES:  # the others are for the next call
-            self._file.back(len(self._half) + sum(len(line) + 1 for line in lines[MOST_LINES:]))
+            self._file.unread(len(self._half) + sum(len(line) + 1 for line in lines[MOST_LINES:]))
             lines, self._half, self._in_long_line = lines[:MOST_LINES], b"", False
         reports = []
         for line in lines:
@@ -317,7 +320,7 @@ class EventReader:
     skipped_lines : int
         Events that were damaged; a file is not read on after one, since nothing says where the next begins.
     problem : str
-        Why a file is not read; empty: all are, or there are none.
+        Why a file is not read. Empty where all are, or there are none.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -343,18 +346,18 @@ class EventReader:
         data, jump = file.read(skip=False)
         self.problem = file.problem or self.problem
         if jump:
-            self._damage(path)
+            self._report_damage(path)
             return
         place = 0
         while len(data) - place >= 12:
             length, crc = struct.unpack_from("<QI", data, place)
             if masked_crc(data[place : place + 8]) != crc:
-                self._damage(path)
+                self._report_damage(path)
                 return
             end = place + 12 + length + 4
             if length > LARGEST_EVENT:
                 if end > len(data):
-                    file.forward(end - len(data))
+                    file.skip(end - len(data))
                 place = min(end, len(data))
                 continue
             if end > len(data):
@@ -362,16 +365,16 @@ class EventReader:
             event = data[place + 12 : end - 4]
             (crc,) = struct.unpack_from("<I", data, end - 4)
             if masked_crc(event) != crc:
-                self._damage(path)
+                self._report_damage(path)
                 return
             place = end
             with suppress(ValueError, IndexError, struct.error):  # fields of a later release
                 report = parse_event(event)
                 if report is not None:
                     yield report
-        file.back(len(data) - place)
+        file.unread(len(data) - place)
 
-    def _damage(self, path: Path) -> None:
+    def _report_damage(self, path: Path) -> None:
         self._damaged.add(path)
         self.skipped_lines += 1
         self.problem = f"{path.name} is damaged"

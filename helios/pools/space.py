@@ -69,7 +69,7 @@ class ValueRange:
     Attributes
     ----------
     step : float, optional
-        Distance of values; None: any value, or any whole number with ``whole``.
+        Distance of values. None for any value, or any whole number with ``whole``.
     """
 
     low: float
@@ -123,7 +123,7 @@ class ContainerChoice:
     image : str
         Absolute path of a folder or file, or a name that the runtime knows.
     runtime : str
-        What starts it; empty: the first that can.
+        What starts it. Empty for the first that can.
     binds : tuple of str
         Absolute folders of the machine that are at the same place in the container.
     """
@@ -135,14 +135,16 @@ class ContainerChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedProgram:
-    """Program of which one process trains many trials, as ``python -m helios.fused.task`` does.
+    """Program that trains many trials in one process.
+
+    ``python -m helios.fused.task`` is such a program.
 
     Attributes
     ----------
     program : str
         Path of the file, relative to the folder in which trials run.
     together : int, optional
-        Most trials in one process; None: as many as fit.
+        Most trials in one process. None for as many as fit.
     settings : mapping
         What all trials have in common; a parameter of the same name stands above it.
     """
@@ -179,9 +181,9 @@ class TrainingSweep:
     listed : tuple of mapping
         Trials of a file of trials; empty without one.
     search : SearchMethod, optional
-        None: every combination, or every listed trial, in order and without Optuna.
+        None for every combination, or every listed trial, in order and without Optuna.
     metric : str
-        What trials are compared by; empty: they are not.
+        What trials are compared by. Empty where they are not.
     maximize : bool
         Whether more of the metric is better.
     attempts : int
@@ -193,9 +195,9 @@ class TrainingSweep:
     cwd : Path
         Absolute folder in which trials run.
     events : str
-        Folder of a trial's TensorBoard event files, with placeholders; empty: none are read.
+        Folder of a trial's TensorBoard event files, with placeholders. Empty where none are read.
     container : ContainerChoice, optional
-        None: trials run on the machine itself.
+        None where trials run on the machine itself.
     fused : FusedProgram, optional
         What is run in place of the command's program, which then names it only.
     """
@@ -559,7 +561,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
 
 
 def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
-    """Return the program whose models are trained together, or None where there is a command."""
+    """Return the fused program, or None for a command."""
     if table.fused is None:
         if table.command is None:
             hint = 'Write command = "python train.py --lr {lr}", or program = "models.py" in [fused].'
@@ -648,7 +650,10 @@ OF_A_SHELL = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "2>&1")
 
 
 def _command(table: _SweepTable, cwd: Path) -> tuple[str, ...]:
-    """Return the words of the command, which is there and needs no shell."""
+    """Return the words of the command.
+
+    It must exist, and must not need a shell.
+    """
     try:
         words = shlex.split(table.command) if isinstance(table.command, str) else list(table.command or ())
     except ValueError as reason:
@@ -818,7 +823,7 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
 
 def _try_out(method: SearchMethod) -> None:
     """Check a search by running two trials in memory."""
-    with _quiet():
+    with _silence_warnings():
         study = load_optuna().create_study(sampler=_make_sampler(method, 0), pruner=_make_pruner(method))
         for _ in range(2):
             trial = study.ask()
@@ -917,7 +922,7 @@ def _csv_rows(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _from_text(text: str) -> Value:
-    """Return a number or truth value where a text is one in JSON."""
+    """Parse a JSON number or truth value in a text."""
     if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false", text):
         value: Value = json.loads(text)
         return value
@@ -961,7 +966,7 @@ class Search(Protocol):
         """
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Record the metric at a step, and return whether to prune the trial.
+        """Record a metric and return whether to prune.
 
         The metric may be NaN.
 
@@ -982,7 +987,7 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
     ----------
     others : int, optional
         How many processes have had it open before, where several may have it at the same time; they must then take
-        turns. None: only this one may.
+        turns. None where only this one may.
 
     Raises
     ------
@@ -991,7 +996,7 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
     FileUnreadable, FileUnwritable
         What is in the folder is damaged, or it cannot be written.
     """
-    with _disk(folder):
+    with _disk_errors(folder):
         make_folder(folder)
         lock = open_private(folder / "search.lock")
         try:
@@ -1024,7 +1029,7 @@ def _check_same(sweep: TrainingSweep, record: Path) -> None:
 
 
 @contextmanager
-def _disk(folder: Path) -> Iterator[None]:
+def _disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as reason:
@@ -1080,7 +1085,7 @@ class ListSearch:
         if number in self._ended:
             return
         line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
-        with _disk(self._folder), _truncated_on_failure(self._record) as end:
+        with _disk_errors(self._folder), _truncate_on_failure(self._record) as end:
             if os.pwrite(self._record, line.encode(), end) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._ended.add(number)
@@ -1097,7 +1102,7 @@ class ListSearch:
 
 
 @contextmanager
-def _truncated_on_failure(handle: int) -> Iterator[int]:
+def _truncate_on_failure(handle: int) -> Iterator[int]:
     """Yield a file's end, and truncate there after a failure."""
     size = os.fstat(handle).st_size
     try:
@@ -1132,7 +1137,7 @@ def load_optuna() -> Any:
 
 
 def _make_sampler(method: SearchMethod, done: int) -> Any:
-    """Return a sampler that does not draw the same trials after a restart."""
+    """Return a sampler with a fresh seed after a restart."""
     if not method.sampler:
         return None
     options = dict(method.sampler_options)
@@ -1140,7 +1145,7 @@ def _make_sampler(method: SearchMethod, done: int) -> Any:
         options["seed"] = (method.seed + 1_000_003 * done) % 2**32
     if method.sampler == "TPESampler":
         options.setdefault("constant_liar", True)  # trials run side by side, and would else be drawn close together
-    with _quiet():
+    with _silence_warnings():
         return getattr(load_optuna().samplers, method.sampler)(**options)
 
 
@@ -1192,7 +1197,7 @@ class _Journal:
         return self._file.read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with _truncated_on_failure(self._handle):
+        with _truncate_on_failure(self._handle):
             self._file.append_logs(logs)
 
     def close(self) -> None:
@@ -1209,7 +1214,7 @@ class OptunaSearch:
         self._spaces = {name: self._distribution(space) for name, space in _spaces(sweep).items()}
         self._journal = _Journal(folder.absolute() / JOURNAL)
         try:
-            with _quiet():
+            with _silence_warnings():
                 self._study = self._optuna.create_study(
                     study_name=STUDY,
                     storage=self._optuna.storages.JournalStorage(self._journal),
@@ -1239,7 +1244,7 @@ class OptunaSearch:
 
     def ask(self) -> NextTrial | None:
         """Return the next trial, or None when all were asked for."""
-        with _disk(self._folder), _quiet():
+        with _disk_errors(self._folder), _silence_warnings():
             self._take_up()  # what others asked for meanwhile
             try:
                 if not self._again and self._asked < self._method.trials:
@@ -1266,7 +1271,7 @@ class OptunaSearch:
         return {name: self._suggest(trial, name) for name in self._spaces}
 
     def _suggest(self, trial: Any, name: str) -> Value:
-        """Draw a value, or return the one that was drawn before a restart."""
+        """Draw a value, or return the recorded one."""
         value: Value
         space = self._sweep.parameters[name]
         if isinstance(space, tuple):
@@ -1303,13 +1308,13 @@ class OptunaSearch:
         optuna_state = (
             states.PRUNED if state is TrialState.PRUNED else states.FAIL if value is None else states.COMPLETE
         )
-        with _disk(self._folder), _quiet():
+        with _disk_errors(self._folder), _silence_warnings():
             self._study.tell(number, value, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Record a metric, and return whether to prune the trial."""
-        with _disk(self._folder), _quiet():
+        with _disk_errors(self._folder), _silence_warnings():
             trial = self._trial(number)
             known = self._study.get_trials(deepcopy=False)[number]
             last = max(known.intermediate_values, default=-1)
@@ -1342,7 +1347,7 @@ def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Hide Optuna's warnings on what may change in its later releases."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

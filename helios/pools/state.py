@@ -1,4 +1,4 @@
-"""File of what a pool did, which survives a kill at any moment.
+"""State file of a pool, which survives a kill.
 
 Its lines are JSON, appended and never changed. A line that was cut off is the last one, and the next run removes it.
 A result is in it before the search or anybody else hears of it, so that a finished trial is never run again.
@@ -55,7 +55,7 @@ class TrialRecord:
     reason : str
         Why it failed or is to be started again.
     owner : str
-        The pool that runs it, or is to; empty: the only one of the folder.
+        The pool that runs it, or is to. Empty for the only one of the folder.
     """
 
     number: int
@@ -95,9 +95,9 @@ class TrialRecord:
 
 
 def read_runs(folder: Path) -> list[TrialRun]:
-    """Return the attempts that have ended in a pool, which may be running.
+    """Return the finished attempts of a pool.
 
-    Of pools of an older Helios, which did not keep what attempts used, there are none.
+    Pools of an older Helios have none, because they did not record what attempts used.
 
     Raises
     ------
@@ -177,7 +177,7 @@ class StateFile:
     Parameters
     ----------
     folder : Path
-        Of the pool; made if missing.
+        Folder of the pool, created if missing.
     sweep : str
         What is the same of all sweeps that may go on in this folder.
     shared : bool
@@ -194,7 +194,7 @@ class StateFile:
     joined : int
         How many pools have shared the folder before this one.
     problem : str
-        Why nothing can be written now; empty: it can.
+        Why nothing can be written now. Empty where it can.
     unsynced : bool
         Whether lines were written that a power cut would lose.
 
@@ -292,7 +292,7 @@ class StateFile:
                 self._interrupt(trial)
 
     def _interrupt(self, trial: TrialRecord) -> None:
-        """Take note that the pool of a trial has ended while it ran."""
+        """Record that a trial's pool ended first."""
         if trial.state is TrialState.RUNNING:
             self.interrupted.add(trial.owner or self._first)
             trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
@@ -343,7 +343,7 @@ class StateFile:
         return False
 
     def adopt(self) -> list[TrialRecord]:
-        """Take over the unfinished trials of pools that are gone, and return them."""
+        """Take over the unfinished trials of dead pools."""
         adopted = []
         with self.exclusive():
             gone = {
@@ -388,12 +388,12 @@ class StateFile:
             trial.memory_kills += 1
             trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
 
-    def made(self, number: int, parameters: Mapping[str, Any]) -> None:
+    def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
         """Record that the search chose a trial."""
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
-    def started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
+    def record_started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
         """Record that a trial is about to be started."""
         self.append(
             {
@@ -406,7 +406,7 @@ class StateFile:
             lasting=False,
         )
 
-    def ended(
+    def record_ended(
         self,
         number: int,
         *,
@@ -451,7 +451,10 @@ class StateFile:
         )
 
     def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
-        """Append a line, or keep it in memory while the disk is full."""
+        """Append a line.
+
+        It is kept in memory while the disk is full.
+        """
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
         with self.exclusive():
             if "what" in entry:
@@ -467,7 +470,10 @@ class StateFile:
         return not self.problem
 
     def retry(self) -> bool:
-        """Write what could not be written before, and return whether nothing is left."""
+        """Write postponed lines.
+
+        Returns whether none is left.
+        """
         if self.problem and time.monotonic() >= self._retry_at_s:
             self._write(lasting=True)
         return not self.problem

@@ -54,7 +54,7 @@ def _send(message: dict[str, Any]) -> None:
 
 
 def run_segment(modules: list[str]) -> None:
-    """Run one trial at a time, and kill it when standard input ends."""
+    """Run trials one by one until standard input ends."""
     libc = ctypes.CDLL(None)
     libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     woken, wake = os.pipe()
@@ -101,7 +101,10 @@ def run_segment(modules: list[str]) -> None:
 
 
 def _fork_trial(order: dict[str, Any], libc: ctypes.CDLL, pipe: tuple[int, int]) -> int:
-    """Return the pid of a child that runs a trial, and 0 in it."""
+    """Fork a child that runs a trial.
+
+    Returns its pid, and 0 in the child.
+    """
     server = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # one that comes early waits for the trial
     trial = os.fork()
@@ -138,7 +141,10 @@ def _wait() -> Any:
 
 
 def _kill_children() -> None:
-    """Kill everything below this process, to which what is killed leaves its children."""
+    """Kill all descendants of this process.
+
+    It is their subreaper, so orphans become its children.
+    """
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - as in the agent
             children = [int(pid) for pid in file.read().split()]
@@ -173,7 +179,10 @@ def run_forks(modules: list[str]) -> None:
 
 
 def _fork_twice() -> int:
-    """Return the pid of a grandchild, and 0 in it."""
+    """Fork a grandchild.
+
+    Returns its pid, and 0 in it.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -192,7 +201,10 @@ def _fork_twice() -> int:
 
 
 def _become_trial(order: dict[str, Any], parent: int, libc: ctypes.CDLL) -> None:
-    """Run the program in this process, which a kill of its parent ends."""
+    """Run the program in this process.
+
+    It dies with its parent.
+    """
     libc.prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

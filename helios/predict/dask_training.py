@@ -22,7 +22,7 @@ import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.dask_client import connected, refuse_other_releases
+from helios.dask_client import connect, refuse_other_releases
 from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ports import Progress, no_progress
 from helios.predict.duration import PARAMETERS, ROUNDS, TrainingSet
@@ -116,7 +116,7 @@ def _connected(address: str, connect_s: float) -> Iterator[Client]:
     lightgbm_says = getLogger("lightgbm.dask")
     lightgbm_says.setLevel(ERROR)
     lightgbm.register_logger(lightgbm_says)
-    with connected(address, connect_s=connect_s, instead="train here.", default=True) as client:
+    with connect(address, connect_s=connect_s, instead="train here.", default=True) as client:
         yield client
 
 

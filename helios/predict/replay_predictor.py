@@ -188,7 +188,7 @@ class ReplayTrainedPredictor:
         return self.timeline.submitted(jobs + self.first, now_s)
 
     def attend(self, last: int, now_s: int) -> None:
-        """Train if that is due before the jobs up to ``last`` are predicted.
+        """Train if that is due before ``last`` is predicted.
 
         Those that train together meet for it.
         """
@@ -248,7 +248,7 @@ class ReplayTrainedPredictor:
         return self.learned >= self._next_fit
 
     def fit(self, now_s: int, *, past: PastRuns | None = None, described: Timeline | None = None) -> DurationModel:
-        """Train a model on what has happened by ``now_s`` and use it from now on.
+        """Train a model on all that ended by ``now_s``.
 
         ``past`` is what has happened, if not all that has in this replay, and ``described`` has the descriptions of
         the jobs, if not this one.
@@ -318,7 +318,7 @@ class SharedTraining:
 
 
 def _in_common(pasts: list[PastRuns]) -> PastRuns:
-    """Return what has happened in each of several replays of the same jobs."""
+    """Return the events common to several replays."""
     ended = np.logical_and.reduce([past.ended for past in pasts])
     return replace(
         pasts[0],

@@ -146,7 +146,7 @@ class Model(Table):
 
 @dataclass(frozen=True, eq=False)
 class Heap(Table):
-    """Moments with an item each, the earliest first, of equal ones the smallest item.
+    """Priority queue of moments with an item each.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Memory, speed and length of trials before they start, from trials that ran before.
+"""Forecasts of memory, speed and length of trials.
 
 Of a family that ran often enough, its own runs tell. Else LightGBM learns a program's trials from their parameters, one
 model for each target, with the spread of trials that it was not trained on. Else, where families differ in the batch
@@ -61,7 +61,9 @@ _BATCH = re.compile(r"(^|_)(batch|bs)(_|$|size)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFacts:
-    """What one trial needed over all its attempts, None where it is not known.
+    """Needs of one trial over all its attempts.
+
+    None stands for what is not known.
 
     Attributes
     ----------
@@ -186,7 +188,7 @@ class _Trees:
 
 
 class TrialModel:
-    """What earlier runs tell of a program's trials on one kind of device.
+    """Model of a program's trials on one kind of device.
 
     Parameters
     ----------
@@ -321,10 +323,11 @@ class _ProgramTable:
                     self._alike[at[1], target][at[0]].append(value)
 
     def by_batch(self, target: str, parameters: Mapping[str, Any]) -> _Estimate | None:
-        """Return the value on the line through families that differ in the batch size alone.
+        """Return the value on a line over the batch size.
 
-        Memory is a constant and a part for each sample, and so is the time of a step. The time of a trial is a part
-        for each sample and one for each step, of which larger batches have fewer. No part is below 0.
+        The line goes through families that differ in nothing else. Memory is a constant and a part for each sample, and
+        so is the time of a step. The time of a trial is a part for each sample and one for each step, of which larger
+        batches have fewer. No part is below 0.
         """
         at = _batch_size(parameters)
         if at is None:
@@ -376,9 +379,10 @@ def _row(
 
 
 def _fit(facts: Sequence[TrialFacts], target: str) -> _Trees | None:
-    """Learn one target of a program, or return None where there are too few trials.
+    """Fit a model of one target, or return None.
 
-    The earlier part is trained on first, and its errors on the rest are the spread of the model of all.
+    None where there are too few trials. The earlier part is trained on first, and its errors on the rest are the spread
+    of the model of all.
     """
     told = [(fact.parameters, getattr(fact, target)) for fact in facts if (getattr(fact, target) or 0) > 0]
     if len(told) < FEWEST_TRIALS:

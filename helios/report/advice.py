@@ -1,7 +1,7 @@
-"""Advice for users, about requests that do not fit what their jobs need.
+"""Advice for users about their requests.
 
-Jobs are alike if user, partition, words of the name, GPUs, CPUs and the request itself are equal. Nothing is said of
-fewer than ``FEWEST_JOBS`` alike jobs, unless the counts alone leave no doubt.
+Jobs are alike if user, partition, words of the name, GPUs, CPUs and the request itself are equal. There is no advice on
+fewer than ``FEWEST_JOBS`` alike jobs, except where the counts alone suffice.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from helios.model.job_names import split_words
 from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words, percent
 
 FITS = 0.95
-"""Share of alike jobs that a proposed request is to fit."""
+"""Share of alike jobs that a proposed request should fit."""
 FEWEST_JOBS = 20
-"""With fewer than 19 jobs none of them bounds 95 % of further ones."""
+"""Fewest alike jobs. At least 19 are needed to bound 95 % of further ones."""
 FEWEST_IDLE = 5
-"""Fewest jobs that used no GPU at all: by chance alone that is no habit of one job in two."""
+"""Fewest jobs without any use of GPUs for advice on them."""
 TOO_MUCH = 2.0
-"""A request is far too large if it is this many times what is proposed instead."""
+"""Ratio of the request to the proposal from which there is advice."""
 TIME_MARGIN = 1.25
-"""Later jobs differ from earlier ones. With it 95 % of later jobs fit on Graham and 80 % on Cedar, where no names are
-recorded, without it 93 % and 79 % (benchmarks/advise.py)."""
+"""Factor on the time that 95 % of jobs needed, because later jobs differ from earlier ones. With it 95 % of later jobs
+fit on Graham and 80 % on Cedar, where no names are recorded, without it 93 % and 79 % (benchmarks/advise.py)."""
 LEAST_HOURS = 1.0
-"""Nothing is said of jobs that held less."""
+"""Fewest hours held by jobs with advice."""
 LEAST_SPARE_S = 30 * MINUTE_S
 FEWEST_LOST = 3
 OFTEN = 0.05
-"""Share of alike jobs that end at a limit from which that is no accident."""
+"""Share of alike jobs that end at a limit from which there is advice."""
 MEMORY_MARGIN = 1.2
-"""Accounting looks every 30 s by default, and misses what is in between."""
+"""Factor on measured memory, because accounting samples every 30 s by default and misses short peaks."""
 SHORTEST_MEASURED_S = 300
-"""Jobs shorter than this are left out where use counts, for the same reason."""
+"""Shortest run time of jobs whose measured use counts, for the same reason."""
 KEYS = ["user", "partition", "words", "gpus", "cpus"]
 ENDS = {
     JobState.TIMEOUT: ("limit_too_short", "reached their time limit", "Ask for more time, or save and resume."),
@@ -57,7 +57,7 @@ class Interval:
     Attributes
     ----------
     meaning : str
-        What lies in it, and how sure that is.
+        Meaning of the interval, with its probability.
     low, high : float
     unit : str
         ``s``, ``MiB``, ``CPUs``, ``GPU hours``, or ``share`` of 1.
@@ -83,7 +83,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What a user may change, and what it rests on.
+    """A change that a user may make, with its evidence.
 
     Attributes
     ----------
@@ -91,16 +91,16 @@ class Advice:
         ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``,
         ``gpus_unused`` or ``packing``.
     user, which : str
-        Whose jobs, and which of them.
+        User, and description of the jobs.
     sentence : str
     option : str
-        What to give ``sbatch`` instead; empty: nothing fixed.
+        Option for ``sbatch`` to use instead. Empty where there is no fixed one.
     jobs : int
-        Jobs that it rests on.
+        Number of jobs in the evidence.
     hours : float
-        What they held.
+        Hours that they held.
     resource : str
-        ``GPU`` or ``CPU``, of the hours.
+        Unit of the hours, ``GPU`` or ``CPU``.
     interval : Interval
     """
 
@@ -125,7 +125,7 @@ class Advice:
 
 
 def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
-    """Return what time limits and ends say.
+    """Return advice from time limits and final states.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
         ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s`` and
         ``memory_mib`` of ``JOBS``.
     """
-    ran = with_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
+    ran = with_name_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
     counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
     found = [one for alike in alike_jobs(counted, "time_limit_s") for one in _limit_too_long(alike)]
     for state, request in ((JobState.TIMEOUT, "time_limit_s"), (JobState.OUT_OF_MEMORY, "memory_mib")):
@@ -146,14 +146,14 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
 
 
 def usage_advice(used: pd.DataFrame) -> list[Advice]:
-    """Return what measured use says of memory, CPUs and GPUs.
+    """Return advice from the measured use of memory, CPUs and GPUs.
 
     Parameters
     ----------
     used : DataFrame
         As :func:`helios.slurm.accounting.read_usage` returns it.
     """
-    measured = with_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
+    measured = with_name_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
     found: list[Advice] = []
     for alike in alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE):
         for unused in (_memory, _cpus, _gpus):
@@ -182,8 +182,8 @@ def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[A
         )
 
 
-def with_words(jobs: pd.DataFrame) -> pd.DataFrame:
-    """Return jobs with the texts that alike jobs have in common."""
+def with_name_words(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return jobs with a column for the words of their name."""
     texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
     code, names = pd.factorize(texts["name"])
     words = np.array([split_words(name) for name in names], dtype=object)
@@ -198,11 +198,11 @@ def alike_jobs(
     Parameters
     ----------
     jobs : DataFrame
-        As :func:`with_words` returns it.
+        As :func:`with_name_words` returns it.
     fewest : int
         Groups with fewer jobs are left out.
     counted : bool array of shape (n_jobs,), optional
-        Only these count for that; None: all.
+        Jobs that count for ``fewest``. All jobs by default.
     """
     group = jobs.groupby([*KEYS, request], observed=True, dropna=False, sort=True).ngroup().to_numpy()
     enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
@@ -211,10 +211,11 @@ def alike_jobs(
         yield alike
 
 
-def _bound(values: Floats) -> float:
-    """Return the value that a further alike job stays below with probability ``FITS``.
+def _upper_bound(values: Floats) -> float:
+    """Return an upper bound for a further alike job.
 
-    It is an order statistic of at least 19 values; exact if their order is chance. Else infinite.
+    It holds with probability ``FITS`` if the order of the values is random. It is an order statistic of at least 19
+    values, and infinite for fewer.
     """
     place = math.ceil(FITS * (len(values) + 1))
     return float(np.sort(values)[place - 1]) if place <= len(values) else math.inf
@@ -229,14 +230,14 @@ def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
     return f"Jobs{name}{place}" + (f" of {' and '.join(size)}" if size else "") + request
 
 
-def _held_hours(alike: pd.DataFrame) -> dict[str, Any]:
+def _hours_held(alike: pd.DataFrame) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
     units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
     return {"user": str(alike["user"].iloc[0]), "jobs": len(alike), "hours": hours, "resource": resource}
 
 
-def _middle(values: Floats, meaning: str, unit: str) -> Interval:
+def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
     low, high = np.quantile(values, (0.1, 0.9))
     return Interval(meaning=meaning, low=float(low), high=float(high), unit=unit)
 
@@ -244,8 +245,8 @@ def _middle(values: Floats, meaning: str, unit: str) -> Interval:
 def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
     limit_s = float(alike["time_limit_s"].iloc[0])
     run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
-    # What reached its limit would have run longer, nobody knows how long.
-    needed_s = _bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
+    # A job that reached its limit would have run longer, for an unknown time.
+    needed_s = _upper_bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
     if not math.isfinite(needed_s) or math.isnan(limit_s):
         return []
     step_s = 15 * MINUTE_S if needed_s < 4 * HOUR_S else HOUR_S
@@ -260,8 +261,8 @@ def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
             sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
             "gaps of the queue, and start earlier.",
             option=f"--time={_slurm_length(proposed_s)}",
-            interval=_middle(run_s, "the middle 8 of 10 ran", "s"),
-            **_held_hours(alike),
+            interval=_central_interval(run_s, "the middle 8 of 10 ran", "s"),
+            **_hours_held(alike),
         )
     ]
 
@@ -277,14 +278,14 @@ def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> li
     kind, what, then = ENDS[state]
     asked = float(alike[request].iloc[0])
     size = "" if math.isnan(asked) else f" with {_format_request(request, asked)}"
-    lost = _held_hours(alike[ended])
+    lost = _hours_held(alike[ended])
     return [
         Advice(
             kind=kind,
             which=_describe_group(alike, size),
             sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
             interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
-            **_held_hours(alike),
+            **_hours_held(alike),
         )
     ]
 
@@ -297,7 +298,7 @@ def _format_request(request: str, amount: float) -> str:
 
 def _memory(alike: pd.DataFrame) -> list[Advice]:
     had_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
-    needed_mib = _bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
+    needed_mib = _upper_bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
     if len(alike) < FEWEST_JOBS or math.isnan(had_mib) or not math.isfinite(needed_mib):
         return []
     proposed_gib = math.ceil(MEMORY_MARGIN * needed_mib / 1024)
@@ -309,15 +310,15 @@ def _memory(alike: pd.DataFrame) -> list[Advice]:
             which=_describe_group(alike, f" with {had_mib / 1024:.3g} GiB"),
             sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
             option=f"--mem={proposed_gib}G",
-            interval=_middle(used_mib, "the middle 8 of 10 used", "MiB"),
-            **_held_hours(alike),
+            interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
+            **_hours_held(alike),
         )
     ]
 
 
 def _cpus(alike: pd.DataFrame) -> list[Advice]:
     had, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
-    needed = _bound(busy)
+    needed = _upper_bound(busy)
     if len(alike) < FEWEST_JOBS or math.isnan(had) or not math.isfinite(needed):
         return []
     proposed = max(math.ceil(needed), 1)
@@ -329,8 +330,8 @@ def _cpus(alike: pd.DataFrame) -> list[Advice]:
             which=_describe_group(alike),
             sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
             option=f"{proposed} instead of {had:.0f} CPUs (--cpus-per-task)",
-            interval=_middle(busy, "the middle 8 of 10 kept busy", "CPUs"),
-            **_held_hours(alike),
+            interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
+            **_hours_held(alike),
         )
     ]
 
@@ -341,7 +342,7 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
         return []
     had = int(known["gpus"].iloc[0])
     most_busy = np.ceil(known["gpu_percent"].to_numpy(dtype=np.float64) / 100)
-    needed = _bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
+    needed = _upper_bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
     if needed > 0 and (len(known) < FEWEST_JOBS or had < TOO_MUCH * needed):
         return []
     some = int((most_busy < had).sum())
@@ -354,7 +355,7 @@ def _gpus(alike: pd.DataFrame) -> list[Advice]:
             sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
             option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
             interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
-            **_held_hours(known),
+            **_hours_held(known),
         )
     ]
 
@@ -365,8 +366,8 @@ def _slurm_length(seconds: float) -> str:
     return f"{days}-{hours:02d}:{minutes % 60:02d}:00" if days else f"{hours:02d}:{minutes % 60:02d}:00"
 
 
-def most_hours_first(found: list[Advice]) -> list[Advice]:
-    """Return advice with that on the most hours first."""
+def sort_by_hours(found: list[Advice]) -> list[Advice]:
+    """Sort advice by hours and drop that on few hours."""
     return sorted(
         (one for one in found if one.hours >= LEAST_HOURS), key=lambda one: (-one.hours, one.user, one.kind, one.which)
     )

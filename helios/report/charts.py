@@ -130,7 +130,7 @@ def time_axis(axes: Axes, *, narrow: bool = False, upright: bool = False) -> Non
         high = min((tick for tick in ticks if tick >= high), default=high)
         (axes.set_ylim if upright else axes.set_xlim)(low, high)
     axis.set_ticks([tick for tick in ticks if low <= tick <= high])
-    axis.set_major_formatter(FuncFormatter(lambda tick, _: _short(tick)))
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: _short_duration(tick)))
     axis.set_minor_locator(NullLocator())
 
 
@@ -177,7 +177,7 @@ def ratio_axis(axes: Axes, *, low: float, high: float, same: str, narrow: bool) 
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _short(seconds: float) -> str:
+def _short_duration(seconds: float) -> str:
     for unit_s, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:g} {name}"
@@ -200,7 +200,7 @@ def _svg(figure: Figure, description: str) -> str:
 
 
 def _pdf(figure: Figure) -> bytes:
-    """Return the figure as a PDF that is the same on each day."""
+    """Return the figure as a reproducible PDF."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"pdf.fonttype": 42}):
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
@@ -244,7 +244,7 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
     low, high = 0.75 * min(*known, 0.5), 1.35 * max(*known, 2)
     what = "Who gains and who pays: mean wait by job size, as a multiple of the first replay's"
     labels = [_label(run, narrow) for run in reversed(ratios)]
-    with canvas(what, height=1.2 + _rows_high(labels, 0.46 if narrow else 0.36), narrow=narrow) as drawing:
+    with canvas(what, height=1.2 + _rows_height(labels, 0.46 if narrow else 0.36), narrow=narrow) as drawing:
         axes = drawing.panels[0]
         axes.axvspan(low, 1, color=GAINS, zorder=0)
         axes.axvspan(1, high, color=PAYS, zorder=0)
@@ -276,7 +276,7 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     runs = [result.baseline, *result.feasible, *result.impossible, *result.oracles][::-1]
     labels = [_label(run, narrow) for run in runs]
     colours = [_bar_colour(run, result.baseline) for run in runs]
-    height = 0.6 + _rows_high(labels, 0.38 if narrow else 0.27)
+    height = 0.6 + _rows_height(labels, 0.38 if narrow else 0.27)
     with canvas("Mean and longest wait of each replay", height=height, narrow=narrow, columns=2) as drawing:
         mean, longest = [run.summary.mean_wait_s for run in runs], [run.summary.max_wait_s for run in runs]
         for axes, title, values in zip(drawing.panels, ("Mean wait", "Longest wait"), (mean, longest), strict=True):
@@ -300,7 +300,7 @@ def waits(result: WhatIf, *, narrow: bool = False) -> str | None:
 
     Both axes are logarithmic. None where nobody waits.
     """
-    drawn = shown(result)
+    drawn = select_curves(result)
     if max(int(run.wait_s.max()) for run in drawn) < LEAST_WAIT_S:
         return None
     with canvas("Share of jobs that waited longer than a given time", height=3.2, narrow=narrow) as drawing:
@@ -325,7 +325,7 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
 
     What preempted jobs did between their first start and their end is not kept, so SRTF has no line.
     """
-    drawn = [run for run in shown(result) if run.policy != "srtf"]
+    drawn = [run for run in select_curves(result) if run.policy != "srtf"]
     if not drawn:
         return None
     edges_s = time_steps(drawn)
@@ -344,7 +344,7 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
 def error_profile(answer: Mapping[str, Any], *, narrow: bool = False) -> str:
     """Draw the share of jobs predicted within 10, 50 and 100 %.
 
-    Of the model, beside its controls.
+    The figure has the model and its controls.
     """
     names = {"Helios": answer, **answer["controls"]}
     bounds = ("within_10pct", "within_50pct", "within_100pct")
@@ -439,7 +439,7 @@ def busiest_users(description: Description, *, narrow: bool = False) -> str:
     with canvas("Busiest users by share of hours", height=0.7 + 0.24 * len(rows), narrow=narrow) as drawing:
         axes = drawing.panels[0]
         axes.barh(range(len(rows)), [row["share_of_hours"] for row in rows], color=BLUE, height=0.68)
-        axes.set_yticks(range(len(rows)), [shortened(row["user"]) for row in rows])
+        axes.set_yticks(range(len(rows)), [shorten(row["user"]) for row in rows])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -448,7 +448,7 @@ def busiest_users(description: Description, *, narrow: bool = False) -> str:
     return drawing.svg
 
 
-def shown(result: WhatIf) -> Sequence[Run]:
+def select_curves(result: WhatIf) -> Sequence[Run]:
     """Return the few replays that get a line in a figure.
 
     The baseline, and of each policy the feasible replay with the shortest mean wait.
@@ -480,9 +480,9 @@ def draw_queue_and_use(
     widths: tuple[float, float],
     rows: NDArray[np.bool_] | slice = slice(None),
 ) -> None:
-    """Draw mean jobs waiting and the share of GPUs held in each step.
+    """Draw waiting jobs and utilisation over time.
 
-    Of the jobs in ``rows``; ``widths`` of the two lines, in points.
+    It shows the jobs in ``rows``. ``widths`` are those of the two lines, in points.
     """
     moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
     for run, colour in zip(runs, LINES, strict=False):
@@ -521,12 +521,12 @@ def _label(run: Run, narrow: bool) -> str:
     return "\n".join(wrap(run.label, LABEL_LETTERS)) if narrow else run.label
 
 
-def _rows_high(labels: Sequence[str], each: float) -> float:
+def _rows_height(labels: Sequence[str], each: float) -> float:
     """Return the height of rows with labels of several lines, in."""
     return len(labels) * max(each, 0.06 + LABEL_LINE_IN * max(label.count("\n") + 1 for label in labels))
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     """Cut a name that is too long for a figure."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 

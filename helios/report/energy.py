@@ -59,7 +59,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnergyLedger:
-    """The node hours of a window, what they drew, and what sleep saved.
+    """Node hours, energy and savings of a window.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class EnergyLedger:
     total : mapping
         The same, over all rows.
     savings : tuple of Saving
-        Against always on first, then against each of ``TIMERS_MIN``.
+        Savings against always on, then against each of ``TIMERS_MIN``.
     wakes : int
         How often a node was woken.
     helios_node_hours, helios_kwh, helios_cost : float
@@ -121,7 +121,7 @@ class EnergyLedger:
         """Whether any node is known to have slept."""
         return float(self.total["asleep_h"]) > 0
 
-    def against(self, policy: str) -> Saving:
+    def saving_against(self, policy: str) -> Saving:
         """Return the saving against a policy."""
         return next(saving for saving in self.savings if saving.against == policy)
 
@@ -153,14 +153,14 @@ class EnergyLedger:
 
 def energy_levels(ledger: EnergyLedger) -> dict[str, float]:
     """Return the figures that dashboards show, by name."""
-    saved = ledger.against(ALWAYS_ON)
+    saved = ledger.saving_against(ALWAYS_ON)
     return {
         "used_kwh": float(ledger.total["kwh"]),
         "idle_kwh": float(ledger.total["idle_kwh"]),
         "saved_kwh": saved.kwh,
         "saved_low_kwh": saved.low_kwh,
         "saved_high_kwh": saved.high_kwh,
-        "saved_to_timer_kwh": ledger.against(timer_name(TIMERS_MIN[0])).kwh,
+        "saved_to_timer_kwh": ledger.saving_against(timer_name(TIMERS_MIN[0])).kwh,
         "saved_cost": saved.cost,
         "saved_co2_kg": saved.co2_kg,
         "asleep_node_h": float(ledger.total["asleep_h"]),
@@ -230,9 +230,9 @@ def energy_sentences(ledger: EnergyLedger) -> list[str]:
 def savings(ledger: EnergyLedger) -> str:
     """Describe what sleep saved, with its uncertainty.
 
-    Against leaving the nodes on and against Slurm's idle timer.
+    The comparisons are with nodes that stay on, and with Slurm's idle timer.
     """
-    saved, timer = ledger.against(ALWAYS_ON), ledger.against(timer_name(TIMERS_MIN[0]))
+    saved, timer = ledger.saving_against(ALWAYS_ON), ledger.saving_against(timer_name(TIMERS_MIN[0]))
     # A cycle costs energy too: many short ones can cost more than they save.
     verb, sign = ("saved", 1) if saved.kwh >= 0 else ("cost", -1)
     low, high = sorted((sign * saved.low_kwh, sign * saved.high_kwh))
@@ -245,7 +245,7 @@ def savings(ledger: EnergyLedger) -> str:
 
 def _sleep_sentences(ledger: EnergyLedger) -> Iterator[str]:
     yield savings(ledger)
-    timer = ledger.against(timer_name(TIMERS_MIN[0]))
+    timer = ledger.saving_against(timer_name(TIMERS_MIN[0]))
     times = "time" if ledger.wakes == 1 else "times"
     yield f"Nodes were woken {ledger.wakes:,} {times}; with that timer it would have been {timer.wakes:,}."
     if ledger.helios_node_hours > 0:
@@ -263,7 +263,7 @@ def _no_sleep_sentences(ledger: EnergyLedger) -> Iterator[str]:
     yield f"No node is known to have slept in {_days(ledger)}."
     if ledger.total["idle_h"] > 0:
         yield f"{_idle(ledger)}."
-    timer = ledger.against(timer_name(TIMERS_MIN[0]))
+    timer = ledger.saving_against(timer_name(TIMERS_MIN[0]))
     if timer.kwh < 0:
         yield (
             f"Slurm's idle timer of {TIMERS_MIN[0]} min would have saved {_kwh(-timer.kwh)} "

@@ -47,25 +47,25 @@ class PolicyResult:
     wakeups_per_day_interval : pair of float
         Exact 95 % interval of the rate, were wake-ups a Poisson process: their number is small.
     nodes_per_wakeup : float, optional
-        None: nothing woke.
+        None where nothing woke.
     short_node_events_per_day : float
         How often fewer nodes were awake than were needed.
     node_hours_short : float
         How many were missing, times how long, in the whole window.
     jobs_delayed : int, optional
-        Jobs that waited for a boot; None: on a node series there are no jobs.
+        Jobs that waited for a boot. None on a node series, which has no jobs.
     share_of_jobs_delayed : float, optional
-        Of the jobs that were submitted in the window.
+        Share of the jobs submitted in the window.
     mean_delay_s, longest_delay_s : float, optional
-        Of the jobs delayed; 0: none was.
+        Delay of the delayed jobs, s. 0 where none was.
     energy_kwh : float
-        By the model of ``helios.metrics.energy`` and the configuration, for the window.
+        Energy in the window by the model of ``helios.metrics.energy`` and the configuration.
     cost, co2_kg : float, optional
-        None: no price, or no carbon dioxide of a kWh, is known.
+        None where no price, or no carbon dioxide of a kWh, is known.
     currency : str
-        Of the cost.
+        Currency of the cost.
     saved_kwh : float
-        Against ``always_on``.
+        Energy saved against ``always_on``.
     """
 
     policy: str
@@ -141,7 +141,7 @@ class EnergyWhatIf:
     notes : tuple of str
         What was assumed.
     chosen : tuple of ChosenRule
-        Of CES, the one in force for most days first.
+        Rules of CES, the one in force for most days first.
     """
 
     kind: str
@@ -161,7 +161,7 @@ class EnergyWhatIf:
     def of(self, policy: str) -> PolicyResult | None:
         """Return the result of a policy.
 
-        None: it was not run.
+        None where it was not run.
         """
         return next((result for result in self.policies if result.policy == policy), None)
 
@@ -189,7 +189,7 @@ class EnergyWhatIf:
 
 
 def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
-    """Compare the policies in a table, with a summary and the assumptions below.
+    """Compare the policies in a table.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 
 from helios.metrics.reidentification import Risk
 from helios.metrics.study.blocks import Estimate
-from helios.report.study_text import shown
+from helios.report.study_text import value_text
 from helios.report.tables import plain_table
 from helios.units import change, duration, percent
 
@@ -48,7 +48,7 @@ def risk_table(risk: Risk, *, bound: float) -> RenderableType:
 
 
 def loss_table(loss: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-    """Compare the figures of a history before and after it was made anonymous."""
+    """Compare a history with its anonymous export."""
     table = plain_table("Lost", "Before", "After", "Change")
     for name, figure in loss.items():
         kind, _, part = name.partition(".")
@@ -56,7 +56,7 @@ def loss_table(loss: Mapping[str, Mapping[str, Any]]) -> RenderableType:
         if before is None and after is None:
             continue
         if kind == "statements":
-            texts = [shown(Estimate(value=value), figure["unit"]) for value in (before, after)]
+            texts = [value_text(Estimate(value=value), figure["unit"]) for value in (before, after)]
             label = figure["title"]
         else:
             texts = [_value(kind, value) for value in (before, after)]

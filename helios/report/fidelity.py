@@ -39,7 +39,7 @@ class Fidelity:
     order_correlation, wait_correlation : float
         Spearman's, of starts and of waits; NaN where all are equal.
     median_error_s, p95_error_s : float
-        Of the absolute difference of starts, s.
+        Quantiles of the absolute difference of starts, s.
     mean_wait_s, recorded_wait_s : float
         Mean from eligible to start, s.
     """

@@ -31,14 +31,14 @@ from helios.report.energy_whatif import (
     policy_cells,
 )
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Differences, of_one_replay, signed
-from helios.report.tables import CONTROL_NAMES, best_figures, named_missing
+from helios.report.significance import CRITERIA, Differences, compare_blocks, format_signed
+from helios.report.tables import CONTROL_NAMES, best_figures, describe_missing
 from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
-from helios.report.whatif_text import nobody_waits, propose_scenario, verdict
+from helios.report.whatif_text import has_no_waits, propose_scenario, verdict
 from helios.units import change, duration, percent
 
 
-def _moment(at_s: int) -> str:
+def _format_time(at_s: int) -> str:
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
 
 
@@ -49,7 +49,9 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_PAGES.filters.update(duration=duration, percent=percent, named_missing=named_missing, longer=signed, moment=_moment)
+_PAGES.filters.update(
+    duration=duration, percent=percent, describe_missing=describe_missing, longer=format_signed, moment=_format_time
+)
 
 
 def render_whatif(
@@ -66,18 +68,18 @@ def render_whatif(
     Parameters
     ----------
     description : Description, optional
-        Of the history that was replayed; shown below the comparison.
+        Description of the replayed history, shown below the comparison.
     evaluation : mapping, optional
         An evaluation's JSON: how good the predictions behind it are.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: from the one replay alone.
+        How sure the differences are, over repeats. None where they come from the one replay alone.
     next_steps : sequence of str
         Commands for the reader to type next.
     options : sequence of str, optional
         Options of ``helios whatif explain`` that make the same replay of the history, for the command that explains a
-        job's wait; None: none does.
+        job's wait. None where none does.
     """
-    chosen = None if nobody_waits(result) else propose_scenario(result)
+    chosen = None if has_no_waits(result) else propose_scenario(result)
     users = by_user(chosen, result) if chosen is not None else []
     losing = losing_jobs(chosen, result) if chosen is not None else []
     return _PAGES.get_template("whatif.html.j2").render(
@@ -262,7 +264,7 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
         "cumulative_gain": whatif_charts.cumulative_gain,
         "by_partition": whatif_charts.by_partition,
     }
-    shown = ("over_time",) if nobody_waits(result) else tuple(draws)
+    shown = ("over_time",) if has_no_waits(result) else tuple(draws)
     figures = {name: inline(draw, result) if name in shown else None for name, draw in draws.items()}
     return figures | {"users": inline(partial(whatif_charts.users, reference=result.reference), users)}
 
@@ -270,10 +272,10 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
 def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
     """Return how each replay differs from the baseline, with intervals.
 
-    None: nobody waits, or there is nothing to compare.
+    None where nobody waits, or there is nothing to compare.
     """
-    found = differences if differences is not None else of_one_replay(result)
-    if nobody_waits(result) or not found.others:
+    found = differences if differences is not None else compare_blocks(result)
+    if has_no_waits(result) or not found.others:
         return None
     return {
         "method": f"{found.method} {found.not_covered}",

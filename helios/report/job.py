@@ -62,32 +62,32 @@ class JobExplanation:
     job_id, state, user, partition : str
         The job; ``state`` is a JobState.
     waited_s : float
-        Time since it could have started, or from then to its start; NaN: unknown.
+        Time since it could have started, or from then to its start. NaN where unknown.
     gpus, tasks : int
         GPUs of a task, and pending tasks of an array (else 1).
     time_limit_s : float
-        inf: unlimited; NaN: unknown.
+        inf for unlimited. NaN where unknown.
     p10_s, p50_s, p90_s : float
-        Predicted run time; NaN: no prediction.
+        Predicted run time. NaN for no prediction.
     source : str
         What predicted.
     run_time_s : float
-        How long it really ran; NaN: it has not ended.
+        How long it really ran. NaN where it has not ended.
     remaining_s : tuple of float, optional
-        p10, p50 and p90 of what remains of its run; None: it does not run, or nothing is predicted.
+        p10, p50 and p90 of what remains of its run. None where it does not run, or nothing is predicted.
     reason : str
         Why the cluster has not started it, as Slurm calls it.
     planned_start_at : datetime, optional
         Start that the cluster itself plans.
     start : StartForecast, optional
-        When it starts, by simulations of the queue; None: it does not wait.
+        When it starts, by simulations of the queue. None where it does not wait.
     rests_on : str
-        Sentence about the past jobs behind the prediction; empty: it does not wait, or nothing is known.
+        Sentence about the past jobs behind the prediction. Empty where it does not wait, or nothing is known.
     rank, rank_without, queued : int
         Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
-        there are. 0: it is not pending.
+        there are. 0 where it is not pending.
     excluded_reason : str
-        Why Helios leaves it alone; empty: it may act.
+        Why Helios leaves it alone. Empty where it may act.
     stands : tuple of str
         What Helios has set on it, as the cluster writes it.
     would_stand : tuple of str
@@ -95,7 +95,7 @@ class JobExplanation:
     decisions : DataFrame
         Audit entries of this job, oldest first, columns of ``DECISIONS``.
     remarks : tuple of str
-        Of the whole cluster: paused, a service's mode, history too old.
+        Remarks on the whole cluster, such as a pause, the mode of a service, or an old history.
     """
 
     job_id: str
@@ -135,7 +135,14 @@ class JobExplanation:
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
-        lines = [self._headline(), *self._start(), self._prediction(), self._remains(), self.rests_on, *self._place()]
+        lines = [
+            self._headline(),
+            *self._start(),
+            self._prediction(),
+            self._remaining(),
+            self.rests_on,
+            *self._place(),
+        ]
         return [line for line in (*lines, *self._activity(), *self.remarks) if line]
 
     def _headline(self) -> str:
@@ -154,7 +161,7 @@ class JobExplanation:
             f"{duration_in_words(self.p10_s)} to {duration_in_words(self.p90_s)} (by {self.source}).{ran}{limit}"
         )
 
-    def _remains(self) -> str:
+    def _remaining(self) -> str:
         if self.remaining_s is None:
             return ""
         low, middle, high = (duration_in_words(part_s) for part_s in self.remaining_s)
@@ -197,9 +204,10 @@ class JobExplanation:
 def places(
     snapshot: Snapshot, job: pd.Series[Any], *, without: Callable[[pd.DataFrame], NDArray[np.float64]]
 ) -> tuple[int, int, int]:
-    """Return a pending job's place, its place without Helios, and the queue's length.
+    """Return a job's place with and without Helios.
 
-    Among the pending jobs of its partition; of a job that names several partitions, among those of all of them.
+    It is the place among the pending jobs of its partition, or of all partitions that it names. The third value is
+    their number.
 
     Parameters
     ----------

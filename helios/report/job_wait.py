@@ -1,4 +1,4 @@
-"""Explanation of a job's wait in a replay, as a table of causes."""
+"""Explanation of a job's wait, as a table of causes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class WaitInterval:
         For how long of it enough GPUs were free for whom they were meant - the blocker, or the job itself - but in
         pieces, s.
     reserved_at : datetime, optional
-        With RESERVED, when the blocker was last expected to start; None: unknown.
+        With RESERVED, when the blocker was last expected to start. None where unknown.
     """
 
     began_at: datetime
@@ -147,7 +147,7 @@ class ShorterLimit:
     planned_s : int
         Run time for backfill to plan with, s.
     started_at : datetime
-        By when backfill would have started the job.
+        Latest time at which backfill would have started the job.
     """
 
     planned_s: int
@@ -160,7 +160,7 @@ class Overtaken:
 
     ``by_order``: the order put them before it; ``by_backfill``: backfill let them pass.
 
-    By the order's own keys, without promotions for long waits.
+    They are ordered by the keys of the order, without promotions for long waits.
     """
 
     by_order: int
@@ -184,11 +184,11 @@ class WaitExplanation:
     run_time_s : int
         How long it ran, s.
     believed_s, planned_s : float, optional
-        Run times that the order and backfill used, s; None: it used none.
+        Run times that the order and backfill used, s. None where it used none.
     planned_by : str
-        Where the latter comes from: limit, predicted, true, or a number of seconds; empty: no backfill.
+        Where the latter comes from: limit, predicted, true, or a number of seconds. Empty for no backfill.
     rank, queued : int
-        Place in its partition's queue when it was submitted, and the queue's length; 0: it did not wait.
+        Place in its partition's queue when it was submitted, and the queue's length. 0 where it did not wait.
     intervals : tuple of WaitInterval
         They follow each other from submission to start.
     holders : tuple of Holder
@@ -199,7 +199,7 @@ class WaitExplanation:
     beside : tuple of OtherReplay
         The same job in other replays.
     recorded_wait_s : float, optional
-        What it waited in truth, s; None: not recorded.
+        What it waited in truth, s. None where it was not recorded.
     notes : tuple of str
     """
 

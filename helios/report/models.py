@@ -129,7 +129,7 @@ def _model_cells(model: Mapping[str, Any], *, wide: bool) -> list[str]:
         percent(mine.get("coverage_p10_p90")),
     ]
     first = model["manifest"].get("first_submission")
-    times = (_minute(model["trained_until"]), first[:10] if first else "-", _minute(model["trained_at"]))
+    times = (_utc_minute(model["trained_until"]), first[:10] if first else "-", _utc_minute(model["trained_at"]))
     return [*cells, *times] if wide else cells
 
 
@@ -140,7 +140,7 @@ def _lines_below(
     lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
     if decisions:
         last = decisions[-1]
-        at = _minute(last["promoted_at"])
+        at = _utc_minute(last["promoted_at"])
         lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
         lines.append("Nothing was ever decided: the newest is active.")
@@ -186,7 +186,8 @@ def _drift_caption(drift: Mapping[str, Any]) -> str:
     ]
     return escape(
         f"{drift['model_id']} learned from {training['jobs']:,} jobs; compared are {drift['jobs']:,} of the "
-        f"{drift['days']:g} days before {_minute(drift['as_of'])} UTC" + (f": {', '.join(shares)}." if shares else ".")
+        f"{drift['days']:g} days before {_utc_minute(drift['as_of'])} UTC"
+        + (f": {', '.join(shares)}." if shares else ".")
     )
 
 
@@ -226,7 +227,7 @@ def _with_interval(difference: Mapping[str, Any] | None, sign: int) -> str:
     return f"{sign * difference['value']:+.3f} \\[{low:+.2f}, {high:+.2f}]"  # escaped for rich
 
 
-def _minute(moment: str | datetime) -> str:
+def _utc_minute(moment: str | datetime) -> str:
     return str(moment)[:16].replace("T", " ")
 
 
@@ -259,9 +260,9 @@ class OrderValue:
     resource : str
         gpus or cpus.
     replays : mapping of QueueSummary
-        By the names of ``REPLAY_NAMES``; today and the oracle are always there.
+        Summaries by the names of ``REPLAY_NAMES``. Today's and the oracle's are always there.
     check : OrderCheck, optional
-        The verdict on the live order, over draws; None: there is only this one replay.
+        The verdict on the live order, over draws. None where there is only this one replay.
     notes : tuple of str
         Assumptions, for a person.
     """
@@ -278,8 +279,8 @@ class OrderValue:
 
         The gain is in mean wait against today.
 
-        None: there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits than
-        today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
+        None where there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits
+        than today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
         """
         today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[ORACLE].mean_wait_s
         if today_s - oracle_s < LEAST_GAIN_S:

@@ -1,6 +1,6 @@
-"""Report of the nodes and of what Helios changed on them.
+"""Reports for an administrator on all nodes or on one.
 
-For an administrator; of all nodes or of one.
+They show the state of the nodes and the changes by Helios.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class NodeStatus:
     applied_changes : DataFrame
         Columns of ``APPLIED_NODE_CHANGES``: what is changed now, and what a shadow would have changed.
     protected : str
-        Why nothing is put to sleep; empty: it may be.
+        Why nothing is put to sleep. Empty where it may be.
     quarantined : mapping of str to str
         Nodes that failed to wake, and what was observed.
     cannot : str
-        Why this cluster cannot put nodes to sleep at all; empty: it can.
+        Why this cluster cannot put nodes to sleep at all. Empty where it can.
     paused : str
-        Who paused Helios; empty: it is not paused.
+        Who paused Helios. Empty where it is not paused.
     """
 
     taken_at: datetime

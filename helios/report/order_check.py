@@ -85,7 +85,7 @@ class WaitRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderCheck:
-    """Waits under the live order of Helios, a site's own order, and size.
+    """Waits under each order that a site could use.
 
     All three have EASY backfill by time limits; size ages and is bounded as the live order is.
 
@@ -110,7 +110,7 @@ class OrderCheck:
     ratios: Mapping[CheckedOrder, Sequence[Ratios]]
 
     @property
-    def nobody_waits(self) -> bool:
+    def has_no_waits(self) -> bool:
         """Whether hardly any job waits in the site's own order."""
         return self.own_mean_s < LEAST_WAIT_S
 
@@ -120,7 +120,7 @@ class OrderCheck:
 
         Size, where predictions are not ahead of it beyond chance.
         """
-        if self.nobody_waits:
+        if self.has_no_waits:
             return CheckedOrder.OWN
         predictions, size = (
             self.beside_own(order).is_shorter for order in (CheckedOrder.PREDICTIONS, CheckedOrder.SIZE)
@@ -130,7 +130,7 @@ class OrderCheck:
         return CheckedOrder.PREDICTIONS if predictions else CheckedOrder.OWN
 
     def beside_own(self, order: CheckedOrder) -> WaitRatio:
-        """Compare the mean wait under an order with that under the site's own."""
+        """Compare the mean wait with that of the site's order."""
         return _compare([one.mean for one in self.ratios[order]])
 
     @property
@@ -141,7 +141,7 @@ class OrderCheck:
 
     def sentences(self) -> list[str]:
         """Return the verdict in sentences, the decision first."""
-        if self.nobody_waits:
+        if self.has_no_waits:
             return [NOBODY_WAITS]
         return [
             _decision(self),
@@ -153,7 +153,7 @@ class OrderCheck:
         """Return plain values."""
         first, last = self.window
         compared = {}
-        if not self.nobody_waits:
+        if not self.has_no_waits:
             ratios = {order.value: asdict(self.beside_own(order)) for order in self.ratios}
             compared = {"mean_wait_ratio": ratios, "mean_wait_ratio_to_size": asdict(self.beside_size)}
         return {
@@ -172,7 +172,7 @@ class OrderCheck:
 def geometric_mean(values: Sequence[float]) -> float:
     """Return the geometric mean of ratios, NaN left out.
 
-    NaN: there is no other.
+    NaN where there is no other.
     """
     known = [log(value) for value in values if isfinite(value)]
     return exp(sum(known) / len(known)) if known else float("nan")

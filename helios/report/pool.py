@@ -1,4 +1,4 @@
-"""Results of a pool as JSON and tables, and a view while it runs."""
+"""Results and live view of a pool."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class PoolResult:
     total : int
         Trials of the whole sweep, also those that were not made.
     seconds : float
-        Of this run, s.
+        Length of this run, s.
     reason : str
-        Why trials are left; empty: none are.
+        Why trials are left. Empty where none are.
     signal : int, optional
         What ended it.
     """
@@ -179,7 +179,7 @@ def pool_view(
     total : int
         Trials of the whole sweep.
     best : str
-        The best trial so far, in words; empty: none is known.
+        The best trial so far, in words. Empty where none is known.
     """
     ended = sum(counts.get(state, 0) for state in (TrialState.FINISHED, TrialState.PRUNED, TrialState.FAILED))
     words = ", ".join(f"{counts[state]:,} {state}" for state in sorted(counts) if counts[state])

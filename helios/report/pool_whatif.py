@@ -31,7 +31,7 @@ class PoolWhatIf:
     trials : int
         Simulated trials.
     comparisons : mapping
-        By the gain of the pairs that were never measured, lowest first; None: all were.
+        Results by the gain of pairs that were never measured, lowest first. None where all were.
     watts : pair of float, optional
         Power of an idle and of a busy GPU, W. NaN for the idle one: only energy of busy ones is known.
     notes : sequence of str
@@ -46,7 +46,7 @@ class PoolWhatIf:
     notes: Sequence[str]
 
     def energy_kwh(self, outcome: PoolOutcome) -> float | None:
-        """Return the energy of the GPUs until the last trial has ended, kWh."""
+        """Return the energy of the GPUs, kWh."""
         if self.watts is None:
             return None
         idle, busy = self.watts

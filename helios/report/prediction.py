@@ -1,4 +1,4 @@
-"""An explained prediction as tables of its contributions and of similar jobs."""
+"""Explanation of a prediction, with its contributions and similar jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEP_WORDS = {
     "neighbours": "this user's latest jobs, the most similar ones above all",
     "distribution": "from the mean to the middle of such runs, running ones too",
 }
-"""What is averaged at each step of the shrinkage: ``helios.predict.causal_stats.LEVELS`` and the steps beside them."""
+"""Description of each shrinkage level of ``helios.predict.causal_stats.LEVELS``, and of the other steps."""
 
 
 def _seconds(log_s: float) -> float:
@@ -64,11 +64,11 @@ class FeatureGroup:
     Attributes
     ----------
     name : str
-        For a person.
+        Name for a person.
     features : str
-        Its features, as a pattern; levels that are added bring features of these forms.
+        Regular expression for the names of its features.
     shown : mapping of str to callable
-        The features whose values are shown, and how each is written.
+        Features whose values are shown, with a function that formats each.
     """
 
     name: str
@@ -122,14 +122,14 @@ FEATURE_GROUPS = (
         for level, words in STEP_WORDS.items()
     ),
 )
-"""A feature belongs to the first group whose pattern fits."""
+"""Groups of features. A feature belongs to the first group whose pattern matches."""
 UNKNOWN = "what is unknown of this job"
 
 
 def describe_feature(feature: str, features: Mapping[str, float]) -> str:
     """Return the name of a feature's group with the group's values.
 
-    ``UNKNOWN`` where it has values and none is known. A feature without a group is shown by its own name.
+    It is ``UNKNOWN`` where no value is known. A feature without a group is shown by its own name.
     """
     groups = (group for group in FEATURE_GROUPS if re.fullmatch(group.features, feature))
     own = FeatureGroup(feature.replace("_", " "), feature, {feature: lambda value: f"{value:.3g}"})
@@ -148,31 +148,31 @@ BASIS_WORDS = {
     "size": "of {others} of this size, limit and partition",
     "all": "of {others}, none of them of this size, limit and partition",
 }
-"""Whose jobs a prediction rests on, by ``helios.predict.explain.BASES``."""
+"""Description of the past jobs behind a prediction, by ``helios.predict.explain.BASES``."""
 
 WORTH_A_LINE = 1.05
-"""Factor below which a correction, and the inverse of it, goes into "everything else"."""
+"""Smallest factor with its own line. Corrections between its inverse and it are merged into "everything else"."""
 MOST_LINES = 7
 NAME_WIDTH = 16
-"""Characters shown of a name or user: hashes are long, and the table is for 80 columns."""
+"""Most characters shown of a name or user, because hashes are long and the table has 80 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastJob:
-    """A past job like the one explained.
+    """A past job similar to the explained one.
 
     Attributes
     ----------
     job_id, user, account, partition, name : str
-        Empty: unknown.
+        Empty where unknown.
     ended_at : datetime
     gpus : int
     cpus, time_limit_s, run_time_s : float
-        NaN: unknown; inf: unlimited.
+        NaN for unknown, inf for unlimited.
     differs : tuple of str
-        Names of the attributes in which it differs; "size" for GPUs or CPUs.
+        Names of the attributes in which it differs, with ``size`` for GPUs or CPUs.
     distance : float
-        0: the same request, and nothing has ended since; see ``docs/predictions.md``.
+        Distance as in ``docs/predictions.md``. It is 0 for the same request if nothing has ended since.
     """
 
     job_id: str
@@ -191,31 +191,31 @@ class PastJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A job, its prediction and why.
+    """A job with its explained prediction.
 
     Attributes
     ----------
     cluster, job_id, user, account, partition, name, state : str
-        The job; empty: unknown.
+        The job. Empty where unknown.
     restart : int
-        Which of its runs, from 0.
+        Number of its run, from 0.
     gpus : int
     cpus, time_limit_s : float
-        NaN: unknown; inf: unlimited.
+        NaN for unknown, inf for unlimited.
     submitted_at, known_at : datetime
-        Its submission; the moment whose knowledge the prediction rests on.
+        Its submission, and the time up to which past jobs were used.
     explained : Explained
         The prediction.
     alike : tuple of PastJob
-        The most alike first.
+        Similar jobs, the most similar first.
     run_time_s : float
-        How long it really ran; NaN: it has not ended, or is unknown.
+        True run time. NaN where it is unknown or the job has not ended.
     elapsed_s : float
-        How long it has run by now; NaN: it does not run.
+        Run time so far. NaN where the job does not run.
     remaining_s : tuple of float, optional
-        p10, p50 and p90 of what remains of its run; None: it does not run.
+        p10, p50 and p90 of the remaining run time. None where the job does not run.
     notes : tuple of str
-        What a reader should know besides.
+        Notes for the reader.
     """
 
     cluster: str
@@ -241,7 +241,7 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Return plain values.
 
-        What is unknown or unlimited is null.
+        Unknown and unlimited values are null.
         """
         found: dict[str, Any] = plain(self)
         explained = found.pop("explained")
@@ -253,7 +253,7 @@ class Explanation:
 def explanation_screen(found: Explanation) -> RenderableType:
     """Return an explained prediction for a terminal of 80 columns.
 
-    The answer, the contributions to it, and similar jobs.
+    It has the prediction, the contributions to it, and similar jobs.
     """
     parts: list[RenderableType] = [escape(line) for line in answer_lines(found)]
     parts += ["", _contributions(found.explained), ""]
@@ -264,9 +264,9 @@ def explanation_screen(found: Explanation) -> RenderableType:
 
 
 def answer_lines(found: Explanation) -> list[str]:
-    """Return the answer as sentences.
+    """Return the explanation as sentences.
 
-    The job, the prediction, the true run time if it is known, and the past jobs behind the prediction.
+    They name the job, the prediction, the true run time if it is known, and the past jobs behind the prediction.
     """
     run = f", run {found.restart + 1}" if found.restart else ""
     whose = f" of {_shorten(found.user)}" if found.user else ""
@@ -294,7 +294,7 @@ def answer_lines(found: Explanation) -> list[str]:
 def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: str) -> str:
     """Describe the past jobs behind a prediction in one sentence.
 
-    Whose they are, and how long the last of them took.
+    It names their user, and how long the last of them took.
     """
     if recent is None:
         return "No job had ended by then, so it rests on no past job."
@@ -310,9 +310,8 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
 def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
     """Return the corrections of the trees in words, with their factors.
 
-    The largest first, the small ones multiplied together, and what is done to the answer afterwards last.
-
-    The factors multiply to those of ``explained.corrections``.
+    The largest comes first. Small ones are merged, and corrections of the result come last. The product of the factors
+    is that of ``explained.corrections``.
     """
     together: dict[str, float] = {}
     for name, factor in explained.corrections.items():
@@ -332,7 +331,7 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
 
 
 def _contributions(explained: Explained) -> RenderableType:
-    """Return the steps from the widest group to the prediction as a table."""
+    """Return the steps of a prediction as a table."""
     table = plain_table("From the widest group to the narrowest", "Ended", "Factor", "Run time")
     # A group in which nothing has ended changes nothing, and the prior counts only until the first job has ended.
     known = [step for step in explained.steps[:-1] if step.jobs] or [explained.steps[0]]

@@ -1,11 +1,11 @@
-"""How sure the differences between the replays of a what-if are.
+"""Confidence intervals of the differences between the replays of a what-if.
 
-Jobs wait behind each other, so there are far fewer independent observations than jobs. What is resampled is whole
-blocks of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
-1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays see the same draw, so that
-differences are paired: intervals are of the logarithm of the ratio of two waits, each with a second added, because
-waits are skewed and one bad day makes a sum. The intervals of skewed figures cover them less often all the same:
-benchmarks/sweep.py prints how often.
+Jobs wait behind each other, so that there are far fewer independent observations than jobs. Therefore whole blocks of
+time are resampled, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3), 1989;
+Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays use the same draws, so that
+differences are paired. Intervals are computed on the logarithm of the ratio of two waits, each with a second added,
+because waits are skewed and one bad day dominates a sum. The coverage for skewed figures is still too low, see
+benchmarks/sweep.py.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from helios.units import duration
 RESAMPLES = 1_000
 WEEK_S = 7 * DAY_S
 FEWEST_WEEKS = 4
-"""Weeks below which their spread means too little; then days are drawn."""
+"""Fewest weeks to resample. With fewer, days are resampled."""
 NOTICED_S = 1.0
-"""Difference below which nobody would notice, s."""
+"""Smallest noticeable difference, s."""
 CHANCE_RATIO = 5.0
-"""Ratio of two waits beyond which nobody calls it chance: a seed moves a replay by +-40 %, a month by up to 3 x."""
+"""Ratio of two waits that chance cannot explain. A seed changes a replay by +-40 %, a month by up to 3 x."""
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A figure less the baseline's, s.
+    """Difference of a figure from the baseline's, s.
 
     ``low`` and ``high`` are its ``CONFIDENCE`` interval, None where unknown. ``ratio`` is that of the two figures, each
     with a second added.
@@ -51,17 +51,17 @@ class Difference:
     high: float | None = None
 
     @classmethod
-    def between(
+    def from_draws(
         cls, new_s: float, old_s: float, draws: Floats | None = None, *, independent: int | None = None
     ) -> Difference:
-        """Return the difference of two figures, with its interval from pairs of draws.
+        """Return a difference with its interval.
 
         Parameters
         ----------
         draws : array of shape (n_draws, 2)
             New and old figures in the same draws, s.
         independent : int, optional
-            As of :func:`helios.metrics.statistics.confidence_interval`.
+            As in :func:`helios.metrics.statistics.confidence_interval`.
         """
         ratio = (new_s + NOTICED_S) / (old_s + NOTICED_S)
         pairs = np.log((np.empty((0, 2)) if draws is None else draws) + NOTICED_S)
@@ -91,7 +91,7 @@ class ComparedReplay:
     Attributes
     ----------
     figures : mapping of float or None
-        For each of ``CRITERIA``, s: of the one replay, or the mean over the repeats; None: no such job.
+        For each of ``CRITERIA``, s: of the one replay, or the mean over the repeats. None for no such job.
     differences : mapping of Difference or None
         To the baseline; None where one of the two has no figure.
     """
@@ -103,18 +103,18 @@ class ComparedReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """How sure the differences of a what-if are.
+    """Differences of a what-if with their intervals.
 
     Attributes
     ----------
     over : ResampledUnit, optional
-        What was resampled; None: the window is too short for anything.
+        What was resampled. None where the window is too short for anything.
     blocks : int
-        How many weeks or days there were to draw from; 0 with users and seeds.
+        Number of weeks or days to draw from. 0 with users and seeds.
     repeats : int
-        Replays of each scenario; 0: the one replay, cut into blocks afterwards.
+        Replays of each scenario. 0 for the one replay, cut into blocks afterwards.
     baseline : ComparedReplay
-        What the others are compared with.
+        The replay that the others are compared with.
     others : tuple of ComparedReplay
     """
 
@@ -127,14 +127,14 @@ class Differences:
     def of(self, label: str, name: str) -> Difference | None:
         """Return the difference of a replay's figure from the baseline's.
 
-        None: no such replay, or no such job.
+        None where there is no such replay or job.
         """
         return next((other.differences[name] for other in self.others if other.label == label), None)
 
     def figures(self, label: str) -> Mapping[str, float | None]:
         """Return the figures of a replay, s.
 
-        Empty: no such replay.
+        Empty where there is no such replay.
         """
         return next((one.figures for one in (self.baseline, *self.others) if one.label == label), {})
 
@@ -145,7 +145,7 @@ class Differences:
 
     @property
     def method(self) -> str:
-        """How the intervals came about."""
+        """Description of how the intervals were computed."""
         if self.over is None:
             return f"Fewer than {FEWEST_DAYS} days were replayed: nothing tells how sure these differences are."
         if not self.repeats:
@@ -162,7 +162,7 @@ class Differences:
 
     @property
     def not_covered(self) -> str:
-        """What the intervals leave out."""
+        """Description of what the intervals leave out."""
         if self.over is None:
             return "--repeat 10 replays it with arrivals drawn anew."
         if not self.repeats:
@@ -201,14 +201,14 @@ class Differences:
 def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float | None]:
     """Return the figures of a replay that are compared, s.
 
-    From its summary, or from the summary's JSON.
+    They come from its summary, or from the summary's JSON.
     """
     found = summary.to_json() if isinstance(summary, QueueSummary) else summary
     names = ("mean_wait_s", "p99_wait_s", "max_wait_s")
     return {name: found[name] for name in names} | {"mean_wait_large_s": found["mean_wait_s_by_size"][">8"]}
 
 
-def over_repeats(
+def compare_repeats(
     replays: Mapping[str, Sequence[Mapping[str, float | None]]], *, baseline: str, over: ResampledUnit, blocks: int
 ) -> Differences:
     """Compare replays that were repeated over the same draws.
@@ -216,7 +216,7 @@ def over_repeats(
     Parameters
     ----------
     replays : mapping
-        By label the figures of each repeat, as :func:`whatif_figures`; the same number for all, in the same order.
+        Figures of each repeat by label, as from :func:`whatif_figures`. All have the same number and order of repeats.
     baseline : str
         A label.
     blocks : int
@@ -249,12 +249,11 @@ def over_repeats(
     )
 
 
-def of_one_replay(result: WhatIf) -> Differences:
+def compare_blocks(result: WhatIf) -> Differences:
     """Compare the replays of a what-if by resampling blocks of time.
 
-    For a what-if without repeats.
-
-    Conditional on the replay, and on means only: see :attr:`Differences.not_covered`.
+    It is for a what-if without repeats. Only means are compared, given the one replay, see
+    :attr:`Differences.not_covered`.
     """
     base = result.baseline
     before = whatif_figures(base.summary)
@@ -265,10 +264,10 @@ def of_one_replay(result: WhatIf) -> Differences:
         found: dict[str, Difference | None] = {}
         for name, new in figures.items():
             old = before[name]
-            found[name] = None if new is None or old is None else Difference.between(new, old)
+            found[name] = None if new is None or old is None else Difference.from_draws(new, old)
         for name, counted in (("mean_wait_s", None), ("mean_wait_large_s", run.gpus > 8)):
             if over is not None and found[name] is not None:
-                found[name] = between(run, base, counted)
+                found[name] = mean_wait_difference(run, base, counted)
         return ComparedReplay(label=run.label, figures=figures, differences=found)
 
     return Differences(
@@ -280,15 +279,15 @@ def of_one_replay(result: WhatIf) -> Differences:
     )
 
 
-def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
-    """Return how much longer jobs wait on average in ``run`` than in ``base``.
+def mean_wait_difference(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
+    """Return the difference of mean waits.
 
-    By the rule of :func:`of_one_replay`.
+    The rule is that of :func:`compare_blocks`.
 
     Parameters
     ----------
     counted : array of shape (n_jobs,), optional
-        Which jobs; None: all. Without any the result is None.
+        Jobs that count, all by default. The result is None without any.
     """
     kept = np.ones(len(run.wait_s), dtype=bool) if counted is None else counted
     if not kept.any():
@@ -297,7 +296,7 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     over, block = _blocks(base.submitted_s)
     new_s, old_s = waits.mean(axis=1).tolist()
     if over is None:
-        return Difference.between(new_s, old_s)
+        return Difference.from_draws(new_s, old_s)
     blocks = int(block.max()) + 1
     # How often each block is drawn; always the same.
     counts = np.random.default_rng(0).multinomial(blocks, np.full(blocks, 1 / blocks), size=RESAMPLES).astype(float)
@@ -305,10 +304,10 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     sums = np.stack([np.bincount(block[kept], weights=wait_s, minlength=blocks) for wait_s in waits], axis=1)
     drawn_jobs = counts @ jobs
     draws = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0, None]
-    return Difference.between(new_s, old_s, draws, independent=int(np.count_nonzero(jobs)))
+    return Difference.from_draws(new_s, old_s, draws, independent=int(np.count_nonzero(jobs)))
 
 
-def signed(seconds: float) -> str:
+def format_signed(seconds: float) -> str:
     """Write a difference with its sign, as ``+1h05m``."""
     text = duration(abs(seconds))
     return text if text == "0s" else f"{'+' if seconds > 0 else '-'}{text}"
@@ -320,13 +319,13 @@ def _of_draws(new_s: Floats, old_s: Floats, independent: int | None) -> Differen
     if not len(known):
         return None
     mean_new_s, mean_old_s = known.mean(axis=0).tolist()
-    return Difference.between(mean_new_s, mean_old_s, known, independent=independent)
+    return Difference.from_draws(mean_new_s, mean_old_s, known, independent=independent)
 
 
 def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.intp]]:
     """Return the unit of time to resample, and each job's block.
 
-    Blocks are weeks, else days, numbered from the first that has jobs. None: there are too few days.
+    Blocks are weeks, else days, numbered from the first that has jobs. None where there are too few days.
     """
     since_s = submitted_s - submitted_s.min()
     if since_s.max() >= (FEWEST_WEEKS - 1) * WEEK_S + WEEK_S // 2:

@@ -43,15 +43,15 @@ class StartForecast:
     horizon_at : datetime
         How far the simulations went.
     draws : int
-        Number of simulations; 0: there is no forecast, and ``problem`` says why.
+        Number of simulations. 0 where there is no forecast, and ``problem`` says why.
     p10_at, p50_at, p90_at : datetime, optional
-        Quantiles of the start. None: later than ``horizon_at``.
+        Quantiles of the start. None for a time after ``horizon_at``.
     end_p10_at, end_p50_at, end_p90_at : datetime, optional
-        Quantiles of the end. None: it starts later than ``horizon_at``.
+        Quantiles of the end. None where it starts after ``horizon_at``.
     by_limits : bool
         Too little has ended to predict: run times were taken from time limits.
     fitting_limit_s : float
-        Time limit that 95 % of such jobs fit into; NaN: not known.
+        Time limit that 95 % of such jobs fit into. NaN where not known.
     earlier : tuple of EarlierStart
         What would make it start earlier, largest gain first.
     notes : tuple of str
@@ -98,12 +98,12 @@ class StartForecast:
             yield f"Starts after {first}; in half of the simulations {LATER} {end}."
         else:
             yield (
-                f"Starts {self._between(self.p10_at, self.p90_at)} "
+                f"Starts {self._interval_text(self.p10_at, self.p90_at)} "
                 f"(half of the simulations: before {self._text(self.p50_at)})."
             )
             if self.end_p50_at is not None:
                 yield (
-                    f"Ends {self._between(self.end_p10_at, self.end_p90_at)} "
+                    f"Ends {self._interval_text(self.end_p10_at, self.end_p90_at)} "
                     f"(half of the simulations: before {self._text(self.end_p50_at)})."
                 )
         for way in self.earlier:
@@ -113,7 +113,7 @@ class StartForecast:
             )
         yield from self.notes
 
-    def _between(self, first: datetime | None, last: datetime | None) -> str:
+    def _interval_text(self, first: datetime | None, last: datetime | None) -> str:
         begins = "now" if first is None or first <= self.taken_at else self._text(first)
         if last is None:
             return f"after {begins}, perhaps {LATER} {self._text(self.horizon_at)}"

@@ -1,4 +1,4 @@
-"""Drawings of the figures of a study, for a page and for a paper."""
+"""Drawings of the figures of a study."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from helios.report.charts import (
     Canvas,
     canvas,
     date_axis,
-    shortened,
+    shorten,
     time_axis,
 )
 
@@ -69,7 +69,7 @@ def draw(figure: FigureData, *, narrow: bool = False) -> str | None:
 
 
 def draw_pdf(figure: FigureData) -> bytes | None:
-    """Return a figure as a PDF, None where there is nothing to draw."""
+    """Return a figure as a PDF, or None if it is empty."""
     drawing = _draw(figure, as_pdf=True)
     return None if drawing is None else drawing.pdf
 
@@ -119,11 +119,11 @@ def _draw_panel(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, width: f
 
 def _draw_lines(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, narrow: bool) -> None:
     for one in panel.beside:
-        axes.plot(one.x, _drawn(panel.y_kind, one.y), color=GREY, ls=dashes[one.name], lw=0.9, label=one.name)
+        axes.plot(one.x, _drawable(panel.y_kind, one.y), color=GREY, ls=dashes[one.name], lw=0.9, label=one.name)
     for one, (colour, dash) in zip(panel.series, OWN * 2, strict=False):
         x = np.array(one.x, dtype=np.int64).astype("datetime64[s]") if panel.x_kind == "date" else np.array(one.x)
         few = len(x) <= 3
-        y = _drawn(panel.y_kind, one.y)
+        y = _drawable(panel.y_kind, one.y)
         axes.plot(x, y, color=colour, ls=dash, lw=2, marker="o" if few else "", ms=4, label=one.name, zorder=3)
     if panel.y_kind == "duration":
         time_axis(axes, narrow=True, upright=True)
@@ -180,7 +180,7 @@ def _number_axis(axes: Axes, kind: str, *, upright: bool) -> None:
     )
 
 
-def _drawn(kind: str, values: Iterable[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _drawable(kind: str, values: Iterable[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return values as a logarithmic axis can show them."""
     y = np.array(tuple(values), dtype=np.float64)
     return np.maximum(y, LEAST_S) if kind == "duration" else y
@@ -195,7 +195,7 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
     names = _names(panel.series)
     place = {name: len(names) - 1 - row for row, name in enumerate(names)}
     values = [
-        dict(zip((str(name) for name in one.x), _drawn(panel.y_kind, one.y), strict=True)) for one in panel.series
+        dict(zip((str(name) for name in one.x), _drawable(panel.y_kind, one.y), strict=True)) for one in panel.series
     ]
     for name in names:
         known = [of[name] for of in values if name in of]
@@ -231,7 +231,7 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
 
 
 def _name_axis(axes: Axes, names: Sequence[str], label: str) -> None:
-    axes.set_yticks(range(len(names)), [shortened(name) for name in names])
+    axes.set_yticks(range(len(names)), [shorten(name) for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
@@ -242,7 +242,7 @@ def _name_axis(axes: Axes, names: Sequence[str], label: str) -> None:
 def _is_upright(panel: Panel, width: float) -> bool:
     """Return whether names of bars are too long to stand below them."""
     names = _names(panel.series)
-    return panel.x_unit != "month" and sum(len(shortened(name)) + 1 for name in names) > CHARACTERS_PER_INCH * width
+    return panel.x_unit != "month" and sum(len(shorten(name)) + 1 for name in names) > CHARACTERS_PER_INCH * width
 
 
 def _draw_bars(axes: Axes, panel: Panel, *, width: float) -> None:
@@ -260,7 +260,7 @@ def _draw_bars(axes: Axes, panel: Panel, *, width: float) -> None:
             axes.bar(at + shift, values, width=0.92 * thick, bottom=below, color=colour, label=one.name)
         below = below + values if stacked else below
     if upright:
-        axes.set_yticks(at, [shortened(name) for name in names])
+        axes.set_yticks(at, [shorten(name) for name in names])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         _number_axis(axes, panel.y_kind, upright=False)
@@ -290,7 +290,7 @@ def _add_legend(drawing: Canvas, panels: Sequence[Panel], *, narrow: bool) -> No
     columns = max(1, min(len(order), int((3.3 if narrow else 9.0) * CHARACTERS_PER_INCH / (longest + 6))))
     drawing.figure.legend(
         [labels[label] for label in order],
-        [shortened(label) if narrow else label for label in order],
+        [shorten(label) if narrow else label for label in order],
         loc="outside upper left",
         ncols=columns,
         columnspacing=1.2,

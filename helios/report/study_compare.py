@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from helios.metrics.study.blocks import Estimate
-from helios.report.study_text import shown
+from helios.report.study_text import value_text
 from helios.report.tables import plain_table
 
 
@@ -22,11 +22,11 @@ class StudyDifference:
     Attributes
     ----------
     one, other : float, optional
-        The values; None: not known there.
+        The values. None where not known there.
     difference, low, high : float, optional
-        Of the second from the first, with its 95 % interval, were the two independent; None where there is none.
+        Second value less the first, with the 95 % interval for independent values. None where there is none.
     more_than_chance : bool, optional
-        Whether the interval excludes 0; None: it is not known.
+        Whether the interval excludes 0. None where it is not known.
     """
 
     number: int
@@ -48,7 +48,7 @@ class StudyComparison:
     Attributes
     ----------
     one, other : str
-        What each is of: its cluster and window.
+        Cluster and window of each.
     """
 
     one: str
@@ -75,9 +75,9 @@ def comparison_tables(found: StudyComparison) -> list[RenderableType]:
         (
             f"{row.number}",
             escape(row.title),
-            shown(Estimate(value=row.one), row.unit),
-            shown(Estimate(value=row.other), row.unit),
-            shown(Estimate(value=row.difference, low=row.low, high=row.high), row.unit),
+            value_text(Estimate(value=row.one), row.unit),
+            value_text(Estimate(value=row.other), row.unit),
+            value_text(Estimate(value=row.difference, low=row.low, high=row.high), row.unit),
             {True: "yes", False: "no", None: "-"}[row.more_than_chance],
         )
         for row in found.statements
@@ -118,7 +118,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> StudyDiffer
 
 
 def _half_width(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
-    """Return half the width of the interval of a difference of independent values."""
+    """Return half the width of a difference's interval."""
     widths = []
     for found in (one, other):
         low, high = found.get("low"), found.get("high")

@@ -1,4 +1,4 @@
-"""The sections of a study's page, for an admin, a manager or an author."""
+"""The sections of a study's page, by audience."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def study_sections(
     Parameters
     ----------
     beside : HereAndThere, optional
-        Published clusters; None: not shown.
+        Published clusters to show, or None.
     """
     sections = [
         PageSection(sentences=_first(found)),

@@ -1,4 +1,4 @@
-"""Statements of a study in words, each with a verdict and a command."""
+"""Statements of a study in words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Statement:
     title : str
         What it is about.
     value : float, optional
-        None: not known here.
+        None where not known here.
     unit : str
         ``share``, ``GPU hours a week``, ``ratio``, ...
     low, high : float, optional
@@ -91,7 +91,7 @@ class Statement:
     @property
     def shown_value(self) -> str:
         """The value with its interval and unit, as text."""
-        return shown(Estimate(value=self.value, low=self.low, high=self.high), self.unit)
+        return value_text(Estimate(value=self.value, low=self.low, high=self.high), self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Source:
     options : str
         For commands that read any history; empty for none.
     load : str
-        Command that loads the file first, for commands that read the warehouse; empty: it is loaded.
+        Command that loads the file first, for commands that read the warehouse. Empty where it is loaded.
     cluster : str
         Options that name the loaded cluster; empty for none.
     nodes : int, optional
@@ -154,7 +154,7 @@ def statements(findings: Sequence[Finding], *, unit: str, source: Source) -> lis
 def first_statements(found: Sequence[Statement]) -> list[Statement]:
     """Return the statements that come first.
 
-    Those that argue for something, by hours at stake, else the clearest denials.
+    They are those with a reason to act, by hours at stake. If there are none, they are the clearest denials.
     """
     for verdict in (Verdict.TRY, Verdict.UNCLEAR, Verdict.NOTHING):
         chosen = [one for one in found if one.verdict is verdict and one.hours_per_week is not None]
@@ -172,7 +172,7 @@ def change_sentence(statement: Statement, before: NDArray[np.float64]) -> str:
 
 
 def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
-    """Return the statements for a terminal, first those with the most hours at stake."""
+    """Return the statements for a terminal."""
     parts: list[RenderableType] = []
     for statement in first_statements(found):
         parts += [escape(statement.sentence), *([escape(f"  {statement.command}")] if statement.command else []), ""]
@@ -190,8 +190,11 @@ def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
     return parts
 
 
-def shown(estimate: Estimate, unit: str) -> str:
-    """Return a value with its interval, such as ``42 % (38 to 46 %)``."""
+def value_text(estimate: Estimate, unit: str) -> str:
+    """Format a value with its interval and unit.
+
+    For example ``42 % (38 to 46 %)``.
+    """
     if estimate.value is None:
         return "-"
     if estimate.low is None or estimate.high is None:
@@ -275,7 +278,7 @@ def _verdict(finding: Finding, words: _Words) -> Verdict:
 
 
 def _value(finding: Finding, unit: str = "share") -> str:
-    return shown(finding.estimate, unit)
+    return value_text(finding.estimate, unit)
 
 
 def _part(finding: Finding, name: str, digits: int = 0) -> str | None:

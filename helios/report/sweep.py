@@ -30,9 +30,9 @@ class SweepRow:
     Attributes
     ----------
     label : str
-        Of the replay; of one that always failed, policy and backfill.
+        Label of the replay. If it always failed, its policy and backfill.
     figures : mapping of float or None
-        For each of ``CRITERIA``, s, the mean over the repeats; empty: it always failed.
+        For each of ``CRITERIA``, s, the mean over the repeats. Empty where it always failed.
     failed : tuple of str
         Reasons, each once.
     """
@@ -70,7 +70,7 @@ class Group:
         Window, machine and settings, as a cell's JSON has them.
     rows : tuple of SweepRow
     differences : Differences, optional
-        Over the repeats; None: there are none.
+        Over the repeats. None where there are none.
     """
 
     about: Mapping[str, Any]

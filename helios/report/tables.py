@@ -13,7 +13,7 @@ from rich.table import Table
 
 from helios.metrics.queue import SIZE_CLASSES
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Difference, Differences, signed
+from helios.report.significance import CRITERIA, Difference, Differences, format_signed
 from helios.report.whatif import Run, WhatIf
 from helios.report.whatif_text import explanation, headline
 from helios.units import bar, change, duration, in_number, percent, sparkline
@@ -60,7 +60,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too, below ``MIDDLE`` only the mean and
         the longest wait.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: from the one replay alone.
+        How sure the differences are, over repeats. None where they come from the one replay alone.
     """
     baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"
@@ -104,9 +104,9 @@ def _difference_cell(found: Difference | None) -> str:
     if found is None:
         return "-"
     if found.low is None or found.high is None:
-        return signed(found.value)
-    interval = f"[dim]{signed(found.low)}..{signed(found.high)}[/]"
-    return f"no difference\n{interval}" if found.is_none else f"[bold]{signed(found.value)}[/]\n{interval}"
+        return format_signed(found.value)
+    interval = f"[dim]{format_signed(found.low)}..{format_signed(found.high)}[/]"
+    return f"no difference\n{interval}" if found.is_none else f"[bold]{format_signed(found.value)}[/]\n{interval}"
 
 
 def best_figures(runs: Sequence[Run]) -> dict[str, float]:
@@ -124,7 +124,7 @@ def best_figures(runs: Sequence[Run]) -> dict[str, float]:
     return {name: min(values) for name, values in known.items() if values and min(values) < max(values)}
 
 
-def named_missing(description: Description) -> str:
+def describe_missing(description: Description) -> str:
     """Name the columns that jobs lack, with how many jobs lack them.
 
     Empty where no job lacks any.
@@ -297,7 +297,7 @@ def _overview(description: Description, unit: str) -> RenderableType:
         f"{unit} hours": f"{description.resource_hours:,.0f}",
         "Run time": _format_quantiles(run_time_s) if run_time_s else "unknown",
         "Wait": _format_quantiles(wait_s) if wait_s else "unknown (no start is recorded)",
-        "Unknown": named_missing(description),
+        "Unknown": describe_missing(description),
         "Resource": "CPUs: no job asks for a GPU" if description.resource == "cpus" else "",
     }
     table = plain_table("", "", right_from=2, rows=(row for row in rows.items() if row[1]))

@@ -1,4 +1,4 @@
-"""Results of a what-if, the source of its tables, figures, pages and JSON."""
+"""Results of a what-if."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Run:
     policy, backfill : str
         As typed: fifo, easy.
     run_times : str, optional
-        Run times that the order uses: predicted or true; None: it uses none.
+        Run times that the order uses: predicted or true. None where it uses none.
     estimates : str, optional
         Run times that backfill plans with; without backfill those of the order.
     options : mapping
         Other options of the policy; lengths in s, None: never.
     bound_s : int, optional
-        Wait beyond which a job went first, at the end of the replay, s; None: there was no bound.
+        Wait beyond which a job went first, at the end of the replay, s. None where there was no bound.
     unit : str
         ``GPU`` or ``CPU``: of what the sizes of jobs are.
     summary : QueueSummary
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """A short name of what was replayed, as ``QSSF predicted + EASY (limit)``."""
+        """Short name, as ``QSSF predicted + EASY (limit)``."""
         return scenario_label(
             policy=self.policy,
             run_times=self.run_times,
@@ -179,9 +179,9 @@ class WhatIf:
     notes : tuple of str
         What was assumed.
     named : JobNames, optional
-        The jobs, users and partitions by name; None: not given.
+        The jobs, users and partitions by name. None where not given.
     check : OrderCheck, optional
-        The verdict on the live order, over draws; None: there is only this one replay.
+        The verdict on the live order, over draws. None where there is only this one replay.
     interrupted : bool
         Whether a person stopped it before all replays were made.
     """
@@ -204,12 +204,15 @@ class WhatIf:
 
     @property
     def feasible(self) -> list[Run]:
-        """The other replays of what a live Slurm can do, in the order asked for."""
+        """The other replays of what a live Slurm can do."""
         return [run for run in self.runs if run is not self.baseline and run.is_possible_live]
 
     @property
     def impossible(self) -> list[Run]:
-        """The other replays whose backfill plans with predictions, as no live Slurm does."""
+        """The replays that no live Slurm can do.
+
+        Their backfill plans with predictions.
+        """
         return [run for run in self.runs if run is not self.baseline and not run.is_possible_live and not run.is_oracle]
 
     @property
@@ -300,7 +303,7 @@ class GroupGain:
     name : str
     jobs : int
     gpu_hours : float
-        That they run, GPUs (or CPUs) x hours.
+        Size x run time of the jobs, in GPU or CPU hours.
     before, after : Waits
         In the baseline, and in the replay that is compared with it.
     longer : float
@@ -364,7 +367,7 @@ def by_size(run: Run, result: WhatIf) -> list[GroupGain]:
 def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
     """Compare the waits of each user whose name is known.
 
-    The largest growth of the mean wait first; empty: no names are known.
+    The largest growth of the mean wait first. Empty where no names are known.
     """
     names = result.named.users if result.named is not None else ()
     order = np.argsort(run.users, kind="stable")
@@ -377,7 +380,7 @@ def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
 def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[GroupGain]]:
     """Return the users that a page names.
 
-    Those who lose most, and those who gain most.
+    They are those who lose most, and those who gain most.
     """
     return [gain for gain in gains if gain.loses][:LOSERS], [gain for gain in reversed(gains) if gain.gains][:GAINERS]
 
@@ -385,7 +388,7 @@ def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[Gro
 def losing_jobs(run: Run, result: WhatIf) -> list[LosingJob]:
     """Return the jobs whose wait grows most, the worst first.
 
-    Empty: no names are known, or no job waits longer.
+    Empty where no names are known, or no job waits longer.
     """
     named, baseline = result.named, result.baseline
     if named is None:

@@ -21,8 +21,8 @@ from helios.report.charts import (
     canvas,
     date_axis,
     draw_queue_and_use,
-    shortened,
-    shown,
+    select_curves,
+    shorten,
     time_axis,
     time_steps,
 )
@@ -63,7 +63,7 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
             queue.yaxis.set_major_locator(MaxNLocator(3))
             used.set_ylim(0, 1.05)
             used.set_yticks([0, 0.5, 1])
-            title = f"{shortened(names[partition])}, {gpus:,} {result.unit}{'' if gpus == 1 else 's'}"
+            title = f"{shorten(names[partition])}, {gpus:,} {result.unit}{'' if gpus == 1 else 's'}"
             queue.set_title(f"{title}: jobs waiting")
             used.set_title(f"{result.unit}s in use")
         for axes in drawing.panels:
@@ -79,9 +79,9 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
 def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
     """Draw the GPU hours of waiting that each order saves.
 
-    Added up over the window. None: no wait differs.
+    Added up over the window. None where no wait differs.
     """
-    runs = [run for run in shown(result) if run is not result.baseline]
+    runs = [run for run in select_curves(result) if run is not result.baseline]
     if not any((run.wait_s != result.baseline.wait_s).any() for run in runs):
         return None
     with canvas("Waiting saved so far, over the window", height=2.8, narrow=narrow) as drawing:
@@ -105,7 +105,7 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
 
     On logarithmic axes; users above the line wait longer.
 
-    The area of a dot grows with the hours that the user runs. None: fewer than two users are known.
+    The area of a dot grows with the hours that the user runs. None where fewer than two users are known.
     """
     if len(gains) < 2:
         return None

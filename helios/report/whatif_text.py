@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from helios.metrics.queue import SIZE_CLASSES, size_class
 from helios.report.order_check import NOBODY_WAITS, SINGLE_REPLAY
-from helios.report.significance import Difference, Differences, between, of_one_replay, signed
+from helios.report.significance import Difference, Differences, compare_blocks, format_signed, mean_wait_difference
 from helios.report.whatif import SAME_S, Run, WhatIf, by_user, noticed_s
 from helios.units import change, duration_in_words, percent
 
@@ -78,7 +78,7 @@ def headline(result: WhatIf) -> list[str]:
     """Return the verdict on the live order, or why there is none."""
     if result.check is not None:
         return result.check.sentences()
-    return [NOBODY_WAITS if nobody_waits(result) else SINGLE_REPLAY]
+    return [NOBODY_WAITS if has_no_waits(result) else SINGLE_REPLAY]
 
 
 def explanation(result: WhatIf, differences: Differences | None = None) -> list[str]:
@@ -89,28 +89,28 @@ def explanation(result: WhatIf, differences: Differences | None = None) -> list[
     Parameters
     ----------
     differences : Differences, optional
-        How sure the differences are, over repeats; None: from the one replay alone.
+        How sure the differences are, over repeats. None where they come from the one replay alone.
     """
     today, chosen = result.baseline, propose_scenario(result)
-    if nobody_waits(result):
+    if has_no_waits(result):
         return []
     if chosen is None:
         return [
             f"{today.label}: the mean wait is {duration_in_words(today.summary.mean_wait_s)}.",
             *_oracle_alone(result),
         ]
-    sure = differences if differences is not None else of_one_replay(result)
+    sure = differences if differences is not None else compare_blocks(result)
     return [
         *_one_replay(chosen, result, sure),
         *_small_part(today),
-        *_who_pays(chosen, result, sure),
+        *_who_waits_longer(chosen, result, sure),
         *_which_users(chosen, result),
         *_longest(chosen, result, sure),
         *_against_oracle(chosen, result, sure),
     ]
 
 
-def nobody_waits(result: WhatIf) -> bool:
+def has_no_waits(result: WhatIf) -> bool:
     """Return whether waits are too short in every replay to be compared."""
     return max(run.summary.mean_wait_s for run in result.runs) < SAME_S
 
@@ -119,7 +119,7 @@ def propose_scenario(result: WhatIf) -> Run | None:
     """Return the replay that the sentences explain.
 
     What Helios does live by default; else, of the first of ``PROPOSALS`` that was replayed, or else of all feasible
-    replays, the one with the smallest mean wait. None: none is feasible but the baseline.
+    replays, the one with the smallest mean wait. None where none is feasible but the baseline.
     """
     chosen = [run for run in result.feasible if run.is_live_default]
     for policy in PROPOSALS:
@@ -155,7 +155,7 @@ def _one_replay(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
 def _interval(found: Difference) -> str:
     if found.low is None or found.high is None:
         return "in this one replay"
-    return f"95 % interval {signed(found.low)}..{signed(found.high)}"
+    return f"95 % interval {format_signed(found.low)}..{format_signed(found.high)}"
 
 
 def _small_part(today: Run) -> list[str]:
@@ -165,7 +165,7 @@ def _small_part(today: Run) -> list[str]:
     return [f"There is little to gain: waiting is {100 * share:.1f} % of the time from submission to end."]
 
 
-def _who_pays(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+def _who_waits_longer(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     """Name every size of job that waits longer.
 
     Large jobs, which usually do, are mentioned whenever their wait differs at all.
@@ -248,7 +248,7 @@ def _oracle_alone(result: WhatIf) -> list[str]:
 def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
     """Return a figure of a replay beside the baseline's.
 
-    As in the table of differences; None: no such job.
+    As in the table of differences. None for no such job.
     """
     found, new, old = sure.of(run.label, name), sure.figures(run.label), sure.figures(result.baseline.label)
     new_s, old_s = new.get(name), old.get(name)
@@ -260,13 +260,13 @@ def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComp
 def _compare_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
     """Return the mean wait of a size beside the baseline's.
 
-    Of large jobs as in the table of differences, of the others from the one replay.
+    Large jobs are compared as in the table of differences, and others by the one replay.
     """
     if size == SIZE_CLASSES[-1]:
         return _compare(chosen, result, sure, "mean_wait_large_s")
     new_s = chosen.summary.mean_wait_s_by_size[size]
     old_s = result.baseline.summary.mean_wait_s_by_size[size]
-    found = between(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))
+    found = mean_wait_difference(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))
     if new_s is None or old_s is None or found is None:
         return None
     return WaitComparison(new_s=new_s, old_s=old_s, found=found)

@@ -42,9 +42,9 @@ PRIOR_SPEED = 0.6
 KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "noise": 0.002}
 """Variances of the log speed beside another, by what it is due to. Chosen on K80 and P100."""
 MOST_MEASURED = 320
-"""Measured pairs that a prediction rests on; the rest would cost time and tell little."""
+"""Most measured pairs used for a prediction. More would cost time and improve it little."""
 MOST_CLASSES = 40
-"""Families that the plan tells apart; more are grouped by how they behave."""
+"""Most classes in the plan. With more families, similar ones share a class."""
 GROWTH = 1.1
 """Least gain of a company over the same without one trial, for which another trial more is tried."""
 FEW_CLASSES = 6
@@ -161,7 +161,7 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
     parts = {trial.fusible: trial.family for trial in snapshot.trials if trial.fusible}
     if not parts:
         return [], snapshot
-    chosen = {part for part, family in parts.items() if fused_gain(snapshot, part) >= _gain_apart(snapshot, family)}
+    chosen = {part for part, family in parts.items() if fused_gain(snapshot, part) >= _sharing_gain(snapshot, family)}
     processes = by_process(snapshot.trials)
     used = Counter(str(process[0].device) for process in processes)
     free = {
@@ -179,7 +179,7 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
             taken[str(process[0].device)] += 1
             hidden.update(trial.number for trial in process)
     left = tuple(
-        replace(device, slots=device.slots - taken[device.name], memory_mib=_left_mib(device, taken[device.name]))
+        replace(device, slots=device.slots - taken[device.name], memory_mib=_free_mib(device, taken[device.name]))
         for device in snapshot.devices
         if taken[device.name] < (device.slots if device.kind == "cpu" else 1)
     )
@@ -187,20 +187,20 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
     return list(starts), replace(snapshot, devices=left, trials=rest)
 
 
-def _left_mib(device: Device, taken: int) -> float:
+def _free_mib(device: Device, taken: int) -> float:
     return device.memory_mib * (1 - taken / device.slots)
 
 
 def fused_gain(snapshot: PoolSnapshot, part: str) -> float:
-    """Return the work of a process of many trials, over that of one.
+    """Return the speed-up of a process of many trials.
 
     It is infinite where it was not measured, so that it is tried.
     """
     return max((speed.gain for speed in snapshot.fused if speed.fusible == part), default=math.inf)
 
 
-def _gain_apart(snapshot: PoolSnapshot, family: str) -> float:
-    """Return the work of trials that share a GPU, over that of one.
+def _sharing_gain(snapshot: PoolSnapshot, family: str) -> float:
+    """Return the speed-up of trials that share a GPU.
 
     On the CPU, where slots have cores of their own, it is that of one.
     """
@@ -229,7 +229,7 @@ class _Knowledge:
     known : bool array of shape (n_classes,)
         Whether its speed alone was measured.
     companies : list of Company
-        That may be.
+        Companies that are allowed.
     place : dict of Company to int
     rates : float64 array of shape (n_companies, n_classes)
         Seconds of work alone that a company does in a second, of each class, with optimism where it was not measured.
@@ -386,7 +386,7 @@ def _cell(shares: Sequence[float] | None) -> int:
 
 
 def _similarity(traits: Traits, members: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Return how alike the parameters of classes are, 0 to 1, shape (n, n)."""
+    """Return the similarity of classes, of shape (n, n)."""
     by_family = dict(traits)
     rows = [dict(by_family[group[0]]) if len(group) == 1 else {} for group in members]
     names = sorted({name for row in rows for name in row})
@@ -505,7 +505,7 @@ def least_device_time(
 def _solve_again(
     does: NDArray[np.float64], share: NDArray[np.float64], basis: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return prices and times if a basis is still the only best one.
+    """Solve again with a known basis, if it is still best.
 
     Work and speeds change little between two decisions, and so the same companies are best in most of them. Only
     a solution that is unique is taken, so that an answer never depends on what was solved before.
@@ -657,14 +657,17 @@ class _Pool:
         return need or None
 
     def reserved_mib(self, trial: Trial) -> float:
-        """Return the memory of a running trial that nobody else may be promised, MiB."""
+        """Return the memory reserved for a running trial, MiB."""
         if trial.memory_limit_mib is not None:
             return trial.memory_limit_mib
         seen = trial.peak_memory_mib or trial.forecast.memory_p95_mib
         return math.inf if not seen else seen * (1 + self.options.head_room)
 
     def must_be_alone(self, trial: Trial) -> bool:
-        """Return whether nothing is known of a trial, or memory has failed it twice."""
+        """Return whether a trial needs a device alone.
+
+        Nothing is known of it, or it ran out of memory twice.
+        """
         unknown = self.need_mib(trial) is None or not self.known.known[self.class_of(trial)]
         return unknown or (trial.out_of_memory_mib is not None and trial.attempts > 2)
 
@@ -690,7 +693,7 @@ class _Pool:
         if not self.actions:
             for device in self.devices:
                 if len(self.on[device.name]) > 1 and self.settled(device):
-                    self.part(device)
+                    self.split_company(device)
         return self.actions
 
     def waiting_left(self) -> int:
@@ -732,7 +735,7 @@ class _Pool:
 
     def fill(self, device: Device, *, others: int) -> None:
         """Start the company that is worth most on a device without trials."""
-        for trial in [] if self.sampling else self.late()[:1]:  # others may join it
+        for trial in [] if self.sampling else self.late_trials()[:1]:  # others may join it
             self.start(trial, device, "it would end last", whole=self.must_be_alone(trial))
             return
         left = self.waiting_left()
@@ -754,7 +757,7 @@ class _Pool:
                 place = self.known.place.get((min(one, two), max(one, two)))
                 if place is None or not self.may_try(place) or (one == two and len(self.queue[one]) < 2):
                     continue
-                chosen = self.two(one, two, device)
+                chosen = self.pick_pair(one, two, device)
                 urgent = URGENT * max(map(self.urgency, chosen), default=0.0)
                 late = self.lateness(chosen, place) if len(chosen) > 1 else 0.0
                 key = (round(float(self.worth[place]) + urgent - late, 2), float(self.time[place]), -place)
@@ -774,7 +777,7 @@ class _Pool:
             self.time[place] -= min(self.time[place], self.lasts_s(chosen, place))
         for trial in chosen:
             whole = len(chosen) == 1 and self.must_be_alone(trial)
-            self.start(trial, device, self.why(chosen, place), whole=whole)
+            self.start(trial, device, self.reason_together(chosen, place), whole=whole)
 
     def fill_cores(self, device: Device) -> None:
         """Start a trial in each free slot of the CPU.
@@ -800,7 +803,7 @@ class _Pool:
                 )
                 self.queue[self.class_of(trial)].remove(trial)
 
-    def two(self, one: int, two: int, device: Device) -> list[Trial]:
+    def pick_pair(self, one: int, two: int, device: Device) -> list[Trial]:
         """Return a trial of each class that fit together.
 
         If one must be alone at first, it is only that one.
@@ -824,7 +827,7 @@ class _Pool:
         return []
 
     def join(self, device: Device) -> None:
-        """Add a trial to a device if the company is worth more then."""
+        """Add a trial to a device if that is worth it."""
         trials = self.on[device.name]
         if len(trials) >= min(self.options.together, device.slots) or any(map(self.reserved_alone, trials)):
             return
@@ -851,9 +854,9 @@ class _Pool:
         if best is not None:
             _, trial, joined = best
             self.tried[joined] += 1
-            self.start(trial, device, self.why([*trials, trial], joined))
+            self.start(trial, device, self.reason_together([*trials, trial], joined))
 
-    def late(self) -> list[Trial]:
+    def late_trials(self) -> list[Trial]:
         """Return waiting trials that would end last, the longest first."""
         if not self.typical_s or self.total_s < SHORT * self.options.restart_s:
             return []
@@ -861,7 +864,7 @@ class _Pool:
         return sorted(late, key=lambda t: (-self.left_s(t), t.number))
 
     def make_room(self) -> set[str]:
-        """Pause the trials of a device for a waiting one that would end last.
+        """Pause trials for a waiting one that would end last.
 
         It may fit beside nobody, and a device that others join is never free.
 
@@ -871,7 +874,7 @@ class _Pool:
             Devices that nobody is to join.
         """
         kept: set[str] = set()
-        for trial in self.late():
+        for trial in self.late_trials():
             free = [
                 (sum(map(self.left_s, self.on[d.name])), d.name)
                 for d in self.devices
@@ -890,7 +893,7 @@ class _Pool:
         return kept
 
     def even_ends(self) -> None:
-        """Pause a trial that runs alone for a waiting one with more work left.
+        """Pause a short trial for a longer waiting one.
 
         That is where the last would end sooner, and no more trials wait than there are devices.
         """
@@ -931,8 +934,8 @@ class _Pool:
         """Return whether a running trial must keep its device for itself."""
         return trial.out_of_memory_mib is not None and trial.attempts > 2 and trial.memory_limit_mib is None
 
-    def part(self, device: Device) -> None:
-        """Pause a trial whose company is worth less than another one would be."""
+    def split_company(self, device: Device) -> None:
+        """Pause a trial if another company is worth more."""
         trials = self.on[device.name]
         place = self.known.place.get(self.company(trials))
         if place is None:
@@ -966,7 +969,7 @@ class _Pool:
             self.actions.append(PauseTrial(number=best[2].number, reason=reason))
 
     def spread(self) -> None:
-        """Pause a trial of a full device if one without trials can take it."""
+        """Pause a trial that an empty device can take."""
         started = {action.device for action in self.actions if isinstance(action, StartTrial)}
         free = sum(not self.on[device.name] and device.name not in started for device in self.devices)
         ends: list[tuple[float, int, Trial]] = []
@@ -988,7 +991,7 @@ class _Pool:
         for _, number, _ in sorted(ends, reverse=True)[:free]:
             self.actions.append(PauseTrial(number=number, reason="a device without trials can take it"))
 
-    def why(self, trials: Sequence[Trial], place: int) -> str:
+    def reason_together(self, trials: Sequence[Trial], place: int) -> str:
         """Return why trials run together, for a person."""
         if len(trials) == 1:
             return "alone on its device"
@@ -998,7 +1001,10 @@ class _Pool:
 
 
 def _last_end(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
-    """Return when the last trial ends, each alone and the longest waiting one first, s."""
+    """Return when the last trial ends, s.
+
+    Each runs alone, the longest first.
+    """
     ends = sorted(busy_s)
     for length in sorted(waiting_s, reverse=True):
         heapq.heapreplace(ends, ends[0] + length)
@@ -1023,7 +1029,7 @@ def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_
 
 
 def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
-    """Return speeds alone that are expected of families which never ran alone here."""
+    """Return expected speeds of families never run alone."""
     known = {speed.family for speed in measured if not speed.beside}
     told = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
     return tuple(

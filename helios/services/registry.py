@@ -64,7 +64,7 @@ class InstalledService:
     options : tuple of ServiceOption
         In the declared order.
     domain : Domain or None
-        The domain that it acts on; None: pools.
+        The domain that it acts on. None for pools.
     requires_gain : str
         The gain that the site's own history must show before the service may act; empty for none.
     broken : str
@@ -86,7 +86,7 @@ def installed(group: str = GROUP) -> dict[str, InstalledService]:
 
     Broken ones have the reason.
     """
-    return {name: _described(name, entries, group) for name, entries in sorted(_entries(group).items())}
+    return {name: _describe(name, entries, group) for name, entries in sorted(_entries(group).items())}
 
 
 def build(name: str, options: Mapping[str, Any]) -> Service:
@@ -113,7 +113,7 @@ def build(name: str, options: Mapping[str, Any]) -> Service:
 
 
 def build_for_pool(name: str, options: Mapping[str, Any]) -> PoolService:
-    """Return the service for pools of that name, made with the given options.
+    """Return a pool service by name.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def find(name: str, group: str = GROUP) -> type[Any]:
             f"No service {name!r} is installed.",
             hint=f"Installed are: {', '.join(sorted(entries)) or 'none'}. Is the package that brings it installed?",
         )
-    return _loaded(name, entries[name])
+    return _load_class(name, entries[name])
 
 
 def checked_options(service_class: type[Any], options: Mapping[str, Any], *, name: str) -> Any:
@@ -160,7 +160,7 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
         # As JSON, strictly: a list may become a tuple and text an enum, but text never a number.
         return TypeAdapter(declared).validate_json(to_json(dict(options), inf_nan_mode="constants"), strict=True)
     except ValidationError as reason:
-        wrong = "; ".join(_complaint(error) for error in reason.errors())
+        wrong = "; ".join(_validation_message(error) for error in reason.errors())
         raise ServiceInvalid(f"Service {name}: {wrong}.", hint=allowed) from reason
     except PydanticSerializationError as reason:
         raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", hint=allowed) from reason
@@ -213,7 +213,7 @@ def find_flaws(service_class: Any) -> list[str]:
     if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
         flaws.append("it has no dataclass Options; nest one: @dataclass(frozen=True, kw_only=True) class Options")
     else:
-        flaws += _flaws_of_options(options)
+        flaws += _option_flaws(options)
     return flaws
 
 
@@ -227,7 +227,7 @@ def list_options(service_class: type[Any]) -> tuple[ServiceOption, ...]:
     )
 
 
-def _flaws_of_options(options: Any) -> list[str]:
+def _option_flaws(options: Any) -> list[str]:
     flaws = []
     if not options.__dataclass_params__.frozen:
         flaws.append("its Options can be changed after they were checked; write @dataclass(frozen=True)")
@@ -259,7 +259,7 @@ def _current_name(name: str, group: str) -> str:
     return RENAMED_SERVICES.get(name, name) if group == GROUP else name
 
 
-def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
+def _load_class(name: str, entries: list[EntryPoint]) -> type[Any]:
     if len(entries) > 1:
         raise ServiceInvalid(
             f"Several packages offer a service {name}: {', '.join(map(_package, entries))}.",
@@ -279,12 +279,12 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
     return service_class  # type: ignore[no-any-return]  # because an entry point loads anything; it was just checked
 
 
-def _described(name: str, entries: list[EntryPoint], group: str) -> InstalledService:
+def _describe(name: str, entries: list[EntryPoint], group: str) -> InstalledService:
     domain = None if group == POOL_GROUP else Domain.JOBS
     packages = ", ".join(filter(None, map(_package, entries)))
     bare = InstalledService(name=name, target=entries[0].value, package=packages, domain=domain)
     try:
-        service_class = _loaded(name, entries)
+        service_class = _load_class(name, entries)
     except ServiceInvalid as reason:
         return dataclasses.replace(bare, broken=str(reason))
     return dataclasses.replace(
@@ -310,7 +310,7 @@ def _type_name(declared: Any) -> str:
     return declared.__name__ if inspect.isclass(declared) else str(declared).replace("typing.", "")
 
 
-def _complaint(error: Mapping[str, Any]) -> str:
+def _validation_message(error: Mapping[str, Any]) -> str:
     where = ".".join(map(str, error["loc"]))
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{where} = {error['input']!r}: {message}" if where else message

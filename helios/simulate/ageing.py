@@ -1,4 +1,4 @@
-"""Longest wait of a replay, and the ageing and wait bound that follow it.
+"""Ageing and wait bound from the longest wait of a replay.
 
 A key ages as ``ln(key) + submitted / tau``: a job of R times the service is passed only by jobs that come within
 ``tau ln R`` of it. ``tau`` is a share of the longest wait that another replay of the same jobs, first in, first out,
@@ -72,7 +72,10 @@ class LongestWaits:
         return int(self.longest_s[np.searchsorted(self.at_s, now_s, side="right") - 1])
 
     def wait_bound(self, share: float) -> WaitBound:
-        """Return the bound of ``share`` x the longest wait so far, at least ``LEAST_BOUND_S``."""
+        """Return the wait bound from the longest wait so far.
+
+        It is ``share`` x that wait, and at least ``LEAST_BOUND_S``.
+        """
         return WaitBound(at_s=self.at_s, bound_s=np.maximum(share * self.longest_s, LEAST_BOUND_S).astype(np.int64))
 
     def ageing(self, share: float) -> Ageing:
@@ -82,7 +85,7 @@ class LongestWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ageing:
-    """Ageing time of the keys of a queue, as a step function of time.
+    """Ageing time of a queue's keys, as a step function.
 
     Parameters
     ----------

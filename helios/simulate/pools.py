@@ -51,7 +51,7 @@ class ProfilesInvalid(HeliosError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairProfiles:
-    """Measured speeds of families of trials on one kind of device, alone and in pairs.
+    """Measured speeds of families, alone and in pairs.
 
     Attributes
     ----------
@@ -366,8 +366,8 @@ class SimulatedPool:
                 )
             )
         active = [number for number, state in enumerate(self._state) if state is not TrialState.FINISHED]
-        told = self._forecast([self._shown(number) for number in active], runs)
-        self._forecasts.update(zip(active, told, strict=True))
+        forecasts = self._forecast([self._shown(number) for number in active], runs)
+        self._forecasts.update(zip(active, forecasts, strict=True))
         self._outdated = False
 
     def _shown(self, number: int) -> Trial:
@@ -538,7 +538,7 @@ class SimulatedPool:
         self._new_company(attempt.device)
 
     def _new_company(self, place: int) -> None:
-        """Give each trial of a device its speed among those that are there now."""
+        """Update the speeds of a device's trials."""
         for attempt in self._on[place]:
             if not attempt.computes or attempt.leaves_s < math.inf:
                 attempt.rate = 0.0
@@ -627,7 +627,7 @@ def share_fixed(together: int) -> Decide:
 def knowing(
     decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles, *, lengths: bool = True
 ) -> Decide:
-    """Return a rule that is told the truth from the start.
+    """Return a rule that knows the truth from the start.
 
     It knows all speeds and memory, and how long each trial takes or, without ``lengths``, the mean of its family.
     """

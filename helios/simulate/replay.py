@@ -435,8 +435,8 @@ class JobKeys:
     tau_s: NDArray[np.float64] | None
     ranked: bool
     planned: bool
-    told: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    """How many of the jobs that have ended the predictor knows of."""
+    n_reported: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """Number of ended jobs that were reported to the predictor."""
 
     def predict(self, predictor: ReplayPredictor, jobs: NDArray[np.int64], now: int) -> None:
         """Fill in the missing keys and plans of ``jobs``.
@@ -528,7 +528,7 @@ class PendingIndex:
         self._waiting = np.empty(0, dtype=np.int64)
 
     def waiting(self, arrived: int) -> NDArray[np.int64]:
-        """Return the positions, ascending, of those of the first ``arrived`` jobs that wait."""
+        """Return the positions of waiting jobs, ascending."""
         jobs = self._waiting
         if arrived > self._arrived:
             jobs = np.concatenate((jobs, np.arange(self._arrived, arrived)))
@@ -558,7 +558,7 @@ class PredictorQueries:
         self._index = PendingIndex(state.jobs["started_s"])
 
     def predict_submitted(self, these: slice, now: int) -> None:
-        """Ask about jobs submitted ``now``, and about pending ones if that is due."""
+        """Predict new jobs, and pending ones if that is due."""
         self._report_ended()
         if now >= self.due_s:
             self.predict_pending(now)
@@ -576,11 +576,11 @@ class PredictorQueries:
             put_anew(self._state, jobs, keys, plans)
 
     def _report_ended(self) -> None:
-        reported, ended = int(self._scores.told[0]), int(self._state.clock["ended"][0])
+        reported, ended = int(self._scores.n_reported[0]), int(self._state.clock["ended"][0])
         if ended > reported:
             fresh = self._state.ended[reported:ended]
             self._predictor.ended(fresh, self._state.jobs["ends_s"][fresh])
-            self._scores.told[0] = ended
+            self._scores.n_reported[0] = ended
 
 
 class AgeingRunner:

@@ -204,7 +204,7 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _run_since_s(self) -> Jobs:
-        """Return when each running job began its present run, s since the epoch."""
+        """Return the start of each current run, s since the epoch."""
 
     @abstractmethod
     def _queue(self) -> Jobs:
@@ -303,7 +303,7 @@ class SimulatedCluster(ABC):
         return {result: n for result, n in zip(_RESULTS, self._order(jobs, urgency), strict=True) if n}
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
-        """Return the jobs that a new order names, each once, and their urgencies.
+        """Return the ordered jobs and their urgencies.
 
         Jobs are positions; NOBODY: there is no job of that id.
         """

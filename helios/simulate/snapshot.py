@@ -213,7 +213,7 @@ def _typed(column: pd.Series[Any]) -> Any:
 
 
 def encode(codes: NDArray[Any], words: tuple[str, ...]) -> pd.Categorical:
-    """Return the categorical in which each of ``codes`` stands for one of ``words``.
+    """Return ``codes`` as a categorical of ``words``.
 
     -1: missing.
     """

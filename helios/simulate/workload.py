@@ -13,7 +13,9 @@ from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInva
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workload:
-    """Jobs to replay, ordered by submit time, then job id (numbers by value), then restart.
+    """Jobs to replay, in submission order.
+
+    The order is by submit time, then job id (numbers by value), then restart.
 
     Parameters
     ----------

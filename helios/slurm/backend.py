@@ -121,7 +121,7 @@ class RawNode(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUpdate:
-    """The values to write to one job, at least one of the two.
+    """The values to write to one job.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ class Backend(Protocol):
     """``commands`` or ``pyslurm``."""
 
     def queue(self) -> list[RawJob]:
-        """Return the records of pending, running, suspended and completing jobs, in any order."""
+        """Return the records of all jobs that have not ended."""
         ...
 
     def nodes(self) -> list[RawNode]:

@@ -59,10 +59,10 @@ class CommandsBackend(Backend):
     def __init__(
         self, *, commands_folder: str = "", timeout_s: float = 30.0, environment: Mapping[str, str] | None = None
     ) -> None:
-        surroundings = {} if environment is None else {"environment": environment}
-        self.shell = Shell(folder=commands_folder, timeout_s=timeout_s, **surroundings)
+        given = {} if environment is None else {"environment": environment}
+        self.shell = Shell(folder=commands_folder, timeout_s=timeout_s, **given)
         self._scrontab: bool | None = None
-        self._tells_tasks = True
+        self._has_array_unique = True
 
     def queue(self) -> list[RawJob]:
         """Return the records that ``squeue`` lists.
@@ -74,7 +74,7 @@ class CommandsBackend(Backend):
         words = ("--all", "--noheader", f"--Format={','.join(fields)}")
         printed = self._squeue(*words)
         records = _records(printed, end)
-        if not self._tells_tasks and any(
+        if not self._has_array_unique and any(
             BASE_STATE.get(record[_STATE], record[_STATE]) == "PENDING" and parse.tasks(record[_TASKS]) > 1
             for record in records
         ):
@@ -87,13 +87,13 @@ class CommandsBackend(Backend):
     def _squeue(self, *words: str) -> bytes:
         # Without this option one line stands for all pending tasks of an array, even if an admin changed one of them
         # (22.05.8). squeue of 25.11 and 26.05.5 no longer has the option.
-        if self._tells_tasks:
+        if self._has_array_unique:
             try:
                 return self.shell.run("squeue", "--array-unique", *words)
             except AnswerNotUnderstood as reason:
                 if "array-unique" not in reason.message:
                     raise
-                self._tells_tasks = False
+                self._has_array_unique = False
         return self.shell.run("squeue", *words)
 
     def nodes(self) -> list[RawNode]:
@@ -103,7 +103,10 @@ class CommandsBackend(Backend):
         return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
 
     def configuration(self) -> dict[str, str]:
-        """Return ``scontrol show config``, with the controller's clock under ``NOW`` (s since the epoch)."""
+        """Return the output of ``scontrol show config``.
+
+        ``NOW`` has the controller's clock, s since the epoch.
+        """
         found = show_config(self.shell)
         self._scrontab = "enable" in found.get("ScronParameters", "")
         return found
@@ -161,7 +164,10 @@ class CommandsBackend(Backend):
 
 
 def show_config(shell: Shell) -> dict[str, str]:
-    """Return ``scontrol show config``, with the controller's clock under ``NOW`` (s since the epoch)."""
+    """Return the output of ``scontrol show config``.
+
+    ``NOW`` has the controller's clock, s since the epoch.
+    """
     shown = lines(shell.run("scontrol", "show", "config"))
     now = re.search(r"as of (\d+)", shown[0])
     return settings(shown) | ({"NOW": now[1]} if now else {})
@@ -376,10 +382,12 @@ class Sprio:
             )
         if answer.status != 0:
             raise failure("sprio", answer.complaint)
-        return dict(_parsed(line) for line in lines(answer.output) if line and not line.startswith("Unable to find"))
+        return dict(
+            _parse_line(line) for line in lines(answer.output) if line and not line.startswith("Unable to find")
+        )
 
 
-def _parsed(line: str) -> tuple[str, SiteFactor]:
+def _parse_line(line: str) -> tuple[str, SiteFactor]:
     job_id, *words = (part.strip() for part in line.split("|"))
     try:
         priority, value = map(int, words[:2])

@@ -1,4 +1,4 @@
-"""Choice of the backend for Slurm, and opening of a cluster through it."""
+"""Connection to Slurm through the configured backend."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TABLE = Path("hook") / "table"
 PUBLISHED = TABLE.with_name("published")
 """File of the rows that were published and when, which proves that a value on a job is the hook's."""
 KEPT = timedelta(days=7)
-"""How long a row stays in that file after its publication; by then a cycle has recorded its jobs in ``jobs.undo``."""
+"""Time that a row stays in that file. By then a cycle has recorded its jobs in ``jobs.undo``."""
 
 FORMAT = "helios-hook 1"
 MOST_ROWS = 200_000
@@ -169,7 +169,7 @@ def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: ti
     published = int(now.timestamp())
     expires = published + int(lasts.total_seconds())
     facts = f"{generation} {published} {expires} {len(lines)} {len(body)}"
-    return f"{FORMAT} {facts} {_sum_of_all(facts, body)}\n{body}{_last_line(generation, len(lines))}"
+    return f"{FORMAT} {facts} {_table_checksum(facts, body)}\n{body}{_last_line(generation, len(lines))}"
 
 
 def publish(path: Path, text: str) -> None:
@@ -227,7 +227,7 @@ def read_table(path: Path, now: datetime) -> HookTable:
     HookTableInvalid
         It is missing, damaged, expired or from the future; the reason is given.
     """
-    table = _parsed(path)
+    table = _parse(path)
     if now >= table.expires_at or now < table.published_at - SKEW:
         raise HookTableInvalid(
             f"the hook's table {path} is good from {table.published_at} to {table.expires_at}, not at {now}",
@@ -255,9 +255,9 @@ class PublishedTables:
         limit_s = job["time_limit_s"]
         limit = str(round(limit_s / 60)) if isinstance(limit_s, (int, float)) else "-"
         word, limit = ("site_factor", _ANY) if setting is JobSetting.ORDER else ("time_min", limit)
-        user, partition = _quoted(job["user"] or ""), _quoted(job["partition"] or "")
+        user, partition = _quote(job["user"] or ""), _quote(job["partition"] or "")
         found = (self.spans.get((word, who, partition, limit, str(value))) for who in (user, _ANY))
-        return any(span is not None and _within(job["submitted"], span) for span in found)
+        return any(span is not None and _is_within(job["submitted"], span) for span in found)
 
 
 def read_published(path: Path) -> PublishedTables:
@@ -306,12 +306,12 @@ def _parse_rows(text: str) -> Iterable[_What]:
             yield "time_min", user, partition, limit, time_min
 
 
-def _within(submitted: int, span: _Span) -> bool:
+def _is_within(submitted: int, span: _Span) -> bool:
     skew = int(SKEW.total_seconds())
     return span[0] - skew <= submitted and (span[1] is None or submitted <= span[1] + skew)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return quote(name, safe="", errors="surrogateescape")
 
 
@@ -328,12 +328,12 @@ def checksum(body: bytes) -> int:
     return total
 
 
-def _sum_of_all(facts: str, body: str) -> int:
+def _table_checksum(facts: str, body: str) -> int:
     return (checksum(facts.encode("ascii")) * 31 + checksum(body.encode("ascii"))) % _MODULUS
 
 
 def _format_row(row: HookRow) -> str:
-    names = (_ANY if name is None else _quoted(name) for name in row.key[:2])
+    names = (_ANY if name is None else _quote(name) for name in row.key[:2])
     numbers = (_ANY if number is None else str(number) for number in row.key[2:])
     return f"{' '.join((*names, *numbers))} {row.site_factor} {row.time_min}\n"
 
@@ -342,7 +342,7 @@ def _last_line(generation: int, rows: int) -> str:
     return f"end {generation} {rows}\n"
 
 
-def _parsed(path: Path) -> HookTable:
+def _parse(path: Path) -> HookTable:
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1024).decode("ascii")
@@ -356,7 +356,7 @@ def _parsed(path: Path) -> HookTable:
     body = rest[:size]
     if len(body) != size or rest[size:] != _last_line(generation, count):
         raise HookTableInvalid(f"the hook's table {path} is cut short or too long", hint=_ANEW)
-    if _sum_of_all(facts[1], body) != int(facts[2]):
+    if _table_checksum(facts[1], body) != int(facts[2]):
         raise HookTableInvalid(f"the hook's table {path} has a wrong checksum", hint=_ANEW)
     if max(published, expires) > _LAST_S:
         raise HookTableInvalid(f"the hook's table {path} has an impossible time", hint=_ANEW)

@@ -31,7 +31,7 @@ from helios.model import Mode, Snapshot
 from helios.slurm import parse, translate
 from helios.slurm.backend import Backend, JobUpdate, RawJob
 from helios.slurm.commands import SiteFactor
-from helios.slurm.jobs_undo import JobsUndo, Written
+from helios.slurm.jobs_undo import JobsUndo, UndoEntry
 from helios.slurm.undo_file import UndoNotWritten
 
 # One reading of the queue, from which every change is decided.
@@ -67,12 +67,12 @@ class QueueReading:
         A TimeMin is in minutes, 0 for none. None where the value cannot be read now.
         """
         if setting is JobSetting.SOFT_LIMIT:
-            return translate.minutes(self.jobs[job_id]["time_min_s"])
+            return translate.to_minutes(self.jobs[job_id]["time_min_s"])
         factor = self.factors.get(job_id)
         return None if factor is None or factor.direct else factor.value
 
     def is_ours(self, setting: JobSetting, job_id: str) -> bool:
-        """Return whether the value on a pending job is proved to be Helios'.
+        """Return whether a job's value is Helios' own.
 
         It is if it has Helios' mark and a record of it exists.
         """
@@ -80,8 +80,8 @@ class QueueReading:
         if value is None:
             return False
         if setting is JobSetting.ORDER:
-            return translate.is_our_site_factor(value, job, self.undo)
-        return translate.is_our_time_min(job, self.undo, release=self.release)
+            return translate.is_helios_site_factor(value, job, self.undo)
+        return translate.is_helios_time_min(job, self.undo, release=self.release)
 
     def hidden(self, job_id: str) -> int:
         """Return the SiteFactor that Helios wrote where Slurm hides the current one.
@@ -103,7 +103,7 @@ class QueueReading:
             bears_mark = ownership.has_helios_mark(value)
         else:  # without the flag Helios writes no TimeMin, so it is a user's
             bears_mark = self.soft_limits and ownership.has_helios_time_min(value)
-        return translate.unproved(self.undo) if bears_mark else ""
+        return translate.no_record_remark(self.undo) if bears_mark else ""
 
     def is_to_revert(self, setting: JobSetting, job_id: str) -> bool:
         """Return whether reverting everything concerns a setting of a pending job.
@@ -114,10 +114,10 @@ class QueueReading:
             return True
         return setting is JobSetting.ORDER and self.hidden(job_id) != 0
 
-    def written(self, setting: JobSetting, job_id: str, value: int) -> Written:
+    def undo_entry(self, setting: JobSetting, job_id: str, value: int) -> UndoEntry:
         """Return a pending job's entry of the undo file."""
         job = self.jobs[job_id]
-        return Written(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
+        return UndoEntry(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
 
 
 def has_soft_limits(configuration: Mapping[str, str]) -> bool:
@@ -147,7 +147,7 @@ def check_update(change: SettingChange[int], reading: QueueReading) -> Outcome |
         is_set=reading.is_ours(setting, job_id),
         excluded_reason=translate.excluded_reason(job, reading.factors.get(job_id), reading.undo),
         soft_limits=reading.soft_limits,
-        time_limit=translate.minutes(job["time_limit_s"]),
+        time_limit=translate.to_minutes(job["time_limit_s"]),
         hidden=reading.hidden(job_id) if setting is JobSetting.ORDER else 0,
         suspect=reading.suspect(setting, job_id),
     )
@@ -164,7 +164,7 @@ def size(change: SettingChange[int], reading: QueueReading, *, most: int) -> flo
         return 3.0 if before else 2.5
     if change.setting is JobSetting.ORDER:
         return abs(change.wanted - before) / most
-    limit = translate.minutes(reading.jobs[change.job_id]["time_limit_s"])
+    limit = translate.to_minutes(reading.jobs[change.job_id]["time_limit_s"])
     return abs(change.wanted - (before or limit)) / max(limit, change.wanted)
 
 
@@ -270,15 +270,17 @@ class SlurmCluster:
         ]
         checked = {at: check_update(change, reading) for at, change in enumerate(changes)}
         outcomes = {at: outcome for at, outcome in checked.items() if outcome is not None}
-        outcomes |= self._left_out({at: change for at, change in enumerate(changes) if at not in outcomes}, reading)
+        outcomes |= self._left_unwritten(
+            {at: change for at, change in enumerate(changes) if at not in outcomes}, reading
+        )
         writes = {at: change for at, change in enumerate(changes) if at not in outcomes}
-        meant = [reading.written(it.setting, it.job_id, it.wanted) for it in writes.values() if it.wanted]
+        meant = [reading.undo_entry(it.setting, it.job_id, it.wanted) for it in writes.values() if it.wanted]
         self._undo.add(meant, queue=self._queue)
-        written, others = self._write(writes, reading) if writes else ({}, [])
-        outcomes |= written
+        undo_entry, others = self._write(writes, reading) if writes else ({}, [])
+        outcomes |= undo_entry
         return [*(outcomes[at] for at in range(len(changes))), *others]
 
-    def know(self, applied_changes: pd.DataFrame, *, keep: bool) -> None:
+    def load_applied_changes(self, applied_changes: pd.DataFrame, *, keep: bool) -> None:
         """Accept the database's applied changes as a second record.
 
         ``applied_changes`` has the columns of ``APPLIED_CHANGES``. It may be from another Helios that led before.
@@ -291,7 +293,7 @@ class SlurmCluster:
         real = applied_changes[(applied_changes["mode"] != Mode.SHADOW) & ~applied_changes["overridden"].astype(bool)]
         submitted_s = real["submitted_at"].astype("int64") // 1_000_000
         entries = [
-            Written(
+            UndoEntry(
                 setting=JobSetting(setting),
                 job_id=str(job_id),
                 submitted=int(submitted),
@@ -304,10 +306,10 @@ class SlurmCluster:
             )
         ]
         self._undo.refresh()
-        self._undo.know(entries)
+        self._undo.load(entries)
         if keep:
             with suppress(UndoNotWritten):  # the database still has them
-                self._undo.add(entry for entry in entries if entry.value and not self._undo.names(entry))
+                self._undo.add(entry for entry in entries if entry.value and not self._undo.contains(entry))
 
     def close(self) -> None:
         """Close the backend."""
@@ -326,10 +328,10 @@ class SlurmCluster:
             soft_limits=has_soft_limits(configuration),
         )
         with suppress(UndoNotWritten):  # a kill switch works with a full disk too
-            self._undo.add(_undo_corrections(reading), queue=self._queue)
+            self._undo.add(_undo_file_corrections(reading), queue=self._queue)
         return reading
 
-    def _left_out(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
+    def _left_unwritten(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
         """Return the outcomes of changes that are not written in this call.
 
         They are overruled by a later change, or exceed the budget of jobs.
@@ -355,7 +357,7 @@ class SlurmCluster:
 
         The second value has the outcomes of jobs that changed although no change was requested for them.
         """
-        answers = self._answers(list(changes.values()), reading)
+        answers = self._write_by_job(list(changes.values()), reading)
         try:
             after = replace(reading, jobs=_pending(self.backend.queue()), factors=self._sprio())
         except HeliosError as reason:
@@ -367,16 +369,16 @@ class SlurmCluster:
         outcomes = {at: outcome_after(change, reading, after, answers[change.job_id]) for at, change in changes.items()}
         # Values that were reverted and are gone, or that were overwritten with 0 where Slurm hides the value.
         gone = [
-            after.written(change.setting, change.job_id, 0)
+            after.undo_entry(change.setting, change.job_id, 0)
             for change in changes.values()
             if change.is_revert and change.job_id in after.jobs and not after.value(change.setting, change.job_id)
         ]
         with suppress(UndoNotWritten):
             self._undo.add(gone)
-        return outcomes, list(_changed_unasked(changes.values(), reading, after))
+        return outcomes, list(_unrequested_changes(changes.values(), reading, after))
 
-    def _answers(self, changes: Sequence[SettingChange[int]], reading: QueueReading) -> dict[str, str]:
-        """Write one change for each job, and return Slurm's answers by job id.
+    def _write_by_job(self, changes: Sequence[SettingChange[int]], reading: QueueReading) -> dict[str, str]:
+        """Write changes and return Slurm's answers by job.
 
         Arrays come first, because a write to an array also reaches its tasks that have left it.
         """
@@ -426,7 +428,7 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _undo_corrections(reading: QueueReading) -> Iterator[Written]:
+def _undo_file_corrections(reading: QueueReading) -> Iterator[UndoEntry]:
     """Yield corrections to the undo file.
 
     They are Helios' current values that only another record proves, and values of Helios that something else replaced.
@@ -440,14 +442,14 @@ def _undo_corrections(reading: QueueReading) -> Iterator[Written]:
                 continue
             if value and reading.is_ours(setting, job_id):
                 if not reading.undo.has(setting, job, value):
-                    yield reading.written(setting, job_id, value)
+                    yield reading.undo_entry(setting, job_id, value)
             elif last and value is not None:
-                yield reading.written(setting, job_id, 0)
+                yield reading.undo_entry(setting, job_id, 0)
             elif last and not reading.undo.has(setting, job, last):
-                yield reading.written(setting, job_id, last)
+                yield reading.undo_entry(setting, job_id, last)
 
 
-def _changed_unasked(
+def _unrequested_changes(
     changes: Iterable[SettingChange[int]], before: QueueReading, after: QueueReading
 ) -> Iterator[Outcome]:
     """Yield the outcomes of array tasks that changed although nobody requested it.

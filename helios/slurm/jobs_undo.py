@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helios.actions import JobSetting
-from helios.private_files import atomic_write, fsync_directory, hand_over, make_folder
+from helios.private_files import atomic_write, fsync_directory, give_to_folder_owner, make_folder
 from helios.slurm.backend import RawJob
 from helios.slurm.hook_table import PUBLISHED, PublishedTables, read_published
 from helios.slurm.undo_file import UndoNotWritten
@@ -34,7 +34,7 @@ _SETTING = {word: setting for setting, word in _WORD.items()}
 _LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
 _SLACK = 1000
 """Number of outdated lines after which the file is rewritten."""
-_NEVER: Collection[int] = frozenset()
+_NO_SUBMISSIONS: Collection[int] = frozenset()
 _MOST_VALUES = 16
 """Values kept for each job, as only the latest can still be set on it or come back."""
 
@@ -43,7 +43,7 @@ _Job = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class UndoEntry:
     """Value that Helios wrote, or is about to write, to a job.
 
     It is a SiteFactor, or a TimeMin in minutes.
@@ -98,7 +98,7 @@ class JobsUndo:
             self._published = read_published(self._hook_path)
         self._read_as = state
 
-    def know(self, entries: Iterable[Written]) -> None:
+    def load(self, entries: Iterable[UndoEntry]) -> None:
         """Replace the values known from the database, in memory.
 
         The database's table of applied changes is the second record beside the file.
@@ -107,18 +107,18 @@ class JobsUndo:
         for _, (job_id, submitted) in self._applied_now:
             self._submissions.setdefault(job_id, set()).add(submitted)
 
-    def proves(self, setting: JobSetting, job: RawJob, value: int) -> bool:
+    def has_record(self, setting: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether Helios, or its hook, wrote ``value`` to a job."""
         if not value:
             return False
-        of_the_applied_now = any(self._applied_now.get((setting, known)) == value for known in self._names(job))
+        of_the_applied_now = any(self._applied_now.get((setting, known)) == value for known in self._recorded_keys(job))
         return of_the_applied_now or self.has(setting, job, value) or self._published.has(setting, job, value)
 
     def has(self, setting: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether the file itself has ``value`` for a job."""
-        return any(value in self._values.get((setting, known), ()) for known in self._names(job))
+        return any(value in self._values.get((setting, known), ()) for known in self._recorded_keys(job))
 
-    def names(self, entry: Written) -> bool:
+    def contains(self, entry: UndoEntry) -> bool:
         """Return whether the file itself has ``entry``."""
         return entry.value in self._values.get(_key(entry), ())
 
@@ -127,15 +127,19 @@ class JobsUndo:
 
         0 where there is none, or it was observed to be gone.
         """
-        for known in self._names(job):
+        for known in self._recorded_keys(job):
             if values := self._values.get((setting, known)):
                 return values[-1]
         return next(
-            (self._applied_now[setting, known] for known in self._names(job) if (setting, known) in self._applied_now),
+            (
+                self._applied_now[setting, known]
+                for known in self._recorded_keys(job)
+                if (setting, known) in self._applied_now
+            ),
             0,
         )
 
-    def add(self, entries: Iterable[Written], *, queue: Collection[RawJob] = ()) -> None:
+    def add(self, entries: Iterable[UndoEntry], *, queue: Collection[RawJob] = ()) -> None:
         """Record values before they are written to Slurm.
 
         A value of 0 is recorded after a value was observed to be gone.
@@ -158,7 +162,7 @@ class JobsUndo:
             return
         try:
             if queue and self._lines + len(new) > 2 * self._kept + _SLACK:
-                self._write_anew(queue)
+                self._rewrite(queue)
             else:
                 _append(self._path, "".join(entry.line for entry in new))
                 self._lines += len(new)
@@ -169,19 +173,19 @@ class JobsUndo:
             ) from reason
         self._read_as = (_state_of(self._path), self._read_as[1])
 
-    def _names(self, job: RawJob) -> Sequence[_Job]:
+    def _recorded_keys(self, job: RawJob) -> Sequence[_Job]:
         """Return the keys under which a job may be recorded, latest first.
 
         They are the job's own and its array's. For a requeued job earlier submissions count too.
         """
         job_id, array, submitted = job["job_id"], job["array_job_id"], job["submitted"]
-        own = self._submissions.get(job_id, _NEVER)
+        own = self._submissions.get(job_id, _NO_SUBMISSIONS)
         if array is None or array == job_id:
             if not own:
                 return ()
             if submitted in own and len(own) == 1:  # fast path, called several times for each of 100,000 jobs
                 return ((job_id, submitted),)
-        others = self._submissions.get(array, _NEVER) if array not in {None, job_id} else _NEVER
+        others = self._submissions.get(array, _NO_SUBMISSIONS) if array not in {None, job_id} else _NO_SUBMISSIONS
         return [
             (name, then)
             for name, thens in ((job_id, own), (array or "", others))
@@ -189,7 +193,7 @@ class JobsUndo:
             if then == submitted or (job["restart"] > 0 and then < submitted)
         ]
 
-    def _remember(self, entries: Iterable[Written]) -> None:
+    def _remember(self, entries: Iterable[UndoEntry]) -> None:
         for entry in entries:
             self._submissions.setdefault(entry.job_id, set()).add(entry.submitted)
             known = tuple(value for value in self._values.get(_key(entry), ()) if value != entry.value)
@@ -209,18 +213,18 @@ class JobsUndo:
         self._lines = len(lines)
         # A partial or damaged line proves nothing; the shell script leaves it out too.
         self._remember(
-            Written(setting=_SETTING[word], job_id=job_id, submitted=int(submitted), value=int(value))
+            UndoEntry(setting=_SETTING[word], job_id=job_id, submitted=int(submitted), value=int(value))
             for line in lines
             if (found := _LINE.fullmatch(line))
             for word, job_id, submitted, value in [found.groups()]
         )
 
-    def _write_anew(self, queue: Collection[RawJob]) -> None:
+    def _rewrite(self, queue: Collection[RawJob]) -> None:
         alive = {name for job in queue for name in (job["job_id"], job["array_job_id"])}
         self._values = {key: values for key, values in self._values.items() if key[1][0] in alive}
         self._submissions = {job_id: them for job_id, them in self._submissions.items() if job_id in alive}
         lines = [
-            Written(setting=setting, job_id=job[0], submitted=job[1], value=value).line
+            UndoEntry(setting=setting, job_id=job[0], submitted=job[1], value=value).line
             for (setting, job), values in self._values.items()
             for value in values
         ]
@@ -229,7 +233,7 @@ class JobsUndo:
         self._lines = self._kept = len(lines)
 
 
-def _key(entry: Written) -> tuple[JobSetting, _Job]:
+def _key(entry: UndoEntry) -> tuple[JobSetting, _Job]:
     return entry.setting, (entry.job_id, entry.submitted)
 
 
@@ -249,7 +253,7 @@ def _append(path: Path, text: str) -> None:
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     try:
         if is_new:
-            hand_over(handle, path)
+            give_to_folder_owner(handle, path)
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             text = f"\n{text}"  # a crash cut the previous line short

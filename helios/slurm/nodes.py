@@ -34,13 +34,13 @@ from helios.slurm.power import (
     PowerConfig,
     PowerConfigReader,
     excluded_reason,
-    in_hand,
     is_idle,
     join_exceptions,
     keep_awake_list,
     kept_awake,
     power,
     same_list,
+    why_not_wake,
 )
 
 # Node weights for a requested fill order that also keeps the site's own order.
@@ -125,7 +125,7 @@ class NodeReading:
         kept = kept_awake(nodes, powering.surroundings.exclusions)
         return cls(nodes={node["name"]: node for node in nodes}, powering=powering, warm=kept)
 
-    def said(self, setting: NodeSetting, node: str) -> str:
+    def current_value(self, setting: NodeSetting, node: str) -> str:
         """Return the current value of a node's setting, in Slurm's words.
 
         Empty where the node does not exist.
@@ -241,18 +241,18 @@ def check_node_update(change: PlannedNodeUpdate, reading: NodeReading) -> NodeOu
     """
     if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in reading.nodes:
         return change.outcome(Result.GONE, remark=NO_NODE)
-    before = reading.said(change.setting, change.node)
+    before = reading.current_value(change.setting, change.node)
     if is_in_state(change, reading):
         return change.outcome(Result.UNCHANGED, before=before, after=before)
     wakes = change.setting is NodeSetting.POWER and change.wanted == UP
     if wakes and power(reading.nodes[change.node]) is NodePower.FALLING_ASLEEP:
         return change.outcome(Result.POSTPONED, before=before, remark=FALLING)
-    why = _why_not(change, reading)
+    why = _why_not_written(change, reading)
     return change.outcome(Result.REFUSED, before=before, remark=why) if why else None
 
 
 def is_in_state(change: PlannedNodeUpdate, reading: NodeReading) -> bool:
-    """Return whether a node has the requested value, or is changing to it.
+    """Return whether a node has or gets the requested value.
 
     The node must exist.
     """
@@ -269,7 +269,7 @@ def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: No
 
     It follows from the values read before and after, and from Slurm's answer.
     """
-    was, read = before.said(change.setting, change.node), after.said(change.setting, change.node)
+    was, read = before.current_value(change.setting, change.node), after.current_value(change.setting, change.node)
     if not read:
         return change.outcome(Result.GONE, before=was, remark=NO_NODE)
     if is_in_state(change, after):
@@ -283,15 +283,18 @@ def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: No
     )
 
 
-def _why_not(change: PlannedNodeUpdate, reading: NodeReading) -> str:
-    """Return why a change must not be written now, or an empty text."""
+def _why_not_written(change: PlannedNodeUpdate, reading: NodeReading) -> str:
+    """Return why a change must not be written now.
+
+    Empty where it may.
+    """
     if change.setting is NodeSetting.WEIGHT:
         return "" if _weight(change.wanted) is not None else f"{change.wanted!r} is no weight"
     if change.setting is NodeSetting.KEEP_AWAKE:
         return _why_no_list(change, reading)
     node = reading.nodes[change.node]
     if change.wanted == UP:
-        return in_hand(node) or ("" if power(node) else "it does not answer")
+        return why_not_wake(node) or ("" if power(node) else "it does not answer")
     return _why_awake(node, reading)
 
 
@@ -313,7 +316,7 @@ def _why_awake(node: RawNode, reading: NodeReading) -> str:
     if power(node) is NodePower.WAKING:
         return "it is waking"
     if not is_idle(node):
-        return f"it is not idle: {reading.said(NodeSetting.POWER, node['name'])}"
+        return f"it is not idle: {reading.current_value(NodeSetting.POWER, node['name'])}"
     return "SuspendExcNodes keeps it awake" if node["name"] in reading.warm else ""
 
 
@@ -405,7 +408,7 @@ class SlurmNodes:
         left_out = dict.fromkeys(open_changes.keys() - due, (Result.REFUSED, OVERRULED))
         left_out |= dict.fromkeys(due[self._writes_per_cycle :], (Result.POSTPONED, SPENT))
         for at, (result, why) in left_out.items():
-            before = reading.said(changes[at].setting, changes[at].node)
+            before = reading.current_value(changes[at].setting, changes[at].node)
             outcomes[at] = changes[at].outcome(result, before=before, remark=why)
         outcomes |= self._write({at: change for at, change in open_changes.items() if at not in outcomes}, reading)
         return [outcomes[at] for at in range(len(changes))]
@@ -421,12 +424,12 @@ class SlurmNodes:
         """
         sleeps = {at: change for at, change in changes.items() if change.sleeps}
         others = {at: change for at, change in changes.items() if not change.sleeps}
-        answers = self._answers(others, first=True)
+        answers = self._write_and_answer(others, first=True)
         outcomes: dict[int, NodeOutcome] = {}
         if sleeps:
             outcomes = self._drop_late_sleeps(sleeps, reading, first=not others)
             ready = {at: change for at, change in sleeps.items() if at not in outcomes}
-            answers |= self._answers(ready, first=not others)
+            answers |= self._write_and_answer(ready, first=not others)
         if not answers:
             return outcomes
         try:
@@ -437,7 +440,7 @@ class SlurmNodes:
         except HeliosError as reason:
             why = f"it was written, but could not be read back: {reason.message}"
             for at in answers:
-                before = reading.said(changes[at].setting, changes[at].node)
+                before = reading.current_value(changes[at].setting, changes[at].node)
                 outcomes[at] = changes[at].outcome(Result.FAILED, before=before, remark=why)
             return outcomes
         return outcomes | {at: node_outcome_after(changes[at], reading, after, answers[at]) for at in answers}
@@ -457,9 +460,13 @@ class SlurmNodes:
                 raise
             why = f"not written: {reason.message}"
             return {at: change.outcome(Result.FAILED, remark=why) for at, change in sleeps.items()}
-        return {at: said for at, change in sleeps.items() if (said := check_node_update(change, fresh)) is not None}
+        return {
+            at: current_value
+            for at, change in sleeps.items()
+            if (current_value := check_node_update(change, fresh)) is not None
+        }
 
-    def _answers(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
+    def _write_and_answer(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
         """Write changes, and return Slurm's answer to each.
 
         With ``first``, nothing was written before, and a cluster that does not answer is an error.

@@ -1,4 +1,4 @@
-"""Parsers of Slurm's notations for lengths, times, memory, TRES, GRES and array tasks.
+"""Parsers of Slurm's notations.
 
 Sources: squeue(1), scontrol(1), and what 22.05 printed on a running cluster.
 """
@@ -68,7 +68,10 @@ def whole(value: str) -> int | None:
 
 @_remembered
 def memory_mib(value: str) -> float | None:
-    """Parse an amount of memory like ``100M`` or ``1.5T`` in MiB, or return None."""
+    """Parse an amount of memory in MiB, or return None.
+
+    For example ``100M`` or ``1.5T``.
+    """
     found = _SIZE.fullmatch(value)
     return float(found[1]) * _MIB[found[2]] if found else None
 

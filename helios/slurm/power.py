@@ -53,7 +53,10 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptAwake:
-    """Nodes of which the cluster keeps ``least`` idle and awake, or all for None."""
+    """Nodes that the cluster keeps awake.
+
+    Of them ``least`` stay idle and awake, or all for None.
+    """
 
     nodes: tuple[str, ...]
     least: int | None = None
@@ -97,7 +100,7 @@ NO_EXCLUSIONS = Exclusions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class NodeSurroundings:
     """Exclusions from sleep, and the rack of each node."""
 
     exclusions: Exclusions = NO_EXCLUSIONS
@@ -132,7 +135,7 @@ def same_list(one: str, other: str) -> bool:
     The notation does not matter.
     """
     try:
-        return _meaning(one) == _meaning(other)
+        return _parse_for_comparison(one) == _parse_for_comparison(other)
     except HostlistInvalid:
         return one.strip() == other.strip()
 
@@ -176,7 +179,7 @@ def state_flags(node: RawNode) -> frozenset[str]:
     return frozenset((node["flags"] or "").split("+")) - {""}
 
 
-def in_hand(node: RawNode) -> str:
+def why_not_wake(node: RawNode) -> str:
     """Return why Helios may not even wake a node, for a person.
 
     Empty where it may. The reasons are states and flags that a person or another system controls.
@@ -198,7 +201,7 @@ def excluded_reason(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> st
     Empty where it may. The reasons hold for idle and busy nodes. ``SuspendExcNodes`` is not among them; see
     :func:`kept_awake`.
     """
-    if why := in_hand(node):
+    if why := why_not_wake(node):
         return why
     if found := next((text for flag, text in _SLURMS.items() if flag in state_flags(node)), ""):
         return found
@@ -216,7 +219,9 @@ def kept_awake(nodes: Iterable[RawNode], exclusions: Exclusions) -> frozenset[st
     Of an entry with a number these are the first that are awake, idle and in service, up to the number. So that number
     stays awake however many of the other nodes are put to sleep.
     """
-    ready = [node["name"] for node in nodes if is_idle(node) and power(node) is NodePower.AWAKE and not in_hand(node)]
+    ready = [
+        node["name"] for node in nodes if is_idle(node) and power(node) is NodePower.AWAKE and not why_not_wake(node)
+    ]
     kept: set[str] = set()
     for part in exclusions.warm:
         members = frozenset(part.nodes)
@@ -224,7 +229,7 @@ def kept_awake(nodes: Iterable[RawNode], exclusions: Exclusions) -> frozenset[st
     return frozenset(kept)
 
 
-def _meaning(keep_awake: str) -> tuple[frozenset[str], frozenset[tuple[frozenset[str], int]]]:
+def _parse_for_comparison(keep_awake: str) -> tuple[frozenset[str], frozenset[tuple[frozenset[str], int]]]:
     parts = keep_awake_list(keep_awake)
     plain = frozenset(node for part in parts if part.least is None for node in part.nodes)
     return plain, frozenset((frozenset(part.nodes), part.least) for part in parts if part.least is not None)
@@ -256,14 +261,14 @@ class PowerConfig:
     ----------
     settings : PowerSettings
         The part that services and control receive.
-    surroundings : Surroundings
+    surroundings : NodeSurroundings
         Nodes that the cluster never puts to sleep, and its racks.
     release : tuple of int
         Slurm's release.
     """
 
     settings: PowerSettings
-    surroundings: Surroundings
+    surroundings: NodeSurroundings
     release: tuple[int, int]
 
 
@@ -331,19 +336,19 @@ def power_config(
     except HostlistInvalid as reason:
         exclusions, unread = NO_EXCLUSIONS, f"SuspendExcNodes in slurm.conf: {reason.message}"
     own = [dict(_FIELD.findall(line)) for line in partitions]
-    suspend_times = _of_all("SuspendTime", configuration, own)
+    suspend_times = _all_times("SuspendTime", configuration, own)
     why_not = _why_not(configuration, min(suspend_times)) or unread
     settings = PowerSettings(
         suspend_time_s=min(suspend_times),
-        suspend_timeout_s=max(_finite(_of_all("SuspendTimeout", configuration, own))),
-        resume_timeout_s=max(_finite(_of_all("ResumeTimeout", configuration, own))),
+        suspend_timeout_s=max(_finite_times(_all_times("SuspendTimeout", configuration, own))),
+        resume_timeout_s=max(_finite_times(_all_times("ResumeTimeout", configuration, own))),
         keep_awake=parse.text(configuration.get("SuspendExcNodes", "")) or "",
         can_sleep=not why_not,
         can_keep_awake=not why_not and release >= KEEP_AWAKE_SINCE,
         why_not=why_not,
     )
     return PowerConfig(
-        settings=settings, surroundings=Surroundings(exclusions=exclusions, racks=racks or {}), release=release
+        settings=settings, surroundings=NodeSurroundings(exclusions=exclusions, racks=racks or {}), release=release
     )
 
 
@@ -418,7 +423,7 @@ def _why_not(configuration: Mapping[str, str], suspend_time_s: float) -> str:
     return ""
 
 
-def _of_all(key: str, configuration: Mapping[str, str], partitions: Sequence[Mapping[str, str]]) -> list[float]:
+def _all_times(key: str, configuration: Mapping[str, str], partitions: Sequence[Mapping[str, str]]) -> list[float]:
     """Return a time of the whole cluster, and those of its partitions.
 
     Partitions have times of their own from 21.08 on.
@@ -427,6 +432,6 @@ def _of_all(key: str, configuration: Mapping[str, str], partitions: Sequence[Map
     return [seconds(configuration.get(key, "")), *(seconds(text) for text in own if text != "GLOBAL")]
 
 
-def _finite(lengths: Sequence[float]) -> Iterator[float]:
+def _finite_times(lengths: Sequence[float]) -> Iterator[float]:
     found = [length for length in lengths if math.isfinite(length)]
     yield from found or [0.0]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from helios.changes import SOFT_LIMIT_FLAG
 from helios.errors import HeliosError
-from helios.private_files import closed_to
+from helios.private_files import find_denied
 from helios.slurm import parse
 from helios.slurm.accounting import Accounting
 from helios.slurm.power import KEEP_AWAKE_SINCE, KEEPS_LIST, power_config, programs, seconds
@@ -98,7 +98,7 @@ Check = Callable[[PreflightContext], Iterator[PreflightFinding]]
 """A check, which yields its findings."""
 
 
-def examine(
+def run_checks(
     *,
     shell: Shell,
     configuration: Callable[[], Mapping[str, str]],
@@ -127,7 +127,7 @@ def examine(
         return [
             PreflightFinding(check="controller", verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)
         ]
-    ground = PreflightContext(
+    context = PreflightContext(
         configuration=settings,
         shell=shell,
         user=user,
@@ -135,12 +135,12 @@ def examine(
         clock_skew_s=clock_skew_s,
         clock=clock,
     )
-    return [finding for check in (*_CHECKS, *more) for finding in _run_check(check, ground)]
+    return [finding for check in (*_CHECKS, *more) for finding in _run_check(check, context)]
 
 
-def _run_check(check: Check, ground: PreflightContext) -> list[PreflightFinding]:
+def _run_check(check: Check, context: PreflightContext) -> list[PreflightFinding]:
     try:
-        return list(check(ground))
+        return list(check(context))
     except HeliosError as reason:
         function = check.func if isinstance(check, partial) else check
         name = function.__name__.strip("_").replace("_", " ")
@@ -155,28 +155,28 @@ def _finding(check: str, message: str, *, hint: str = "", level: FindingLevel = 
     return PreflightFinding(check=check, verdict=level if hint else FindingLevel.OK, message=message, hint=hint)
 
 
-def _controller(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    version = ground.configuration.get("SLURM_VERSION", "unknown")
-    name = ground.configuration.get("ClusterName", "of unknown name")
+def _controller(context: PreflightContext) -> Iterator[PreflightFinding]:
+    version = context.configuration.get("SLURM_VERSION", "unknown")
+    name = context.configuration.get("ClusterName", "of unknown name")
     known = OLDEST_RELEASE <= parse.release(version) <= NEWEST_RELEASE
     hint = "" if known else "Helios was run with 22.05 to 26.05; try it in mode shadow first."
     yield _finding("controller", f"cluster {name} answers, Slurm {version}", hint=hint)
 
 
-def _priority(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    kind = ground.configuration.get("PriorityType", "unknown")
+def _priority(context: PreflightContext) -> Iterator[PreflightFinding]:
+    kind = context.configuration.get("PriorityType", "unknown")
     hint = "Set PriorityType=priority/multifactor: else a SiteFactor has no effect."
     hint = "" if kind == "priority/multifactor" else hint
     yield _finding("priority", f"PriorityType is {kind}", hint=hint, level=FindingLevel.FAIL)
-    if "INCR_ONLY" in ground.configuration.get("PriorityFlags", ""):
+    if "INCR_ONLY" in context.configuration.get("PriorityFlags", ""):
         message = "PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be reverted"
         yield _finding("priority", message, hint="Take INCR_ONLY out of PriorityFlags.", level=FindingLevel.FAIL)
 
 
-def _weights(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    found = {name: parse.whole(ground.configuration.get(f"PriorityWeight{name}", "")) or 0 for name in _WEIGHTS}
+def _weights(context: PreflightContext) -> Iterator[PreflightFinding]:
+    found = {name: parse.whole(context.configuration.get(f"PriorityWeight{name}", "")) or 0 for name in _WEIGHTS}
     weights = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
-    room, most = sum(found.values()), ground.site_factor_most
+    room, most = sum(found.values()), context.site_factor_most
     hint = ""
     if not room:
         hint = "Nothing but Helios would order jobs, and none could be moved down: a priority cannot fall below 1."
@@ -187,9 +187,9 @@ def _weights(ground: PreflightContext) -> Iterator[PreflightFinding]:
     yield _finding("weights", f"priority weights: {weights}; Helios adds at most ±{most:,}", hint=hint)
 
 
-def _soft_limits(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    flag = SOFT_LIMIT_FLAG in ground.configuration.get("SchedulerParameters", "").lower()
-    able = parse.release(ground.configuration.get("SLURM_VERSION", "")) >= SOFT_LIMITS_SINCE
+def _soft_limits(context: PreflightContext) -> Iterator[PreflightFinding]:
+    flag = SOFT_LIMIT_FLAG in context.configuration.get("SchedulerParameters", "").lower()
+    able = parse.release(context.configuration.get("SLURM_VERSION", "")) >= SOFT_LIMITS_SINCE
     if able and flag:
         yield _finding("soft limits", f"SchedulerParameters has {SOFT_LIMIT_FLAG}")
         return
@@ -198,59 +198,61 @@ def _soft_limits(ground: PreflightContext) -> Iterator[PreflightFinding]:
     yield _finding("soft limits", message, hint=hint)
 
 
-def _rate_limit(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    limited = "rl_enable" in ground.configuration.get("SlurmctldParameters", "").lower()
+def _rate_limit(context: PreflightContext) -> Iterator[PreflightFinding]:
+    limited = "rl_enable" in context.configuration.get("SlurmctldParameters", "").lower()
     message = "SlurmctldParameters has rl_enable: calls of one user are limited" if limited else "calls are not limited"
     hint = "Raise rl_bucket_size, or lower [slurm] writes_per_cycle: one change is one call."
-    yield _finding("rate limit", message, hint=hint if limited and not _rules_slurm(ground) else "")
+    yield _finding("rate limit", message, hint=hint if limited and not _has_slurm_privileges(context) else "")
 
 
-def _power(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    after = ground.configuration.get("SuspendTime", "")
-    on = ground.configuration.get("SuspendProgram", "(null)") != "(null)" and after not in {"", "INFINITE", "NONE"}
+def _power(context: PreflightContext) -> Iterator[PreflightFinding]:
+    after = context.configuration.get("SuspendTime", "")
+    on = context.configuration.get("SuspendProgram", "(null)") != "(null)" and after not in {"", "INFINITE", "NONE"}
     yield _finding("power", f"power saving is on: idle nodes sleep after {after}" if on else "power saving is off")
 
 
-def _accounting(ground: PreflightContext) -> Iterator[PreflightFinding]:
+def _accounting(context: PreflightContext) -> Iterator[PreflightFinding]:
     # sacctmgr prints its configuration even without slurmdbd, but has to ask slurmdbd for a list.
-    ground.shell.run("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
-    kept = Accounting(shell=ground.shell).keeps_jobs()
+    context.shell.run("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
+    kept = Accounting(shell=context.shell).keeps_jobs()
     reach = "for ever" if kept is None else f"for {kept.days} days"
     short = kept is not None and kept < timedelta(days=30)
     hint = "Helios learns best from months: raise PurgeJobAfter in slurmdbd.conf." if short else ""
     yield _finding("accounting", f"slurmdbd answers and keeps jobs {reach}", hint=hint)
 
 
-def _clock(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    skew = abs((ground.clock() - controllers_time(ground.shell)).total_seconds())
-    hint = "Let chrony or ntpd set both clocks; Helios writes nothing until then." if skew > ground.clock_skew_s else ""
+def _clock(context: PreflightContext) -> Iterator[PreflightFinding]:
+    skew = abs((context.clock() - controllers_time(context.shell)).total_seconds())
+    hint = (
+        "Let chrony or ntpd set both clocks; Helios writes nothing until then." if skew > context.clock_skew_s else ""
+    )
     yield _finding("clock", f"the controller's clock differs by {skew:.0f} s", hint=hint, level=FindingLevel.FAIL)
 
 
-def _privileges(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    if _rules_slurm(ground):
-        message = f"Helios runs as {ground.user}, who may do anything to this cluster"
+def _privileges(context: PreflightContext) -> Iterator[PreflightFinding]:
+    if _has_slurm_privileges(context):
+        message = f"Helios runs as {context.user}, who may do anything to this cluster"
         hint = "Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/install.md"
         yield _finding("privileges", message, hint=hint)
         return
-    asked = ("--noheader", "--parsable2", "show", "user", f"name={ground.user}", "format=AdminLevel")
-    level = lines(ground.shell.run("sacctmgr", *asked))[0].strip() or "no account at all"
-    hint = f"As an administrator: sacctmgr modify user {ground.user} set adminlevel=Operator"
-    message = f"user {ground.user} has AdminLevel {level}"
+    asked = ("--noheader", "--parsable2", "show", "user", f"name={context.user}", "format=AdminLevel")
+    level = lines(context.shell.run("sacctmgr", *asked))[0].strip() or "no account at all"
+    hint = f"As an administrator: sacctmgr modify user {context.user} set adminlevel=Operator"
+    message = f"user {context.user} has AdminLevel {level}"
     yield _finding("privileges", message, hint="" if level in _LEVELS else hint, level=FindingLevel.FAIL)
 
 
-def _private_data(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    private = ground.configuration.get("PrivateData", "none")
+def _private_data(context: PreflightContext) -> Iterator[PreflightFinding]:
+    private = context.configuration.get("PrivateData", "none")
     if "jobs" in private:
         yield _finding("private data", f"PrivateData is {private}: only operators see other users' jobs")
 
 
-def _priority_hook(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    plugins = ground.configuration.get("JobSubmitPlugins", "(null)")
+def _priority_hook(context: PreflightContext) -> Iterator[PreflightFinding]:
+    plugins = context.configuration.get("JobSubmitPlugins", "(null)")
     message = f"JobSubmitPlugins is {plugins}"
     if "lua" in re.split(r"\W+", plugins):
-        script = Path(ground.configuration.get("SLURM_CONF", "")).parent / "job_submit.lua"
+        script = Path(context.configuration.get("SLURM_CONF", "")).parent / "job_submit.lua"
         try:
             calls_hook = b"helios_hook" in script.read_bytes()
         except OSError:  # it may lie on another host only
@@ -269,9 +271,9 @@ def hook_table_check(table: Path) -> Check:
     It is for ``examine(more=...)``.
     """
 
-    def check(ground: PreflightContext) -> Iterator[PreflightFinding]:
-        user = slurm_user(ground)
-        if (place := closed_to(user, table)) is not None:
+    def check(context: PreflightContext) -> Iterator[PreflightFinding]:
+        user = slurm_user(context)
+        if (place := find_denied(user, table)) is not None:
             message = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
             hint = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
             yield _finding(HOOK, message, hint=hint)
@@ -294,13 +296,13 @@ _CHECKS: tuple[Check, ...] = (
 )
 
 
-def slurm_user(ground: PreflightContext) -> str:
+def slurm_user(context: PreflightContext) -> str:
     """Return the user that slurmctld runs as."""
-    return ground.configuration.get("SlurmUser", "").partition("(")[0]
+    return context.configuration.get("SlurmUser", "").partition("(")[0]
 
 
-def _rules_slurm(ground: PreflightContext) -> bool:
-    return ground.user in {"root", slurm_user(ground)}
+def _has_slurm_privileges(context: PreflightContext) -> bool:
+    return context.user in {"root", slurm_user(context)}
 
 
 def controllers_time(shell: Shell) -> datetime:
@@ -356,8 +358,8 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
     )
 
 
-def _power_programs(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    found = programs(ground.configuration)
+def _power_programs(context: PreflightContext) -> Iterator[PreflightFinding]:
+    found = programs(context.configuration)
     for key in ("SuspendProgram", "ResumeProgram"):
         message, hint = f"{key} is {found.get(key)}", ""
         if key not in found:
@@ -371,8 +373,8 @@ def _power_programs(ground: PreflightContext) -> Iterator[PreflightFinding]:
         yield _finding("power programs", message, hint=hint, level=FindingLevel.FAIL)
 
 
-def _idle_timer(ground: PreflightContext, *, keeps_awake: bool) -> Iterator[PreflightFinding]:
-    after_s = power_config(ground.configuration).settings.suspend_time_s
+def _idle_timer(context: PreflightContext, *, keeps_awake: bool) -> Iterator[PreflightFinding]:
+    after_s = power_config(context.configuration).settings.suspend_time_s
     if math.isinf(after_s):
         message = "SuspendTime is INFINITE: Slurm refuses every power_down, and wakes no node for a job"
         hint = "Set SuspendTime=604800 (a week) in slurm.conf."
@@ -386,9 +388,9 @@ def _idle_timer(ground: PreflightContext, *, keeps_awake: bool) -> Iterator[Pref
     yield _finding("idle timer", f"SuspendTime is {after_s:.0f} s", hint=hint)
 
 
-def _power_timeouts(ground: PreflightContext) -> Iterator[PreflightFinding]:
+def _power_timeouts(context: PreflightContext) -> Iterator[PreflightFinding]:
     suspend_s, resume_s, batch_s, message_s = (
-        seconds(ground.configuration.get(key, ""))
+        seconds(context.configuration.get(key, ""))
         for key in ("SuspendTimeout", "ResumeTimeout", "BatchStartTimeout", "MessageTimeout")
     )
     message = (
@@ -402,20 +404,20 @@ def _power_timeouts(ground: PreflightContext) -> Iterator[PreflightFinding]:
     yield _finding("power timeouts", message, hint=hint if batch_s < _LEAST_BATCH_START_S < resume_s else "")
 
 
-def _power_rates(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    rates = {key: ground.configuration.get(key, "").partition(" ")[0] for key in ("SuspendRate", "ResumeRate")}
+def _power_rates(context: PreflightContext) -> Iterator[PreflightFinding]:
+    rates = {key: context.configuration.get(key, "").partition(" ")[0] for key in ("SuspendRate", "ResumeRate")}
     message = ", ".join(f"{key} is {rate or 'unknown'} nodes a minute" for key, rate in rates.items())
     hint = "0 is no limit: jobs may wake every sleeping node at once. Ask whoever knows your power feed."
     yield _finding("power rates", message, hint=hint if rates["ResumeRate"] == "0" else "")
 
 
-def _keep_awake(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    version = ground.configuration.get("SLURM_VERSION", "unknown")
+def _keep_awake(context: PreflightContext) -> Iterator[PreflightFinding]:
+    version = context.configuration.get("SLURM_VERSION", "unknown")
     if parse.release(version) < KEEP_AWAKE_SINCE:
         message = f"Slurm {version} cannot change SuspendExcNodes while it runs"
         hint = 'It needs Slurm 23.02; until then [power] mechanism = "sleep".'
         yield _finding("keep-awake list", message, hint=hint, level=FindingLevel.FAIL)
-    elif KEEPS_LIST.lower() in ground.configuration.get("ReconfigFlags", "").lower():
+    elif KEEPS_LIST.lower() in context.configuration.get("ReconfigFlags", "").lower():
         yield _finding("keep-awake list", f"ReconfigFlags has {KEEPS_LIST}")
     else:
         hint = (
@@ -424,24 +426,24 @@ def _keep_awake(ground: PreflightContext) -> Iterator[PreflightFinding]:
         yield _finding("keep-awake list", f"ReconfigFlags lacks {KEEPS_LIST}", hint=hint)
 
 
-def _administrator(ground: PreflightContext) -> Iterator[PreflightFinding]:
-    if _rules_slurm(ground):
-        yield _finding("administrator", f"{ground.user} may change nodes")
+def _administrator(context: PreflightContext) -> Iterator[PreflightFinding]:
+    if _has_slurm_privileges(context):
+        yield _finding("administrator", f"{context.user} may change nodes")
         return
-    complaint = ground.shell.answer("scontrol", "update", f"NodeName={PROBE}", "Weight=1").complaint
+    complaint = context.shell.answer("scontrol", "update", f"NodeName={PROBE}", "Weight=1").complaint
     if "Invalid node name" in complaint:
-        yield _finding("administrator", f"user {ground.user} may change nodes")
+        yield _finding("administrator", f"user {context.user} may change nodes")
         return
     hint = (
         "Nodes take an administrator, jobs an operator. Run the cycles on nodes as a user of their own, and: "
-        f"sacctmgr modify user {ground.user} set adminlevel=Administrator"
+        f"sacctmgr modify user {context.user} set adminlevel=Administrator"
     )
-    message = f"user {ground.user} may not change nodes: {quoted(complaint)}"
+    message = f"user {context.user} may not change nodes: {quoted(complaint)}"
     yield _finding("administrator", message, hint=hint, level=FindingLevel.FAIL)
 
 
-def _node_weights(ground: PreflightContext, *, tiers: int) -> Iterator[PreflightFinding]:
-    shown = lines(ground.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
+def _node_weights(context: PreflightContext, *, tiers: int) -> Iterator[PreflightFinding]:
+    shown = lines(context.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
     found = (re.search(r" Weight=(\d+)", line) for line in shown)
     weights = sorted({int(match[1]) for match in found if match})
     tight = next((f"{low} and {high}" for low, high in pairwise(weights) if high - low < tiers), "")

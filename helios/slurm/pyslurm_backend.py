@@ -36,7 +36,7 @@ _LONGEST_ANSWER = 1 << 30
 """Most bytes of one answer. 50,000 jobs are 40 MB."""
 _LONGEST_TAIL = 500
 """Bytes of the worker's standard error that an error message repeats."""
-_GOODBYE_S = 2.0
+_EXIT_WAIT_S = 2.0
 """How long a worker may take to end by itself."""
 
 
@@ -61,7 +61,7 @@ class Worker:
         self.python = ""
         self._source = source
         self._rest = b""
-        self._complaint = b""
+        self._stderr_tail = b""
         bootstrap = f"import sys; exec(compile(sys.stdin.buffer.read({len(source)}), 'helios-worker', 'exec'))"
         try:
             self._process = subprocess.Popen(
@@ -92,10 +92,10 @@ class Worker:
         """
         return self._process.pid
 
-    def greet(self, *, within_s: float) -> None:
+    def handshake(self, *, within_s: float) -> None:
         """Send the worker's source, and check its greeting."""
         self._send(self._source)
-        greeting = self.hear(within_s=within_s)
+        greeting = self.receive(within_s=within_s)
         if greeting.get("protocol") != PROTOCOL:
             raise ClusterRefused(
                 f"The pyslurm worker speaks protocol {greeting.get('protocol')!r}, Helios speaks {PROTOCOL}.",
@@ -103,7 +103,7 @@ class Worker:
             )
         self.python = str(greeting.get("python"))
         try:
-            error = self.hear(within_s=within_s).get("error")
+            error = self.receive(within_s=within_s).get("error")
         except WorkerLost as reason:
             raise WorkerLost(
                 f"{reason.message} It was importing pyslurm, which waits a minute and then ends its process where"
@@ -113,11 +113,11 @@ class Worker:
         if error:
             raise ClusterRefused(f"Python {self.python} has no usable pyslurm: {error.get('message')}", hint=HINT)
 
-    def say(self, request: Mapping[str, Any]) -> None:
+    def send(self, request: Mapping[str, Any]) -> None:
         """Send one request."""
         self._send(json.dumps(request).encode("ascii") + b"\n")
 
-    def hear(self, *, within_s: float) -> dict[str, Any]:
+    def receive(self, *, within_s: float) -> dict[str, Any]:
         """Return the worker's next line, parsed.
 
         Raises
@@ -130,7 +130,7 @@ class Worker:
         until = time.monotonic() + within_s
         chunks, size = [self._rest], len(self._rest)
         while b"\n" not in chunks[-1]:
-            chunks.append(self._more(until, within_s))
+            chunks.append(self._read_more(until, within_s))
             size += len(chunks[-1])
             if size > _LONGEST_ANSWER:
                 raise AnswerNotUnderstood(f"The pyslurm worker's answer is longer than {_LONGEST_ANSWER} bytes.")
@@ -143,7 +143,7 @@ class Worker:
             raise AnswerNotUnderstood(f"The pyslurm worker said what is no answer: {line[:80]!r}")
         return answer
 
-    def ended(self) -> str:
+    def exit_text(self) -> str:
         """Return how the worker ended, or an empty text while it runs."""
         status = self._process.poll()
         if status is None:
@@ -152,11 +152,11 @@ class Worker:
         return f"The pyslurm worker {how}{self._error_output()}."
 
     def end(self) -> None:
-        """Let the worker end by itself, and kill it if it does not."""
+        """End the worker, and kill it if it does not end."""
         with contextlib.suppress(OSError):
             self._input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GOODBYE_S)
+            self._process.wait(_EXIT_WAIT_S)
         self.kill()
 
     def kill(self) -> None:
@@ -173,9 +173,9 @@ class Worker:
         try:
             self._input.write(text)  # far less than a pipe holds: it cannot block
         except OSError:
-            raise self._lost() from None
+            raise self._lost_error() from None
 
-    def _more(self, until: float, within_s: float) -> bytes:
+    def _read_more(self, until: float, within_s: float) -> bytes:
         """Read more of the worker's standard output.
 
         The end of its standard error is kept for error messages.
@@ -190,23 +190,23 @@ class Worker:
                 text = os.read(key.fd, 1 << 20)
                 if key.fileobj is self._output:
                     if not text:
-                        raise self._lost()
+                        raise self._lost_error()
                     return text
                 if not text:
                     self._selector.unregister(key.fileobj)
-                self._complaint = (self._complaint + text)[-_LONGEST_TAIL:]
+                self._stderr_tail = (self._stderr_tail + text)[-_LONGEST_TAIL:]
 
-    def _lost(self) -> WorkerLost:
+    def _lost_error(self) -> WorkerLost:
         """Return the error about a worker whose pipes are closed."""
         with contextlib.suppress(OSError):
             os.set_blocking(self._errors.fileno(), False)
-            self._complaint = (self._complaint + (self._errors.read() or b""))[-_LONGEST_TAIL:]
+            self._stderr_tail = (self._stderr_tail + (self._errors.read() or b""))[-_LONGEST_TAIL:]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GOODBYE_S)
-        return WorkerLost(self.ended() or "The pyslurm worker closed its standard output.", died=True)
+            self._process.wait(_EXIT_WAIT_S)
+        return WorkerLost(self.exit_text() or "The pyslurm worker closed its standard output.", died=True)
 
     def _error_output(self) -> str:
-        text = " ".join(self._complaint.decode("utf-8", "replace").split())
+        text = " ".join(self._stderr_tail.decode("utf-8", "replace").split())
         return f"; it said: {text}" if text else ""
 
 
@@ -316,7 +316,7 @@ class PyslurmBackend(Backend):
             raise AnswerNotUnderstood(f"The pyslurm worker's versions make no sense: {answer!r:.200}") from reason
 
     def queue(self) -> list[RawJob]:
-        """Return the records of pending, running, suspended and completing jobs."""
+        """Return the records of all jobs that have not ended."""
         return cast(list[RawJob], _records(self._read("queue"), RawJob))
 
     def nodes(self) -> list[RawNode]:
@@ -332,7 +332,7 @@ class PyslurmBackend(Backend):
 
         If the worker dies of one of them, the others are still written.
         """
-        return self._each(
+        return self._send_each(
             "change", [{"job_id": it.job_id, "site_factor": it.site_factor, "time_min": it.time_min} for it in changes]
         )
 
@@ -343,12 +343,12 @@ class PyslurmBackend(Backend):
         """
         return write_in_batches(
             changes,
-            lambda batches: self._each(
+            lambda batches: self._send_each(
                 "change_nodes", [{"nodes": it.node, "state": it.state, "weight": it.weight} for it in batches]
             ),
         )
 
-    def _each(self, call: str, requests: Sequence[Mapping[str, Any]]) -> list[str]:
+    def _send_each(self, call: str, requests: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the answers to requests that change something, in order."""
         until = time.monotonic() + self.timeout_s
         answers: list[str] = []
@@ -400,7 +400,7 @@ class PyslurmBackend(Backend):
             raise ClusterUnavailable(reason.message, hint=reason.hint) from reason
         if (remaining := until - time.monotonic()) <= 0:
             raise ClusterUnavailable(f"The changes took longer than {self.timeout_s:g} s.")
-        answer = self._ask(call, arguments, within_s=remaining)
+        answer = self._call(call, arguments, within_s=remaining)
         if answer["ok"]:
             return str(answer["result"])
         error = answer["error"]
@@ -408,7 +408,7 @@ class PyslurmBackend(Backend):
             return str(error.get("message"))
         if error.get("sent", True):
             raise WorkerLost(f"the controller did not answer: {error.get('message')}", died=False)
-        raise _explained(error)
+        raise _to_error(error)
 
     def _read(self, call: str) -> Any:
         """Send a request that only reads, and repeat it once.
@@ -417,28 +417,28 @@ class PyslurmBackend(Backend):
         """
         with self._lock:
             try:
-                answer = self._ask(call, {}, within_s=self.timeout_s)
+                answer = self._call(call, {}, within_s=self.timeout_s)
             except WorkerLost as reason:
                 if not reason.died:
                     raise
-                answer = self._ask(call, {}, within_s=self.timeout_s)
+                answer = self._call(call, {}, within_s=self.timeout_s)
             if not answer["ok"]:
-                raise _explained(answer["error"])
+                raise _to_error(answer["error"])
             return answer["result"]
 
-    def _ask(self, call: str, arguments: Mapping[str, Any], *, within_s: float) -> dict[str, Any]:
+    def _call(self, call: str, arguments: Mapping[str, Any], *, within_s: float) -> dict[str, Any]:
         worker = self._running()
         self._requests += 1
         try:
-            worker.say({"id": self._requests, "call": call, "args": dict(arguments)})
-            answer = worker.hear(within_s=within_s)
+            worker.send({"id": self._requests, "call": call, "args": dict(arguments)})
+            answer = worker.receive(within_s=within_s)
             complete = "result" in answer if answer.get("ok") else isinstance(answer.get("error"), dict)
             if answer.get("id") != self._requests or not complete:
                 raise AnswerNotUnderstood(
                     f"The pyslurm worker's answer to request {self._requests} makes no sense: {answer!r:.200}"
                 )
         except HeliosError as reason:
-            self._failed(reason)
+            self._record_failure(reason)
             if isinstance(reason, AnswerNotUnderstood) and call in _WRITES:
                 raise WorkerLost(reason.message, died=True) from reason
             raise
@@ -447,8 +447,8 @@ class PyslurmBackend(Backend):
 
     def _running(self) -> Worker:
         """Return the worker, and start it if it does not run."""
-        if self._worker and (ended := self._worker.ended()):
-            self._failed(WorkerLost(ended, died=True))
+        if self._worker and (ended := self._worker.exit_text()):
+            self._record_failure(WorkerLost(ended, died=True))
         if self._worker:
             return self._worker
         if (pause := self._not_before - self._clock()) > 0:
@@ -458,13 +458,13 @@ class PyslurmBackend(Backend):
             )
         self._worker = Worker(self.argv, self._environment, self._source)
         try:
-            self._worker.greet(within_s=self.timeout_s)
+            self._worker.handshake(within_s=self.timeout_s)
         except HeliosError as reason:
-            self._failed(reason)
+            self._record_failure(reason)
             raise
         return self._worker
 
-    def _failed(self, reason: HeliosError) -> None:
+    def _record_failure(self, reason: HeliosError) -> None:
         """Kill the worker, and set the pause before the next start.
 
         There is no pause after a first failure, then 1, 2, 4, ... s up to a minute.
@@ -486,7 +486,7 @@ def _records(answer: Any, kind: type[Any]) -> list[dict[str, Any]]:
     return answer
 
 
-def _explained(error: Mapping[str, Any]) -> HeliosError:
+def _to_error(error: Mapping[str, Any]) -> HeliosError:
     message = error.get("message")
     if error.get("kind") == "unavailable":
         return ClusterUnavailable(f"Slurm's controller cannot be reached: {message}", hint="Look with: scontrol ping")

@@ -1,4 +1,4 @@
-"""Runner of Slurm's programs, with output that does not depend on the site.
+"""Runner of Slurm's programs, with uniform output.
 
 Every process here is started by :class:`Shell`. It finds the program, limits its time, kills it with its children when
 it does not answer, and removes the environment variables by which users change Slurm's output.
@@ -135,7 +135,7 @@ class Shell:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.PIPE,
-                env=self.surroundings(),
+                env=self.environment_for_slurm(),
                 start_new_session=True,
             )
         except OSError as reason:
@@ -156,7 +156,7 @@ class Shell:
             raise ClusterUnavailable(f"Slurm's command {program} was not found in {path}.", hint=_WHERE)
         return found
 
-    def surroundings(self) -> dict[str, str]:
+    def environment_for_slurm(self) -> dict[str, str]:
         """Return the environment for Slurm's programs."""
         kept = {
             name: value
@@ -187,7 +187,7 @@ _WHERE = "Install Slurm's client commands on this host, or say in [slurm] comman
 
 
 def stop(started: subprocess.Popen[bytes]) -> None:
-    """Kill a program's process group if it still runs, and close its pipes."""
+    """Kill a program's process group and close its pipes."""
     if started.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)

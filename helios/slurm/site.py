@@ -16,7 +16,7 @@ from helios.model.slurm_site import PartitionRules, SlurmSite
 from helios.slurm.site_accounts import read_qos, read_shares
 from helios.slurm.site_conf import lines, records
 from helios.slurm.site_nodes import MachineCounts, parse_node_records, parse_sinfo
-from helios.slurm.site_rules import SchedulingSettings, priority_rules, say_the_rest, scheduling_rules, selection
+from helios.slurm.site_rules import SchedulingSettings, note_unsimulated, priority_rules, scheduling_rules, selection
 
 _ABOUT_MACHINES = frozenset({"nodename", "partitionname", "nodeset"})
 _NOT_FOLLOWED = frozenset({"downnodes", "frontendname", "switchname"})
@@ -60,7 +60,7 @@ def read_site(
         qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
     with _in_file("associations"):
         shares = read_shares(sacctmgr_assoc, notes, cluster=name) if sacctmgr_assoc is not None else ()
-    say_the_rest(settings)
+    note_unsimulated(settings)
     site = SlurmSite(
         name=name,
         nodes=printed.groups() if printed.nodes else machines.groups(),
@@ -79,7 +79,7 @@ def read_site(
             hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
             "node and scontrol show partition print.",
         )
-    return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *printed.notes, *_what_is_missing(site)])))
+    return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *printed.notes, *_missing_parts(site)])))
 
 
 def read_machines(text: str) -> MachineCounts:
@@ -110,7 +110,7 @@ def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:
     settings, machines = SchedulingSettings(), MachineCounts()
     for line in lines(text):
         if line.title in _ABOUT_MACHINES:
-            machines.take(line)
+            machines.add_line(line)
         elif line.title in _NOT_FOLLOWED:
             settings.notes.append(f"Line {line.number}: {line.title} is not followed.")
         elif line.title == "include":
@@ -118,7 +118,7 @@ def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:
                 f"Line {line.number} includes {line.words['include']}, which was not read: give the files as one text."
             )
         else:
-            settings.take(line)
+            settings.add_line(line)
     machines.finish(settings.plain(*_FOR_ALL_PARTITIONS))
     return settings, machines
 
@@ -144,7 +144,7 @@ def _partitions(machines: MachineCounts, printed: MachineCounts) -> Iterator[Par
             )
 
 
-def _what_is_missing(site: SlurmSite) -> Iterator[str]:
+def _missing_parts(site: SlurmSite) -> Iterator[str]:
     if site.priority.multifactor and site.priority.fairshare and not site.shares:
         yield "Fair share has a weight, but no associations were given (--assoc): all users have the same shares."
     if site.priority.multifactor and site.priority.qos and not site.qos:

@@ -41,7 +41,7 @@ class AssociationRow:
         """Return the first existing column of ``keys``, without surrounding blanks."""
         return next((self.words[key].strip() for key in keys if key in self.words), "")
 
-    def number_of(self, *keys: str, otherwise: float = 0.0) -> float:
+    def float_value(self, *keys: str, otherwise: float = 0.0) -> float:
         """Return a column as a number.
 
         Raises
@@ -53,9 +53,9 @@ class AssociationRow:
         try:
             return float(value) if value else otherwise
         except ValueError:
-            raise self.wrong(f"{keys[0]} is {value!r}, which is not a number") from None
+            raise self.error(f"{keys[0]} is {value!r}, which is not a number") from None
 
-    def wrong(self, what: str) -> ConfigurationInvalid:
+    def error(self, what: str) -> ConfigurationInvalid:
         """Return an error about this row."""
         return ConfigurationInvalid(f"line {self.number}: {what}", hint="Print it anew, with -P and with its heads.")
 
@@ -102,26 +102,27 @@ def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
     """
     rows = table(text, needed=("name",), made_by="sacctmgr show qos -P")
     for row in rows:
-        _say_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
-        _say_other_tres(row, _MOST_TRES, f"QOS {row.text('name')}", notes)
-        _say_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
+        _note_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
+        _note_other_tres(row, _MOST_TRES, f"QOS {row.text('name')}", notes)
+        _note_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
     return tuple(
         QosRules(
             name=row.text("name"),
-            priority=int(row.number_of("priority")),
-            usage_factor=row.number_of("usagefactor", otherwise=1.0),
+            priority=int(row.float_value("priority")),
+            usage_factor=row.float_value("usagefactor", otherwise=1.0),
             max_gpus_per_user=_gpus(row, *_MOST_TRES),
             max_gpus=_gpus(row, "grptres"),
-            max_jobs_per_user=int(row.number_of(*_MOST_JOBS)) if row.text(*_MOST_JOBS) else None,
+            max_jobs_per_user=int(row.float_value(*_MOST_JOBS)) if row.text(*_MOST_JOBS) else None,
         )
         for row in rows
     )
 
 
 def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Share, ...]:
-    """Read fair shares from ``sacctmgr show assoc tree -P`` or ``sshare -a -l -P``.
+    """Read fair shares from ``sacctmgr`` or ``sshare``.
 
-    The latter also has the past usage. What is not simulated is added to ``notes``.
+    The commands are ``sacctmgr show assoc tree -P`` and ``sshare -a -l -P``. The latter also has the past usage. What
+    is not simulated is added to ``notes``.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Shar
             notes.append(f"Shares of {share.user or share.account} for one partition only are not simulated.")
             continue
         found[share.account, share.user] = share
-        _say_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _ASSOC_IDLE, notes)
+        _note_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _ASSOC_IDLE, notes)
     return tuple(found.values())
 
 
@@ -187,8 +188,8 @@ def _share(row: AssociationRow, parent: str) -> Share:
         account=account,
         parent="" if user or account == "root" else parent,
         user=user,
-        shares=None if follows_parent else int(row.number_of(*columns, otherwise=1.0)),
-        usage_s=row.number_of("rawusage"),
+        shares=None if follows_parent else int(row.float_value(*columns, otherwise=1.0)),
+        usage_s=row.float_value("rawusage"),
     )
 
 
@@ -199,17 +200,17 @@ def _gpus(row: AssociationRow, *keys: str) -> int | None:
             try:
                 return amount(value)
             except ValueError:
-                raise row.wrong(f"{keys[0]} has {word!r}, which is not gres/gpu=N") from None
+                raise row.error(f"{keys[0]} has {word!r}, which is not gres/gpu=N") from None
     return None
 
 
-def _say_other_tres(row: AssociationRow, keys: tuple[str, ...], where: str, notes: list[str]) -> None:
+def _note_other_tres(row: AssociationRow, keys: tuple[str, ...], where: str, notes: list[str]) -> None:
     other = [word for word in row.text(*keys).split(",") if word and not word.lower().startswith("gres/gpu=")]
     if other:
         notes.append(f"Of {where}, {keys[0]} is simulated for gres/gpu only: {', '.join(other)} is left out.")
 
 
-def _say_limits(row: AssociationRow, where: str, known: frozenset[str], notes: list[str]) -> None:
+def _note_limits(row: AssociationRow, where: str, known: frozenset[str], notes: list[str]) -> None:
     limits = [
         f"{key}={value.strip()}"
         for key, value in row.words.items()

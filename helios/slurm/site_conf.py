@@ -66,7 +66,7 @@ class ConfLine:
         if not value:
             return otherwise
         if not re.fullmatch(r"-?\d+", value):
-            raise self.wrong(key, "is not a whole number", "Write it in digits alone.")
+            raise self.error(key, "is not a whole number", "Write it in digits alone.")
         return int(value)
 
     def length_s(self, key: str, otherwise: int | None) -> int | None:
@@ -85,7 +85,7 @@ class ConfLine:
         try:
             return length_s(value)
         except ValueError:
-            raise self.wrong(
+            raise self.error(
                 key, "is not a length of time", "Write minutes, HH:MM:SS, D-HH:MM:SS or UNLIMITED."
             ) from None
 
@@ -105,11 +105,11 @@ class ConfLine:
             name, _, value = word.partition("=")
             weight = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)([KMGTP]?)", value.strip(), re.IGNORECASE)
             if weight is None:
-                raise self.wrong(key, "is not a list of weights", "Write CPU=1.0,Mem=0.25G,GRES/gpu=3.0.")
+                raise self.error(key, "is not a list of weights", "Write CPU=1.0,Mem=0.25G,GRES/gpu=3.0.")
             found[name.strip().lower()] = float(weight[1]) / _MIB.get(weight[2].upper(), 1.0)
         return found
 
-    def wrong(self, key: str, what: str, hint: str) -> ConfigurationInvalid:
+    def error(self, key: str, what: str, hint: str) -> ConfigurationInvalid:
         """Return an error about ``key`` in this line."""
         return ConfigurationInvalid(f"line {self.number}: {key}={self.words.get(key, '')} {what}", hint=hint)
 

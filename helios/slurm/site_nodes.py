@@ -19,9 +19,9 @@ from helios.slurm.site_conf import ConfLine, amount
 
 _DEFAULT = "default"
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
-_NOT_THERE = ("future", "down", "drain", "fail")
+_DOWN_STATES = ("future", "down", "drain", "fail")
 """States of a ``NodeName`` line in which a node runs no job."""
-_SAYS_NOTHING = frozenset({"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"})
+_UNSET_VALUES = frozenset({"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"})
 _NODE_KEYS = frozenset({
     "nodename", "cpus", "procs", "sockets", "socketsperboard", "corespersocket", "threadspercore", "boards",
     "realmemory", "memspeclimit", "gres", "corespeccount", "cpuspeclist", "weight", "feature", "features", "state",
@@ -50,7 +50,7 @@ class MachineCounts:
     _partition_defaults: dict[str, str] = field(default_factory=dict)
     _waiting: list[ConfLine] = field(default_factory=list)
 
-    def take(self, line: ConfLine) -> None:
+    def add_line(self, line: ConfLine) -> None:
         """Read a ``NodeName`` line, and keep any other line for ``finish``.
 
         Raises
@@ -59,7 +59,7 @@ class MachineCounts:
             A value is not understood.
         """
         if line.title == "nodename":
-            self._take_node(line)
+            self._add_node(line)
         else:
             self._waiting.append(line)
 
@@ -77,7 +77,7 @@ class MachineCounts:
             if line.title == "nodeset":
                 self.sets[line.text("nodeset")] = self.members(line)
             else:
-                self._take_partition(line, settings)
+                self._add_partition(line, settings)
         self._waiting.clear()
 
     def add(self, line: ConfLine, names: tuple[str, ...]) -> None:
@@ -85,7 +85,7 @@ class MachineCounts:
         group = _node_group(line, names)
         self.nodes |= {name: replace(group, names=(name,)) for name in names}
 
-    def take_members(self, members: Mapping[str, Sequence[str]]) -> None:
+    def set_partitions(self, members: Mapping[str, Sequence[str]]) -> None:
         """Set partitions of which only the nodes are known.
 
         A ``*`` at the end of a name marks the default partition.
@@ -93,36 +93,36 @@ class MachineCounts:
         self.with_rules = False
         for name, nodes in members.items():
             if name:
-                ordered = tuple(sorted(dict.fromkeys(nodes), key=_by_name))
+                ordered = tuple(sorted(dict.fromkeys(nodes), key=_natural_key))
                 plain = name.rstrip("*")
                 self.partitions[plain] = PartitionRules(name=plain, nodes=ordered, is_default=name.endswith("*"))
 
     def groups(self) -> tuple[NodeGroup, ...]:
         """Return groups of equal neighbours, sorted as in Slurm."""
-        ordered = sorted(self.nodes, key=_by_name)
+        ordered = sorted(self.nodes, key=_natural_key)
         alike = groupby(ordered, key=lambda name: replace(self.nodes[name], names=()))
         return tuple(replace(self.nodes[names[0]], names=names) for names in (tuple(group) for _, group in alike))
 
-    def _take_node(self, line: ConfLine) -> None:
+    def _add_node(self, line: ConfLine) -> None:
         if line.text("nodename").lower() == _DEFAULT:
             self._node_defaults |= line.words
             return
         whole = replace(line, words={**self._node_defaults, **line.words})
         names = _expanded(whole, "nodename", whole.text("nodename"))
-        self._say_strange(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
+        self._note_unknown_keys(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
         state = whole.text("state").lower()
-        if state.startswith(_NOT_THERE):
+        if state.startswith(_DOWN_STATES):
             self.notes.append(f"Nodes {line.text('nodename')} are left out: State={whole.words['state']}.")
             return
         self.add(whole, names)
 
-    def _take_partition(self, line: ConfLine, settings: Mapping[str, str]) -> None:
+    def _add_partition(self, line: ConfLine, settings: Mapping[str, str]) -> None:
         name = line.text("partitionname")
         if name.lower() == _DEFAULT:
             self._partition_defaults |= line.words
             return
         own = replace(line, words={**self._partition_defaults, **line.words})
-        self._say_strange(own, _PARTITION_KEYS, f"partition {name}")
+        self._note_unknown_keys(own, _PARTITION_KEYS, f"partition {name}")
         whole = replace(own, words={**settings, **own.words})
         self.partitions[name] = _partition(whole, name, self.members(whole))
 
@@ -146,17 +146,17 @@ class MachineCounts:
                 f"{line.words.get(line.title)} has {len(missing):,} nodes that are not described or left out, "
                 f"as {missing[0]}."
             )
-        return tuple(sorted(set(members) & self.nodes.keys(), key=_by_name))
+        return tuple(sorted(set(members) & self.nodes.keys(), key=_natural_key))
 
-    def _say_strange(self, line: ConfLine, known: frozenset[str], where: str) -> None:
+    def _note_unknown_keys(self, line: ConfLine, known: frozenset[str], where: str) -> None:
         unknown = {key: value for key, value in line.words.items() if key not in known}
-        strange = [f"{key}={value}" for key, value in unknown.items() if value.lower() not in _SAYS_NOTHING]
+        strange = [f"{key}={value}" for key, value in unknown.items() if value.lower() not in _UNSET_VALUES]
         if strange:
             self.notes.append(f"Of {where}, not simulated: {', '.join(sorted(strange))}.")
 
 
 def parse_sinfo(text: str) -> MachineCounts:
-    """Read the output of ``sinfo -N``, one row for each node and partition.
+    """Read the output of ``sinfo -N``.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def parse_sinfo(text: str) -> MachineCounts:
         }
         found.add(replace(line, words=translated), names)
         members.setdefault(words.get("partition", ""), []).extend(names)
-    found.take_members(members)
+    found.set_partitions(members)
     return found
 
 
@@ -212,7 +212,7 @@ def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]
         name = line.text("partitionname")
         found.partitions[name] = _partition(line, name, found.members(line))
     if not found.partitions:
-        found.take_members(members)
+        found.set_partitions(members)
     return found
 
 
@@ -242,7 +242,7 @@ def _mib(line: ConfLine, key: str) -> int:
 
 def _node_group(line: ConfLine, names: tuple[str, ...]) -> NodeGroup:
     threads = line.whole("threadspercore", 1)
-    cpus = line.whole("cpus", line.whole("procs", 0)) or _product(line) * threads
+    cpus = line.whole("cpus", line.whole("procs", 0)) or _count_cpus(line) * threads
     kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
     features = line.text("features") or line.text("feature")
     return NodeGroup(
@@ -255,7 +255,7 @@ def _node_group(line: ConfLine, names: tuple[str, ...]) -> NodeGroup:
     )
 
 
-def _product(line: ConfLine) -> int:
+def _count_cpus(line: ConfLine) -> int:
     boards = line.whole("boards", 1)
     sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
     return sockets * line.whole("corespersocket", 1)
@@ -274,7 +274,7 @@ def _gpus(line: ConfLine) -> dict[str, int]:
         try:
             kind, count = (words[1] if len(words) > 2 else UNTYPED), amount(words[-1]) if len(words) > 1 else 1
         except ValueError:
-            raise line.wrong("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
+            raise line.error("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
         found[kind] = found.get(kind, 0) + count
     return found
 
@@ -286,6 +286,6 @@ def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
         raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.message}", hint=reason.hint) from reason
 
 
-def _by_name(name: str) -> list[tuple[int, str]]:
+def _natural_key(name: str) -> list[tuple[int, str]]:
     # Slurm keeps its nodes sorted by name, digits by value (strnatcmp in read_config.c, 22.05 and later).
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

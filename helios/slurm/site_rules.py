@@ -31,7 +31,7 @@ _SWITCHES = {
     "bf_busy_nodes": "bf_busy_nodes",
     "time_min_as_soft_limit": "time_min_is_soft",
 }
-_NO_BEARING = frozenset({
+_IRRELEVANT = frozenset({
     "bf_yield_interval", "bf_yield_sleep", "bf_yield_rpc_cnt", "bf_max_time", "max_rpc_cnt",
     "nohold_on_prolog_fail", "max_script_size", "disable_job_shrink", "disable_hetjob_steps",
     "bf_job_part_count_reserve", "build_queue_timeout", "max_depend_depth", "salloc_wait_nodes", "sbatch_wait_nodes",
@@ -58,7 +58,7 @@ _IDLE_SETTINGS = (
     "vsize", "wait", "x11",
 )  # fmt: skip
 """Prefixes of settings that do not affect when jobs start, or are read elsewhere here."""
-_MATTERS = {
+_NOT_SIMULATED = {
     "preempttype": "jobs are never preempted in the replay",
     "preemptmode": "jobs are never preempted in the replay",
     "licenses": "licences are not counted in the replay",
@@ -93,10 +93,10 @@ class SchedulingSettings:
     lines: dict[str, ConfLine] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def take(self, line: ConfLine) -> None:
+    def add_line(self, line: ConfLine) -> None:
         """Add the setting of one line."""
         earlier = self.lines.get(line.title)
-        if earlier is not None and earlier.words != line.words and line.title in _READ | _MATTERS.keys():
+        if earlier is not None and earlier.words != line.words and line.title in _READ | _NOT_SIMULATED.keys():
             self.notes.append(
                 f"{line.spelled} is set on line {earlier.number} and again on line {line.number}: the last counts."
             )
@@ -117,7 +117,7 @@ class SchedulingSettings:
         """
         return self.lines[key].whole(key, 0) if key in self.lines else 0
 
-    def minutes_s(self, key: str, otherwise: int) -> int:
+    def whole_minutes_s(self, key: str, otherwise: int) -> int:
         """Return a length of time, rounded up to whole minutes, s.
 
         Slurm keeps these settings in minutes. Raises :class:`ConfigurationInvalid` where it is not a length.
@@ -152,9 +152,9 @@ def priority_rules(settings: SchedulingSettings) -> PriorityRules:
         tres=settings.lines["priorityweighttres"].weights("priorityweighttres")
         if "priorityweighttres" in settings.lines
         else {},
-        max_age_s=settings.minutes_s("prioritymaxage", usual.max_age_s),
-        decay_half_life_s=settings.minutes_s("prioritydecayhalflife", usual.decay_half_life_s),
-        calc_period_s=settings.minutes_s("prioritycalcperiod", usual.calc_period_s) or usual.calc_period_s,
+        max_age_s=settings.whole_minutes_s("prioritymaxage", usual.max_age_s),
+        decay_half_life_s=settings.whole_minutes_s("prioritydecayhalflife", usual.decay_half_life_s),
+        calc_period_s=settings.whole_minutes_s("prioritycalcperiod", usual.calc_period_s) or usual.calc_period_s,
         favor_small=settings.text("priorityfavorsmall").lower() in {"yes", "1", "true"},
         fair_tree=not {"NO_FAIR_TREE", "DEPTH_OBLIVIOUS"} & set(flags),
         flags=flags,
@@ -171,7 +171,7 @@ def scheduling_rules(settings: SchedulingSettings) -> SchedulingRules:
     for word in re.split(r"[,\s]+", settings.text("schedulerparameters")):
         key, _, value = word.partition("=")
         key = key.lower()
-        if not key or key in _NO_BEARING:
+        if not key or key in _IRRELEVANT:
             continue
         if key in _SWITCHES:
             values[_SWITCHES[key]] = True
@@ -209,14 +209,14 @@ def selection(settings: SchedulingSettings) -> tuple[str, bool, bool]:
     return kind, "CR_LLN" in parameters, holds_memory
 
 
-def say_the_rest(settings: SchedulingSettings) -> None:
+def note_unsimulated(settings: SchedulingSettings) -> None:
     """Add notes about settings that are unknown or not simulated."""
     unknown = []
     for key, line in settings.lines.items():
         value = line.text(key)
-        if key in _MATTERS:
+        if key in _NOT_SIMULATED:
             if value.lower() not in _HARMLESS and not value.lower().endswith(_HARMLESS_ENDS):
-                settings.notes.append(f"Line {line.number}, {line.spelled}={value}: {_MATTERS[key]}.")
+                settings.notes.append(f"Line {line.number}, {line.spelled}={value}: {_NOT_SIMULATED[key]}.")
         elif key not in _READ and not key.startswith(_IDLE_SETTINGS):
             unknown.append(f"{line.spelled} (line {line.number})")
     if unknown:

@@ -22,11 +22,11 @@ from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
 SOFT_LIMITS_SINCE = (23, 11)
 """First release of ``SchedulerParameters=time_min_as_soft_limit``. Before it, every TimeMin is the user's own."""
 
-_ALONE = power.Surroundings()
-_NOTHING = JobsUndo()
+_NO_CONFIGURATION = power.NodeSurroundings()
+_EMPTY_RECORD = JobsUndo()
 """Empty record. Without a record no value counts as Helios' own."""
 _HOLDING = {"RUNNING": JobState.RUNNING, "SUSPENDED": JobState.SUSPENDED, "COMPLETING": JobState.RUNNING}
-_PLAIN = (
+_COPIED_COLUMNS = (
     "restart", "array_job_id", "tasks", "het_job_id", "het_job_offset", "user", "group", "account", "qos", "partition",
     "nodes", "cpus", "gpus", "gpu_type", "memory_mib", "node_list", "priority",
 )  # fmt: skip
@@ -38,38 +38,38 @@ _TIMES = {
 }
 
 
-def minutes(length: Length) -> int:
+def to_minutes(length: Length) -> int:
     """Return a TimeMin in minutes, 0 for none."""
     return round(length / 60) if isinstance(length, (int, float)) else 0
 
 
-def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
+def is_helios_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
     """Return whether a job's SiteFactor is Helios' own.
 
     It has Helios' mark, and a record proves that Helios wrote it to this job.
     """
-    return ownership.has_helios_mark(value) and undo.proves(JobSetting.ORDER, job, value)
+    return ownership.has_helios_mark(value) and undo.has_record(JobSetting.ORDER, job, value)
 
 
-def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
+def is_helios_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
     """Return whether a job's TimeMin is Helios' own.
 
     It has Helios' mark, a record proves it, and this release of Slurm has soft limits.
     """
-    value = minutes(job["time_min_s"])
+    value = to_minutes(job["time_min_s"])
     return (
         release >= SOFT_LIMITS_SINCE
         and ownership.has_helios_time_min(value)
-        and undo.proves(JobSetting.SOFT_LIMIT, job, value)
+        and undo.has_record(JobSetting.SOFT_LIMIT, job, value)
     )
 
 
-def unproved(undo: JobsUndo) -> str:
+def no_record_remark(undo: JobsUndo) -> str:
     """Return the remark about a value with Helios' mark but no record."""
     return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.problem or JOBS_FILE})"
 
 
-def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NOTHING) -> str:
+def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _EMPTY_RECORD) -> str:
     """Return why Helios must leave a job alone, for a person.
 
     Empty where it may act.
@@ -87,17 +87,17 @@ def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NO
         return "scrontab made it"
     if job["reservation"]:
         return f"it waits for reservation {job['reservation']}"
-    return _why_not_ours(job, factor, undo)
+    return _why_not_helios(job, factor, undo)
 
 
-def _why_not_ours(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
+def _why_not_helios(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
     if job["state"] == "PENDING" and (job["priority"] == 0 or (job["reason"] or "").startswith("JobHeld")):
         return "it is held"
     if factor is not None and factor.direct:
         return f"its priority was set directly, to {job['priority']}"
-    if factor is not None and factor.value and not is_our_site_factor(factor.value, job, undo):
+    if factor is not None and factor.value and not is_helios_site_factor(factor.value, job, undo):
         theirs = f"an admin set SiteFactor {factor.value}"
-        return f"{theirs}, or {unproved(undo)}" if ownership.has_helios_mark(factor.value) else theirs
+        return f"{theirs}, or {no_record_remark(undo)}" if ownership.has_helios_mark(factor.value) else theirs
     return ""
 
 
@@ -107,7 +107,7 @@ def pending(
     *,
     most: int,
     release: tuple[int, int],
-    undo: JobsUndo = _NOTHING,
+    undo: JobsUndo = _EMPTY_RECORD,
 ) -> pd.DataFrame:
     """Return the pending jobs as ``QUEUE``, in Slurm's order.
 
@@ -115,7 +115,7 @@ def pending(
     """
     waiting = [job for job in jobs if job["state"] == "PENDING"]
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
-    soft_limits_of_helios = [is_our_time_min(job, undo, release=release) for job in waiting]
+    soft_limits_of_helios = [is_helios_time_min(job, undo, release=release) for job in waiting]
     soft = [_seconds(job["time_min_s"]) for job in waiting]
     factors_of_jobs = [factors.get(job["job_id"]) for job in waiting]
     columns = _columns(waiting) | {
@@ -123,7 +123,7 @@ def pending(
         "reason": [job["reason"] for job in waiting],
         "urgency": [
             ownership.urgency(factor.value, most=most)
-            if factor and is_our_site_factor(factor.value, job, undo)
+            if factor and is_helios_site_factor(factor.value, job, undo)
             else 0.0
             for job, factor in zip(waiting, factors_of_jobs, strict=True)
         ],
@@ -136,7 +136,7 @@ def pending(
     return QUEUE.conform(pd.DataFrame(columns))
 
 
-def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
+def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _EMPTY_RECORD) -> pd.DataFrame:
     """Return the jobs that hold resources as ``QUEUE``, oldest start first.
 
     ``reason`` shows which are completing. Helios' soft limits are left out, because they have no effect on a running
@@ -149,28 +149,30 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo 
         "reason": ["Completing" if job["state"] == "COMPLETING" else job["reason"] for job in holding],
         "urgency": [0.0] * len(holding),
         "user_soft_limit_s": [
-            None if is_our_time_min(job, undo, release=release) else _seconds(job["time_min_s"]) for job in holding
+            None if is_helios_time_min(job, undo, release=release) else _seconds(job["time_min_s"]) for job in holding
         ],
         "excluded_reason": [excluded_reason(job, None) or None for job in holding],
     }
     return QUEUE.conform(pd.DataFrame(columns))
 
 
-def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -> pd.DataFrame:
+def node_states(nodes: Sequence[RawNode], around: power.NodeSurroundings = _NO_CONFIGURATION) -> pd.DataFrame:
     """Return the nodes as ``NODE_STATES``, in the order of their names.
 
     Parameters
     ----------
-    around : Surroundings
+    around : NodeSurroundings
         Nodes that the cluster itself keeps awake, and racks. By default no node is kept awake and no rack is known.
     """
     ordered = sorted(nodes, key=lambda node: (len(node["name"]), node["name"]))
     plain = [name for name in RawNode.__annotations__ if name != "idle_since"]
     kept = power.kept_awake(ordered, around.exclusions)
-    columns: dict[str, Any] = {name: [_clean(dict(node)[name]) for node in ordered] for name in plain}
+    columns: dict[str, Any] = {name: [_readable_value(dict(node)[name]) for node in ordered] for name in plain}
     columns["idle_since"] = times(node["idle_since"] for node in ordered)
     columns["power"] = [power.power(node) for node in ordered]
-    columns["excluded_reason"] = [_clean(power.excluded_reason(node, around.exclusions)) or None for node in ordered]
+    columns["excluded_reason"] = [
+        _readable_value(power.excluded_reason(node, around.exclusions)) or None for node in ordered
+    ]
     columns["kept_awake"] = [int(node["name"] in kept) for node in ordered]
     columns["rack"] = [around.racks.get(node["name"]) for node in ordered]
     return NODE_STATES.conform(pd.DataFrame(columns))
@@ -190,13 +192,15 @@ def readable(text: str) -> str:
 
 def _columns(jobs: Sequence[RawJob]) -> dict[str, Any]:
     rows = [dict(job) for job in jobs]
-    columns: dict[str, Any] = {name: [_clean(row[name]) for row in rows] for name in ("job_id", "name", *_PLAIN)}
+    columns: dict[str, Any] = {
+        name: [_readable_value(row[name]) for row in rows] for name in ("job_id", "name", *_COPIED_COLUMNS)
+    }
     columns["array_task_id"] = [job["array_tasks"] for job in jobs]
     columns["time_limit_s"] = [_seconds(job["time_limit_s"]) for job in jobs]
     return columns | {column: times(row[key] for row in rows) for column, key in _TIMES.items()}
 
 
-def _clean(value: Any) -> Any:
+def _readable_value(value: Any) -> Any:
     return readable(value) if isinstance(value, str) else value
 
 

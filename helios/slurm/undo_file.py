@@ -70,7 +70,7 @@ def write_undo(
     rows += [f"weight\t{node}\t{own}" for node, own in (weights or {}).items()]
     rows += [] if keep_awake is None else [f"keep_awake\t{parse.text(keep_awake.strip()) or '(null)'}"]
     text = "".join(f"{row}\n" for row in rows)
-    if _parsed(text) is None:
+    if _parse(text) is None:
         raise UndoNotWritten(f"A node's name or the keep-awake list cannot be written to {path}: {text!r:.200}")
     try:
         atomic_write(path, text)
@@ -96,12 +96,12 @@ def read_undo(path: Path) -> NodesUndo:
         return NodesUndo()
     except (OSError, UnicodeDecodeError) as reason:
         raise FileUnreadable(f"{path} cannot be read: {reason}", hint=_LOOK) from reason
-    if (found := _parsed(text)) is None:
+    if (found := _parse(text)) is None:
         raise FileUnreadable(f"{path} is damaged.", hint=_LOOK)
     return found
 
 
-def _parsed(text: str) -> NodesUndo | None:
+def _parse(text: str) -> NodesUndo | None:
     """Return the content of the file, or None where it is damaged."""
     asleep: list[str] = []
     weights: dict[str, int] = {}

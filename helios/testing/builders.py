@@ -231,14 +231,14 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
 
     A column that a row does not name has a missing value there.
     """
-    blank = _blank(kind.name).take([0] * len(rows)).reset_index(drop=True)
+    blank = _empty_row(kind.name).take([0] * len(rows)).reset_index(drop=True)
     named = [name for name in kind.names if any(name in row for row in rows)]
     columns = {name: _typed(kind, name, rows) for name in named}
     return blank.assign(**{name: values for name, values in columns.items() if values is not None})
 
 
 @cache
-def _blank(kind_name: str) -> pd.DataFrame:
+def _empty_row(kind_name: str) -> pd.DataFrame:
     """Return a frame with one row of missing values.
 
     It is cached because building typed empty columns is slow.

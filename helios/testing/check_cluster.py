@@ -37,7 +37,15 @@ def check_cluster(make: Make) -> None:
     AssertionError
         A promise of the contract is broken. The message says which one, and what was observed.
     """
-    for promise in (_looks, _reorders, _is_idempotent, _leaves_alone, _softens, _reverts_all, _reverts_by_name):
+    for promise in (
+        _check_snapshot,
+        _check_orders,
+        _check_idempotence,
+        _check_exclusions,
+        _check_soft_limits,
+        _check_revert_all,
+        _check_revert_by_name,
+    ):
         cluster = make()
         try:
             promise(cluster)
@@ -45,103 +53,107 @@ def check_cluster(make: Make) -> None:
             cluster.apply([Revert(reason="the check is over")])
 
 
-def _looks(cluster: Cluster) -> None:
+def _check_snapshot(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()  # its frames are checked as it is made
     ids = [*snapshot.pending["job_id"], *snapshot.running["job_id"]]
-    _must(len(set(ids)) == len(ids), "a snapshot names each job once", ids)
+    _expect(len(set(ids)) == len(ids), "a snapshot names each job once", ids)
     for name in PREDICTIONS.names:
-        _must(
+        _expect(
             bool(snapshot.pending[name].isna().all()), "a snapshot carries no predictions; they are added later", name
         )
-    _must(set(snapshot.pending["state"]) <= {"PENDING"}, "pending jobs are PENDING", set(snapshot.pending["state"]))
-    _must(cluster.apply([]) == [], "no actions, no outcomes", cluster)
+    _expect(set(snapshot.pending["state"]) <= {"PENDING"}, "pending jobs are PENDING", set(snapshot.pending["state"]))
+    _expect(cluster.apply([]) == [], "no actions, no outcomes", cluster)
 
 
-def _reorders(cluster: Cluster) -> None:
+def _check_orders(cluster: Cluster) -> None:
     before = cluster.snapshot()
     first, second, _ = _jobs_to_try(before)
     order = _an_order(before, **{first: -0.5, second: 0.8})
     outcomes = cluster.apply([order])
-    _must([o.job_id for o in outcomes] == [second, first], "one outcome for each place, in its order", outcomes)
+    _expect([o.job_id for o in outcomes] == [second, first], "one outcome for each place, in its order", outcomes)
     for outcome in outcomes:
-        _must(outcome.result is Result.DONE, "what may be reordered is", outcome)
-        _must(
+        _expect(outcome.result is Result.DONE, "what may be reordered is", outcome)
+        _expect(
             bool(outcome.before and outcome.after and outcome.reason), "what was done says before, after, why", outcome
         )
     after = cluster.snapshot()
     for place in order.order:
         seen = _value(after, place.job_id, "urgency")
-        _must(abs(seen - place.urgency) <= COARSEST, f"an urgency of {place.urgency} reads back", seen)
+        _expect(abs(seen - place.urgency) <= COARSEST, f"an urgency of {place.urgency} reads back", seen)
     _priorities_part(before, after, up=second, down=first)
 
 
-def _is_idempotent(cluster: Cluster) -> None:
+def _check_idempotence(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, third = _jobs_to_try(snapshot)
     order = _an_order(snapshot, **{first: 0.31, second: -0.77, third: 0.0})
     cluster.apply([order])
     again = cluster.apply([order])
-    _must(_results(again) == {Result.UNCHANGED}, "what already is so is UNCHANGED", again)
+    _expect(_results(again) == {Result.UNCHANGED}, "what already is so is UNCHANGED", again)
 
 
-def _leaves_alone(cluster: Cluster) -> None:
+def _check_exclusions(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     (first, *_), nobody = _jobs_to_try(snapshot), "999999999"
     outcomes = cluster.apply([_an_order(snapshot, **{nobody: 0.9, first: 0.5})])
     by_job = {outcome.job_id: outcome for outcome in outcomes}
-    _must(by_job[nobody].result is Result.GONE, "a job that there is not is GONE", by_job[nobody])
-    _must(by_job[first].result is Result.DONE, "what fails for one job does not stop the others", by_job[first])
+    _expect(by_job[nobody].result is Result.GONE, "a job that there is not is GONE", by_job[nobody])
+    _expect(by_job[first].result is Result.DONE, "what fails for one job does not stop the others", by_job[first])
     for job_id in snapshot.running["job_id"].head(3):
         (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
-        _must(outcome.result is Result.GONE, "a running job is GONE", outcome)
+        _expect(outcome.result is Result.GONE, "a running job is GONE", outcome)
     untouchable = snapshot.pending.loc[snapshot.pending["excluded_reason"].notna(), "job_id"]
     for job_id in untouchable.head(3):
         (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
-        _must(outcome.result is Result.REFUSED and bool(outcome.remark), "a hands-off job is REFUSED, and why", outcome)
+        _expect(
+            outcome.result is Result.REFUSED and bool(outcome.remark), "a hands-off job is REFUSED, and why", outcome
+        )
 
 
-def _softens(cluster: Cluster) -> None:
+def _check_soft_limits(cluster: Cluster) -> None:
     job_id, *_ = _jobs_to_try(cluster.snapshot())
     limit = SoftLimit(job_id=job_id, run_time=timedelta(minutes=11), reason="contract")
     (outcome,) = cluster.apply([limit])
     if outcome.result is Result.REFUSED:
-        _must(bool(outcome.remark), "a refused soft limit says why", outcome)
-        _must(math.isnan(_value(cluster.snapshot(), job_id, "soft_limit_s")), "what is REFUSED is not written", job_id)
+        _expect(bool(outcome.remark), "a refused soft limit says why", outcome)
+        _expect(
+            math.isnan(_value(cluster.snapshot(), job_id, "soft_limit_s")), "what is REFUSED is not written", job_id
+        )
         return
-    _must(outcome.result is Result.DONE, "a soft limit is DONE or REFUSED", outcome)
+    _expect(outcome.result is Result.DONE, "a soft limit is DONE or REFUSED", outcome)
     seen_s = _value(cluster.snapshot(), job_id, "soft_limit_s")
-    _must(660 <= seen_s <= 1_260, "a soft limit reads back, at most ten minutes longer", seen_s)
+    _expect(660 <= seen_s <= 1_260, "a soft limit reads back, at most ten minutes longer", seen_s)
     again = cluster.apply([limit])
-    _must(_results(again) == {Result.UNCHANGED}, "a soft limit that already is so is UNCHANGED", again)
+    _expect(_results(again) == {Result.UNCHANGED}, "a soft limit that already is so is UNCHANGED", again)
 
 
-def _reverts_all(cluster: Cluster) -> None:
+def _check_revert_all(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     cluster.apply(_some_of_everything(snapshot))
     done = cluster.apply([Revert(reason="contract")])
-    _must(Result.DONE in _results(done), "a restore reverts what was set, and says so", done)
+    _expect(Result.DONE in _results(done), "a restore reverts what was set, and says so", done)
     after = cluster.snapshot().pending
-    _must(bool((after["urgency"] == 0).all()), "after a restore every urgency is 0", after["urgency"].tolist())
-    _must(
+    _expect(bool((after["urgency"] == 0).all()), "after a restore every urgency is 0", after["urgency"].tolist())
+    _expect(
         bool(after["soft_limit_s"].isna().all()), "after a restore no soft limit stands", after["soft_limit_s"].tolist()
     )
     again = cluster.apply([Revert(reason="contract")])
     # A value that has Helios' mark but is in no record is refused, and named, each time.
-    _must(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
+    _expect(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
 
 
-def _reverts_by_name(cluster: Cluster) -> None:
+def _check_revert_by_name(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, _ = _jobs_to_try(snapshot)
     cluster.apply(_some_of_everything(snapshot))
     cluster.apply([Revert(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
     after = cluster.snapshot()
-    _must(
+    _expect(
         _value(after, first, "urgency") == 0,
         "a restore of one job's order takes it back",
         _value(after, first, "urgency"),
     )
-    _must(_value(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
+    _expect(_value(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
 
 
 def _some_of_everything(snapshot: Snapshot) -> list[JobAction]:
@@ -180,7 +192,7 @@ def _an_order(snapshot: Snapshot, **urgencies: float) -> Reorder:
 def _priorities_part(before: Snapshot, after: Snapshot, *, up: str, down: str) -> None:
     rose, fell = (_value(after, job, "priority") - _value(before, job, "priority") for job in (up, down))
     if not math.isnan(rose - fell):
-        _must(rose > fell, "a more urgent job gains priority over a less urgent one", (rose, fell))
+        _expect(rose > fell, "a more urgent job gains priority over a less urgent one", (rose, fell))
 
 
 def _value(snapshot: Snapshot, job_id: str, column: str) -> float:
@@ -191,6 +203,6 @@ def _results(outcomes: Sequence[Outcome]) -> set[Result]:
     return {outcome.result for outcome in outcomes}
 
 
-def _must(holds: bool, promise: str, seen: object) -> None:
+def _expect(holds: bool, promise: str, seen: object) -> None:
     if not holds:
         raise AssertionError(f"A cluster promises: {promise}. Seen: {seen!r}")

@@ -32,21 +32,25 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
     """Check that a service keeps the contract of ``PoolService``.
 
     It is called with an empty pool, one without devices, trials of which nothing is known, trials in every state, odd
-    numbers and texts, kills for memory, and 1,000 trials on 256 devices. It must answer the same twice, whatever it
-    was called with before, and use neither clock, random numbers, disk nor network. It must start only waiting and
-    paused trials, each once, on devices of the snapshot with a free slot or in a process that may train them as well,
-    promise no more memory than a device has, pause and stop only trials that have not ended, and give a reason every
-    time.
+    numbers and texts, kills for memory, and 1,000 trials on 256 devices. The contract:
+
+    - It answers the same twice, whatever it was called with before.
+    - It uses no clock, random numbers, disk or network.
+    - It starts only waiting and paused trials, each once, on devices of the snapshot with a free slot, or in a process
+      that may train them as well.
+    - It promises no more memory than a device has.
+    - It pauses and stops only trials that have not ended.
+    - Every action has a reason.
 
     Parameters
     ----------
     service : class or PoolService
-        A class is made with the defaults of its ``Options``; pass an object to check other options.
+        A class is instantiated with the defaults of its ``Options``. Pass an object to check other options.
 
     Raises
     ------
     AssertionError
-        It does not; everything found is listed, each with what to do about it.
+        The contract is broken. The message lists everything found, with what to do about it.
     """
     service_class = service if isinstance(service, type) else type(service)
     complaints = find_flaws(service_class) or [
@@ -235,7 +239,7 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
 
 
 def _fusing_faults(starts: list[StartTrial], joining: list[StartTrial], pool: PoolSnapshot) -> Iterator[str]:
-    """Yield what is wrong with trials that others' processes are to train."""
+    """Yield what is wrong with trials that join the process of another one."""
     trials = {trial.number: trial for trial in pool.trials}
     processes = {trial.number: process for process in by_process(pool.trials) for trial in process if trial.fusible}
     sizes = Counter({process[0].number: len(process) for process in processes.values()})

@@ -94,13 +94,13 @@ def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[s
             "helios.actions, or act on jobs: without domain = Domain.NODES"
         )
         return
-    yield from _of_the_node_names(actions, snapshot)
+    yield from _node_name_complaints(actions, snapshot)
     unexplained = {type(action).__name__ for action in actions if not action.reason.strip()}
     yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in sorted(unexplained))
-    yield from _of_the_sleeps([action for action in actions if isinstance(action, PowerDown)], snapshot)
+    yield from _sleep_complaints([action for action in actions if isinstance(action, PowerDown)], snapshot)
 
 
-def _of_the_node_names(actions: list[NodeAction], snapshot: Snapshot) -> Iterator[str]:
+def _node_name_complaints(actions: list[NodeAction], snapshot: Snapshot) -> Iterator[str]:
     known = set(snapshot.nodes["name"])
     for node in dict.fromkeys(node for action in actions for node in _named_nodes(action)):
         if node not in known:
@@ -116,7 +116,7 @@ def _of_the_node_names(actions: list[NodeAction], snapshot: Snapshot) -> Iterato
             yield f"it returned several {kind.__name__}; each names all that it is about, so return one"
 
 
-def _of_the_sleeps(sleeps: list[PowerDown], snapshot: Snapshot) -> Iterator[str]:
+def _sleep_complaints(sleeps: list[PowerDown], snapshot: Snapshot) -> Iterator[str]:
     nodes = snapshot.nodes.drop_duplicates("name").set_index("name")
     for sleep in sleeps:
         if sleep.node not in nodes.index:
@@ -237,20 +237,20 @@ def watch_calls() -> Iterator[list[str]]:
     are seen. A clock that compiled code reads by itself (``pd.Timestamp.now``) is not; :func:`find_clocks` finds those.
     """
     seen: list[str] = []
-    before, chance = sys.getprofile(), _global_chance()
+    before, chance = sys.getprofile(), _random_states()
 
     def watch(frame: FrameType, event: str, called: Any) -> None:
-        asked = _asked(called) if event == "c_call" else ""
+        asked = _describe_call(called) if event == "c_call" else ""
         if asked:
             seen.append(f"{asked}, at {frame.f_code.co_filename}:{frame.f_lineno}")
 
-    with _undisturbed():
+    with _without_garbage_collection():
         sys.setprofile(watch)
         try:
             yield seen
         finally:
             sys.setprofile(before)
-    if _global_chance() != chance:
+    if _random_states() != chance:
         seen.append("numpy.random asks chance")
 
 
@@ -265,11 +265,11 @@ def find_clocks(service_class: type[Any]) -> list[str]:
         *inspect.getmembers(service_class, inspect.isfunction),
         *((function.__name__, function) for function in own if function.__module__ == service_class.__module__),
     ]
-    return sorted({name for name, function in functions if _names_a_clock(function)})
+    return sorted({name for name, function in functions if _uses_clock(function)})
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Disable the garbage collector in this context.
 
     Callbacks of the collector, such as those of a test framework that times it, would be seen as calls of the service.
@@ -283,7 +283,7 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def _asked(called: Any) -> str:
+def _describe_call(called: Any) -> str:
     module, name = getattr(called, "__module__", None), getattr(called, "__qualname__", "")
     if (module == "time" and name in CLOCKS) or name in CLOCK_METHODS:
         return f"{name} asks the clock"
@@ -293,12 +293,12 @@ def _asked(called: Any) -> str:
     return f"{name} asks {outside}" if outside and name not in HARMLESS else ""
 
 
-def _global_chance() -> tuple[int, ...]:
+def _random_states() -> tuple[int, ...]:
     state: Any = np.random.get_state(legacy=False)
     return (int(state["state"]["pos"]), *map(int, state["state"]["key"][:4]))
 
 
-def _names_a_clock(function: Callable[..., Any]) -> bool:
+def _uses_clock(function: Callable[..., Any]) -> bool:
     return any(CLOCK_NAMES & set(code.co_names) for code in _codes(inspect.unwrap(function).__code__))
 
 
@@ -379,10 +379,10 @@ def situations() -> Iterator[tuple[str, Snapshot]]:
     yield "an ordinary queue", _ordinary()
     yield "a queue at night", _ordinary(at=NOON + timedelta(hours=14))
     yield "a queue without predictions", _queue(a_pending_job(job_id=str(n), gpus=n) for n in range(1, 9))
-    yield "jobs of which all is missing that can be", _queue(_with_nothing(str(n)) for n in range(1, 4))
+    yield "jobs of which all is missing that can be", _queue(_row_without_values(str(n)) for n in range(1, 4))
     yield "texts that nobody expects", _queue(_with_odd_texts())
     yield "numbers that nobody expects", _queue(_with_odd_numbers())
-    yield f"{MANY:,} jobs", _many(MANY)
+    yield f"{MANY:,} jobs", _large_queue(MANY)
 
 
 def _maker(service: type[Any] | Service) -> Make:
@@ -402,25 +402,25 @@ def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Ite
         yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
     if not _is_same(before, snapshot):
         yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
-    yield from check_node_changes(first, snapshot) if on_nodes else _of_the_actions(first, snapshot)
+    yield from check_node_changes(first, snapshot) if on_nodes else _action_complaints(first, snapshot)
 
 
-def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
+def _action_complaints(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
     actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Revert)]
     foreign = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
     if foreign:
         on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(foreign[0], KINDS) else ""
         yield f"{foreign[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
         return
-    yield from _of_the_names(actions, snapshot)
-    yield from _of_the_reasons(actions)
+    yield from _name_complaints(actions, snapshot)
+    yield from _reason_complaints(actions)
     partitions = set(snapshot.pending["partition"].dropna().unique())
     for action in actions:
         if isinstance(action, Reorder) and action.partition not in partitions:
             yield f"no pending job is in partition {action.partition!r}; write it as the column partition does"
 
 
-def _of_the_names(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
+def _name_complaints(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
     pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
     for job_id in dict.fromkeys(job_id for action in actions for job_id in _targets(action)):
         if job_id in running:
@@ -434,7 +434,7 @@ def _of_the_names(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]
                 yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
 
 
-def _of_the_reasons(actions: list[JobAction]) -> Iterator[str]:
+def _reason_complaints(actions: list[JobAction]) -> Iterator[str]:
     reasons = {type(action).__name__: action.reason for action in actions if not action.reason.strip()}
     yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in reasons)
     places = [place for action in actions if isinstance(action, Reorder) for place in action.order]
@@ -486,7 +486,7 @@ def _ordinary(*, at: Any = NOON) -> Snapshot:
     return a_snapshot(pending=list(rows), running=[a_running_job(job_id="900001")], nodes=nodes, taken_at=at)
 
 
-def _with_nothing(job_id: str) -> Row:
+def _row_without_values(job_id: str) -> Row:
     return {
         "job_id": job_id,
         "partition": "gpu",
@@ -515,7 +515,7 @@ def _with_odd_numbers() -> Iterator[Row]:
     yield a_pending_job(job_id="7", tasks=1_000_000, urgency=-1.0, soft_limit_s=420.0, p50_s=60.0)
 
 
-def _many(jobs: int) -> Snapshot:
+def _large_queue(jobs: int) -> Snapshot:
     number = np.arange(jobs)
     row = a_snapshot(pending=[a_pending_job(p50_s=1.0)]).pending
     pending = row.loc[row.index.repeat(jobs)].reset_index(drop=True)

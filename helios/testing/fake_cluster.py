@@ -97,7 +97,7 @@ class Faults:
         self.writes += 1
         return ""
 
-    def _swallows(self) -> bool:
+    def _is_swallowed(self) -> bool:
         swallows = self._swallowed > 0
         self._swallowed -= swallows
         return swallows
@@ -261,7 +261,7 @@ class FakeCluster(Faults):
 
     @property
     def queue(self) -> list[str]:
-        """Ids of the pending jobs, in the order in which they would start."""
+        """Ids of the pending jobs, in starting order."""
         return [str(job.row["job_id"]) for job in self._in_order()]
 
     def site_factor_of(self, job_id: str) -> int:
@@ -308,7 +308,7 @@ class FakeCluster(Faults):
         )
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply ``actions``, read the values back, and return an outcome for each job.
+        """Apply ``actions`` and return their outcomes.
 
         Raises
         ------
@@ -321,16 +321,16 @@ class FakeCluster(Faults):
         self.applied.append(tuple(actions))
         self._left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
         return [
-            self._became(change)
+            self._apply_change(change)
             for action in actions
             for change in setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
         ]
 
-    def _became(self, change: SettingChange[int]) -> Outcome:
+    def _apply_change(self, change: SettingChange[int]) -> Outcome:
         job = self._pending(change.job_id)
         if job is None:
             return change.outcome(Result.GONE, remark=GONE)
-        outcome = check_change(change, self._ground(change, job))
+        outcome = check_change(change, self._change_context(change, job))
         if outcome is not None:
             return outcome
         before = _value(job, change.setting)
@@ -338,7 +338,7 @@ class FakeCluster(Faults):
             return change.outcome(Result.POSTPONED, before=before, remark="the writes of this cycle are spent")
         return self._write(change, job, before)
 
-    def _ground(self, change: SettingChange[int], job: _Job) -> ChangeContext:
+    def _change_context(self, change: SettingChange[int], job: _Job) -> ChangeContext:
         value, limit_s = _value(job, change.setting), job.row["time_limit_s"]
         hidden = self._hides(change.setting, job)
         is_marked = not hidden and _is_marked(change.setting, value)
@@ -371,7 +371,7 @@ class FakeCluster(Faults):
             return change.outcome(Result.FAILED, before=before, remark=refusal)
         self._left -= 1
         job.written[change.setting].append(change.wanted)
-        if not self._swallows():
+        if not self._is_swallowed():
             setattr(job, "site_factor" if change.setting is JobSetting.ORDER else "time_min", change.wanted)
         after = _value(job, change.setting)
         return change.outcome(Result.DONE if after == change.wanted else Result.MISMATCH, before=before, after=after)

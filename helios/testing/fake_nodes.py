@@ -214,7 +214,7 @@ class PoweredNodes:
         return self._held.get(job_id, [])
 
     def in_state(self, power: NodePower | None) -> list[str]:
-        """Return the names of the nodes in that power state, None for down."""
+        """Return the nodes in a power state, None for down."""
         return [name for name in self._nodes if self.power_of(name) is power]
 
     # Slurm's rules.
@@ -445,7 +445,7 @@ class FakeNodes(PoweredNodes, Faults):
         )
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply ``actions``, read the values back, and return an outcome for each node.
+        """Apply ``actions`` and return their outcomes.
 
         Raises
         ------
@@ -530,14 +530,14 @@ class FakeNodes(PoweredNodes, Faults):
         )
 
     def _list(self, change: _Change, wanted: str) -> NodeOutcome:
-        before = self._worded_list()
+        before = self._keep_awake_text()
         if not self.can_keep_awake:
             return change.outcome(Result.REFUSED, before=before, remark="SuspendExcNodes cannot be changed live")
         if expand(self.keep_awake) == expand(wanted):
             return change.outcome(Result.UNCHANGED, before=before, after=before)
         return self._write(
             change,
-            self._worded_list,
+            self._keep_awake_text,
             lambda: self.admin_sets_keep_awake(wanted),
             lambda: self.keep_awake == wanted,
         )
@@ -562,11 +562,11 @@ class FakeNodes(PoweredNodes, Faults):
         before = read()
         if refusal := self._refusal(change.node):
             return change.outcome(Result.FAILED, before=before, remark=refusal)
-        if not self._swallows():
+        if not self._is_swallowed():
             write()
         return change.outcome(Result.DONE if is_done() else Result.MISMATCH, before=before, after=read())
 
-    def _worded_list(self) -> str:
+    def _keep_awake_text(self) -> str:
         return f"SuspendExcNodes {self.keep_awake or '(null)'}"
 
 

@@ -155,7 +155,7 @@ class PostgresBulk(Bulk):
         """
         statement = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         with _cursor(connection) as cursor, cursor.copy(f"COPY ({statement}) TO STDOUT (FORMAT csv)") as blocks:
-            return _parsed(io.BufferedReader(_Blocks(blocks), READ_BLOCK_BYTES), arrow_schema(query))
+            return _parse_csv(io.BufferedReader(_Blocks(blocks), READ_BLOCK_BYTES), arrow_schema(query))
 
     def elements(self, array: str) -> sa.ColumnElement[str]:
         """Return the SQL expression for the elements of a JSON array of texts.
@@ -218,7 +218,7 @@ def _staged(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> Itera
     connection.exec_driver_sql("DROP TABLE incoming")
 
 
-def _parsed(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:
+def _parse_csv(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:
     if not csv.peek(1):
         return schema.empty_table()
     with pyarrow.csv.open_csv(

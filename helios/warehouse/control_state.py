@@ -49,9 +49,9 @@ class SqlLedger:
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the writer's lease, as ``Ledger`` says.
 
-        An expired lease that nobody else took can be renewed by its last holder, under the same token. An end that is
-        further ahead than any lease lasts was written by a wrong clock. It is moved to the latest end that is possible
-        now: if its holder is alive it renews in time, and if not, another holder can take the lease after that.
+        An expired lease that nobody else took can be renewed by its last holder, under the same token. An end further
+        ahead than the longest lease was written by a wrong clock. It is moved to the latest possible end. A holder that
+        is alive renews in time, and otherwise another one can take the lease after that.
 
         Returns
         -------
@@ -122,7 +122,7 @@ class SqlLedger:
 
 
 def read_lease(connection: sa.Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:
-    """Return the lease of a domain, or None if nobody ever held it.
+    """Return the lease of a domain, or None.
 
     Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
     """

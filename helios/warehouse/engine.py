@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from helios.errors import WarehouseUnavailable
-from helios.private_files import make_folder, open_private, tighten
+from helios.private_files import make_folder, open_private, restrict_access
 
 # How long a statement waits for another writer before it gives up. A load of 10^6 jobs takes about 10 s.
 BUSY_TIMEOUT_S = 30
@@ -33,17 +33,17 @@ _SECRETS = ("password", "sslpassword", "passfile")
 
 @lru_cache(maxsize=8)
 def engine_for(url: str) -> sa.Engine:
-    """Return the engine of ``url``, always the same one for the same URL.
+    """Return the engine of ``url``.
 
-    No connection is opened yet. The engine is cached because SQLAlchemy keeps compiled statements with it, and a
-    control cycle opens the warehouse several times.
+    It is the same one for the same URL. No connection is opened yet. The engine is cached because SQLAlchemy keeps
+    compiled statements with it, and a control cycle opens the warehouse several times.
 
     Raises
     ------
     WarehouseUnavailable
         The URL is not valid, names another kind of database, or its driver is not installed.
     """
-    parsed = _parsed(url)
+    parsed = _parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     return _postgres_engine(parsed.set(drivername="postgresql+psycopg"))
@@ -73,7 +73,7 @@ def sqlite_path(engine: sa.Engine) -> Path | None:
     return Path(database)
 
 
-def shown(url: sa.URL) -> str:
+def redact_url(url: sa.URL) -> str:
     """Return ``url`` without secrets, for messages and logs."""
     return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
@@ -90,7 +90,7 @@ def check_answers(engine: sa.Engine) -> Iterator[None]:
         is_from_the_driver = isinstance(reason, sqlite3.Error) or type(reason).__module__.startswith("psycopg")
         if not (is_from_the_driver or isinstance(reason, SQLAlchemyError)):
             raise
-        raise _unavailable(engine, reason) from reason
+        raise _unavailable_error(engine, reason) from reason
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-def _parsed(url: str) -> sa.URL:
+def _parse_url(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url.replace("postgres://", "postgresql://", 1))
     except ArgumentError as reason:
@@ -134,10 +134,10 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     try:
         engine = sa.create_engine(url.set(drivername="sqlite"), connect_args=given)
     except (SQLAlchemyError, TypeError, ValueError) as reason:
-        raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", hint=_FORMS) from reason
-    sa.event.listen(engine, "do_connect", _as_a_file_that_nobody_writes)
-    sa.event.listen(engine, "connect", _leave_transactions_to_helios)
-    sa.event.listen(engine, "connect", lambda *_: _close_to_others(engine))
+        raise WarehouseUnavailable(f"{redact_url(url)} cannot be opened: {reason}", hint=_FORMS) from reason
+    sa.event.listen(engine, "do_connect", _open_immutable)
+    sa.event.listen(engine, "connect", _disable_driver_transactions)
+    sa.event.listen(engine, "connect", lambda *_: _restrict_file_access(engine))
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -147,14 +147,12 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
         return sa.create_engine(url)
     except ModuleNotFoundError as reason:
         raise WarehouseUnavailable(
-            f"{shown(url)} needs the PostgreSQL driver psycopg, which is not installed.",
+            f"{redact_url(url)} needs the PostgreSQL driver psycopg, which is not installed.",
             hint="Install it: pip install 'helios-slurm[postgres]'",
         ) from reason
 
 
-def _as_a_file_that_nobody_writes(
-    _dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]
-) -> None:
+def _open_immutable(_dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]) -> None:
     """Open a SQLite file on a read-only mount as immutable.
 
     In WAL mode SQLite would otherwise have to write files beside it. Elsewhere this would be wrong: another process may
@@ -185,7 +183,7 @@ def is_mounted_read_only(file: Path) -> bool:
     return bool(os.statvfs(file).f_flag & os.ST_RDONLY)
 
 
-def _leave_transactions_to_helios(raw: sqlite3.Connection, _record: object) -> None:
+def _disable_driver_transactions(raw: sqlite3.Connection, _record: object) -> None:
     # Python's driver would begin late and commit before DDL, so that neither loads nor migrations would be atomic.
     raw.isolation_level = None
     raw.execute("PRAGMA foreign_keys = ON")
@@ -222,7 +220,7 @@ def prepare_file(engine: sa.Engine) -> None:
         if not path.exists():  # SQLite would make it readable by all; -wal and -shm copy the mode of this file
             os.close(open_private(path))
     except OSError as reason:
-        raise _unavailable(engine, reason) from reason
+        raise _unavailable_error(engine, reason) from reason
     with check_answers(engine), engine.connect() as connection:
         raw: Any = connection.connection.driver_connection
         raw.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -265,22 +263,22 @@ def _nearest_folder(folder: Path) -> Path | None:
     return there
 
 
-def _close_to_others(engine: sa.Engine) -> None:
+def _restrict_file_access(engine: sa.Engine) -> None:
     if (path := sqlite_path(engine)) is not None:
         for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
-            tighten(file)
+            restrict_access(file)
 
 
-def _unavailable(engine: sa.Engine, reason: Exception) -> WarehouseUnavailable:
+def _unavailable_error(engine: sa.Engine, reason: Exception) -> WarehouseUnavailable:
     # SQLAlchemy's message repeats the statement and its rows; the driver's message says what is wrong.
     original = reason.orig if isinstance(reason, DatabaseError) and reason.orig else reason
-    says = _without_secret(str(original).strip(), engine.url)
+    says = _redact(str(original).strip(), engine.url)
     hints = (hint for sign, hint in _REMEDIES.items() if sign in says.lower())
     hint = next(hints, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")
-    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=hint)
+    return WarehouseUnavailable(f"The database {redact_url(engine.url)} refused: {says}", hint=hint)
 
 
-def _without_secret(text: str, url: sa.URL) -> str:
+def _redact(text: str, url: sa.URL) -> str:
     secrets = [url.password, *(url.query.get(name) for name in _SECRETS)]
     for secret in secrets:
         if isinstance(secret, str) and secret:

@@ -25,7 +25,7 @@ from helios.warehouse.revising import Revisions, revise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
-    """A file or reading that is loaded, as it is recorded in ``loads``.
+    """A load, as recorded in ``loads``.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class _Tally:
     watermark: pd.Timestamp | None = None
     revisions: Revisions = field(default_factory=Revisions)
 
-    def see(self, batch: Batch, *, new: int, updated: int) -> None:
+    def count_batch(self, batch: Batch, *, new: int, updated: int) -> None:
         """Count a batch of which ``new`` jobs were added and ``updated`` replaced."""
         self.new += new
         self.updated += updated
@@ -136,11 +136,11 @@ def load(connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace:
         new = bulk.insert(connection, schema.jobs, rows)
         updated = 0
         if new < len(rows):
-            known = _best_known(rows, live=trace.live)
+            known = _most_complete(rows, live=trace.live)
             updated = revise(connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
         refused = {name: stored_column(batch.rejects[name], dtype) for name, dtype in column_types(REJECTS).items()}
         bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(batch.rejects)} | refused))
-        tally.see(batch, new=new, updated=updated)
+        tally.count_batch(batch, new=new, updated=updated)
     connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
     after = _load_of(connection, cluster_id, trace.sha256)
     assert after is not None
@@ -171,7 +171,7 @@ def _begin(connection: sa.Connection, cluster_id: int, trace: LoadedFile) -> int
     return int(made.inserted_primary_key[0])
 
 
-def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
+def _most_complete(rows: pa.Table, *, live: bool) -> pa.Table:
     """Return the row of each job that knows most.
 
     Values that this row lacks come from the job's other rows, as if those had been loaded before. Not so for a ``live``
@@ -285,7 +285,10 @@ def add_decisions(connection: sa.Connection, cluster_id: int, decisions: pd.Data
 
 
 def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> sa.Select[Any]:
-    """Return the query of the decisions about one job or node, oldest first."""
+    """Return the query of decisions about one target.
+
+    They come oldest first.
+    """
     table = schema.decisions
     query = select_columns(table, cluster_id, DECISIONS.names).where(table.c.target == target)
     if since is not None:

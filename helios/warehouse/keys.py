@@ -1,6 +1,6 @@
-"""Numbers of texts and of clusters.
+"""Keys of texts and of clusters.
 
-Texts with few distinct values, as user names, are stored once and referred to by number.
+Texts with few distinct values, such as user names, are stored once and referred to by number.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class StringTable:
         self._numbers: dict[str, int] = {}
 
     def numbers(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of each text, and make one for a new text."""
+        """Return the number of each text, new or known."""
         unknown = list(dict.fromkeys(text for text in texts if text not in self._numbers))
         for chunk in _chunks(unknown):
-            self._learn(dict(zip(map(_digest, chunk), chunk, strict=True)))
+            self._add(dict(zip(map(_digest, chunk), chunk, strict=True)))
         return [self._numbers[text] for text in texts]
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
@@ -58,7 +58,7 @@ class StringTable:
             found.update((int(number), str(text)) for number, text in rows)
         return found
 
-    def _learn(self, by_digest: dict[str, str]) -> None:
+    def _add(self, by_digest: dict[str, str]) -> None:
         digests = list(by_digest)
         self._bulk.insert(self._connection, names, pa.table({"digest": digests, "text": list(by_digest.values())}))
         wanted = self._bulk.elements(json.dumps(digests))
@@ -104,7 +104,7 @@ def find_cluster_id(connection: sa.Connection, name: str) -> int:
 
 
 def cluster_id_for_loading(connection: sa.Connection, *, name: str, timezone: str | None = None) -> int:
-    """Return the number of a cluster, and make it if it is new.
+    """Return the number of a cluster, new or known.
 
     ``timezone`` is stored if none was known before.
     """
@@ -129,7 +129,7 @@ def cluster_timezone(connection: sa.Connection, name: str) -> str | None:
 def known_clusters(*, counts: bool) -> sa.Select[tuple[object, ...]]:
     """Return the query of all clusters and the span of their history.
 
-    Columns as in ``CLUSTERS``. The span is found in the key; ``counts`` of jobs read every job.
+    The columns are those of ``CLUSTERS``. The span comes from an index, whereas ``counts`` of jobs read every job.
     """
     sizes = {"jobs": sa.func.count(), "gpu_jobs": sa.func.count(sa.case((jobs.c.gpus > 0, 1)))} if counts else {}
     submitted_at = jobs.c.submitted_at

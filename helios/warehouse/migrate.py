@@ -69,14 +69,14 @@ def upgrade(engine: sa.Engine) -> list[str]:
 
 def refuse_unknown(found: str | None) -> None:
     """Raise ``SchemaOutdated`` if this version of Helios does not know ``found``."""
-    if found is not None and not knows(found):
+    if found is not None and not is_known(found):
         raise SchemaOutdated(
             f"The database is at revision {found}, which this version of Helios does not know.",
             hint="A newer Helios made it: install that release or a newer one.",
         )
 
 
-def knows(revision: str) -> bool:
+def is_known(revision: str) -> bool:
     """Return whether this version of Helios knows a revision.
 
     An unknown revision comes from a newer Helios.

@@ -195,7 +195,7 @@ def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
     """
     stack: list[str | None] = []
     for row in promotions.itertuples():
-        previous, chosen = _or_none(row.previous), _or_none(row.model_id)
+        previous, chosen = _none_if_empty(row.previous), _none_if_empty(row.model_id)
         if not stack or stack[-1] != previous:
             stack.append(previous)
         if str(row.step) == AuditStep.ROLLED_BACK and chosen in stack:
@@ -206,7 +206,7 @@ def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
     return stack[-2::-1] if stack else []
 
 
-def _or_none(text: Any) -> str | None:
+def _none_if_empty(text: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 

@@ -49,7 +49,7 @@ class Horizon:
 
 def count_rows(connection: sa.Connection, cluster_id: int) -> dict[str, int]:
     """Return a cluster's rows in each table, without empty ones."""
-    tables = {table: _rows_of(table, cluster_id) for table in schema.metadata.sorted_tables}
+    tables = {table: _cluster_rows(table, cluster_id) for table in schema.metadata.sorted_tables}
     counts = {
         table.name: connection.execute(sa.select(sa.func.count()).select_from(table).where(chosen)).scalar_one()
         for table, chosen in tables.items()
@@ -64,11 +64,11 @@ def remove_cluster(connection: sa.Connection, cluster_id: int) -> None:
     Texts that jobs refer to by number, such as names of users, stay: other clusters may have the same.
     """
     for table in reversed(schema.metadata.sorted_tables):
-        if (chosen := _rows_of(table, cluster_id)) is not None:
+        if (chosen := _cluster_rows(table, cluster_id)) is not None:
             connection.execute(sa.delete(table).where(chosen))
 
 
-def _rows_of(table: sa.Table, cluster_id: int) -> sa.ColumnElement[bool] | None:
+def _cluster_rows(table: sa.Table, cluster_id: int) -> sa.ColumnElement[bool] | None:
     if table is schema.rejects:
         loads = sa.select(schema.loads.c.load_id).where(schema.loads.c.cluster_id == cluster_id)
         return table.c.load_id.in_(loads)
@@ -115,7 +115,7 @@ def _older(
 def oldest(
     cluster_id: int, at: sa.Column[Any], before: datetime, *conditions: sa.ColumnElement[bool]
 ) -> sa.Select[Any]:
-    """Return the query of the times of a cluster's old rows, oldest first."""
+    """Return the query of the times of old rows."""
     chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
     return sa.select(at).where(*chosen).order_by(at)
 
@@ -124,14 +124,14 @@ def _readings(engine: sa.Engine, cluster_id: int, before: datetime) -> int:
     gone, more = 0, True
     while more:
         with writing(engine) as connection:
-            ids = _old_readings(connection, cluster_id, before)
+            ids = _old_reading_ids(connection, cluster_id, before)
             more = len(ids) > 0
             connection.execute(sa.delete(schema.rejects).where(schema.rejects.c.load_id.in_(ids)))
             gone += connection.execute(sa.delete(schema.loads).where(schema.loads.c.load_id.in_(ids))).rowcount
     return gone
 
 
-def _old_readings(connection: sa.Connection, cluster_id: int, before: datetime) -> list[int]:
+def _old_reading_ids(connection: sa.Connection, cluster_id: int, before: datetime) -> list[int]:
     loads = schema.loads
     of_cluster = loads.c.cluster_id == cluster_id
     # The number of the last load shows whether anything is new: see Warehouse.edition.

@@ -90,7 +90,7 @@ class RevisionRule:
         """Return the condition that a row replaces a stored one that differs."""
         if self.live:
             return sa.true()
-        before, now = _knowledge(jobs.c), _knowledge(new)
+        before, now = _completeness(jobs.c), _completeness(new)
         return sa.or_(before < now, sa.and_(before == now, ~self.was_read_live()))
 
     def was_read_live(self) -> sa.ColumnElement[bool]:
@@ -135,13 +135,13 @@ def revise(
     if not len(rows):
         return 0
     filled = rows if live else with_values(rows)
-    rule = RevisionRule(live=live, names=filled.column_names, stretches=_stretches(connection, cluster_id))
+    rule = RevisionRule(live=live, names=filled.column_names, stretches=_live_periods(connection, cluster_id))
     with bulk.staged(connection, filled) as incoming:
         _take_note(connection, incoming, rule, StringTable(connection, bulk), revisions)
         return bulk.upsert_jobs(connection, incoming, rule.conflict)
 
 
-def _stretches(connection: sa.Connection, cluster_id: int) -> list[tuple[int, int]]:
+def _live_periods(connection: sa.Connection, cluster_id: int) -> list[tuple[int, int]]:
     query = sa.select(coverage.c.started_at, coverage.c.ended_at).where(
         coverage.c.cluster_id == cluster_id, coverage.c.source == LIVE_SOURCE
     )
@@ -152,8 +152,8 @@ def _has_ended(job: Any) -> sa.ColumnElement[bool]:
     return sa.or_(job.ended_at.is_not(None), job.run_time_s.is_not(None))
 
 
-def _knowledge(job: Any) -> sa.ColumnElement[int]:
-    """Return the SQL expression for how much a row knows of its run.
+def _completeness(job: Any) -> sa.ColumnElement[int]:
+    """Return the SQL expression for a row's completeness.
 
     It is 0 for nothing, 1 for the start and 2 for the end.
     """

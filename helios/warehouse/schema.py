@@ -48,16 +48,16 @@ TYPES: Mapping[str, TypeEngine[Any]] = {
 def _columns(
     kind: FrameKind, *nullable: str, category: TypeEngine[Any] = TYPES["category"]
 ) -> Iterator[sa.Column[Any]]:
-    """Yield the columns of a kind of frame, with its categories stored as ``category``.
+    """Yield the table columns of a kind of frame.
 
-    Columns named in ``nullable`` may have missing values.
+    Categories are stored as ``category``. Columns named in ``nullable`` may have missing values.
     """
     for column in kind.columns:
         kept_as = JobId if column.name == "job_id" else category if column.dtype == "category" else TYPES[column.dtype]
         yield sa.Column(column.name, kept_as, nullable=column.name in nullable)
 
 
-def _filled(kept_as: type[TypeEngine[Any]], *names: str) -> Iterator[sa.Column[Any]]:
+def _not_null(kept_as: type[TypeEngine[Any]], *names: str) -> Iterator[sa.Column[Any]]:
     """Yield columns of one type that are never missing."""
     yield from (sa.Column(name, kept_as, nullable=False) for name in names)
 
@@ -66,12 +66,12 @@ def _cluster_column() -> sa.Column[int]:
     return sa.Column("cluster_id", sa.Integer, sa.ForeignKey("clusters.cluster_id"), nullable=False)
 
 
-def _of_cluster(name: str, *columns: sa.Column[Any], key: tuple[str, ...]) -> sa.Table:
-    """Return a table whose rows are told apart by their cluster and ``key``."""
+def _cluster_table(name: str, *columns: sa.Column[Any], key: tuple[str, ...]) -> sa.Table:
+    """Return a table with the cluster and ``key`` as key."""
     return sa.Table(name, metadata, _cluster_column(), *columns, sa.PrimaryKeyConstraint("cluster_id", *key))
 
 
-def _numbered(name: str, number: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
+def _numbered_table(name: str, number: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
     """Return a table whose rows are numbered as they are appended."""
     return sa.Table(name, metadata, sa.Column(number, Number, primary_key=True), _cluster_column(), *columns)
 
@@ -90,7 +90,7 @@ names = sa.Table(
     "names",
     metadata,
     sa.Column("name_id", Number, primary_key=True),
-    *_filled(sa.Text, "digest", "text"),
+    *_not_null(sa.Text, "digest", "text"),
     sa.UniqueConstraint("digest"),
 )
 
@@ -109,9 +109,9 @@ loads = sa.Table(
     metadata,
     sa.Column("load_id", sa.Integer, primary_key=True),
     _cluster_column(),
-    *_filled(sa.Text, "path", "sha256", "format"),
+    *_not_null(sa.Text, "path", "sha256", "format"),
     sa.Column("timezone", sa.Text),
-    *_filled(sa.BigInteger, "loaded_at", "rows_read", "jobs_new", "jobs_updated", "jobs_unchanged", "rejected"),
+    *_not_null(sa.BigInteger, "loaded_at", "rows_read", "jobs_new", "jobs_updated", "jobs_unchanged", "rejected"),
     sa.Column("watermark", sa.BigInteger),
     sa.Column("notes", sa.Text, nullable=False),
     sa.UniqueConstraint("cluster_id", "sha256"),
@@ -126,40 +126,40 @@ rejects = sa.Table(
     sa.Index(None, "load_id", "line"),
 )
 
-nodes = _of_cluster("nodes", *_columns(model.NODES, "cpus", "gpu_type", "memory_mib"), key=("name", "partition"))
+nodes = _cluster_table("nodes", *_columns(model.NODES, "cpus", "gpu_type", "memory_mib"), key=("name", "partition"))
 
-node_events = _of_cluster(
+node_events = _cluster_table(
     "node_events", *_columns(model.NODE_EVENTS, "ended_at", "reason"), key=("node", "started_at", "state")
 )
 
-models = _of_cluster(
+models = _cluster_table(
     "models",
-    *_filled(sa.Text, "model_id"),
-    *_filled(sa.BigInteger, "trained_at", "trained_until", "jobs"),
-    *_filled(sa.Text, "features", "scores", "artifact"),
+    *_not_null(sa.Text, "model_id"),
+    *_not_null(sa.BigInteger, "trained_at", "trained_until", "jobs"),
+    *_not_null(sa.Text, "features", "scores", "artifact"),
     sa.Column("manifest", sa.Text),
     key=("model_id",),
 )
 
 # Appended to, never changed. No foreign key to a model, because models are deleted one day and these rows stay.
-promotions = _numbered(
+promotions = _numbered_table(
     "promotions",
     "promotion_id",
     *_columns(model.PROMOTIONS, "model_id", "previous", "candidate"),
     sa.Index(None, "cluster_id", "promotion_id"),
 )
 
-predictions = _of_cluster(
+predictions = _cluster_table(
     "predictions",
-    *_filled(sa.BigInteger, "submitted_at"),
+    *_not_null(sa.BigInteger, "submitted_at"),
     sa.Column("job_id", JobId, nullable=False),
-    *_filled(sa.Integer, "restart"),
-    *_filled(sa.BigInteger, "made_at"),
+    *_not_null(sa.Integer, "restart"),
+    *_not_null(sa.BigInteger, "made_at"),
     *_columns(model.PREDICTIONS, *model.PREDICTIONS.names),
     key=("submitted_at", "job_id", "restart", "made_at"),
 )
 
-decisions = _numbered(
+decisions = _numbered_table(
     "decisions",
     "decision_id",
     *_columns(model.DECISIONS, "before", "after", "model_id", "outcome"),
@@ -167,61 +167,64 @@ decisions = _numbered(
     sa.Index(None, "cluster_id", "target", "decided_at"),
 )
 
-leases = _of_cluster(
+leases = _cluster_table(
     "leases",
-    *_filled(sa.Text, "domain"),
-    *_filled(sa.BigInteger, "token"),
+    *_not_null(sa.Text, "domain"),
+    *_not_null(sa.BigInteger, "token"),
     sa.Column("holder", sa.Text),
-    *_filled(sa.BigInteger, "expires_at"),
+    *_not_null(sa.BigInteger, "expires_at"),
     key=("domain",),
 )
 
-applied_changes = _of_cluster(
+applied_changes = _cluster_table(
     "applied_changes", *_columns(model.APPLIED_CHANGES, "value", "after"), key=("setting", "job_id", "mode")
 )
 
-applied_node_changes = _of_cluster(
+applied_node_changes = _cluster_table(
     "applied_node_changes",
     *_columns(model.APPLIED_NODE_CHANGES, "value", "own", "after"),
     key=("setting", "node", "mode"),
 )
 
-node_tallies = _of_cluster("node_tallies", *_columns(model.NODE_TALLIES, "wanted"), key=("taken_at", "pool"))
+node_tallies = _cluster_table("node_tallies", *_columns(model.NODE_TALLIES, "wanted"), key=("taken_at", "pool"))
 
 # State that the controllers need after a restart, as text in their own format.
-memories = _of_cluster(
-    "memories", *_filled(sa.Text, "name", "text"), *_filled(sa.BigInteger, "written_at"), key=("name",)
+memories = _cluster_table(
+    "memories",
+    *_not_null(sa.Text, "name", "text"),
+    *_not_null(sa.BigInteger, "written_at"),
+    key=("name",),
 )
 
-modes = _numbered(
+modes = _numbered_table(
     "modes",
     "mode_id",
-    *_filled(sa.Text, "service", "mode"),
+    *_not_null(sa.Text, "service", "mode"),
     sa.Column("partitions", sa.Text),
     sa.Column("percent", sa.Integer),
-    *_filled(sa.BigInteger, "set_at"),
-    *_filled(sa.Text, "set_by", "reason"),
+    *_not_null(sa.BigInteger, "set_at"),
+    *_not_null(sa.Text, "set_by", "reason"),
 )
 
-cycles = _numbered(
+cycles = _numbered_table(
     "cycles",
     "cycle_id",
     *_columns(model.CYCLES, "seconds", "suspended", "counts"),
     sa.Index(None, "cluster_id", "taken_at"),
 )
 
-coverage = _of_cluster("coverage", *_columns(model.COVERAGE), key=("source", "started_at"))
+coverage = _cluster_table("coverage", *_columns(model.COVERAGE), key=("source", "started_at"))
 
 # Of a user, not of a cluster: a pool may run anywhere. Parameters, speeds and metrics are JSON.
 trial_runs = sa.Table(
     "trial_runs",
     metadata,
-    *_filled(sa.Text, "pool"),
-    *_filled(sa.Integer, "number", "attempt"),
-    *_filled(sa.Text, "user", "program", "family", "device_kind", "device_model", "outcome"),
-    *_filled(sa.Text, "parameters", "speeds", "metrics"),
-    *_filled(sa.BigInteger, "started_at"),
-    *_filled(sa.Double, "seconds"),
+    *_not_null(sa.Text, "pool"),
+    *_not_null(sa.Integer, "number", "attempt"),
+    *_not_null(sa.Text, "user", "program", "family", "device_kind", "device_model", "outcome"),
+    *_not_null(sa.Text, "parameters", "speeds", "metrics"),
+    *_not_null(sa.BigInteger, "started_at"),
+    *_not_null(sa.Double, "seconds"),
     *(
         sa.Column(name, sa.Double)
         for name in ("start_up_s", "progress", "peak_memory_mib", "memory_limit_mib", "utilization", "energy_j")

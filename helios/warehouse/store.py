@@ -19,7 +19,7 @@ from helios.warehouse import jobs as jobs_module
 from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk, arrow_schema
 from helios.warehouse.columns import Types, column_types, frame_of, in_order, stored_column, stored_frame, stored_time
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
-from helios.warehouse.engine import engine_for, reading, shown, sqlite_file, writing
+from helios.warehouse.engine import engine_for, reading, redact_url, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
 from helios.warehouse.keys import (
     CLUSTERS,
@@ -73,7 +73,7 @@ class Warehouse(ModelStore, TrialStore):
         warehouse = cls(engine_for(url))
         try:
             if create:
-                warehouse._make_or_refuse()
+                warehouse._require_writable_schema()
         except BaseException:
             warehouse.close()
             raise
@@ -122,12 +122,12 @@ class Warehouse(ModelStore, TrialStore):
         with writing(self._engine) as connection:
             connection.execute(sa.delete(schema.memories).where(schema.memories.c.name.is_(None)))  # no such row
 
-    def knows(self, revision: str) -> bool:
+    def is_known(self, revision: str) -> bool:
         """Return whether this version of Helios knows a revision.
 
         An unknown revision comes from a newer Helios.
         """
-        return migrate.knows(revision)
+        return migrate.is_known(revision)
 
     def grant(self, *, jobs: str, nodes: str | None, reader: str | None, **rows: Collection[str]) -> None:
         """Give roles of a PostgreSQL database the privileges that they need.
@@ -299,7 +299,7 @@ class Warehouse(ModelStore, TrialStore):
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
-        """Return a cluster's jobs that have an id as a person writes it.
+        """Return the jobs with an id as a person writes it.
 
         A task of a job array is written ``123_7``. Only jobs submitted at or after ``since`` are returned.
         """
@@ -366,7 +366,10 @@ class Warehouse(ModelStore, TrialStore):
             return frame_of(self._bulk.select(connection, query), {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
-        """Store a ``NODES`` frame, and replace nodes with the same name and partition."""
+        """Store a ``NODES`` frame.
+
+        It replaces nodes of the same name and partition.
+        """
         self._replace(cluster, schema.nodes, model.NODES, nodes, never_missing=("name",), key=("name", "partition"))
 
     def nodes(self, cluster: str) -> pd.DataFrame:
@@ -494,7 +497,7 @@ class Warehouse(ModelStore, TrialStore):
         return SqlLedger(self._engine, self._bulk, cluster, domain)
 
     def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
-        """Return the lease of a domain, or None if nobody ever held it.
+        """Return the lease of a domain, or None.
 
         Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
         """
@@ -580,7 +583,9 @@ class Warehouse(ModelStore, TrialStore):
                 sa.delete(schema.node_tallies).where(of_cluster, tallies.taken_at < stored_time(before))
             ).rowcount
 
-    def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
+    def add_coverage(
+        self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime
+    ) -> None:
         """Record that the live history of [started_at, ended_at) was read.
 
         Overlapping and adjacent periods of the same ``source`` become one.
@@ -643,14 +648,14 @@ class Warehouse(ModelStore, TrialStore):
             query = query.where(*where).order_by(*(table.c[name] for name in order))
             return frame_of(self._bulk.select(connection, query), types)
 
-    def _make_or_refuse(self) -> None:
+    def _require_writable_schema(self) -> None:
         found, expected = self.revision(), self.head()
         if found is None:
             self.upgrade()
         elif found != expected:
             migrate.refuse_unknown(found)
             raise SchemaOutdated(
-                f"{shown(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
+                f"{redact_url(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
                 hint="Bring it up to date: helios db upgrade",
             )
 

@@ -47,7 +47,7 @@ class TrialStore:
         return len(rows)
 
     def trial_runs(self, *, user: str, program: str | None = None) -> list[TrialRun]:
-        """Return a user's runs of trials, of one program or all, oldest first.
+        """Return a user's runs of trials, oldest first.
 
         Of more than 20,000 only the last are returned.
         """

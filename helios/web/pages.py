@@ -1,6 +1,6 @@
-"""Content of the web site's pages.
+"""Content of the pages of the web site.
 
-Sections are for a person, plain values for JSON. Nothing here writes, and nothing knows of HTTP.
+Sections are for a person, plain values for JSON. Nothing is written, and HTTP is left to ``server.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from helios.app.explain_job import JobUnknown, explain
 from helios.app.explain_node import explain_node, node_status
 from helios.app.history import choose_cluster
 from helios.app.operations import Operations
-from helios.app.study import kept_study
+from helios.app.study import latest_study
 from helios.config import Settings
 from helios.errors import HeliosError, UsageError
 from helios.model import Snapshot, seconds_of
@@ -37,35 +37,35 @@ from helios.units import count_in_words, duration, in_number
 from helios.warehouse import Warehouse
 
 LIVE_S = 15.0
-"""How long a snapshot of the cluster is shown before the cluster is asked again, s."""
+"""Time between two snapshots of the cluster, s."""
 QUEUE_ROWS = 200
-"""Most pending jobs on a page; JSON has all."""
+"""Most pending jobs on a page. JSON has all."""
 LOOKS_BACK = timedelta(days=14)
-"""How long before the window the last run of a user is looked for: all runs of 10^6 jobs would take seconds."""
+"""Time before the window in which a user's last run is looked for. All runs of 10^6 jobs would take seconds."""
 ADVICE_SHOWN = 20
-"""Most advices on a page; JSON has all."""
+"""Most pieces of advice on a page. JSON has all."""
 REPORT_KINDS = (".html", ".txt")
-"""Endings of the files in the report folder that are shown."""
+"""Suffixes of the files in the report folder that are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Who asks.
+    """Person who requests a page.
 
     Attributes
     ----------
     user : str
-        Account name; empty: nobody in particular.
-    sees_all : bool
-        An admin. Anybody else sees own jobs and the cluster's sums.
+        Account name. Empty where it is not known.
+    is_admin : bool
+        Whether all jobs may be shown. Other readers see only their own, and sums over the cluster.
     """
 
     user: str = ""
-    sees_all: bool = False
+    is_admin: bool = False
 
-    def sees(self, user: str) -> bool:
+    def may_see(self, user: str) -> bool:
         """Return whether jobs of ``user`` may be shown."""
-        return self.sees_all or (bool(self.user) and self.user == user)
+        return self.is_admin or (bool(self.user) and self.user == user)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +77,16 @@ class Page:
     title, subtitle : str
     sections : sequence of PageSection
     values : mapping
-        The same as plain values, for JSON.
-    asks : sequence of str
-        Query parameters that a form on the page offers.
+        The content as plain values, for JSON.
+    form_fields : sequence of str
+        Query parameters in the form on the page.
     """
 
     title: str
     subtitle: str = ""
     sections: Sequence[PageSection] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
-    asks: Sequence[str] = ()
+    form_fields: Sequence[str] = ()
 
 
 class PageMissing(UsageError):
@@ -95,29 +95,29 @@ class PageMissing(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """An address of the site.
+    """A path of the site.
 
     Attributes
     ----------
     path : str
-        With parameters in braces.
+        Path with parameters in braces.
     summary : str
-        For the list of pages and OpenAPI.
+        Description for the list of pages and OpenAPI.
     make : callable
-        Takes the site, the reader and all parameters.
+        Makes the page from the site, the reader and all parameters.
     query : tuple of str
-        Parameters after the question mark.
-    in_menu : str
-        Its name in the menu; empty: it is not there.
+        Names of the query parameters.
+    menu_name : str
+        Its name in the menu. Empty where it is not in the menu.
     for_users : bool
-        Whether readers who are no admin may ask for it.
+        Whether readers who are no admins may request it.
     """
 
     path: str
     summary: str
     make: Callable[[Site, Reader, Mapping[str, str]], Page]
     query: tuple[str, ...] = ()
-    in_menu: str = ""
+    menu_name: str = ""
     for_users: bool = False
 
 
@@ -128,11 +128,11 @@ class Site:
     ----------
     settings : Settings
     cluster : str, optional
-        As for commands; None: the only one there is.
+        Name of the cluster. None for the only one.
     clock : callable
         Returns the time, aware.
     operations : Operations, optional
-        On the live cluster; None: made from the settings.
+        Operations on the live cluster. They are made from the settings by default.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Site:
     def live(self) -> Snapshot | str:
         """Return the queue with predictions, or why it cannot be read.
 
-        Asked at most every ``LIVE_S``, however many people look.
+        The cluster is read at most once in ``LIVE_S``, whatever the number of readers.
         """
         with self._lock:
             if self._live is None or time.monotonic() - self._live[0] > LIVE_S:
@@ -174,7 +174,7 @@ class Site:
         with self._lock:
             return explain(self.operations.cycles, job_id)
 
-    def ask(self, given: Mapping[str, str], **chosen: Sequence[str]) -> reports.ReportQuery:
+    def report_query(self, given: Mapping[str, str], **chosen: Sequence[str]) -> reports.ReportQuery:
         """Return the query of a report."""
         names = {"users": "user", "accounts": "account", "partitions": "partition"}
         picked = {many: (given[one],) for many, one in names.items() if given.get(one)}
@@ -204,12 +204,12 @@ def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     wait, run = "job waits" if tasks == 1 else "jobs wait", "runs" if len(running) == 1 else "run"
     lines = [f"{tasks:,} {wait}, {len(running):,} {run} on {gpus:,} GPUs.", *lines]
     shown = pending.sort_values("priority", ascending=False, kind="stable")
-    if not reader.sees_all:
+    if not reader.is_admin:
         shown = shown[shown["user"].astype("str") == reader.user]
     waited_s = live.taken_at.timestamp() - seconds_of(shown["eligible_at"].fillna(shown["submitted_at"]))
     rows = shown.assign(waited_s=np.maximum(waited_s, 0.0))
     section = PageSection(
-        title="Waiting, the next one first" if reader.sees_all else "Your waiting jobs",
+        title="Waiting, the next one first" if reader.is_admin else "Your waiting jobs",
         sentences=["Predicted: half of such jobs run shorter; in brackets the middle 8 of 10."],
         tables=[_queue_table(rows.head(QUEUE_ROWS))],
         notes=[f"The first {QUEUE_ROWS} of {len(rows):,} are shown."] if len(rows) > QUEUE_ROWS else [],
@@ -283,18 +283,17 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     try:
         found = site.job(given["job"])
     except JobUnknown:
-        if reader.sees_all:
+        if reader.is_admin:
             raise
         found = None
-    if found is None or not reader.sees(found.user):  # the same answer, so that nobody learns which jobs others have
+    if found is None or not reader.may_see(found.user):  # the same answer, so that nobody learns which jobs others have
         raise PageMissing(f"You have no job {given['job']}.", hint="Only your own jobs are shown.")
-    made = found.decisions
     tables = []
-    if len(made):
+    if len(found.decisions):
         names = ("decided_at", "service", "mode", "action", "after", "outcome", "reason")
         rows = [
             tuple("" if pd.isna(row[name]) else str(row[name])[:200] for name in names)
-            for row in made.to_dict("records")
+            for row in found.decisions.to_dict("records")
         ]
         tables = [TableCells(header=[(name.replace("_", " ").capitalize(), True) for name in names], rows=rows[::-1])]
     sections = [
@@ -331,10 +330,10 @@ def node_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
 # History.
 
 
-def _report(name: str, answer: ReportTable, *, asks: Sequence[str], sentences: Sequence[str] = ()) -> Page:
+def _report(name: str, answer: ReportTable, *, form_fields: Sequence[str], sentences: Sequence[str] = ()) -> Page:
     empty = [answer.empty] if answer.rows.empty else []
     section = PageSection(sentences=[*sentences, *empty], tables=[answer], notes=answer.notes)
-    return Page(title=name, subtitle=answer.title, sections=[section], values=as_json(answer), asks=asks)
+    return Page(title=name, subtitle=answer.title, sections=[section], values=as_json(answer), form_fields=form_fields)
 
 
 WINDOW = ("from", "to")
@@ -343,7 +342,9 @@ CHOICE = (*WINDOW, "user", "account", "partition")
 
 def _usage(group: str) -> Callable[[Site, Reader, Mapping[str, str]], Page]:
     def make(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
-        return _report(f"Use by {group}", reports.usage_report(site.ask(given), group=group), asks=CHOICE)
+        return _report(
+            f"Use by {group}", reports.usage_report(site.report_query(given), group=group), form_fields=CHOICE
+        )
 
     return make
 
@@ -351,10 +352,10 @@ def _usage(group: str) -> Callable[[Site, Reader, Mapping[str, str]], Page]:
 def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of one user."""
     user = given["user"]
-    if not reader.sees(user):
+    if not reader.may_see(user):
         raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
-    used = reports.usage_report(site.ask(given, users=(user,)), group="partition")
-    waiting = reports.queue_report(site.ask({}, users=(user,)))
+    used = reports.usage_report(site.report_query(given, users=(user,)), group="partition")
+    waiting = reports.queue_report(site.report_query({}, users=(user,)))
     sections = [
         PageSection(sentences=[used.title, *([used.empty] if used.rows.empty else [])]),
         PageSection(title="Use by partition", tables=[used], notes=used.notes),
@@ -366,13 +367,16 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         ),
     ]
     return Page(
-        title=f"User {user}", sections=sections, values={"use": as_json(used), "queue": as_json(waiting)}, asks=WINDOW
+        title=f"User {user}",
+        sections=sections,
+        values={"use": as_json(used), "queue": as_json(waiting)},
+        form_fields=WINDOW,
     )
 
 
 def queue_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
-    """Return the page of who waits, by the history."""
-    return _report("Who waits", reports.queue_report(site.ask(given)), asks=CHOICE)
+    """Return the page of waiting jobs by partition and user."""
+    return _report("Who waits", reports.queue_report(site.report_query(given)), form_fields=CHOICE)
 
 
 def predictions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
@@ -380,38 +384,38 @@ def predictions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     by = given.get("by") or "day"
     if by not in {"all", "source", "size", "day", "partition"}:
         raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
-    found = reports.prediction_report(site.ask(given), by=by, looks_back=LOOKS_BACK)
+    found = reports.prediction_report(site.report_query(given), by=by, looks_back=LOOKS_BACK)
     note = f"The user's last run is looked for in the {LOOKS_BACK.days} days before the window."
-    return _report("Accuracy of predictions", replace(found, notes=(*found.notes, note)), asks=(*WINDOW, "by"))
+    return _report("Accuracy of predictions", replace(found, notes=(*found.notes, note)), form_fields=(*WINDOW, "by"))
 
 
 def decisions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of the audit log."""
     start = {"from": "now-1days"} if not given.get("from") else {}
     results = (given["result"],) if given.get("result") else ()
-    answer = reports.decision_report(site.ask({**given, **start}), results=results)
-    return _report("Decisions", answer, asks=(*CHOICE, "result"))
+    answer = reports.decision_report(site.report_query({**given, **start}), results=results)
+    return _report("Decisions", answer, form_fields=(*CHOICE, "result"))
 
 
 def services_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of what services asked for, by day."""
-    return _report("Services", reports.service_report(site.ask(given)), asks=WINDOW)
+    return _report("Services", reports.service_report(site.report_query(given)), form_fields=WINDOW)
 
 
 def energy_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
-    ledger = reports.energy_report(site.ask(given), energy=site.settings.energy)
-    found = _report("Energy", energy_answer(ledger), asks=WINDOW, sentences=energy_sentences(ledger))
+    ledger = reports.energy_report(site.report_query(given), energy=site.settings.energy)
+    found = _report("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
     return Page(
-        title=found.title, subtitle=found.subtitle, sections=found.sections, values=ledger.to_json(), asks=WINDOW
+        title=found.title, subtitle=found.subtitle, sections=found.sections, values=ledger.to_json(), form_fields=WINDOW
     )
 
 
-# Reports that were written.
+# Files in the report folder.
 
 
 def report_files(settings: Settings) -> Iterator[Path]:
-    """Yield the files of the report folder that are shown, the newest first."""
+    """Yield the listed report files, newest first."""
     folder = Path(settings.report.folder)
     try:
         found = [
@@ -465,7 +469,7 @@ def _title(path: Path) -> str:
 def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
     """Return the page of the latest study."""
     cluster = site.name()
-    kept = kept_study(Path(site.settings.report.folder), cluster)
+    kept = latest_study(Path(site.settings.report.folder), cluster)
     if kept is None:
         lines = [
             "No study has been kept: helios nightly makes one of the last four weeks each night.",
@@ -476,7 +480,7 @@ def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
         PageSection(
             title=one["title"],
             sentences=one["sentences"],
-            figures=[partial(_stored_figure, *drawn) for drawn in one["figures"]],
+            figures=[partial(_figure_of_width, *drawn) for drawn in one["figures"]],
             tables=[
                 TableCells(header=[tuple(name) for name in table["header"]], rows=table["rows"])
                 for table in one["tables"]
@@ -493,16 +497,16 @@ def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
     )
 
 
-def _stored_figure(wide: str, narrow_one: str, *, narrow: bool = False) -> str:
+def _figure_of_width(wide: str, narrow_one: str, *, narrow: bool = False) -> str:
     return narrow_one if narrow else wide
 
 
 def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
-    """Return what users may change, for a user the own."""
-    users = (given["user"],) if given.get("user") and reader.sees_all else ()
-    if not reader.sees_all:
+    """Return the page of advice for users."""
+    users = (given["user"],) if given.get("user") and reader.is_admin else ()
+    if not reader.is_admin:
         users = (reader.user,)
-    found = advise(site.ask({**given, "account": "", "partition": ""}, users=users))
+    found = advise(site.report_query({**given, "account": "", "partition": ""}, users=users))
     sections = [
         PageSection(
             sentences=[
@@ -514,7 +518,7 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         ),
         *(
             PageSection(
-                title=f"{one.user}: {one.which}" if reader.sees_all else one.which,
+                title=f"{one.user}: {one.which}" if reader.is_admin else one.which,
                 sentences=[one.sentence, *one.lines()[1:]],
             )
             for one in found.advice[:ADVICE_SHOWN]
@@ -524,30 +528,30 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         title="Advice",
         sections=sections,
         values=found.to_json(),
-        asks=(*WINDOW, *(["user"] if reader.sees_all else [])),
+        form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),
     )
 
 
 ROUTES = (
-    Route(path="/", summary="The queue now, and what Helios may do", make=now_page, in_menu="Now", for_users=True),
+    Route(path="/", summary="The queue now, and what Helios may do", make=now_page, menu_name="Now", for_users=True),
     Route(path="/jobs/{job}", summary="One job: prediction, place, what Helios did", make=job_page, for_users=True),
     Route(
         path="/nodes",
         summary="Pools of nodes: asleep, waking, failed",
         make=nodes_page,
-        in_menu="Nodes",
+        menu_name="Nodes",
         for_users=True,
     ),
     Route(path="/nodes/{node}", summary="One node and what Helios did to it", make=node_page),
     Route(
-        path="/queue", summary="Who waits, by partition and user", make=queue_page, query=CHOICE, in_menu="Who waits"
+        path="/queue", summary="Who waits, by partition and user", make=queue_page, query=CHOICE, menu_name="Who waits"
     ),
     Route(
         path="/partitions",
         summary="Jobs, hours and waits by partition",
         make=_usage("partition"),
         query=CHOICE,
-        in_menu="Partitions",
+        menu_name="Partitions",
         for_users=True,
     ),
     Route(
@@ -555,27 +559,31 @@ ROUTES = (
         summary="Jobs, hours and waits by account",
         make=_usage("account"),
         query=CHOICE,
-        in_menu="Accounts",
+        menu_name="Accounts",
     ),
-    Route(path="/users", summary="Jobs, hours and waits by user", make=_usage("user"), query=CHOICE, in_menu="Users"),
+    Route(path="/users", summary="Jobs, hours and waits by user", make=_usage("user"), query=CHOICE, menu_name="Users"),
     Route(path="/users/{user}", summary="One user's use and queue", make=user_page, query=WINDOW, for_users=True),
     Route(
         path="/predictions",
         summary="How far off predicted run times were",
         make=predictions_page,
         query=(*WINDOW, "by"),
-        in_menu="Predictions",
+        menu_name="Predictions",
         for_users=True,
     ),
     Route(
-        path="/decisions", summary="The audit log", make=decisions_page, query=(*CHOICE, "result"), in_menu="Decisions"
+        path="/decisions",
+        summary="The audit log",
+        make=decisions_page,
+        query=(*CHOICE, "result"),
+        menu_name="Decisions",
     ),
     Route(
         path="/services",
         summary="What services asked for, by day",
         make=services_page,
         query=WINDOW,
-        in_menu="Services",
+        menu_name="Services",
         for_users=True,
     ),
     Route(
@@ -583,17 +591,17 @@ ROUTES = (
         summary="Node hours, energy, and what sleep saved",
         make=energy_page,
         query=WINDOW,
-        in_menu="Energy",
+        menu_name="Energy",
         for_users=True,
     ),
-    Route(path="/study", summary="The latest study: statements and figures", make=study_page, in_menu="Study"),
+    Route(path="/study", summary="The latest study: statements and figures", make=study_page, menu_name="Study"),
     Route(
         path="/advice",
         summary="Requests that do not fit what jobs need",
         make=advice_page,
         query=(*WINDOW, "user"),
-        in_menu="Advice",
+        menu_name="Advice",
         for_users=True,
     ),
-    Route(path="/reports", summary="Reports and what-ifs that were written", make=reports_page, in_menu="Reports"),
+    Route(path="/reports", summary="Reports and what-ifs that were written", make=reports_page, menu_name="Reports"),
 )

@@ -83,7 +83,7 @@ class Access:
     hosts : frozenset of str
         Names that the Host header may have, without port; else another site's page could ask through a browser.
     user_header : str
-        Header in which a proxy names the user; empty: whoever has the token sees all.
+        Header in which a proxy names the user. Empty where whoever has the token sees all.
     admins : frozenset of str
         Users of the proxy who see all.
     """
@@ -127,15 +127,15 @@ def web_application(site: Site, access: Access) -> Starlette:
     cache = _Cache()
     routes = [StarletteRoute(route.path, _endpoint(route, site, access, cache)) for route in ROUTES]
     routes += [
-        StarletteRoute("/reports/{file}", functools.partial(_file, site, access)),
-        StarletteRoute("/openapi.json", functools.partial(_description, access)),
+        StarletteRoute("/reports/{file}", functools.partial(_file_response, site, access)),
+        StarletteRoute("/openapi.json", functools.partial(_openapi_response, access)),
     ]
     return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
 
 def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
     def answer(request: Request) -> Response:
-        reader = _reader(request, access)
+        reader = _authenticate(request, access)
         if isinstance(reader, Response):
             return reader
         given = {
@@ -144,7 +144,7 @@ def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
             if name in route.query or name in request.path_params
         }
         try:
-            if not (reader.sees_all or route.for_users):
+            if not (reader.is_admin or route.for_users):
                 raise PageMissing("Only admins see this page.", hint="Your own jobs are on the first page.")
             key = (reader, route.path, tuple(sorted(given.items())))
             page = cache.get(key) if route.path not in {"/", "/jobs/{job}"} else None
@@ -152,24 +152,24 @@ def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
                 page = route.make(site, reader, given)
                 cache.put(key, page)
         except (PageMissing, JobUnknown, NodeUnknown, NoSuchCluster) as reason:
-            return _problem(request, reader, reason, 404)
+            return _problem_response(request, reader, reason, 404)
         except HeliosError as reason:
-            return _problem(request, reader, reason, 400 if isinstance(reason, UsageError) else 503)
+            return _problem_response(request, reader, reason, 400 if isinstance(reason, UsageError) else 503)
         if _wants_json(request):
-            return JSONResponse(_finite(page.values), headers=HEADERS)
-        return _page(request, reader, page, given)
+            return JSONResponse(_replace_non_finite(page.values), headers=HEADERS)
+        return _page_response(request, reader, page, given)
 
     return answer
 
 
-def _reader(request: Request, access: Access) -> Reader | Response:
+def _authenticate(request: Request, access: Access) -> Reader | Response:
     """Return who asks, or the answer to somebody who may not."""
     host = (
         request.headers.get("host", "").rpartition("]")[0].lstrip("[")
         or request.headers.get("host", "").partition(":")[0]
     )
     if host.lower() not in access.hosts:
-        return _refused(request, 421, f"This server is not called {host[:100]!r}. Its names are given with --host.")
+        return _refuse(request, 421, f"This server is not called {host[:100]!r}. Its names are given with --host.")
     if (given := request.query_params.get("token")) and access.is_known(given):
         rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
         answer = RedirectResponse(
@@ -180,18 +180,18 @@ def _reader(request: Request, access: Access) -> Reader | Response:
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     token = bearer if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
     if not access.is_known(token):
-        return _refused(
+        return _refuse(
             request, 401, "This page needs the token that helios web printed: open the address with ?token=..."
         )
     if not access.user_header:
-        return Reader(sees_all=True)
+        return Reader(is_admin=True)
     user = request.headers.get(access.user_header, "")
     if not user:
-        return _refused(request, 403, f"The proxy named no user in {access.user_header}.")
-    return Reader(user=user, sees_all=user in access.admins)
+        return _refuse(request, 403, f"The proxy named no user in {access.user_header}.")
+    return Reader(user=user, is_admin=user in access.admins)
 
 
-def _refused(request: Request, status: int, message: str) -> Response:
+def _refuse(request: Request, status: int, message: str) -> Response:
     if _wants_json(request):
         return JSONResponse({"error": message}, status_code=status, headers=HEADERS)
     text = f"<!DOCTYPE html><html lang=en><title>Helios</title><p>{html.escape(message)}</p></html>"
@@ -200,13 +200,13 @@ def _refused(request: Request, status: int, message: str) -> Response:
 
 async def _not_found(request: Request, reason: Exception) -> Response:
     status = int(getattr(reason, "status_code", 404))
-    return _refused(request, status, "There is no such page." if status == 404 else "This page can only be read.")
+    return _refuse(request, status, "There is no such page." if status == 404 else "This page can only be read.")
 
 
-def _problem(request: Request, reader: Reader, reason: HeliosError, status: int) -> Response:
+def _problem_response(request: Request, reader: Reader, reason: HeliosError, status: int) -> Response:
     if _wants_json(request):
         return JSONResponse({"error": reason.message, "hint": reason.hint}, status_code=status, headers=HEADERS)
-    return _page(
+    return _page_response(
         request,
         reader,
         Page(title="Not found" if status == 404 else "This cannot be shown"),
@@ -222,7 +222,7 @@ def _wants_json(request: Request) -> bool:
     return "application/json" in wanted and "text/html" not in wanted
 
 
-def _page(
+def _page_response(
     request: Request,
     reader: Reader,
     page: Page,
@@ -231,7 +231,9 @@ def _page(
     status: int = 200,
     lines: tuple[str, ...] | list[str] = (),
 ) -> Response:
-    menu = [(route.path, route.in_menu) for route in ROUTES if route.in_menu and (reader.sees_all or route.for_users)]
+    menu = [
+        (route.path, route.menu_name) for route in ROUTES if route.menu_name and (reader.is_admin or route.for_users)
+    ]
     text = _PAGES.get_template("page.html.j2").render(
         title=page.title,
         subtitle=page.subtitle,
@@ -239,26 +241,26 @@ def _page(
         lines=lines,
         menu=menu,
         here=request.url.path,
-        links={head: where for head, where in LINKS.items() if reader.sees_all or head == "JobID"},
-        fields=[(name, LABELS[name], given.get(name, "")) for name in page.asks],
+        links={head: where for head, where in LINKS.items() if reader.is_admin or head == "JobID"},
+        fields=[(name, LABELS[name], given.get(name, "")) for name in page.form_fields],
         user=reader.user,
         version=__version__,
     )
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-def _file(site: Site, access: Access, request: Request) -> Response:
+def _file_response(site: Site, access: Access, request: Request) -> Response:
     """Answer with a report that was written.
 
     Its scripts, if it has any, do not run.
     """
-    reader = _reader(request, access)
+    reader = _authenticate(request, access)
     if isinstance(reader, Response):
         return reader
-    named = {path.name: path for path in report_files(site.settings)} if reader.sees_all else {}
+    named = {path.name: path for path in report_files(site.settings)} if reader.is_admin else {}
     path = named.get(request.path_params["file"])
     if path is None:
-        return _problem(request, reader, PageMissing("There is no such report."), 404)
+        return _problem_response(request, reader, PageMissing("There is no such report."), 404)
     kind = "text/html" if path.suffix == ".html" else "text/plain"
     return Response(_read(path), media_type=f"{kind}; charset=utf-8", headers=HEADERS)
 
@@ -269,9 +271,9 @@ def _read(path: Path) -> bytes:
         return stream.read()
 
 
-def _description(access: Access, request: Request) -> Response:
+def _openapi_response(access: Access, request: Request) -> Response:
     """Answer with the OpenAPI description of all pages."""
-    reader = _reader(request, access)
+    reader = _authenticate(request, access)
     if isinstance(reader, Response):
         return reader
     return JSONResponse(openapi(), headers=HEADERS)
@@ -296,7 +298,7 @@ def openapi() -> dict[str, Any]:
 
 
 class WebServer:
-    """The site, served in a thread of its own or in this one.
+    """Web server, in its own thread or in this one.
 
     Parameters
     ----------
@@ -353,7 +355,7 @@ class WebServer:
 
 
 def open_server(settings: Settings, *, token: str, cluster: str | None = None) -> WebServer:
-    """Return the server of the site that the settings describe, which listens already."""
+    """Return a web server that already listens."""
     web = settings.web
     if web.admins and not web.user_header:
         raise UsageError("Admins are users of a proxy.", hint="Say in which header it names them: web.user_header")
@@ -366,6 +368,6 @@ def _names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     """Return values as JSON has them, numbers that are none as null."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

@@ -407,8 +407,8 @@ def test_a_file_changes_no_ended_job_of_a_stretch_that_was_read_live(
 ) -> None:
     load_live(warehouse, a_job(job_id="1"), content="live")
     first, last = (MIDNIGHT + timedelta(hours=hour) for hour in hours)
-    warehouse.cover("venus", source="jobs", started_at=first, ended_at=last, read_at=last)
-    warehouse.cover("venus", source="node_events", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
+    warehouse.add_coverage("venus", source="jobs", started_at=first, ended_at=last, read_at=last)
+    warehouse.add_coverage("venus", source="node_events", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
     report = load(warehouse, a_batch(a_job(job_id="1") | FORGED), content="file")
     assert (report.jobs_updated, report.jobs_unchanged) == (int(not kept), int(kept))
     assert stored_user(warehouse, "1") == ("alice" if kept else "bob")
@@ -417,13 +417,13 @@ def test_a_file_changes_no_ended_job_of_a_stretch_that_was_read_live(
 
 def test_a_file_ends_a_job_that_ran_when_it_was_read_live(warehouse: Warehouse) -> None:
     load_live(warehouse, a_job(job_id="1", **UNENDED), content="live")
-    warehouse.cover("venus", source="jobs", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
+    warehouse.add_coverage("venus", source="jobs", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
     assert load(warehouse, a_batch(a_job(job_id="1")), content="file").jobs_updated == 1
 
 
 def test_what_another_cluster_was_read_live_for_protects_no_job_of_this_one(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(a_job(job_id="1") | FORGED))
-    warehouse.cover("earth", source="jobs", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
+    warehouse.add_coverage("earth", source="jobs", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
     assert load(warehouse, a_batch(a_job(job_id="1")), content="second").jobs_updated == 1
 
 
@@ -1056,7 +1056,7 @@ def test_what_was_read_is_the_union_of_its_stretches(warehouse: Warehouse, stret
     source = f"jobs {stretches}"
     for start, length in stretches:
         begin = NOON + start * MINUTE
-        warehouse.cover("venus", source=source, started_at=begin, ended_at=begin + length * MINUTE, read_at=NOON)
+        warehouse.add_coverage("venus", source=source, started_at=begin, ended_at=begin + length * MINUTE, read_at=NOON)
     covered = {minute for start, length in stretches for minute in range(start, start + length)}
     rows = COVERAGE.check(warehouse.coverage("venus")) if stretches else COVERAGE.empty()
     rows = rows[rows["source"] == source]

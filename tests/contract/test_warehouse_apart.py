@@ -97,7 +97,7 @@ def fill(warehouse: Warehouse, cluster: str) -> None:
     warehouse.add_modes(cluster, modes_frame("canary"))
     warehouse.add_cycles(cluster, cycles_frame({}))
     warehouse.add_node_tallies(cluster, tallies_frame(a_tally()))
-    warehouse.cover(cluster, source="jobs", started_at=NOON, ended_at=NOON + HOUR, read_at=NOON)
+    warehouse.add_coverage(cluster, source="jobs", started_at=NOON, ended_at=NOON + HOUR, read_at=NOON)
     warehouse.remember(cluster, "cycle", f"of {cluster}", at=NOON)
     for hour, model_id in enumerate("ab"):
         warehouse.add_model(a_model(model_id=model_id, cluster=cluster, trained_at=NOON + hour * HOUR))
@@ -122,7 +122,7 @@ def use(warehouse: Warehouse, cluster: str) -> None:
     warehouse.add_modes(cluster, modes_frame("active"))
     warehouse.add_cycles(cluster, cycles_frame({"pending": 5}))
     warehouse.forget_tallies(cluster, NOON + HOUR)
-    warehouse.cover(cluster, source="jobs", started_at=NOON + HOUR, ended_at=NOON + 2 * HOUR, read_at=NOON)
+    warehouse.add_coverage(cluster, source="jobs", started_at=NOON + HOUR, ended_at=NOON + 2 * HOUR, read_at=NOON)
     warehouse.remember(cluster, "cycle", "changed", at=NOON + HOUR)
     warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id="b", by="ann", why="newer", at=NOON + HOUR)
     warehouse.add_model(a_model(model_id="b", cluster=cluster, trained_at=NOON + HOUR, jobs=99))
@@ -301,7 +301,7 @@ def test_what_stands_is_read_by_setting_then_job_then_mode(warehouse: Warehouse)
 
 def test_stretches_of_another_source_or_out_of_touch_are_kept_apart(warehouse: Warehouse) -> None:
     for source, start, end in [("jobs", 0, 1), ("nodes", 1, 2), ("jobs", 3, 4)]:
-        warehouse.cover(
+        warehouse.add_coverage(
             "venus", source=source, started_at=NOON + start * HOUR, ended_at=NOON + end * HOUR, read_at=NOON + 5 * HOUR
         )
     found = warehouse.coverage("venus")

@@ -14,7 +14,7 @@ import pytest
 
 from helios.actions import JobSetting
 from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, render, retract
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
+from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, UndoEntry
 from tests.live.rig import Rig, roomy_folder, skip_without_slurm
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "job_submit.lua"
@@ -54,7 +54,7 @@ class Hooked:
     def wrote(self, job: str, value: int, setting: JobSetting = JobSetting.ORDER) -> None:
         """Record, as Helios does before it writes, that it set a value on a job."""
         times = self.rig.lines("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-a", "-j", job, "-O", "SubmitTime")
-        entry = Written(setting=setting, job_id=job, submitted=int(times[0]), value=value)
+        entry = UndoEntry(setting=setting, job_id=job, submitted=int(times[0]), value=value)
         undo = JobsUndo(self.state)
         undo.refresh()
         undo.add([entry])

@@ -19,7 +19,7 @@ from helios.slurm.commands import CommandsBackend
 from helios.slurm.connect import open_nodes
 from helios.slurm.nodes import TAKEN, TOO_OLD, SlurmNodes
 from helios.slurm.power import PowerConfigReader
-from helios.slurm.preflight import FindingLevel, examine, power_checks
+from helios.slurm.preflight import FindingLevel, power_checks, run_checks
 from helios.slurm.shell import Shell
 from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.live.rig import Rig
@@ -298,7 +298,7 @@ def boot_time(rig: Rig, node: str) -> str:
 
 def test_the_doctor_finds_nothing_that_would_keep_nodes_from_sleeping(sleepy: Rig) -> None:
     backend = CommandsBackend(environment=sleepy.environment)
-    findings = examine(
+    findings = run_checks(
         shell=backend.shell,
         configuration=backend.configuration,
         user="root",
@@ -321,7 +321,7 @@ def test_the_doctor_asks_slurm_itself_who_may_change_nodes(
     try:
         shell = Shell(folder=str(tmp_path), environment=sleepy.environment)
         configuration = CommandsBackend(environment=sleepy.environment).configuration()
-        findings = examine(
+        findings = run_checks(
             shell=shell,
             configuration=lambda: configuration,
             user="bob",

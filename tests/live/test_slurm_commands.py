@@ -19,7 +19,7 @@ from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.connect import open_cluster
 from helios.slurm.jobs import SlurmCluster
 from helios.slurm.parse import release
-from helios.slurm.preflight import FindingLevel, examine
+from helios.slurm.preflight import FindingLevel, run_checks
 from helios.slurm.shell import Shell
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.rig import Rig
@@ -228,7 +228,8 @@ def test_a_drain_is_an_event_of_its_node(rig: Rig) -> None:
 
 
 def test_the_doctor_finds_a_development_cluster_fit(rig: Rig, backend: CommandsBackend) -> None:
-    findings = examine(shell=backend.shell, configuration=backend.configuration, user="root", site_factor_most=10_000)
+    shell, configuration = backend.shell, backend.configuration
+    findings = run_checks(shell=shell, configuration=configuration, user="root", site_factor_most=10_000)
     assert [finding for finding in findings if finding.verdict is FindingLevel.FAIL] == []
     assert {"controller", "clock", "accounting", "privileges"} <= {finding.check for finding in findings}
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from numba.core.registry import cpu_target
 
-from helios.cli.main import COMMANDS, imported
+from helios.cli.main import COMMANDS, import_command
 
 LATE = (
     *("alembic.command", "alembic.config", "jinja2", "lightgbm", "matplotlib.figure", "matplotlib.style"),
@@ -87,7 +87,7 @@ def _command(asked: dict[str, Any]) -> int:
 def main() -> None:
     """Run commands until nobody asks any more."""
     for name in COMMANDS:
-        imported(name)
+        import_command(name)
     for library in LATE:
         import_module(library)
     # What Numba reads at the first call of anything compiled, in a third of a second.

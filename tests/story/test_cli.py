@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.cli.main import imported
+from helios.cli.main import import_command
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Helios, shell
 from tests.unit.ingest.builders import an_swf_file, an_swf_row
@@ -105,7 +105,7 @@ def test_a_database_of_a_later_schema_is_left_alone(site: Helios, tmp_path: Path
 
 
 def test_a_helps_lines_break_where_the_terminal_ends_not_where_the_source_does() -> None:
-    evaluate = imported("model").commands["evaluate"]
+    evaluate = import_command("model").commands["evaluate"]
     paragraphs = evaluate.help.split("\n\n")
     assert len(paragraphs) > 1
     assert not any("\n" in paragraph for paragraph in paragraphs)

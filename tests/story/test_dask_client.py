@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helios.app.executors import run_on_dask
-from helios.dask_client import connected, refuse_other_releases
+from helios.dask_client import connect, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
 from helios.predict.dask_training import DaskTrainer
 from helios.predict.duration import TrainingSet
@@ -41,7 +41,7 @@ def test_a_client_that_could_not_connect_is_closed_and_not_left_to_the_garbage(a
     before = open_clients()
     with (
         pytest.raises(DaskUnavailable, match=f"No Dask scheduler answers at {address}: .*(?s:.)*or think again") as why,
-        connected(address, connect_s=0.3, instead="think again"),
+        connect(address, connect_s=0.3, instead="think again"),
     ):
         pytest.fail("connected")
     assert why.value.__cause__ is not None, "which keeps the client: it is not closed by having been collected"
@@ -51,7 +51,7 @@ def test_a_client_that_could_not_connect_is_closed_and_not_left_to_the_garbage(a
 def test_a_client_is_closed_when_its_use_is_over_however_it_ends(cluster: Any) -> None:
     for reason in (None, KeyboardInterrupt):
         try:
-            with connected(cluster.scheduler_address, connect_s=10, instead="") as client:
+            with connect(cluster.scheduler_address, connect_s=10, instead="") as client:
                 assert client.status == "running"
                 if reason:
                     raise reason
@@ -62,7 +62,7 @@ def test_a_client_is_closed_when_its_use_is_over_however_it_ends(cluster: Any) -
 
 def test_dask_s_own_collections_find_it_only_if_they_shall(cluster: Any) -> None:
     for shall in (True, False):
-        with connected(cluster.scheduler_address, connect_s=10, instead="", default=shall) as client:
+        with connect(cluster.scheduler_address, connect_s=10, instead="", default=shall) as client:
             if shall:
                 assert distributed.get_client() is client
             else:
@@ -73,7 +73,7 @@ def test_dask_s_own_collections_find_it_only_if_they_shall(cluster: Any) -> None
 @pytest.fixture
 def versions_of(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A client, and what it hears of the releases there: tests may change that."""
-    with connected(cluster.scheduler_address, connect_s=10, instead="") as client:
+    with connect(cluster.scheduler_address, connect_s=10, instead="") as client:
         heard = client.get_versions(packages=[*NAMES[1:]])
 
         async def told(packages: list[str]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_who_trains_and_who_sweeps_refuses_them(cluster: Any, monkeypatch: pytes
 
 
 def test_a_worker_that_is_stuck_is_not_waited_for_for_ever(cluster: Any) -> None:
-    with connected(cluster.scheduler_address, connect_s=10, instead="") as client:
+    with connect(cluster.scheduler_address, connect_s=10, instead="") as client:
         stuck = next(iter(client.run(os.getpid).values()))
         os.kill(stuck, signal.SIGSTOP)
         try:

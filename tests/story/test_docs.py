@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helios.cli.main import COMMANDS, imported
+from helios.cli.main import COMMANDS, import_command
 
 ROOT = Path(__file__).parents[2]
 TOP = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
@@ -41,7 +41,7 @@ def commands_typed_in(text: str) -> list[str]:
 
 def the_command(words: list[str]) -> tuple[Any, list[str]]:
     assert words and words[0] in COMMANDS, f"no command: {words}"
-    command, words = imported(words[0]), words[1:]
+    command, words = import_command(words[0]), words[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words[0]]
         words = words[1:]

@@ -48,7 +48,7 @@ def a_fortnight(url: str) -> None:
         warehouse.add_node_events("venus", NODE_EVENTS.conform(pd.DataFrame(sleep)))
         for source in ("jobs", "node_events"):
             end = BEGIN + pd.Timedelta(days=16)
-            warehouse.cover("venus", source=source, started_at=BEGIN, ended_at=end, read_at=end)
+            warehouse.add_coverage("venus", source=source, started_at=BEGIN, ended_at=end, read_at=end)
 
 
 @pytest.fixture(scope="module")

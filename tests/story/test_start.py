@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.cli.main import COMMANDS, imported
+from helios.cli.main import COMMANDS, import_command
 
 # What takes a tenth of a second and more to import, and only some commands need.
 HEAVY = ("alembic", "apscheduler", "lightgbm", "matplotlib", "numba")
@@ -57,7 +57,7 @@ def test_a_load_needs_no_model_and_no_statistics(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_says_of_each_what_it_says_of_itself(name: str) -> None:
-    first = imported(name).help.split("\n\n")[0].replace("\n", " ")
+    first = import_command(name).help.split("\n\n")[0].replace("\n", " ")
     assert first == COMMANDS[name][1]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.private_files import closed_to, make_folder, open_private, tighten, write_private
+from helios.private_files import find_denied, make_folder, open_private, restrict_access, write_private
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -90,9 +90,9 @@ def test_what_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) -> None
 def test_tightening_takes_from_others_and_leaves_the_group_its_reading(tmp_path: Path) -> None:
     file = tmp_path / "helios.db"
     file.touch(0o664)
-    tighten(file)
+    restrict_access(file)
     assert mode(file) == 0o640
-    tighten(tmp_path / "missing")
+    restrict_access(tmp_path / "missing")
 
 
 @as_root
@@ -108,7 +108,7 @@ def test_what_root_makes_in_a_service_s_folder_is_the_service_s(tmp_path: Path) 
 def test_root_changes_nothing_that_lay_in_a_service_s_folder(tmp_path: Path) -> None:
     os.chown(tmp_path, NOBODY, NOBODY)
     (tmp_path / "planted").touch(0o666)
-    tighten(tmp_path / "planted")
+    restrict_access(tmp_path / "planted")
     assert mode(tmp_path / "planted") == 0o666
 
 
@@ -120,13 +120,13 @@ def test_what_keeps_an_account_from_a_file_is_named_from_the_outside() -> None:
         table.touch()
         for place, mode in ((outer, 0o711), (folder, 0o755), (table, 0o644)):
             place.chmod(mode)
-        assert closed_to("nobody", table) is None
+        assert find_denied("nobody", table) is None
         for place, mode in ((table, 0o640), (folder, 0o750), (outer, 0o750)):
             place.chmod(mode)
-            assert closed_to("nobody", table) == place
-        assert closed_to("root", table) is None
-        assert closed_to("nobody-of-that-name", table) is None
-        assert closed_to("nobody", folder / "not-there") == outer
+            assert find_denied("nobody", table) == place
+        assert find_denied("root", table) is None
+        assert find_denied("nobody-of-that-name", table) is None
+        assert find_denied("nobody", folder / "not-there") == outer
 
 
 def test_a_group_that_is_let_in_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +136,6 @@ def test_a_group_that_is_let_in_may_read(monkeypatch: pytest.MonkeyPatch) -> Non
         for place, mode in ((Path(made), 0o750), (table, 0o640)):
             place.chmod(mode)
         monkeypatch.setattr("os.getgrouplist", lambda user, group: [group, table.stat().st_gid])
-        assert closed_to("nobody", table) is None
+        assert find_denied("nobody", table) is None
         table.chmod(0o604)  # as Slurm sees it, too: the group's bits count, not everybody's
-        assert closed_to("nobody", table) == table
+        assert find_denied("nobody", table) == table

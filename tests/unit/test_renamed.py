@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.app.live_cluster import configured_services
-from helios.cli.main import COMMANDS, RENAMED_COMMANDS, RENAMED_OPTIONS, RENAMED_VERBS, application, imported
+from helios.cli.main import COMMANDS, RENAMED_COMMANDS, RENAMED_OPTIONS, RENAMED_VERBS, application, import_command
 from helios.cli.options import rename_services
 from helios.config import RENAMED_KEYS, RENAMED_SERVICES, Settings, load_configuration
 from helios.errors import ConfigurationInvalid
@@ -38,7 +38,7 @@ def test_an_old_option_is_the_new_one_with_a_note(value: list[str]) -> None:
 
 def test_old_names_are_in_no_help() -> None:
     assert not {*RENAMED_COMMANDS} & {*COMMANDS}
-    options = {option for parameter in imported("daemon").params for option in parameter.opts}
+    options = {option for parameter in import_command("daemon").params for option in parameter.opts}
     assert not {*RENAMED_OPTIONS} & options and {*RENAMED_OPTIONS.values()} <= options
 
 
@@ -124,7 +124,7 @@ def test_an_option_with_an_old_service_is_read_as_the_new_one(
     [(["mode"], "service"), (["simulate"], "service"), (["simulate"], "option"), (["report", "decisions"], "service")],
 )
 def test_options_that_name_a_service_take_old_names(command: list[str], at: str) -> None:
-    found = imported(command[0])
+    found = import_command(command[0])
     for name in command[1:]:
         found = found.commands[name]
     (parameter,) = [parameter for parameter in found.params if parameter.name == at]

@@ -1,1 +1,1 @@
-"""Energy saved by sleeping nodes, as recorded and as it would have been."""
+"""Energy saved by sleeping nodes, recorded and replayed."""

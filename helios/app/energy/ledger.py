@@ -466,7 +466,7 @@ def _policies() -> dict[str, float]:
 
 
 def _edges(since: datetime, until: datetime, timezone: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bounds of a window's hours, and the day of each hour.
+    """Return the bounds of hours, and the day of each.
 
     Hours are also cut at local midnight. Days are numbered from 0.
     """

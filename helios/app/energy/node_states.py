@@ -1,4 +1,4 @@
-"""State of each node over time, from job history and Slurm's node events.
+"""State of each node over time.
 
 What slurmdbd records of sleep (seen on 22.05.8 and 26.05.5): a sleeping node has an event whose state ends in ``~``.
 The event begins when Slurm counts the node as powered down and ends when Slurm starts to power it up. No event covers
@@ -116,7 +116,7 @@ class PowerSpans:
 
 
 def job_spans(jobs: pd.DataFrame, nodes_of_jobs: Sequence[Sequence[int]], *, known_until_s: int) -> tuple[Spans, Spans]:
-    """Return when each node held a job, weighted with GPUs and with CPUs.
+    """Return when each node held jobs, by GPUs and CPUs.
 
     A job's GPUs and CPUs are spread evenly over its nodes.
 
@@ -461,7 +461,7 @@ def _jobs(warehouse: Warehouse, cluster: str, since: datetime, until: datetime) 
 
 
 def _expanded(jobs: pd.DataFrame) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return the nodes of each job, and the node lists that cannot be parsed."""
+    """Return each job's nodes, and invalid node lists."""
     known: list[tuple[str, ...]] = []
     unclear: list[str] = []
     for text in jobs["node_list"].cat.categories:

@@ -189,7 +189,7 @@ _TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "node_fill_orde
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnergyJobsRequest:
-    """Window of a cluster's history to replay, and the machine it ran on.
+    """Request to replay the energy of a window.
 
     Attributes
     ----------

@@ -118,7 +118,7 @@ def energy_on_series(
 
 
 def _chosen(cut: _Cut, request: EnergySeriesRequest, demand: Demand) -> tuple[ChosenRule, ...]:
-    """Return the rules that CES used in the window, the one of most days first."""
+    """Return the rules of CES, the most used first."""
     _, choices = target_levels(demand, 0, request.options, from_step=cut.run_in)
     of_rule: dict[str, list[Choice]] = {}
     for place, (begins, choice) in enumerate(choices):
@@ -139,7 +139,7 @@ def policy_result(
     window_s: tuple[int, int],
     **of_jobs: Any,
 ) -> PolicyResult:
-    """Return what a policy did in a window, beside leaving all nodes on.
+    """Return the result of a policy against always on.
 
     ``of_jobs`` is what only a replay of jobs knows, in the fields of ``PolicyResult``.
     """
@@ -208,7 +208,7 @@ class _Cut:
         return np.repeat(np.concatenate([[np.inf], levels[:-1]]), self.each)
 
     def foreseen_levels(self, levels: Steps) -> Steps:
-        """Spread levels that were known before each step of the window over fine steps."""
+        """Resample levels to fine steps."""
         return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.each)
 
 

@@ -1,7 +1,7 @@
-"""Jobs that are alike, of one user, account, size and name.
+"""Alike jobs, which have the same user, account, size and name.
 
-Only a job that had ended by the submission of another can tell anything about it. Tasks of an array are submitted
-together, so the job submitted before mostly has not ended (see docs/predictions.md).
+A job can be predicted only from alike jobs that had ended by its submission. Tasks of an array are submitted together,
+so that the job submitted just before has mostly not ended (see docs/predictions.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 def alike_keys(history: StudyHistory) -> NDArray[np.int64]:
     """Return a number for each job, equal for jobs that are alike.
 
-    -1 where the user is unknown.
+    It is -1 where the user is unknown.
     """
     key = history.user.code.astype(np.int64)
     size, sizes = pd.factorize(history.size)
@@ -33,7 +33,7 @@ def alike_keys(history: StudyHistory) -> NDArray[np.int64]:
 def ends_s(history: StudyHistory) -> Seconds:
     """Return when jobs ended, s.
 
-    Without starts, as if each had started at its submission.
+    Where no starts are recorded, each job counts as started at its submission.
     """
     if history.has_starts:
         return history.ended_s
@@ -44,7 +44,7 @@ def ends_s(history: StudyHistory) -> Seconds:
 def last_alike(history: StudyHistory) -> NDArray[np.int64]:
     """Return the last alike job that had ended by each submission.
 
-    Its position, -1 where there is none.
+    It is given by its position, or -1 where there is none.
     """
     key, ended_s, n = alike_keys(history), ends_s(history), len(history.size)
     ran = np.isfinite(history.run_time_s) & (ended_s < NEVER_S)
@@ -56,27 +56,27 @@ def last_alike(history: StudyHistory) -> NDArray[np.int64]:
     # The place of the last end so far, which counts only if it is of the same key.
     place = np.maximum.accumulate(np.where(is_end[order], np.arange(len(order)), -1))
     last = np.where(place >= 0, subject[order][place], -1)
-    asked = ~is_end[order]
+    submitted = ~is_end[order]
     answer = np.full(n, -1, dtype=np.int64)
-    answer[subject[order][asked]] = last[asked]
+    answer[subject[order][submitted]] = last[submitted]
     valid = (answer >= 0) & (key >= 0)
     valid[valid] = key[answer[valid]] == key[valid]
     return np.where(valid, answer, -1)
 
 
 def next_alike(history: StudyHistory) -> Floats:
-    """Return how long after each job's end an alike job was submitted, s.
+    """Return the time to the next alike submission, s.
 
-    inf where none was.
+    It is counted from the job's end, and inf where there is none.
     """
     key, ended_s, n = alike_keys(history), ends_s(history), len(history.size)
     at_s = np.concatenate([history.submitted_s, ended_s])
     subject = np.concatenate([np.arange(n), np.arange(n)])
-    asks = np.repeat([True, False], [n, n])  # an end comes before a submission in the same second
-    order = np.lexsort((subject, asks, at_s, key[subject]))[::-1]
-    following = np.maximum.accumulate(np.where(asks[order], np.arange(len(order)), -1))
+    is_submission = np.repeat([True, False], [n, n])  # an end comes before a submission in the same second
+    order = np.lexsort((subject, is_submission, at_s, key[subject]))[::-1]
+    following = np.maximum.accumulate(np.where(is_submission[order], np.arange(len(order)), -1))
     found = np.where(following >= 0, subject[order][following], -1)
-    ended = ~asks[order]
+    ended = ~is_submission[order]
     answer = np.full(n, -1, dtype=np.int64)
     answer[subject[order][ended]] = found[ended]
     valid = (answer >= 0) & (key >= 0) & (ended_s < NEVER_S)

@@ -35,9 +35,9 @@ class Estimate:
     Attributes
     ----------
     value : float, optional
-        None: not known.
+        None where not known.
     low, high : float, optional
-        95 % interval over blocks; None: there are fewer than ``FEWEST_BLOCKS``.
+        95 % interval over blocks. None where there are fewer than ``FEWEST_BLOCKS``.
     """
 
     value: float | None = None
@@ -102,12 +102,14 @@ class Blocks:
     def spread_groups(
         self, begins_s: Seconds, ends_s: Seconds, weight: NDArray[Any], group: NDArray[Any], n_groups: int
     ) -> Floats:
-        """Return the integral of the intervals of each group over each block, weight x s.
+        """Return the integral of each group over each block.
+
+        The unit is that of the weight times s.
 
         Parameters
         ----------
         group : int array
-            Of each interval; those below 0 are left out.
+            Group of each interval. Intervals of a negative group are left out.
 
         Returns
         -------
@@ -159,7 +161,7 @@ class Blocks:
         return self.estimate(_quantile(values, share, left_out=places[0][:0]), np.array(without))
 
     def weighted_median(self, values: Floats, moment_s: Seconds, weight: Floats) -> Estimate:
-        """Return the value below which half of the weight lies, with its interval.
+        """Return the weighted median with its interval.
 
         The value is NaN where there is none.
         """
@@ -188,7 +190,10 @@ class Blocks:
 
 
 def _quantile(values: Floats, share: float, *, left_out: NDArray[np.int64]) -> float:
-    """Return a quantile of sorted values without those at some places, as NumPy interpolates it."""
+    """Return a quantile without the values at some places.
+
+    Values are sorted, and interpolated as in NumPy.
+    """
     rank = (len(values) - len(left_out) - 1) * share
     below = int(rank)
     ranks = np.array([below, min(below + 1, len(values) - len(left_out) - 1)])
@@ -217,7 +222,10 @@ def _weighted_median(values: Floats, reached: Floats, left_out: NDArray[np.int64
 
 
 def local_edges(first_s: int, end_s: int, *, timezone: str, days: int = 1) -> Seconds:
-    """Return the local midnights of a window, with the window's own first and last moment."""
+    """Return the local midnights of a window.
+
+    The window's own bounds are the first and the last.
+    """
     first = pd.Timestamp(first_s, unit="s", tz="UTC").tz_convert(timezone)
     end = pd.Timestamp(end_s, unit="s", tz="UTC").tz_convert(timezone)
     midnights = pd.date_range(first.normalize(), end, freq=pd.DateOffset(days=days))

@@ -1,4 +1,4 @@
-"""GPUs or CPUs in service on each day, in each pool of nodes.
+"""GPUs or CPUs in service, by day and pool.
 
 Nodes are in service unless an event says that they are down, drained or in maintenance. A node that is powered down to
 save energy is in service, because Slurm wakes it for a job.
@@ -60,9 +60,9 @@ class NodeShapes:
     units : float64 array
         GPUs or CPUs, the resource of the study.
     cpus, memory_mib : float64 arrays
-        NaN: unknown.
+        NaN where unknown.
     gpu_type : tuple of str
-        Empty: unknown.
+        Empty where unknown.
     out : BusyIntervals
         When nodes were out of service, disjoint on each node.
     """
@@ -89,7 +89,7 @@ class Capacity:
         Names of the pools, partitions that share nodes joined by a comma.
     pool_of : int64 array of shape (n_partition_names + 1,)
         Pool of each partition in the order of ``StudyHistory.partition.values``; the last one is the pool of jobs
-        without a partition. -1: it has no capacity.
+        without a partition. -1 where it has no capacity.
     edges_s : int64 array of shape (n_days + 1,)
         Local midnights, with the window's first and last moment.
     units : float64 array of shape (n_pools, n_days)
@@ -101,7 +101,7 @@ class Capacity:
     notes : tuple of str
         What a reader should know of how it was found.
     units_per_node : tuple of int
-        GPUs or CPUs of a node in each pool, of the largest one; 0: unknown. Empty: unknown in all.
+        GPUs or CPUs of a node in each pool, of the largest one. 0 where unknown. Empty where unknown in all.
     nodes : NodeShapes, optional
         The nodes, where they are known one by one.
     placement : HeldNodes, optional
@@ -133,7 +133,7 @@ class Capacity:
     def in_service(self, edges_s: NDArray[np.int64], pools: tuple[int, ...] | None = None) -> NDArray[np.float64]:
         """Return the units in service in the middle of each step.
 
-        Of all pools or of some.
+        They are those of all pools, or of some.
         """
         units = self.total if pools is None else self.units[list(pools)].sum(axis=0)
         day = np.searchsorted(self.edges_s, edges_s[:-1] + np.diff(edges_s) // 2, side="right") - 1
@@ -210,7 +210,7 @@ def _from_given(
 
 
 def _first_pool(partition: str, number: Mapping[str, int]) -> int:
-    """Return the pool of a partition, or of the first known one of several."""
+    """Return the pool of the first known partition."""
     return next((number[name] for name in partition.split(",") if name in number), MISSING)
 
 
@@ -309,7 +309,10 @@ def _out_of_service(
     is_gone: Flags,
     all_seen: bool,
 ) -> tuple[BusyIntervals, int]:
-    """Return when nodes were out of service, and how many came later than the window."""
+    """Return when nodes were out of service.
+
+    Also the number of nodes that appeared after the window began.
+    """
     position = {name: place for place, name in enumerate(names)}
     node, begins_s, ends_s = (np.zeros(0, dtype=np.int64) for _ in range(3))
     first_sign_s = np.full(len(names), NEVER_S, dtype=np.int64)
@@ -357,10 +360,11 @@ def _in_service(nodes: NodeShapes, n_pools: int, edges_s: NDArray[np.int64]) -> 
 
 
 def _from_use(history: StudyHistory, edges_s: NDArray[np.int64]) -> Capacity:
-    """Return the most that was in use in each partition in a rolling ``ROLLING_DAYS``.
+    """Return the capacity from the rolling peak of use.
 
-    Partitions that share nodes reach their most at different times, and it would count those nodes several times. So
-    where less was in use at once than these add up to, all are one pool.
+    It is taken by partition, over ``ROLLING_DAYS``. Partitions that share nodes reach their most at different times,
+    and it would count those nodes several times. So where less was in use at once than these add up to, all are one
+    pool.
     """
     values = history.partition.values
     held = history.hours() > 0
@@ -394,7 +398,7 @@ def _from_use(history: StudyHistory, edges_s: NDArray[np.int64]) -> Capacity:
 
 
 def _rolling_peak(history: StudyHistory, chosen: Flags, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the most that jobs held at once in the days around each."""
+    """Return the rolling peak of what jobs held at once."""
     peak = peak_in_steps(history.started_s[chosen], history.ended_s[chosen], history.size[chosen], edges_s)
     return np.asarray(pd.Series(peak).rolling(ROLLING_DAYS, center=True, min_periods=1).max(), dtype=np.float64)
 
@@ -402,7 +406,7 @@ def _rolling_peak(history: StudyHistory, chosen: Flags, edges_s: NDArray[np.int6
 def peak_in_steps(
     begins_s: NDArray[np.int64], ends_s: NDArray[np.int64], size: NDArray[np.int64], edges_s: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the most that was held at once in each step, such as a day."""
+    """Return the peak of what was held in each step."""
     begins_s, ends_s = np.clip(begins_s, edges_s[0], edges_s[-1]), np.clip(ends_s, edges_s[0], edges_s[-1])
     at_s = np.concatenate([begins_s, ends_s, edges_s[:-1]])
     change = np.concatenate([size, -size, np.zeros(len(edges_s) - 1, dtype=np.int64)])

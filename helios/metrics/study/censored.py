@@ -1,4 +1,4 @@
-"""Distributions of times of which some are not over yet.
+"""Kaplan-Meier estimate of a distribution of times, some of them censored.
 
 Source: Kaplan and Meier, J. Am. Stat. Assoc. 53, 1958.
 """
@@ -15,7 +15,9 @@ from helios.metrics.study.history import Flags, Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CensoredTimes:
-    """Times, with how many had passed when what was not over yet was last seen.
+    """Distribution of times, some of them censored.
+
+    A censored time is a lower bound, since the job was not over when last observed.
 
     Attributes
     ----------
@@ -33,7 +35,7 @@ class CensoredTimes:
 
     @classmethod
     def of(cls, times_s: ArrayLike, over: Flags) -> CensoredTimes:
-        """Return the distribution of times, each over or the least that it can be."""
+        """Return the distribution of complete and censored times."""
         times_s, n = np.asarray(times_s, dtype=np.float64), len(over)
         if bool(over.all()):
             return cls(np.sort(times_s), np.linspace(1 / max(n, 1), 1, n), 0)
@@ -54,6 +56,6 @@ class CensoredTimes:
         return np.concatenate([[0.0], self.reached])[place].astype(np.float64)
 
     def quantile(self, share: float) -> float:
-        """Return the least time by which a share is over, NaN where unknown."""
+        """Return a quantile of the times, NaN where unknown."""
         place = int(np.searchsorted(self.reached, share - 1e-12))
         return float(self.times_s[place]) if place < self.n else float("nan")

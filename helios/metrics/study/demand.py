@@ -13,14 +13,14 @@ from helios.metrics.queue import SIZE_CLASSES, size_class
 from helios.metrics.statistics import mean_interval, rank_correlation
 from helios.metrics.study.alike import last_alike
 from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.study.trials import find_trials
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
 TOP_SHARE = 0.05
 FEWEST_USERS = 5
-"""Users below which nothing is said of shares of them."""
+"""Fewest users for statements about shares of users."""
 SHORT_S, LONG_S = 15 * MINUTE_S, 6 * HOUR_S
 SMALL_PART = 1 / 8
 """Share of a node's CPUs and memory up to which a job counts as a small one."""
@@ -33,12 +33,12 @@ def concentration(history: StudyHistory) -> Finding:
     """Return the share of hours of the top 5 % of users."""
     hours, known = history.hours(), history.user.known
     if not known.any():
-        return unknown(11, "users", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(11, "users", n=int(history.sized.sum()), coverage=0.0)
     by_user = history.user.sum(hours)
     active = by_user > 0
     n = int(active.sum())
     if n < FEWEST_USERS:
-        return unknown(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
+        return unknown_finding(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
     table = history.hours_of_groups(history.user.code, len(history.user.values))[active]
     total = by_user[active]
     without = [top_share(total - table[:, block]) for block in range(table.shape[1]) if table[:, block].any()]
@@ -63,7 +63,7 @@ def top_count(users: int) -> int:
 
 
 def top_share(hours: Floats) -> float:
-    """Return the share of hours that the top 5 % of users with hours hold."""
+    """Return the share of hours of the top 5 % of users."""
     held = hours[hours > 0]
     if not len(held):
         return 0.0
@@ -77,10 +77,13 @@ def gini(values: Floats) -> float:
 
 
 def who_waits(history: StudyHistory) -> Finding:
-    """Return the median share of completion that the shorter half of the jobs waited."""
+    """Return how large a share of their JCT short jobs wait.
+
+    It is the median over the shorter half of the jobs.
+    """
     chosen = _first_runs(history) & np.isfinite(history.wait_s) & (np.nan_to_num(history.run_time_s) > 0)
     if not chosen.any():
-        return unknown(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
     wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
     spent, submitted_s = wait_s / (wait_s + run_time_s), history.submitted_s[chosen]
     short = run_time_s <= np.median(run_time_s)
@@ -113,14 +116,14 @@ def who_waits(history: StudyHistory) -> Finding:
 
 
 def short_behind_long(history: StudyHistory) -> Finding:
-    """Return the share of all waiting that is of short jobs behind long ones.
+    """Return the share of waiting of short jobs behind long ones.
 
     In each quarter of an hour and partition, the waiting of jobs that run below 15 minutes counts by the share of the
     units in use that jobs above 6 hours hold.
     """
     ran = np.nan_to_num(history.run_time_s) > 0
     if not (history.has_starts and (history.sized & ran).any()):
-        return unknown(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
     edges_s = history.step_edges_s
     until_s = history.waiting_until_s
     counted = (history.restart == 0) & (until_s >= 0)
@@ -137,7 +140,7 @@ def short_behind_long(history: StudyHistory) -> Finding:
         short_waiting += short
         behind += short * np.divide(held_by_long, in_use, out=np.zeros_like(in_use), where=in_use > 0)
     if not waiting.any():
-        return unknown(13, "jobs that waited", n=0, coverage=1.0)
+        return unknown_finding(13, "jobs that waited", n=0, coverage=1.0)
     lasted_s = np.diff(edges_s)
     by_block = [history.blocks.sum(edges_s[:-1], level * lasted_s) for level in (behind, waiting)]
     return Finding(
@@ -152,7 +155,7 @@ def short_behind_long(history: StudyHistory) -> Finding:
 def repetition(history: StudyHistory) -> Finding:
     """Return the share of jobs that repeat one that had ended before."""
     if not history.user.known.any():
-        return unknown(14, "users", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(14, "users", n=int(history.sized.sum()), coverage=0.0)
     before, chosen = last_alike(history), history.sized & history.user.known
     repeats = chosen & (before >= 0)
     both = repeats & np.isfinite(history.run_time_s)
@@ -179,7 +182,7 @@ def bursts(history: StudyHistory) -> Finding:
     hours = np.arange(history.first_s // HOUR_S * HOUR_S, history.end_s + HOUR_S, HOUR_S)
     counts = np.histogram(history.submitted_s[chosen], bins=hours)[0].astype(np.float64)
     if len(counts) < 2 or not counts.any():
-        return unknown(15, "more than an hour of submissions", n=int(chosen.sum()))
+        return unknown_finding(15, "more than an hour of submissions", n=int(chosen.sum()))
     array = history.jobs["array_job_id"]
     is_array = array.notna().to_numpy() if array.notna().any() else None
     block = np.maximum(history.blocks.number(np.maximum(hours[:-1], history.first_s)), 0)
@@ -199,29 +202,33 @@ def bursts(history: StudyHistory) -> Finding:
 
 
 def dispersion(counts: Floats) -> float:
-    """Return the variance of counts as a multiple of their mean, 1 for independent arrivals."""
+    """Return the index of dispersion of counts.
+
+    It is variance over mean, and 1 for independent arrivals.
+    """
     return float(counts.var() / counts.mean()) if counts.any() else 0.0
 
 
 def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mib: float | None) -> Finding:
     """Return the share of GPU hours in jobs of one GPU.
 
-    Of these, how many are in groups of repeated jobs, at least and at most (:mod:`helios.metrics.study.trials`).
+    The finding also has the share in groups of repeated jobs, at least and at most
+    (:mod:`helios.metrics.study.trials`).
 
     Parameters
     ----------
     node_cpus, node_memory_mib : float, optional
-        Of an ordinary GPU node; None: unknown.
+        Size of an ordinary GPU node. None where unknown.
     """
     if history.resource != "gpus":
-        return unknown(16, "jobs with GPUs", n=0)
+        return unknown_finding(16, "jobs with GPUs", n=0)
     single = history.size == 1
     known = [(history.cpus, node_cpus), (history.memory_mib, node_memory_mib)]
     limits = [held <= SMALL_PART * whole for held, whole in known if whole is not None and np.isfinite(held).any()]
     hours, of_single = history.hours_by_block(), history.hours_by_block(single)
     small = history.hours_by_block(single & np.logical_and.reduce(limits)) if limits else None
     if hours.sum() <= 0:
-        return unknown(16, "run times", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(16, "run times", n=int(history.sized.sum()), coverage=0.0)
     repeated: list[float | None] = [None, None]
     if history.user.known.any():
         trials, held = find_trials(history), history.hours()
@@ -242,7 +249,7 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
 
 
 def drift(history: StudyHistory) -> Finding:
-    """Return how much run times change from week to week, 0 to 1."""
+    """Return the weekly change of run times, 0 to 1."""
     edges_s = local_edges(history.first_s, history.end_s, timezone=history.timezone, days=WEEK_DAYS)
     whole = np.flatnonzero(np.diff(edges_s) >= (WEEK_DAYS - 1) * DAY_S)
     chosen = history.sized & (np.nan_to_num(history.run_time_s) > 0)
@@ -250,7 +257,7 @@ def drift(history: StudyHistory) -> Finding:
     of_week = np.bincount(week[chosen], minlength=len(edges_s))
     weeks = [int(number) for number in whole if of_week[number]]
     if len(weeks) < 2:
-        return unknown(18, "two whole weeks with run times", n=int(chosen.sum()))
+        return unknown_finding(18, "two whole weeks with run times", n=int(chosen.sum()))
     run_times = np.floor(np.log2(np.maximum(np.nan_to_num(history.run_time_s), 1))).astype(np.int64)
     sizes = np.ceil(np.log2(np.maximum(history.size, 1))).astype(np.int64)
     changes = _changes(run_times[chosen], week[chosen], weeks)
@@ -275,7 +282,7 @@ def drift(history: StudyHistory) -> Finding:
 def jensen_shannon(one: Floats, other: Floats) -> float:
     """Return the Jensen-Shannon divergence of two histograms, 0 to 1.
 
-    In base 2 (Lin, IEEE Trans. IT 37(1), 1991).
+    Logarithms are to base 2 (Lin, IEEE Trans. IT 37(1), 1991).
     """
     p, q = one / one.sum(), other / other.sum()
     middle = (p + q) / 2
@@ -301,7 +308,7 @@ def _change_by_chance(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) 
 def _new_users(history: StudyHistory, hours: Floats) -> float | None:
     """Return the share of hours of users new within a week.
 
-    New are those who had not submitted for four weeks. None in a history shorter than that.
+    A user is new after four weeks without a submission. The result is None for a shorter history.
     """
     since_s = history.first_s + AWAY_S
     if not history.user.known.any() or history.end_s <= since_s + WEEK_DAYS * DAY_S:
@@ -311,9 +318,9 @@ def _new_users(history: StudyHistory, hours: Floats) -> float | None:
     is_new = np.ones(len(user), dtype=bool)
     is_new[1:] = (user[1:] != user[:-1]) | (np.diff(at_s) > AWAY_S)
     # A user stays new for a week, so that the work that begins with the first job counts.
-    began_s = np.maximum.accumulate(np.where(is_new, np.arange(len(user)), 0))
+    first_job = np.maximum.accumulate(np.where(is_new, np.arange(len(user)), 0))
     new = np.zeros(len(user), dtype=bool)
-    new[order] = at_s - at_s[began_s] < WEEK_DAYS * DAY_S
+    new[order] = at_s - at_s[first_job] < WEEK_DAYS * DAY_S
     later = (history.submitted_s >= since_s) & history.submitted & history.user.known
     return share(hours[new & later], hours[later])
 
@@ -321,7 +328,7 @@ def _new_users(history: StudyHistory, hours: Floats) -> float | None:
 def _growth(by_week: list[float]) -> float | None:
     """Return the growth of hours a month, as a share.
 
-    From a straight line through the logarithms.
+    It comes from a straight line through the logarithms of the weekly hours.
     """
     if len(by_week) < 2 * FEWEST_USERS or min(by_week) <= 0:
         return None

@@ -1,4 +1,4 @@
-"""Data of a figure, and what the figures of a study are computed from."""
+"""Data of the figures of a study, and their source."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Panel:
     x_kind, y_kind : str
         ``duration``, ``size``, ``hour``, ``date``, ``name``, ``percent``, ``ratio`` or ``number``.
     beside : tuple of Series
-        Of published clusters, where definitions agree.
+        Series of published clusters, where definitions agree.
     """
 
     title: str
@@ -211,7 +211,7 @@ class FigureSource:
     def _run_times(self) -> tuple[Floats, Flags]:
         """Run time of each job, and whether it is over.
 
-        That of running ones is so far; NaN: unknown.
+        That of running ones is so far. NaN where unknown.
         """
         history = self.history
         over: Flags = np.isfinite(history.run_time_s) & ~self.never_ran
@@ -233,7 +233,7 @@ class FigureSource:
 
     @cached_property
     def sized_by_block(self) -> list[Seconds]:
-        """Positions of the jobs that ask for the resource, by block of submission."""
+        """Jobs that ask for the resource, by block of submission."""
         blocks, jobs = self.history.blocks, np.flatnonzero(self.sized)
         number = blocks.number(self.history.submitted_s[jobs])
         jobs, number = jobs[number >= 0], number[number >= 0]
@@ -244,19 +244,22 @@ class FigureSource:
     def wait_ends_s(self) -> Seconds:
         """Until when each job waited.
 
-        At most to the window's end; -1: not known.
+        At most to the window's end. -1 where not known.
         """
         return self.history.waiting_until_s
 
     @cached_property
     def wait_known(self) -> Flags:
-        """Jobs of which it is known until when they waited, or that they still wait."""
+        """Jobs with a known wait, over or not."""
         flags: Flags = (self.wait_ends_s >= 0) & (self.history.size > 0) & self.history.has_starts
         return flags
 
     @cached_property
     def first_waits(self) -> Flags:
-        """Jobs of the window whose wait counts, which is that of a first run."""
+        """Jobs of the window whose wait counts.
+
+        Only the first run of a requeued job counts.
+        """
         flags: Flags = self.sized & (self.history.restart == 0) & self.wait_known
         return flags
 
@@ -296,7 +299,7 @@ class FigureSource:
 
     @cached_property
     def edges_s(self) -> Seconds:
-        """Edges of steps of a quarter of an hour, or of longer ones."""
+        """Edges of the steps, of 15 min or longer."""
         return self.history.step_edges_s
 
     @cached_property
@@ -354,7 +357,10 @@ class FigureSource:
         return (24 * local.day_of_week + local.hour).to_numpy().astype(np.int64)
 
     def calendar_edges(self, frequency: str) -> Seconds:
-        """Return the local beginnings of months (``MS``), with the window's first and last moment."""
+        """Return the local edges of calendar periods.
+
+        ``MS`` stands for months. The window's own bounds are the first and the last edge.
+        """
         first, end = (
             pd.Timestamp(at_s, unit="s", tz="UTC").tz_convert(self.history.timezone)
             for at_s in (self.history.first_s, self.history.end_s)
@@ -390,9 +396,9 @@ class FigureSource:
 
     @cached_property
     def groups(self) -> tuple[str, Names] | None:
-        """What jobs are grouped by, and the groups, None where nothing is recorded.
+        """Name of the grouping, and each job's group.
 
-        Groups of fewer than ``FEWEST_PEOPLE`` users are pooled for all but the admin.
+        None where no group is recorded. Groups of fewer than ``FEWEST_PEOPLE`` users are pooled for all but the admin.
         """
         history = self.history
         for noun, names in (("account", history.account), ("partition", history.partition)):

@@ -1,4 +1,4 @@
-"""The figures of a study, in the order of those who read it."""
+"""The figures of a study by audience."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class _WeightedTimes:
         return found
 
     def quantile(self, part: float) -> float:
-        """Return the least time that a share of the weight is at or below."""
+        """Return a weighted quantile of the times."""
         place = int(np.searchsorted(self.reached[1:], part * self.total * (1 - 1e-12)))
         return float(self.times_s[min(place, len(self.times_s) - 1)])
 
@@ -291,7 +291,7 @@ def _wait_title(source: FigureSource, every: CensoredTimes, noun: str, split: li
 
 
 def wait_share(source: FigureSource) -> FigureData:
-    """Return which share of their time in the system short and long jobs wait."""
+    """Return the share of JCT that jobs wait, by run time."""
     history, question = source.history, "Who waits longest beside how long they run"
     chosen = source.first_waits & np.isfinite(history.wait_s) & np.isfinite(history.run_time_s)
     if not chosen.any():

@@ -47,7 +47,7 @@ AT_LEAST = "Capacity is the most that was ever in use in four weeks, so at least
 
 
 def hour_of_day(source: FigureSource) -> FigureData:
-    """Return what is in use and what is submitted by hour of the day."""
+    """Return use and submissions by hour of the day."""
     history, unit = source.history, source.history.unit
     hour = source.hour_of_step % 24
     lasted_s = np.bincount(hour, weights=source.step_s, minlength=24)
@@ -198,7 +198,7 @@ def _month_title(counts: dict[str, Floats], length: Floats, whole: NDArray[np.bo
 
 
 def partitions(source: FigureSource) -> FigureData:
-    """Return how much of each partition is in use, and how long its jobs wait."""
+    """Return use and waits by partition."""
     history, unit, question = source.history, source.history.unit, "How partitions differ"
     if not history.has_starts:
         return no_figure("partitions", question, NO_STARTS)
@@ -347,7 +347,7 @@ def idle_beside(source: FigureSource) -> FigureData:
 
 
 def fragmentation(source: FigureSource) -> FigureData:
-    """Return what is free while jobs wait that do not fit, by reason."""
+    """Return the free capacity beside waiting jobs, by reason."""
     history, unit = source.history, source.history.unit
     question = f"Free {unit}s that no waiting job could use"
     levels = [one for one in source.unusable if one.level.any()]
@@ -384,7 +384,7 @@ def fragmentation(source: FigureSource) -> FigureData:
 
 
 def _by_block(source: FigureSource, one: NamedLevel) -> Floats:
-    """Return the mean of a level in each block, NaN where it is not known."""
+    """Return the mean level in each block, NaN if unknown."""
     blocks, lasted = source.history.blocks, np.diff(one.edges_s).astype(np.float64)
     held, whole = (blocks.sum(one.edges_s[:-1], weight) for weight in (one.level * lasted, lasted))
     mean: Floats = np.divide(held, whole, out=np.full(blocks.n, np.nan), where=whole > 0)
@@ -474,7 +474,10 @@ def _busy(seconds: float, *, of_gpus: bool) -> NodeSeconds:
 
 
 def _awake_s(source: FigureSource) -> Floats | None:
-    """Return the node seconds in service in each block, None where nodes are not known."""
+    """Return node seconds in service by block.
+
+    None where the nodes are not known.
+    """
     capacity, blocks = source.capacity, source.history.blocks
     if capacity is None or capacity.at_least or not all(capacity.units_per_node) or not capacity.units_per_node:
         return None
@@ -548,7 +551,7 @@ def before_after(source: FigureSource) -> FigureData:
 
 
 def queue(source: FigureSource) -> FigureData:
-    """Return the queue over the week and the age of its oldest job."""
+    """Return the queue and its oldest wait over the week."""
     history, question = source.history, "When the queue is long"
     if not history.has_starts or not source.wait_known.any():
         return no_figure("queue", question, NO_STARTS)
@@ -586,7 +589,7 @@ def queue(source: FigureSource) -> FigureData:
 
 
 def _oldest_waits(source: FigureSource, at_s: Seconds) -> Floats:
-    """Return how long the oldest waiting job had waited at each moment, s."""
+    """Return the longest current wait at each moment, s."""
     history, of = source.history, source.wait_known & (source.history.restart == 0)
     order = np.argsort(history.eligible_s[of], kind="stable")
     eligible_s, until_s = history.eligible_s[of][order], source.wait_ends_s[of][order]
@@ -598,7 +601,10 @@ def _oldest_waits(source: FigureSource, at_s: Seconds) -> Floats:
 
 
 def demand(source: FigureSource) -> FigureData:
-    """Return how much of the capacity is asked for, now and with 30 % more."""
+    """Return demand as a share of capacity.
+
+    Also with 30 % more capacity.
+    """
     history, unit = source.history, source.history.unit
     question = f"When the {unit}s would be full"
     if not history.has_starts:
@@ -685,7 +691,10 @@ def group_hours(source: FigureSource) -> FigureData:
 
 
 def hours_lost(source: FigureSource) -> FigureData:
-    """Return hours that failed late, ended at a limit, or were asked in vain."""
+    """Return lost hours by reason.
+
+    Reasons are late failures, time limits, and limits longer than needed.
+    """
     history, unit, question = source.history, source.history.unit, "Where hours are lost"
     known = ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
     held = history.hours_by_block(known)
@@ -741,7 +750,7 @@ def _percent_of(part: Floats, whole: Floats) -> Floats:
 
 
 def arrivals(source: FigureSource) -> FigureData:
-    """Return how submissions resemble each other from hour to hour, and how bursty they are."""
+    """Return autocorrelation and burstiness of submissions."""
     history, question = source.history, "How submissions come"
     at_s = {"jobs": np.sort(history.submitted_s[source.sized])}
     array = history.jobs["array_job_id"]

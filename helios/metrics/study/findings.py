@@ -24,7 +24,7 @@ class Finding:
     coverage : float, optional
         Share of them, or of their hours, that the history says enough about.
     hours_per_week : float, optional
-        Resource hours at stake in a week, to rank findings by; None: it is not about hours.
+        Resource hours at stake in a week, to rank findings by. None where it is not about hours.
     missing : str
         What the history lacks; empty where the value is known.
     parts : dict
@@ -40,6 +40,6 @@ class Finding:
     parts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def unknown(number: int, missing: str, *, n: int | None = None, coverage: float | None = None) -> Finding:
+def unknown_finding(number: int, missing: str, *, n: int | None = None, coverage: float | None = None) -> Finding:
     """Return a finding that the history cannot give, with what it lacks."""
     return Finding(number=number, missing=missing, n=n, coverage=coverage)

@@ -1,7 +1,7 @@
 """Jobs of a cluster as columns, inside a window of time.
 
-Hours are counted inside the window: what a job holds before or after it is left out. A history that records no starts
-has no moments at which jobs held anything. Its hours are those of the jobs submitted in the window, whole.
+Only hours inside the window count, so that those of a job before or after it are left out. Where a history records no
+starts, it is not known when jobs held anything. Then all hours of the jobs submitted in the window count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from helios.model.job_names import split_words
 from helios.units import HOUR_S, best_unit
 
 NEVER_S = 2**60
-"""A moment after all others, of what did not happen inside the history or is unknown; s."""
+"""A moment after all others, s. It stands for what did not happen inside the history or is unknown."""
 STATES = ("completed", "cancelled", "failed", "node failed", "timeout", "other", "not ended", "unknown")
 COMPLETED, CANCELLED, FAILED, NODE_FAILED, TIMEOUT, OTHER, NOT_ENDED, UNKNOWN = range(len(STATES))
 _STATE_OF = {
@@ -43,12 +43,12 @@ _STATE_OF = {
 MISSING = -1
 """Code of a name that a job does not have."""
 STEP_S = 900
-"""Length of a step of time, s. Zones half an hour apart fall on whole steps."""
+"""Length of a step of time, s. It divides the offsets of all time zones."""
 MOST_STEPS = 100_000
 LEAST_GPU_JOBS = 0.01
-"""Share of jobs with GPUs from which on a study is one of GPUs."""
+"""Smallest share of jobs with GPUs for a study of GPUs instead of CPUs."""
 LEAST_KNOWN = 0.5
-"""Share of jobs that ran and have a start, from which on a history has moments."""
+"""Smallest share of jobs with a recorded start, of those that ran, for a history to have starts."""
 COLUMNS = (
     *("job_id", "restart", "array_job_id", "name", "user", "account", "partition", "state", "submitted_at"),
     *("eligible_at", "started_at", "ended_at", "run_time_s", "time_limit_s", "nodes", "cpus", "gpus", "memory_mib"),
@@ -65,12 +65,12 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Names:
-    """Values of a text column, each once.
+    """Distinct values of a text column.
 
     Attributes
     ----------
     code : int32 array of shape (n_jobs,)
-        Position in ``values``; ``MISSING``: none.
+        Position in ``values``, or ``MISSING``.
     values : tuple of str
     """
 
@@ -91,38 +91,38 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StudyHistory:
-    """Jobs that were submitted in a window, or held or waited for something in it.
+    """Jobs of a window.
 
-    Arrays of shape (n_jobs,), in the order of submission.
+    They were submitted, ran or waited in it. Arrays have the shape (n_jobs,) and are in the order of submission.
 
     Attributes
     ----------
     resource : str
-        ``gpus`` or ``cpus``; sizes and hours are of it.
+        ``gpus`` or ``cpus``, in which sizes and hours are counted.
     first_s, end_s : int
         The window, s since the epoch.
     blocks : Blocks
-        Weeks or days of the window, over which intervals are made.
+        Weeks or days of the window, from which confidence intervals are computed.
     size : int64 array
-        Of the resource; 0: a job without it.
+        Units of the resource, 0 for a job without it.
     submitted_s, eligible_s : int64 arrays
-        ``eligible_s`` is the submission where nothing else is known.
+        ``eligible_s`` is the submission where the eligible time is unknown.
     started_s, ended_s : int64 arrays
         ``NEVER_S`` where it did not happen or is unknown.
     run_time_s : float64 array
-        NaN: unknown, or never ended.
+        NaN where it is unknown or the job has not ended.
     state : int8 array
         Position in ``STATES``.
     restart : int32 array
         Number of the run of a requeued job, from 0.
     has_starts : bool
-        Whether the history has moments of starts and ends. Without them, hours are by submission.
+        Whether the history has times of starts and ends. Otherwise hours count at the submission.
     repaired : dict of int
-        Jobs whose times make no sense, by what was wrong; such times are taken as unknown.
+        Number of jobs with impossible times, by what is wrong. Such times count as unknown.
     name : int32 array
-        Equal for jobs of equal names; ``MISSING``: none.
+        A number for each distinct job name, or ``MISSING``.
     jobs : DataFrame
-        The ``KEPT`` columns of ``JOBS``, for what else is asked.
+        The ``KEPT`` columns of ``JOBS``.
     """
 
     cluster: str
@@ -170,7 +170,10 @@ class StudyHistory:
 
     @property
     def sized(self) -> Flags:
-        """Whether each job asks for the resource and was submitted in the window."""
+        """Whether each job counts for the resource.
+
+        It asks for it, and was submitted in the window.
+        """
         return self.submitted & (self.size > 0)
 
     @property
@@ -188,10 +191,10 @@ class StudyHistory:
 
     @property
     def waiting_until_s(self) -> Seconds:
-        """Until when each job waited, at most to the window's end, s.
+        """End of each job's wait, at most the window's end, s.
 
-        -1 where that is not known. A job without a start waits to its end if it was cancelled, and on and on if it is
-        said to be pending. Of any other its wait is not known.
+        It is -1 where it is not known. A job without a start waits to its end if it was cancelled, and to the window's
+        end if it is pending. The wait of any other is not known.
         """
         started = self.started_s < NEVER_S
         cancelled = ~started & (self.state == CANCELLED) & (self.ended_s < NEVER_S)
@@ -201,32 +204,32 @@ class StudyHistory:
 
     @property
     def step_edges_s(self) -> Seconds:
-        """Edges of steps of ``STEP_S`` on the clock.
+        """Edges of steps of ``STEP_S``, aligned with the clock.
 
-        Steps are longer where they would be more than ``MOST_STEPS``. The first and last step end with the window.
+        Steps are longer where there would be more than ``MOST_STEPS``. The first and the last are cut at the window.
         """
         step_s = STEP_S * max(1, -(-(self.end_s - self.first_s) // (STEP_S * MOST_STEPS)))
         inside = np.arange((self.first_s // step_s + 1) * step_s, self.end_s, step_s, dtype=np.int64)
         return np.concatenate([[self.first_s], inside, [self.end_s]]).astype(np.int64)
 
     def held(self, edges_s: Seconds, chosen: NDArray[Any] | None = None) -> Floats:
-        """Return the units that jobs hold in each step, mean.
+        """Return the mean units that jobs hold in each step.
 
         Parameters
         ----------
         chosen : array, optional
-            A flag for each job, or positions of jobs; by default all.
+            A flag for each job, or positions of jobs. All jobs by default.
         """
         of = slice(None) if chosen is None else chosen
         return mean_levels(self.started_s[of], self.ended_s[of], self.size[of], edges_s)
 
     def hours(self, *, weight: Floats | Seconds | None = None) -> Floats:
-        """Return what each job held in the window, size x time, h.
+        """Return the hours of each job in the window, size x time.
 
         Parameters
         ----------
         weight : array of shape (n_jobs,), optional
-            Counts in place of the size.
+            Replaces the size.
         """
         weight = self.size if weight is None else weight
         if not self.has_starts:
@@ -236,7 +239,7 @@ class StudyHistory:
         return hours
 
     def hours_by_block(self, chosen: Flags | None = None, *, weight: Floats | Seconds | None = None) -> Floats:
-        """Return what the chosen jobs held in each block, h."""
+        """Return the hours of the chosen jobs in each block."""
         weight = self.size if weight is None else weight
         if chosen is not None:
             weight = np.where(chosen, weight, 0)
@@ -246,12 +249,12 @@ class StudyHistory:
         return self.blocks.spread(self.started_s, self.ended_s, weight) / HOUR_S
 
     def hours_of_groups(self, group: NDArray[Any], n_groups: int) -> Floats:
-        """Return what the jobs of each group held in each block, h.
+        """Return the hours of each group in each block.
 
         Parameters
         ----------
         group : int array of shape (n_jobs,)
-            Below 0: of none.
+            Negative for a job without a group.
 
         Returns
         -------
@@ -283,11 +286,11 @@ def read_history(
     jobs : DataFrame
         The ``COLUMNS`` of ``JOBS``, at least one job.
     since, until : datetime, optional
-        The window; by default from the first to the last submission.
+        The window, by default from the first to the last submission.
     resource : str, optional
-        ``gpus`` or ``cpus``; by default GPUs if at least ``LEAST_GPU_JOBS`` of the jobs ask for some.
+        ``gpus`` or ``cpus``. By default ``gpus`` if at least ``LEAST_GPU_JOBS`` of the jobs ask for some.
     keep : sequence of str
-        Further columns of ``jobs`` that ``StudyHistory.jobs`` has.
+        Further columns for ``StudyHistory.jobs``.
     """
     JOBS.check(jobs, columns=COLUMNS)
     submitted_s = whole_seconds(jobs["submitted_at"], otherwise=NEVER_S)
@@ -318,7 +321,7 @@ def read_history(
         blocks=Blocks.of_window(first_s, end_s, timezone=timezone),
         size=jobs[resource].fillna(0).to_numpy(dtype=np.float64).astype(np.int64),
         submitted_s=submitted_s,
-        # A hold or a start time postpones a job; what is before its submission is a clock that ran backwards.
+        # A hold or a start time postpones a job. An eligible time before the submission comes from a clock step.
         eligible_s=submitted_s
         if (eligible_s == NEVER_S).all()
         else np.where(eligible_s == NEVER_S, submitted_s, np.maximum(eligible_s, submitted_s)),
@@ -348,13 +351,13 @@ def _resource(jobs: pd.DataFrame) -> str:
 
 
 def share(part: Floats | Flags | float, whole: Floats | Flags | float) -> float | None:
-    """Return a sum as a share of another, None where that is 0."""
+    """Return a ratio of sums, None for a zero denominator."""
     total = float(np.sum(whole))
     return float(np.sum(part)) / total if total > 0 else None
 
 
 def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, Floats, dict[str, int]]:
-    """Return starts, ends and run times, and how many made no sense."""
+    """Return starts, ends and run times, and the number of invalid ones."""
     started_s, ended_s = (
         whole_seconds(jobs["started_at"], otherwise=NEVER_S),
         whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
@@ -371,7 +374,7 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
     negative = known & (run_time_s < 0)
     run_time_s[backwards | negative] = np.nan
     started_s[backwards] = ended_s[backwards] = NEVER_S
-    # A job in a final state has ended, at a time that is not known. It would hold what it had to the end of the window.
+    # A job in a final state has ended, at an unknown time. Otherwise it would count as running to the window's end.
     final = ~jobs["state"].isin([state for state, code in _STATE_OF.items() if code == NOT_ENDED]).to_numpy()
     lost = (started_s < NEVER_S) & (ended_s == NEVER_S) & final & jobs["state"].notna().to_numpy()
     ended_s[lost] = started_s[lost]
@@ -403,7 +406,10 @@ def _names(column: pd.Series[Any]) -> Names:
 
 
 def _gpu_types(jobs: pd.DataFrame) -> Names:
-    """Return each job's type of GPU, or else the one that its requested resources name."""
+    """Return each job's GPU type.
+
+    Where it is not recorded, the requested resources may name it.
+    """
     recorded, asked = _names(jobs["gpu_type"]), jobs["tres_requested"]
     named = [_GPU_TYPE.search(str(text)) for text in asked.cat.categories]
     if not any(named):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from helios.jit import Table, cached_jit, inline_jit
 from helios.metrics.study.blocks import WEEK_HOURS, Estimate
 from helios.metrics.study.capacity import Capacity, NodeShapes
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.metrics.study.placement import LEAST_PLACED, HeldNodes
 from helios.units import HOUR_S
@@ -67,7 +67,7 @@ Places = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Queue(Table):
-    """Jobs that waited, in the order in which they became eligible, and their shapes.
+    """Waiting jobs by eligible time, with their shapes.
 
     Attributes
     ----------
@@ -155,10 +155,10 @@ def idle_by_day(history: StudyHistory, capacity: Capacity) -> IdleByDay:
     """Return what idled beside waiting jobs on each day."""
     waits = _Waits.of(history, capacity)
     if capacity.nodes is not None and capacity.placement is not None:
-        queue, machines = _by_node(history, capacity, waits, capacity.nodes, capacity.placement)
+        queue, machines = _count_by_node(history, capacity, waits, capacity.nodes, capacity.placement)
         level = "nodes"
     else:
-        queue, machines = _by_pool(history, capacity, waits)
+        queue, machines = _count_by_pool(history, capacity, waits)
         level = "counts"
     state = _State.before(queue, machines, n_pools=len(capacity.pools), are_pools=level == "counts")
     pools, totals = _measured(queue, machines, state, capacity.edges_s)
@@ -179,22 +179,30 @@ def idle_beside_waiting(
         What ``idle_by_day`` returned, where it is known already.
     """
     if not history.has_starts:
-        return unknown(1, MISSING_STARTS), unknown(2, MISSING_STARTS), unknown(3, MISSING_STARTS)
+        return (
+            unknown_finding(1, MISSING_STARTS),
+            unknown_finding(2, MISSING_STARTS),
+            unknown_finding(3, MISSING_STARTS),
+        )
     if not len(capacity.pools) or not capacity.total.any():
-        return unknown(1, MISSING_CAPACITY), unknown(2, MISSING_CAPACITY), unknown(3, MISSING_CAPACITY)
+        return (
+            unknown_finding(1, MISSING_CAPACITY),
+            unknown_finding(2, MISSING_CAPACITY),
+            unknown_finding(3, MISSING_CAPACITY),
+        )
     found = found or idle_by_day(history, capacity)
     return (
-        _elsewhere(history, capacity, found),
-        _unusable(history, capacity, found),
-        _behind_oldest(history, capacity, found),
+        _finding_elsewhere(history, capacity, found),
+        _finding_unusable(history, capacity, found),
+        _finding_behind_oldest(history, capacity, found),
     )
 
 
 def _measured(queue: Queue, machines: Machines, state: _State, edges_s: Seconds) -> tuple[Floats, Floats]:
-    """Return what is measured in each step, by pool and over all of them."""
+    """Return the measures of each step, by pool and in total."""
     n_steps, n_events = len(edges_s) - 1, len(machines.machine) + 2 * len(queue.shape)
     pools, totals = np.zeros((n_steps, *state.rates.shape)), np.zeros((n_steps, TOTALS))
-    grain_s = _grain(int(edges_s[-1] - edges_s[0]), n_events, len(machines.free) + len(queue.nodes) // 10)
+    grain_s = _sampling_step_s(int(edges_s[-1] - edges_s[0]), n_events, len(machines.free) + len(queue.nodes) // 10)
     _sweep(queue, machines, state, edges_s, grain_s, pools, totals)
     if grain_s > 1:
         measured = totals[:, MEASURED_S]
@@ -204,8 +212,8 @@ def _measured(queue: Queue, machines: Machines, state: _State, edges_s: Seconds)
     return pools, totals
 
 
-def _grain(window_s: int, n_events: int, work: int) -> int:
-    """Return the distance of the moments to look at, 1 s where events are few."""
+def _sampling_step_s(window_s: int, n_events: int, work: int) -> int:
+    """Return the sampling interval, at least 1 s."""
     for grain_s in _GRAINS_S:
         if min(n_events, window_s // grain_s) * (20 + work) <= _MOST_WORK:
             return grain_s
@@ -214,7 +222,7 @@ def _grain(window_s: int, n_events: int, work: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Waits:
-    """Jobs that waited in the window, in the order in which they became eligible."""
+    """Jobs that waited in the window, by eligible time."""
 
     job: Seconds
     eligible_s: Seconds
@@ -238,7 +246,7 @@ class _Waits:
         )
 
 
-def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[Queue, Machines]:
+def _count_by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[Queue, Machines]:
     """Return the queue and the machines where only counts are known."""
     pool_of = capacity.pools_of(history)
     n_pools = len(capacity.pools)
@@ -281,7 +289,7 @@ def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[
     )
 
 
-def _by_node(
+def _count_by_node(
     history: StudyHistory, capacity: Capacity, waits: _Waits, nodes: NodeShapes, placement: HeldNodes
 ) -> tuple[Queue, Machines]:
     """Return the queue and the machines where jobs' nodes are known."""
@@ -332,7 +340,7 @@ def _by_node(
 
 
 def _other_resources(history: StudyHistory, nodes: NodeShapes, placement: HeldNodes) -> list[Floats]:
-    """Return CPUs and memory of the nodes, as far as nodes and jobs say both."""
+    """Return CPUs and memory of nodes, where known."""
     if history.resource == "cpus" or not np.isfinite(nodes.cpus).all() or not nodes.cpus.all():
         return []
     if np.isfinite(history.cpus[placement.job]).mean() < LEAST_PLACED:
@@ -346,7 +354,7 @@ def _other_resources(history: StudyHistory, nodes: NodeShapes, placement: HeldNo
 def _shapes_of_nodes(
     history: StudyHistory, capacity: Capacity, waits: _Waits, nodes: NodeShapes, *, n_resources: int
 ) -> tuple[Floats, Places]:
-    """Return the distinct shapes of the jobs that waited, and the one of each.
+    """Return the distinct job shapes, and each job's index.
 
     Columns are the partition, the GPU type, the size, the nodes, and what is needed of each resource on each node.
     """
@@ -372,7 +380,7 @@ def _shapes_of_nodes(
 
 
 def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[Floats, Places]:
-    """Return the distinct rows of some columns, and the place of each row among them."""
+    """Return distinct rows, and the index of each row."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         place, values = pd.factorize(column)
@@ -406,7 +414,7 @@ def _machines(
 
 
 def _by_week(history: StudyHistory, capacity: Capacity, by_day: Floats) -> tuple[Estimate, float]:
-    """Return the hours a week of a measure with their interval, and the value alone."""
+    """Return the hours a week, as estimate and as number."""
     hours = history.blocks.sum(capacity.edges_s[:-1], by_day / HOUR_S)
     estimate = history.blocks.ratio(hours, history.blocks.seconds / (WEEK_HOURS * HOUR_S)).bounded()
     return estimate, estimate.value or 0.0
@@ -423,7 +431,7 @@ def _shared_parts(history: StudyHistory, capacity: Capacity, found: IdleByDay, b
     }
 
 
-def _elsewhere(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
+def _finding_elsewhere(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
     by_day = found.pools[:, :, LENT].sum(axis=1)
     estimate, hours = _by_week(history, capacity, by_day)
     window_s = history.end_s - history.first_s
@@ -458,7 +466,7 @@ def _has_others(capacity: Capacity, found: IdleByDay) -> bool:
     return len(capacity.pools) > 1
 
 
-def _unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
+def _finding_unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
     by_day = found.pools[:, :, UNUSABLE].sum(axis=1)
     estimate, hours = _by_week(history, capacity, by_day)
     weeks, why = history.weeks, found.pools.sum(axis=(0, 1)) / HOUR_S
@@ -480,7 +488,7 @@ def _unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Fi
     )
 
 
-def _behind_oldest(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
+def _finding_behind_oldest(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
     by_day = found.pools[:, :, BEHIND_OLDEST].sum(axis=1)
     estimate, hours = _by_week(history, capacity, by_day)
     return Finding(
@@ -560,7 +568,10 @@ class _State(Table):
 def _sweep(  # noqa: PLR0917 - numba kernels are called by position
     queue: Any, machines: Any, state: Any, edges_s: Any, grain_s: int, answer: Any, totals: Any
 ) -> None:
-    """Go through the events, and add up what holds between them at moments ``grain_s`` apart."""
+    """Sweep over the events and sum up the measures.
+
+    Between events the state is sampled every ``grain_s``.
+    """
     changed, arrived, left, stale, both = 0, 0, 0, True, 0.0
     for step in range(len(answer)):
         now = edges_s[step]
@@ -672,7 +683,7 @@ def _measure(queue: Any, machines: Any, state: Any) -> float:
 
 @inline_jit
 def _fits(queue: Any, machines: Any, state: Any, shape: int, code: int) -> bool:
-    """Find nodes for a job, the fullest one where it needs only one."""
+    """Find nodes for a job, by best fit."""
     found, nodes, kind = 0, queue.nodes[shape], queue.kind[shape]
     for machine in range(len(state.rest)):
         enough = machines.relation[kind, machine] == code
@@ -773,7 +784,7 @@ def _find_unusable(queue: Any, machines: Any, state: Any, n_active: int) -> None
 
 @inline_jit
 def _reason(queue: Any, machines: Any, state: Any, shape: int, machine: int) -> int:
-    """Return why a job does not fit on a node of its own.
+    """Return why a job fits on no node.
 
     The later the reason, the closer it comes.
     """

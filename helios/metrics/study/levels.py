@@ -1,4 +1,4 @@
-"""Findings on how full a cluster is, when and where, and which jobs fill it.
+"""Findings on the utilisation of a cluster.
 
 Use is never clipped at the capacity: more in use than in service is shown.
 """
@@ -14,7 +14,7 @@ import pandas as pd
 from helios.metrics.node_usage import BusyIntervals
 from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate
 from helios.metrics.study.capacity import Capacity, peak_in_steps
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
 from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS
 from helios.units import HOUR_S
@@ -36,7 +36,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     Nodes that are out of service are neither idle nor counted.
     """
     if not history.has_starts:
-        return unknown(4, MISSING_STARTS)
+        return unknown_finding(4, MISSING_STARTS)
     placement = capacity.placement
     if placement is None or capacity.nodes is None:
         return _idle_nodes_at_least(history, capacity)
@@ -101,7 +101,7 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
     per_node = np.array(capacity.units_per_node, dtype=np.float64)
     per_node = np.maximum(per_node, 1.0) if capacity.source == "given" else per_node
     if not len(per_node) or not (per_node > 0).all() or not capacity.total.any():
-        return unknown(4, MISSING_NODES)
+        return unknown_finding(4, MISSING_NODES)
     edges_s, pool = history.step_edges_s, capacity.pools_of(history)
     lasted_s = np.diff(edges_s)
     idle_s, units_s, long, nodes = np.zeros(len(lasted_s)), 0.0, 0, 0
@@ -159,7 +159,7 @@ def _runs(flags: Flags) -> tuple[Seconds, Seconds]:
 def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
     """Return finding 5, the mean share in use and its swing."""
     if missing := _missing_levels(history, capacity):
-        return unknown(5, missing)
+        return unknown_finding(5, missing)
     used, served = _by_block(history, capacity)
     edges_s = history.step_edges_s
     begins_s, in_service = edges_s[:-1], capacity.in_service(edges_s)
@@ -174,8 +174,8 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
         n=int(((history.hours() > 0) & (capacity.pools_of(history) >= 0)).sum()),
         coverage=_coverage(history, capacity),
         parts={
-            "p5": _plain(low),
-            "p95": _plain(high),
+            "p5": _plain_estimate(low),
+            "p95": _plain_estimate(high),
             "swing": float(known.max() - known.min()) if len(known) else None,
             "by_hour_of_week": [float(value) if np.isfinite(value) else None for value in by_hour],
             "mean_capacity": float(capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
@@ -186,16 +186,16 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def imbalance(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 6, the deviation of the use of partitions from that of the cluster.
+    """Return finding 6, the imbalance between partitions.
 
     Partitions are weighted by their capacity.
     """
     if missing := _missing_levels(history, capacity):
-        return unknown(6, missing)
+        return unknown_finding(6, missing)
     used, served = _by_block(history, capacity)
     there = served.sum(axis=1) > 0
     if there.sum() < 2:
-        return unknown(6, MISSING_PARTITIONS, n=int(there.sum()))
+        return unknown_finding(6, MISSING_PARTITIONS, n=int(there.sum()))
     used, served = used[there], served[there]
     names = [name for name, is_there in zip(capacity.pools, there, strict=True) if is_there]
     filled = np.flatnonzero(served.sum(axis=0) > 0)
@@ -235,7 +235,7 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
     hours, all_hours = history.hours_by_block(long), history.hours_by_block()
     estimate = history.blocks.ratio(hours, all_hours).bounded(0.0, 1.0)
     if estimate.value is None:
-        return unknown(17, "run times of jobs")
+        return unknown_finding(17, "run times of jobs")
     return Finding(
         number=17,
         estimate=estimate,
@@ -251,14 +251,14 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 20, CPU jobs on GPU nodes while GPU jobs waited, node hours.
+    """Return finding 20, CPU jobs on GPU nodes.
 
-    Several CPU jobs on a node count once.
+    It counts node hours while GPU jobs waited. Several CPU jobs on a node count once.
     """
     if history.resource != "gpus":
-        return unknown(20, MISSING_GPUS)
+        return unknown_finding(20, MISSING_GPUS)
     if not history.has_starts:
-        return unknown(20, MISSING_STARTS)
+        return unknown_finding(20, MISSING_STARTS)
     if capacity.placement is None or capacity.nodes is None:
         return _cpu_jobs_by_partition(history, capacity)
     placement, nodes = capacity.placement, capacity.nodes
@@ -285,7 +285,7 @@ def _cpu_jobs_by_partition(history: StudyHistory, capacity: Capacity) -> Finding
     pool = capacity.pools_of(history)
     served = capacity.units.mean(axis=1) > 0 if len(capacity.pools) else np.zeros(0, dtype=np.bool_)
     if not served.any() or not history.partition.known.any():
-        return unknown(20, MISSING_NODES)
+        return unknown_finding(20, MISSING_NODES)
     theirs = np.flatnonzero((history.size == 0) & (pool >= 0) & served[pool] & (history.started_s < history.end_s))
     nodes = np.maximum(np.nan_to_num(history.nodes[theirs], nan=1.0), 1.0)
     return _beside_queue(
@@ -307,7 +307,7 @@ def _beside_queue(
     coverage: float,
     parts: dict[str, Any],
 ) -> Finding:
-    """Return finding 20 from when CPU jobs held how many nodes of which pool."""
+    """Return finding 20 from the nodes held by CPU jobs."""
     begins_s, ends_s, nodes, at = held
     pool, until_s = capacity.pools_of(history), history.waiting_until_s
     in_queue = (history.size > 0) & (until_s > np.maximum(history.eligible_s, history.first_s))
@@ -343,7 +343,7 @@ def _coverage(history: StudyHistory, capacity: Capacity) -> float | None:
 
 
 def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats]:
-    """Return hours in use and in service, of each pool in each block."""
+    """Return used and available hours by pool and block."""
     pool, blocks = capacity.pools_of(history), history.blocks
     used = history.hours_of_groups(pool, len(capacity.pools))
     day_hours = np.diff(capacity.edges_s) / HOUR_S
@@ -352,7 +352,7 @@ def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats
 
 
 def _deviation(used: Floats, served: Floats) -> float:
-    """Return the deviation of shares in use, weighted by what is in service."""
+    """Return the weighted deviation of utilisation."""
     there = served > 0
     used, served = used[there], served[there]
     if not len(served):
@@ -375,7 +375,7 @@ def _by_hour_of_week(share: Floats, begins_s: Seconds, timezone: str) -> Floats:
     return mean
 
 
-def _plain(estimate: Estimate) -> dict[str, float | None]:
+def _plain_estimate(estimate: Estimate) -> dict[str, float | None]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
@@ -389,7 +389,7 @@ def _above_half(history: StudyHistory, capacity: Capacity, all_hours: Floats) ->
     estimate = history.blocks.ratio(history.hours_by_block(large), all_hours).bounded(0.0, 1.0)
     first = history.sized & (history.restart == 0) & (pool >= 0) & (served[pool] > 0)
     return {
-        "above_half": _plain(estimate),
+        "above_half": _plain_estimate(estimate),
         "above_half_jobs": int((large & history.sized).sum()),
         "mean_wait_above_half_h": _mean_wait_h(history, first & large),
         "mean_wait_of_others_h": _mean_wait_h(history, first & ~large),
@@ -399,9 +399,9 @@ def _above_half(history: StudyHistory, capacity: Capacity, all_hours: Floats) ->
 
 
 def _drain_hours(history: StudyHistory, capacity: Capacity, large: Flags) -> float:
-    """Return what idled in partitions while a job above half of it waited, h.
+    """Return idle hours while large jobs waited.
 
-    It is the most that was kept free for such jobs.
+    A large job asks for more than half of its partition. The result is the most that was kept free for such jobs.
     """
     pool, until_s, total = capacity.pools_of(history), history.waiting_until_s, 0.0
     begins_s = np.maximum(history.eligible_s, history.first_s)
@@ -432,7 +432,10 @@ def _union(from_s: Seconds, to_s: Seconds) -> BusyIntervals:
 
 
 def _overlap(held: tuple[Seconds, Seconds, Floats], waits: tuple[Seconds, Seconds], blocks: Blocks) -> Floats:
-    """Return how long intervals overlap with any of others, by block, weight x s."""
+    """Return the overlap of intervals by block.
+
+    The unit is that of the weight times s.
+    """
     begins_s, ends_s, weight = held
     union = _union(*waits)
     edges_s = np.column_stack([union.start_s, union.end_s]).ravel()

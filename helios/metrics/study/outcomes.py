@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.study.alike import last_alike, next_alike
-from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import (
     COMPLETED,
     FAILED,
@@ -44,18 +44,21 @@ def reached_limit(history: StudyHistory) -> Flags:
 
 
 def failed_late(history: StudyHistory) -> Flags:
-    """Return which jobs failed after more than an hour, and not by their time limit."""
+    """Return which jobs failed after more than an hour.
+
+    Jobs that reached their time limit are left out.
+    """
     failed = np.isin(history.state, (FAILED, NODE_FAILED)) & (history.run_time_s > LONG_FAILURE_S)
     flags: Flags = failed & ~reached_limit(history)
     return flags
 
 
 def long_failures(history: StudyHistory) -> Finding:
-    """Return the share of hours in jobs that failed after more than an hour."""
+    """Return the share of hours in late failures."""
     known = history.state != UNKNOWN
     hours = history.hours_by_block(known)
     if not known.any() or hours.sum() <= 0:
-        return unknown(7, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(7, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
     failed = failed_late(history)
     by_nodes = failed & (history.state == NODE_FAILED)
     lost = history.hours_by_block(failed)
@@ -73,9 +76,9 @@ def repeated_failures(history: StudyHistory) -> Finding:
     """Return how often a job fails whose last alike failed."""
     known = (history.state != UNKNOWN) & (history.state != NOT_ENDED) & history.sized
     if not known.any():
-        return unknown(8, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(8, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
     if not history.user.known.any():
-        return unknown(8, "users", n=int(known.sum()), coverage=0.0)
+        return unknown_finding(8, "users", n=int(known.sum()), coverage=0.0)
     before = last_alike(history)
     failed = (history.state == FAILED) | (history.state == NODE_FAILED)
     seen = known & (before >= 0)
@@ -88,7 +91,7 @@ def repeated_failures(history: StudyHistory) -> Finding:
         history.blocks.sum(history.submitted_s[of]) for of in (failed & after_failure & seen, after_failure & seen)
     )
     if not chances.any():
-        return unknown(8, "failed jobs that were repeated", n=0, coverage=1.0)
+        return unknown_finding(8, "failed jobs that were repeated", n=0, coverage=1.0)
     hours = history.hours_by_block(history.state != UNKNOWN)
     lost = history.hours_by_block(streak)
     return Finding(
@@ -106,12 +109,12 @@ def repeated_failures(history: StudyHistory) -> Finding:
 
 
 def hours_at_limit(history: StudyHistory) -> Finding:
-    """Return the share of hours in jobs that ended at their time limit."""
+    """Return the share of hours in timed-out jobs."""
     limited = np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
     known = (history.state != UNKNOWN) | limited
     hours = history.hours_by_block(known)
     if not known.any() or hours.sum() <= 0:
-        return unknown(9, "time limits and how jobs ended", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(9, "time limits and how jobs ended", n=int(history.sized.sum()), coverage=0.0)
     at_limit = reached_limit(history)
     lost = history.hours_by_block(at_limit)
     again = at_limit & (next_alike(history) <= SENT_AGAIN_S) if history.user.known.any() else None
@@ -134,7 +137,7 @@ def long_limits(history: StudyHistory) -> Finding:
     chosen = history.sized & ended & limited & (np.nan_to_num(history.run_time_s) > 0)
     unlimited = history.sized & np.isinf(history.time_limit_s)
     if not chosen.any():
-        return unknown(10, "time limits of jobs with a known end", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(10, "time limits of jobs with a known end", n=int(history.sized.sum()), coverage=0.0)
     ratio = history.time_limit_s[chosen] / history.run_time_s[chosen]
     hours = history.size[chosen] * history.run_time_s[chosen] / HOUR_S
     return Finding(
@@ -155,7 +158,7 @@ def long_limits(history: StudyHistory) -> Finding:
 def lost_to_requeues(history: StudyHistory) -> Finding:
     """Return the share of hours in runs that were started again."""
     if not (history.restart > 0).any():
-        return unknown(19, "runs that were started again", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(19, "runs that were started again", n=int(history.sized.sum()), coverage=0.0)
     again = started_again(history)
     lost, hours = history.hours_by_block(again), history.hours_by_block()
     return Finding(
@@ -177,7 +180,7 @@ def started_again(history: StudyHistory) -> Flags:
 
 
 def weighted_median(values: Floats, weight: Floats) -> float:
-    """Return the value below which half of the weight lies."""
+    """Return the weighted median."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weight[order])
     place = int(np.searchsorted(reached, reached[-1] / 2)) if len(values) else 0
@@ -202,7 +205,7 @@ def _limits_by_partition(
 
 
 def _covered(history: StudyHistory, known: Flags) -> float | None:
-    """Return the share of all hours that are of jobs about which something is known."""
+    """Return the share of hours of known jobs."""
     total = float(history.hours().sum())
     return float(history.hours()[known].sum()) / total if total > 0 else None
 

@@ -1,4 +1,4 @@
-"""On which nodes the jobs of a history ran, from their node lists."""
+"""Placement of jobs on nodes, from their node lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helios.metrics.study.history import NEVER_S, StudyHistory
 from helios.model.hostlist import expand
 
 LEAST_PLACED = 0.9
-"""Share of the hours that jobs held, from which on the nodes of a history count as known."""
+"""Smallest share of hours with known nodes for a history whose nodes count as known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +28,7 @@ class HeldNodes:
     job, node : int64 arrays of shape (n_places,)
         Position of the job in the history, and of the node in ``names``.
     share : float64 array of shape (n_places,)
-        1 / number of nodes of that job: what it holds is taken as spread evenly.
+        1 / number of nodes of that job, whose resources are assumed to be spread evenly.
     coverage : float
         Share of the hours held by jobs whose nodes are known.
     """
@@ -50,7 +50,7 @@ class HeldNodes:
 def find_placement(history: StudyHistory) -> HeldNodes | None:
     """Return the nodes of the jobs that ran.
 
-    None: too few of them are known. A list that cannot be read is unknown.
+    None where too few of them are known. An invalid list counts as unknown.
     """
     lists = history.jobs["node_list"]
     ran = history.started_s < NEVER_S
@@ -80,9 +80,9 @@ def find_placement(history: StudyHistory) -> HeldNodes | None:
 
 
 def nodes_seen(history: StudyHistory, placement: HeldNodes) -> pd.DataFrame:
-    """Return the nodes that jobs ran on, with the most held on each.
+    """Return the nodes of jobs, with the peak held on each.
 
-    Columns of ``NODES``; the other resource and the memory are not known.
+    The columns are those of ``NODES``. The other resource and the memory are not known.
     """
     held = (history.size[placement.job] * placement.share).astype(np.float64)
     begins_s, ends_s = history.started_s[placement.job], np.minimum(history.ended_s[placement.job], history.end_s)

@@ -1,4 +1,4 @@
-"""Values that studies of other clusters published, where their definitions agree with ours.
+"""Published values of other clusters, for comparison.
 
 Sources, licences and definitions: ``data/README.md``.
 """
@@ -52,7 +52,7 @@ def _rows() -> tuple[tuple[str, str, str, str, float], ...]:
 
 
 def published(figure: str) -> tuple[Series, ...]:
-    """Return the published series of a figure, a cluster each, where definitions agree.
+    """Return the published series of a figure by cluster.
 
     Parameters
     ----------

@@ -61,11 +61,11 @@ class RecordedLevels:
 
 
 def find_holes(levels: RecordedLevels) -> Flags:
-    """Return in which steps nothing was recorded although rows say that nothing was in use.
+    """Return the steps in which nothing was recorded.
 
-    A hole begins where most of the partitions in use fall to nothing from one step to the next, and lasts while next to
-    nothing is in use. On a quiet day partitions fall empty one after the other. Whether the record or the cluster
-    failed is not known; either way these GPUs were not to be had.
+    Their rows say, wrongly, that nothing was in use. A hole begins where most of the partitions in use fall to nothing
+    from one step to the next, and lasts while next to nothing is in use. On a quiet day partitions fall empty one after
+    the other. Whether the record or the cluster failed is not known; either way these GPUs were not to be had.
     """
     total = levels.used.sum(axis=0)
     busy = np.median(total[~levels.gaps]) if (~levels.gaps).any() else 0.0
@@ -82,7 +82,7 @@ def find_holes(levels: RecordedLevels) -> Flags:
 
 
 def idle_beside_waiting_levels(levels: RecordedLevels) -> Finding:
-    """Return finding 1 as far as levels tell, in GPU hours a week.
+    """Return finding 1 from levels, in GPU hours a week.
 
     Jobs are not known, so neither is what would fit: it is an upper bound. Days of which half or more is a hole or a
     gap are left out.

@@ -50,7 +50,7 @@ def check_gains(gains: tuple[float, float]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trials:
-    """Group of each job, as int64 arrays of shape (n_jobs,), -1 for none.
+    """Group of each job, -1 for none.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ def find_trials(history: StudyHistory) -> Trials:
 
 
 def _bursts(key: NDArray[np.int64], history: StudyHistory) -> NDArray[np.int64]:
-    """Return the groups of jobs of one key that were sent within minutes.
+    """Return groups of jobs submitted within minutes.
 
     They are numbered in the order of their first jobs, -1 where there are too few jobs or the key is -1.
     """
@@ -119,14 +119,14 @@ def _bursts(key: NDArray[np.int64], history: StudyHistory) -> NDArray[np.int64]:
 def pair_trials(
     group: NDArray[np.int64], partition: NDArray[np.int32], submitted_s: Seconds, may_share: Flags
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the jobs that share a GPU, the first and the second of each pair.
+    """Return the pairs of jobs that share a GPU.
 
     Jobs of one group and partition are paired in the order of submission, as nobody knows then how long they will run.
 
     Parameters
     ----------
     group : int64 array of shape (n_jobs,)
-        -1: none.
+        -1 for none.
     partition : int32 array of shape (n_jobs,)
     submitted_s : int64 array of shape (n_jobs,)
         Ascending.
@@ -146,24 +146,24 @@ def pair_trials(
 
 
 def may_share(history: StudyHistory) -> Flags:
-    """Return the jobs that two could share a GPU, those of one GPU that ran.
+    """Return the jobs that could share a GPU.
 
-    Of a requeued job it is the first run.
+    They used one GPU, and ran. Of a requeued job it is the first run.
     """
     one: Flags = (history.size == 1) & history.ran & (history.restart == 0)
     return one
 
 
 def saved_hours(history: StudyHistory, group: NDArray[np.int64], gain: float) -> Floats:
-    """Return the GPU hours that packing saves, at the first job of each pair.
+    """Return the GPU hours saved by packing.
 
-    Two trials share a GPU while both run; what the longer has left it runs alone. Only that part of a pair counts that
-    lies in the window.
+    They are counted at the first job of each pair. Two trials share a GPU while both run; what the longer has left it
+    runs alone. Only that part of a pair counts that lies in the window.
 
     Parameters
     ----------
     group : int64 array of shape (n_jobs,)
-        -1: none.
+        -1 for none.
     gain : float
         Sum of the speeds of two trials on one GPU.
     """

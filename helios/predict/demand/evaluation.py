@@ -106,15 +106,15 @@ def judge(
     """
     window = slice(from_step, len(busy))
     came, came_mean, came_most = (values[window] for values in outcomes(busy))
-    sound = np.isfinite(came) & _sound(gaps)[window]
+    is_known = np.isfinite(came) & _without_gaps(gaps)[window]
     ended_s = start_s + (np.arange(len(busy))[window] + 1) * STEP_S
-    said = _said(busy, forecasts, window)
+    by_method = _point_forecasts(busy, forecasts, window)
     means = {HELIOS: forecasts.mean, PERSISTENCE: persistence(busy)[window]}
     quantiles = {HELIOS: forecasts.most, EMPIRICAL: _empirical(busy, total, from_step, refit_every_s // STEP_S)}
 
     def point_score(method: str, hour: int, at: int, rows: NDArray[np.int64]) -> PointScore:
-        truth, guess, bound = came[rows, at], *(values[rows, at] for values in said[method])
-        gain = np.abs(truth - said[PERSISTENCE][0][rows, at]) - np.abs(truth - guess)
+        truth, guess, bound = came[rows, at], *(values[rows, at] for values in by_method[method])
+        gain = np.abs(truth - by_method[PERSISTENCE][0][rows, at]) - np.abs(truth - guess)
         alone, mean = method == PERSISTENCE, means.get(method)
         return PointScore(
             method=method,
@@ -138,33 +138,33 @@ def judge(
         )
 
     ahead = [(hour, AHEAD_S.index(hour * 3_600)) for hour in JUDGED_H]
-    judged = [(hour, at, np.flatnonzero(sound[:, at])) for hour, at in ahead if sound[:, at].any()]
+    judged = [(hour, at, np.flatnonzero(is_known[:, at])) for hour, at in ahead if is_known[:, at].any()]
     return ForecastVerdict(
-        points=tuple(point_score(method, *one) for one in judged for method in said),
+        points=tuple(point_score(method, *one) for one in judged for method in by_method),
         most=tuple(most_score(method, *one, level) for one in judged for method in quantiles for level in LEVELS),
         steps=int((~gaps[window]).sum()),
     )
 
 
-def smape(truth: Values, said: Values) -> float:
+def smape(truth: Values, forecast: Values) -> float:
     """Return the symmetric mean absolute percentage error, %.
 
     A forecast of 0 for a true 0 is no error.
     """
-    size = np.abs(truth) + np.abs(said)
-    return float(100 * np.mean(np.where(size > 0, 2 * np.abs(said - truth) / np.where(size > 0, size, 1.0), 0.0)))
+    size = np.abs(truth) + np.abs(forecast)
+    return float(100 * np.mean(np.where(size > 0, 2 * np.abs(forecast - truth) / np.where(size > 0, size, 1.0), 0.0)))
 
 
-def pinball(truth: Values, said: Values, level: float) -> float:
+def pinball(truth: Values, forecast: Values, level: float) -> float:
     """Return the mean pinball loss of a quantile.
 
     It has the unit of the values.
     """
-    short = truth - said
+    short = truth - forecast
     return float(np.mean(np.maximum(level * short, (level - 1) * short)))
 
 
-def _said(busy: Values, forecasts: Forecasts, window: slice) -> dict[str, tuple[Values, Values]]:
+def _point_forecasts(busy: Values, forecasts: Forecasts, window: slice) -> dict[str, tuple[Values, Values]]:
     """Return each method's forecast and its bound on the maximum, by horizon."""
     week, week_most = same_hour_last_week(busy)
     highest, now = max_of_last_3_h(busy), persistence(busy)
@@ -181,20 +181,20 @@ def _empirical(busy: Values, total: Values, from_step: int, refit: int) -> Value
 
     They are updated every ``refit`` steps, as often as the forecaster.
     """
-    told = np.zeros((len(busy) - from_step, len(AHEAD), len(LEVELS)))
+    quantiles = np.zeros((len(busy) - from_step, len(AHEAD), len(LEVELS)))
     for step in range(from_step, len(busy), refit):
         now = busy[step : step + refit]
         there = np.maximum(total[step : step + refit], now)[:, None, None]
         rise = rises(busy, until=step)
-        told[step - from_step : step - from_step + len(now)] = np.minimum(now[:, None, None] + rise, there)
-    return told
+        quantiles[step - from_step : step - from_step + len(now)] = np.minimum(now[:, None, None] + rise, there)
+    return quantiles
 
 
-def _sound(gaps: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _without_gaps(gaps: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return whether each step is without gaps up to each horizon."""
     so_far = np.concatenate([[0], np.cumsum(gaps)])
-    sound = np.zeros((len(gaps), len(AHEAD)), dtype=np.bool_)
+    is_known = np.zeros((len(gaps), len(AHEAD)), dtype=np.bool_)
     for number, steps in enumerate(AHEAD):
         reach = np.minimum(np.arange(len(gaps)) + steps + 1, len(gaps))
-        sound[:, number] = so_far[reach] == so_far[:-1]
-    return sound
+        is_known[:, number] = so_far[reach] == so_far[:-1]
+    return is_known

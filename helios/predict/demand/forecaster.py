@@ -139,12 +139,12 @@ def changes_by(trees: _Trees, known: NDArray[np.float32]) -> Values:
 
     The result has the shape (n_rows, n_ahead, 2 + n_levels). What is not wanted is NaN.
     """
-    unknown = np.full(len(known), np.nan)
-    told = [unknown if booster is None else booster.predict(known, num_threads=1) for booster in trees]
-    return np.stack(told, axis=1).reshape(len(known), len(AHEAD), -1)
+    not_predicted = np.full(len(known), np.nan)
+    predicted = [not_predicted if booster is None else booster.predict(known, num_threads=1) for booster in trees]
+    return np.stack(predicted, axis=1).reshape(len(known), len(AHEAD), -1)
 
 
-def belief(change: Values, told: Values, *, history: int) -> Values:
+def belief(change: Values, predicted: Values, *, history: int) -> Values:
     """Return the weight of predicted changes at each horizon, 0 to 1.
 
     It is the share that would have had the least error over the steps held back, drawn towards one that grows with the
@@ -152,7 +152,7 @@ def belief(change: Values, told: Values, *, history: int) -> Values:
 
     Parameters
     ----------
-    change, told : float64 arrays of shape (n_steps, n_ahead)
+    change, predicted : float64 arrays of shape (n_steps, n_ahead)
         The actual changes and the predicted ones.
     history : int
         Number of steps that were learned from.
@@ -162,8 +162,8 @@ def belief(change: Values, told: Values, *, history: int) -> Values:
     for number, steps in enumerate(AHEAD):
         n_known = max(len(change) - steps, 0)
         if n_known >= steps:
-            came, said = change[:n_known, number, None], told[:n_known, number, None]
-            best = _SHARES[np.abs(came - _SHARES * said).mean(axis=0).argmin()]
+            actual, forecast = change[:n_known, number, None], predicted[:n_known, number, None]
+            best = _SHARES[np.abs(actual - _SHARES * forecast).mean(axis=0).argmin()]
             shares[number] += (best - shares[number]) * n_known / (n_known + _INDEPENDENT * steps)
     return shares
 
@@ -190,14 +190,14 @@ def held_back(history: int) -> int:
     return min(_HELD_BACK, history // 3)
 
 
-def missed_shares(rise: Values, told: Values) -> Values:
+def missed_shares(rise: Values, predicted: Values) -> Values:
     """Return the corrections of quantiles, from forecasts with known outcome.
 
     Parameters
     ----------
     rise : float64 array of shape (n_steps, n_ahead)
         The actual rises.
-    told : float64 array of shape (n_steps, n_ahead, n_levels)
+    predicted : float64 array of shape (n_steps, n_ahead, n_levels)
         The forecast quantiles.
 
     Returns
@@ -210,7 +210,7 @@ def missed_shares(rise: Values, told: Values) -> Values:
         for place, level in enumerate(LEVELS):
             exceedances = n_known / steps * min(level, 1 - level)
             if n_known >= steps:
-                move = np.quantile(rise[:n_known, number] - told[:n_known, number, place], level)
+                move = np.quantile(rise[:n_known, number] - predicted[:n_known, number, place], level)
                 moves[number, place] = move * exceedances / (exceedances + _EXCEEDANCES)
     return moves
 
@@ -319,9 +319,9 @@ class DemandForecaster:
         point, mean = np.zeros((len(now), _N_AHEAD)), np.zeros((len(now), _N_AHEAD))
         most = np.tile(self._rises, (len(now), 1, 1))
         if self._trees:
-            told = changes_by(self._trees, known)
-            point, mean = self._belief[0] * told[:, :, 0], self._belief[1] * told[:, :, 1]
-            most = _blended(told[:, :, 2:], self._rises, self._shares) + self._moves
+            predicted = changes_by(self._trees, known)
+            point, mean = self._belief[0] * predicted[:, :, 0], self._belief[1] * predicted[:, :, 1]
+            most = _blended(predicted[:, :, 2:], self._rises, self._shares) + self._moves
         there = np.maximum(total, now)[:, None]
         return Forecasts(
             ahead_s=AHEAD_S,
@@ -378,7 +378,7 @@ def walk_forward(
     rows = np.arange(until_step)
     known = matrix(busy, total, start_s=start_s, rows=rows, calendar=calendar, state=state)
     past = _Past(busy, total, known, *outcomes(busy[:until_step]))
-    refit, told = max(refit_every_s // STEP_S, 1), list[Forecasts]()
+    refit, predicted = max(refit_every_s // STEP_S, 1), list[Forecasts]()
     trial: _Trial | None = None
     for step in range(from_step, until_step, refit):
         progress("Forecasting the demand for nodes", (step - from_step) / (until_step - from_step))
@@ -397,13 +397,13 @@ def walk_forward(
             trial=trial,
         )
         ahead = slice(step, min(step + refit, until_step))
-        told.append(fitted._answer(known[ahead], busy[ahead], total[ahead]))
+        predicted.append(fitted._answer(known[ahead], busy[ahead], total[ahead]))
     progress("Forecasting the demand for nodes", 1.0)
     return replace(
-        told[-1],
-        point=np.concatenate([one.point for one in told]),
-        mean=np.concatenate([one.mean for one in told]),
-        most=np.concatenate([one.most for one in told]),
+        predicted[-1],
+        point=np.concatenate([one.point for one in predicted]),
+        mean=np.concatenate([one.mean for one in predicted]),
+        most=np.concatenate([one.most for one in predicted]),
     )
 
 
@@ -472,11 +472,11 @@ def _trial(past: _Past, first: int, until: int, *, last: int, wanted: Wanted) ->
 def _tried(past: _Past, first: int, until: int, trial: _Trial) -> tuple[Values, Values]:
     """Return weights and corrections from a trial on the last weeks."""
     then = trial.until
-    told = trial.told[: until - then]
+    predicted = trial.told[: until - then]
     now, history = past.busy[then:until, None], until - first
     changes = (past.point[then:until] - now, past.mean[then:until] - now)
-    trust = np.stack([belief(change, told[:, :, n], history=history) for n, change in enumerate(changes)])
-    blended = _blended(told[:, :, 2:], _rises(past, first, then), shares(then - first))
+    trust = np.stack([belief(change, predicted[:, :, n], history=history) for n, change in enumerate(changes)])
+    blended = _blended(predicted[:, :, 2:], _rises(past, first, then), shares(then - first))
     return trust, missed_shares(past.most[then:until] - now, blended)
 
 

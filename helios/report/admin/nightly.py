@@ -1,4 +1,4 @@
-"""The nightly report of a day, as a page and as a mail."""
+"""The nightly report, as page and mail."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class NightEnergy:
     Attributes
     ----------
     day : EnergyLedger
-        Of the day, by partition.
+        Energy of the day, by partition.
     days : EnergyLedger
-        Of it and the days before, by day.
+        Energy of the day and the days before, by day.
     """
 
     day: EnergyLedger
@@ -104,7 +104,7 @@ class Night:
         Decisions and cycles of the day; predictions of ``jobs``.
     shadow : ShadowDay
     energy : NightEnergy, optional
-        None: no node of the cluster is known.
+        None where no node of the cluster is known.
     order : tuple of str
         What the last check of the queue order found, empty: there was none.
     changes : tuple of str
@@ -284,7 +284,7 @@ def _wrap(text: str, first: str = "", then: str = "") -> list[str]:
 
 
 def _select(table: ReportTable, columns: str, *, most: int | None = None) -> ReportTable:
-    """Return the first rows of a table with columns as ``--format`` names them."""
+    """Return the first rows, with ``--format`` columns."""
     return replace(
         table, shown=tuple(columns.split(",")), rows=table.rows.head(len(table.rows) if most is None else most)
     )

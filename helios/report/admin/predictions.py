@@ -55,7 +55,7 @@ def prediction_accuracy(
     past : DataFrame
         ``user``, ``ended_at`` and ``run_time_s`` of all jobs known, for the naive rule.
     by : str, optional
-        One of ``BY``; None: those of ``SHOWN_BY``.
+        One of ``BY``. None for those of ``SHOWN_BY``.
 
     Raises
     ------
@@ -84,10 +84,10 @@ def prediction_accuracy(
 
 
 def last_ended_run_s(jobs: pd.DataFrame, past: pd.DataFrame) -> Floats:
-    """Return the run time of the user's last job ended before each submission.
+    """Return the run time of the user's last ended job.
 
-    In s; NaN: there is none. A job that ends at the very moment of a submission does not count: the tasks of an array
-    run alike, and the first has not ended when the last is submitted.
+    In s. NaN where there is none. A job that ends at the very moment of a submission does not count: the tasks of an
+    array run alike, and the first has not ended when the last is submitted.
     """
     known = past[past["ended_at"].notna() & past["run_time_s"].notna() & past["user"].notna()]
     ended = pd.DataFrame(

@@ -16,7 +16,7 @@ from helios.report.admin.usage import (
     STILL_RUNNING,
     STILL_WAITING,
     UNKNOWN,
-    able_since,
+    eligible_since,
     is_in,
     running_at,
     wait_s,
@@ -28,7 +28,7 @@ from helios.report.admin.usage import (
 Times = NDArray[np.int64]
 STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
 MOST_STEPS = 48
-"""Rows that a person is willing to read; the finest step with at most as many is taken."""
+"""Most rows of the report over time, which decides the length of a step."""
 STALE = timedelta(hours=6)
 """Age of the last submission from which a note says that the history is old."""
 
@@ -69,14 +69,14 @@ def queue_at(
 ) -> ReportTable:
     """Report who waits at a moment, by partition and user.
 
-    The longest wait first, with what each of them runs beside it.
+    The longest wait comes first. Each row also has the jobs that run.
 
     Parameters
     ----------
     jobs : DataFrame
-        Columns of ``JOBS``: all submitted by ``at`` that may still have waited or run then.
+        Columns of ``JOBS``, with all jobs submitted by ``at`` that may have waited or run then.
     last_submitted_at : Timestamp, optional
-        Last submission of the history, which a note names if it is long ago; by default the last of ``jobs``.
+        Last submission of the history, which a note names if it is long ago. By default the last of ``jobs``.
     """
     jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
     held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
@@ -107,7 +107,7 @@ def queue_over_time(
     Parameters
     ----------
     jobs : DataFrame
-        Columns of ``JOBS``: all submitted before ``until`` that may have waited or run after ``since``.
+        Columns of ``JOBS``, with all jobs submitted before ``until`` that may have waited or run after ``since``.
     """
     edges_s = steps(since, until, timezone=timezone)
     rows = levels(jobs, edges_s=edges_s)
@@ -125,10 +125,9 @@ def queue_over_time(
 
 
 def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int64]:
-    """Return the edges of the steps that a window is cut into.
+    """Return the edges of the steps of a window.
 
-    The finest of ``STEPS`` of which at most ``MOST_STEPS`` fill the window. Steps of whole days begin at local
-    midnight.
+    It is the shortest of ``STEPS`` that gives at most ``MOST_STEPS``. Steps of whole days begin at local midnight.
     """
     step = next((step for step in STEPS if (until - since) / step <= MOST_STEPS), STEPS[-1])
     first, last = (pd.Timestamp(moment).tz_convert(timezone) for moment in (since, until))
@@ -145,7 +144,7 @@ def epoch_s(moments: Sequence[pd.Timestamp]) -> NDArray[np.int64]:
 
 
 def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
-    """Return the rows of ``queue_over_time``, a row for each step between the edges."""
+    """Return waiting and running jobs in each step."""
     last_s = int(edges_s[-1])
     started, submitted = (_step_of(_seconds(jobs[name]), edges_s) for name in ("started_at", "submitted_at"))
     waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))
@@ -164,7 +163,7 @@ def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
 
 
 def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
-    """Return what is counted, a row for each job that waits or runs."""
+    """Return a row for each waiting or running job."""
     waits, runs = waiting_at(held, at), running_at(held, at)
     gpus = held["gpus"].to_numpy(dtype=np.float64)
     p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600
@@ -220,7 +219,7 @@ def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times
 
     An interval that has not ended ends at ``last_s``.
     """
-    begin = _seconds(able_since(jobs) if waiting else jobs["started_at"])
+    begin = _seconds(eligible_since(jobs) if waiting else jobs["started_at"])
     end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
     lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
     end = np.where(lasts, np.maximum(begin, last_s), end)
@@ -234,10 +233,7 @@ def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:
 
 
 def _step_of(moments_s: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the step that each moment falls in.
-
-    -1: it falls in none.
-    """
+    """Return the step that each moment falls in, -1 for none."""
     step = np.searchsorted(edges_s, moments_s, side="right") - 1
     return np.where(step < len(edges_s) - 1, step, -1)
 

@@ -87,11 +87,11 @@ class ReportTable:
     fields : tuple of Field
         In the order in which ``--helpformat`` lists them.
     shown : tuple of str
-        Names of the fields shown unless others are asked for; they fit 100 columns. Empty: all.
+        Names of the fields shown unless others are asked for; they fit 100 columns. Empty for all.
     rows : DataFrame
         A column for each of ``fields``.
     total : mapping, optional
-        A last row over all others; None: none makes sense.
+        A last row over all others. None where none makes sense.
     empty : str
         Text in place of the table where there is no row.
     notes : tuple of str
@@ -113,7 +113,7 @@ class ReportTable:
 def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
     """Return the fields that a ``--format`` text names.
 
-    None: those shown by default.
+    None for those shown by default.
 
     Raises
     ------
@@ -270,7 +270,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def moment_in_words(text: str, *, now: datetime, timezone: str) -> datetime:
+def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:
     """Read a moment as sacct does.
 
     Parameters

@@ -1,6 +1,6 @@
-"""Estimate of what a shadow's decisions of one day would have changed.
+"""Estimate of the effect that the shadow decisions of one day would have had.
 
-It rests on a replay of that day; ``LIMITS`` says what that leaves out.
+It comes from a replay of that day. ``LIMITS`` says what the replay leaves out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helios.units import duration_in_words
 MOVED_S = 60
 """Difference of waits above which a job counts as moved, s."""
 SAME = 0.02
-"""Relative difference of mean waits below which two replays are called no different."""
+"""Relative difference of mean waits below which two replays count as equal."""
 LIMITS = (
     "An estimate: each job gets one urgency for the whole day, the first that was decided for it, so that promotions "
     "of long waiters are left out and the longest wait is the worse for it.",
@@ -85,24 +85,24 @@ class ShadowWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowDay:
-    """What a day's shadow decisions would have changed.
+    """Effect that the shadow decisions of a day would have had.
 
     Attributes
     ----------
     begin : datetime
         Begin of the day, aware.
     timezone : str
-        Zone of the cluster's clock.
+        Time zone of the cluster.
     decided : int
-        Jobs for which a shadow decided another place.
+        Number of jobs for which a shadow decided another place.
     earlier, later : int
-        Of the day's jobs, how many would have started earlier, or later, by more than a minute.
+        Number of the day's jobs that would have started earlier, or later, by more than a minute.
     recorded, without, with_decisions : ShadowWaits or None
-        As it was; replayed under FIFO with EASY backfill by time limits; the same with the decided urgencies. None:
-        nothing to measure.
+        Waits as recorded, as replayed under FIFO with EASY backfill by time limits, and as replayed with the decided
+        urgencies. None where there is nothing to measure.
     moved : DataFrame
-        ``job_id``, ``user``, ``size``, ``urgency``, ``wait_s``, ``would_wait_s`` of the jobs replayed that would have
-        moved, the largest difference first.
+        ``job_id``, ``user``, ``size``, ``urgency``, ``wait_s`` and ``would_wait_s`` of the replayed jobs that would
+        have moved, the largest difference first.
     notes : tuple of str
     """
 
@@ -149,12 +149,12 @@ def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
     Returns
     -------
     dict
-        Comparable with each other only: from an urgency it is that, from a SiteFactor that number.
+        The recorded urgency or SiteFactor. The numbers can only be compared with each other.
     """
     rows = with_results(decisions)
-    mine = (rows["mode"] == Mode.SHADOW) & (rows["action"] == "Reorder") & (rows["result"] == Result.WOULD)
+    is_order = (rows["mode"] == Mode.SHADOW) & (rows["action"] == "Reorder") & (rows["result"] == Result.WOULD)
     urgencies: dict[str, float] = {}
-    for target, *texts in rows[mine.to_numpy()][["target", "after", "remark"]].itertuples(index=False):
+    for target, *texts in rows[is_order.to_numpy()][["target", "after", "remark"]].itertuples(index=False):
         written = [text for text in texts if isinstance(text, str)]
         found = (pattern.search(text) for text in written for pattern in (_URGENCY, _SITE_FACTOR))
         if number := next(filter(None, found), None):
@@ -165,7 +165,7 @@ def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
 def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
     """Return the urgency decided for each job.
 
-    Its own, or that of its array's record; 0: nothing was decided.
+    It is that of the job or of its array's record, and 0 where nothing was decided.
     """
     own, of_array = (jobs[name].astype("object").map(decided).astype("float64") for name in ("job_id", "array_job_id"))
     return np.asarray(own.fillna(of_array).fillna(0.0), dtype=np.float64)
@@ -181,14 +181,14 @@ def moved_jobs(
 ) -> pd.DataFrame:
     """Return the jobs whose wait differs between two replays.
 
-    By more than ``MOVED_S``, the largest difference first.
+    Only differences above ``MOVED_S`` count. The largest comes first.
 
     Parameters
     ----------
     jobs : DataFrame
         Columns of ``JOBS``.
     size, urgency, wait_s, would_wait_s : arrays of shape (len(jobs),)
-        GPUs or CPUs held, what was decided, and the wait, s, in the replays without it and with it.
+        GPUs or CPUs, the decided urgency, and the waits in the replays without and with it, s.
     """
     table = jobs[["job_id", "user"]].assign(size=size, urgency=urgency, wait_s=wait_s, would_wait_s=would_wait_s)
     table["difference_s"] = would_wait_s - wait_s
@@ -198,7 +198,7 @@ def moved_jobs(
 
 
 def shadow_table(day: ShadowDay, *, title: str) -> ReportTable:
-    """Show the waits as recorded, replayed without, and replayed with what was decided."""
+    """Show recorded waits beside both replays."""
     lines = (
         ("as recorded", day.recorded),
         ("replayed, site's own order", day.without),

@@ -72,19 +72,19 @@ class PackedReplay:
     Attributes
     ----------
     replay : str
-        Which jobs are packed, and how.
+        Name of the packed jobs and of the way to pack them.
     packed : int
         Jobs of the window that share a GPU.
     gain : float, optional
-        Sum of the speeds of two trials on one GPU; None: nothing is packed.
+        Sum of the speeds of two trials on one GPU. None where nothing is packed.
     mean_wait_s, p90_wait_s : float
-        Of the other jobs, those that no replay packs.
+        Waits of the jobs that no replay packs.
     trials_s : float
         Mean time from submission to result of the jobs that some replay packs.
     less_s, trials_less_s : float, optional
-        By how much both means are shorter than with nothing packed; negative: longer.
+        Reduction of both means by packing. Negative where they grow.
     less_low_s, less_high_s, trials_less_low_s, trials_less_high_s : float, optional
-        In nine of ten draws the differences lie between these; None: too few draws.
+        In nine of ten draws the differences lie between these. None where there are too few draws.
     """
 
     replay: str
@@ -108,7 +108,7 @@ class TrialsReport:
     Attributes
     ----------
     table : ReportTable
-        By user or by group.
+        Report by user or by group.
     totals : dict
         Sums over all users, as in a row of ``BY_USER``.
     gains : pair of float
@@ -116,7 +116,7 @@ class TrialsReport:
     names_known : bool
         Whether names or arrays are recorded, without which nothing is sure.
     replays : sequence of PackedReplay
-        The first with nothing packed; empty: nothing could be replayed.
+        The first with nothing packed. Empty where nothing could be replayed.
     draws : int
         Draws behind the ranges of the replays.
     replay_notes : tuple of str
@@ -178,13 +178,13 @@ def trials_by(
     chosen : bool array of shape (n_jobs,)
         The jobs that are reported.
     most : int, optional
-        Rows; None: all.
+        Rows. None for all.
     """
     fields, shown = GROUPS_BY[by]
     jobs = _amounts(history, trials, chosen, gains)
-    users = _of_users(jobs)
+    users = _user_rows(jobs)
     total = {"user": "total"} | {str(name): value for name, value in users.drop(columns="user").sum().items()}
-    rows = users[users["groups"] > 0] if by == "user" else _of_groups(jobs, history, trials, chosen)
+    rows = users[users["groups"] > 0] if by == "user" else _group_rows(jobs, history, trials, chosen)
     key = "fusible_hours_high" if by == "user" else "gpu_hours"
     rows = rows.sort_values([key, "jobs", "user"], ascending=[False, False, True], kind="stable").reset_index(drop=True)
     notes = [f"The {most:,} largest of {len(rows):,} are shown: --most N"] if most and len(rows) > most else []
@@ -229,14 +229,14 @@ def _amounts(
     return table[chosen & (history.size > 0)]
 
 
-def _of_users(jobs: pd.DataFrame) -> pd.DataFrame:
+def _user_rows(jobs: pd.DataFrame) -> pd.DataFrame:
     sums = jobs.drop(columns=["group", "position", "sure"]).groupby("user", sort=False).sum()
     groups = jobs[jobs["group"] >= 0].groupby("user", sort=False)["group"].nunique()
     sums["groups"] = groups.reindex(sums.index, fill_value=0)
     return sums.reset_index()[[field.column for field in BY_USER]]
 
 
-def _of_groups(jobs: pd.DataFrame, history: StudyHistory, trials: Trials, chosen: NDArray[np.bool_]) -> pd.DataFrame:
+def _group_rows(jobs: pd.DataFrame, history: StudyHistory, trials: Trials, chosen: NDArray[np.bool_]) -> pd.DataFrame:
     """Return a row for each group that has jobs in the window."""
     grouped = jobs[jobs["group"] >= 0].groupby("group", sort=False)
     sums = grouped[["jobs", "gpu_hours", "saved_hours_low", "saved_hours_high"]].sum()
@@ -278,10 +278,10 @@ def _sentences(found: TrialsReport) -> Iterator[str]:
         f"Two on a GPU would have saved {_hours(total['saved_hours_low'])} to {_hours(total['saved_hours_high'])} GPU "
         f"hours, if sharing gains {low:.2f} to {high:.2f} times the work of one."
     )
-    yield from _of_replays(found)
+    yield from _replay_sentences(found)
 
 
-def _of_replays(found: TrialsReport) -> Iterator[str]:
+def _replay_sentences(found: TrialsReport) -> Iterator[str]:
     """Say what changes for the others, and whether draws agree on it."""
     packed = found.replays[1:]
     if not packed:

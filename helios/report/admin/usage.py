@@ -43,7 +43,7 @@ def select_jobs(
     return jobs if kept.all() else jobs[kept]
 
 
-def able_since(jobs: pd.DataFrame) -> pd.Series[Any]:
+def eligible_since(jobs: pd.DataFrame) -> pd.Series[Any]:
     """Return the moment from which each job could have started.
 
     When it became eligible, or its submission where that is unknown.
@@ -63,7 +63,7 @@ def waiting_at(jobs: pd.DataFrame, at: datetime) -> Flags:
     A job with neither start nor end waits while its state is pending or requeued.
     """
     moment = pd.Timestamp(at)
-    begun = (able_since(jobs) <= moment).to_numpy()
+    begun = (eligible_since(jobs) <= moment).to_numpy()
     without = jobs["started_at"].isna().to_numpy()
     later = (jobs["started_at"] > moment).to_numpy()
     # Cancelled before it started: it waited until then.
@@ -86,21 +86,21 @@ def running_at(jobs: pd.DataFrame, at: datetime) -> Flags:
 def wait_s(jobs: pd.DataFrame) -> Floats:
     """Return the wait of each started job, in s.
 
-    Never negative; NaN: not started, or unknown.
+    Never negative. NaN where not started, or unknown.
     """
-    waited = np.asarray((jobs["started_at"] - able_since(jobs)).dt.total_seconds(), dtype=np.float64)
+    waited = np.asarray((jobs["started_at"] - eligible_since(jobs)).dt.total_seconds(), dtype=np.float64)
     return np.maximum(waited, 0.0)
 
 
 def wait_so_far_s(jobs: pd.DataFrame, at: datetime) -> Floats:
-    """Return how long each job has been able to start at ``at``, s."""
-    return np.asarray((pd.Timestamp(at) - able_since(jobs)).dt.total_seconds(), dtype=np.float64)
+    """Return the wait of each job until ``at``, s."""
+    return np.asarray((pd.Timestamp(at) - eligible_since(jobs)).dt.total_seconds(), dtype=np.float64)
 
 
 def used_s(jobs: pd.DataFrame, at: datetime) -> Floats:
     """Return the run time of each job's last run, in s.
 
-    Of a running job until ``at``; 0 where there is none.
+    For a running job it is the time until ``at``. It is 0 without a run.
     """
     known = jobs["run_time_s"].to_numpy(dtype=np.float64)
     so_far = np.asarray((pd.Timestamp(at) - jobs["started_at"]).dt.total_seconds(), dtype=np.float64)
@@ -211,13 +211,13 @@ def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
             "timeout": np.where(known, is_in(jobs, {JobState.TIMEOUT}).astype(np.float64), np.nan),
             "lost_gpu_hours": gpu_hours * failed,
             "lost_cpu_hours": cpu_hours * failed,
-            "over_asked": _over_asked(jobs),
+            "over_asked": _limit_ratio(jobs),
             "log_off": _log_off(jobs),
         }
     )
 
 
-def _over_asked(jobs: pd.DataFrame) -> Floats:
+def _limit_ratio(jobs: pd.DataFrame) -> Floats:
     """Return time limit over run time of each job.
 
     NaN unless it completed, timed out, or has no known state.
@@ -230,7 +230,7 @@ def _over_asked(jobs: pd.DataFrame) -> Floats:
 def _log_off(jobs: pd.DataFrame) -> Floats:
     """Return the absolute log error of each predicted median.
 
-    NaN: not predicted, or not ended.
+    NaN where not predicted, or not ended.
     """
     p50_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("p50_s", "run_time_s"))
     return np.asarray(np.abs(np.log1p(p50_s) - np.log1p(run_s)), dtype=np.float64)

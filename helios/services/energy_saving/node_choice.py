@@ -76,7 +76,7 @@ def pool_nodes(snapshot: Snapshot) -> list[NodeCandidate]:
 
 
 def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
-    """Return up to ``count`` idle nodes of one pool, first to sleep first.
+    """Return up to ``count`` idle nodes to put to sleep.
 
     A rack that is nearly asleep is emptied before the next one. Within a rack the order is that of the highest weight,
     which the cluster fills last, then of the longest idle time. One awake node of each feature and type of GPU is kept
@@ -107,7 +107,7 @@ def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[
 
 
 def to_wake(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
-    """Return up to ``count`` sleeping nodes of one pool, first to wake first.
+    """Return up to ``count`` sleeping nodes to wake.
 
     Nodes of racks with most awake nodes come first, then the lowest weight, which the cluster fills first, then the
     longest time without a job, so that power cycles are distributed.

@@ -66,7 +66,7 @@ def level_now(
 def target_levels(
     demand: Demand, place: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
 ) -> tuple[NDArray[np.float64], tuple[tuple[int, Choice], ...]]:
-    """Return the nodes to be awake from the end of each step on.
+    """Return the target level after each step.
 
     The second value has the first step of each day with the rule that was chosen for it; empty under a baseline.
 
@@ -86,7 +86,7 @@ def target_levels(
 
 
 def published_values(options: CesOptions, nodes: float) -> dict[str, float]:
-    """Return the values of the published rule for a pool of this size.
+    """Return the parameters of the published rule.
 
     They are those of its authors unless the options have others.
     """

@@ -210,7 +210,9 @@ class PublishedRule(NamedTuple):
 def published_floor(
     busy: NDArray[np.float64], soon: NDArray[np.float64], later: NDArray[np.float64], rule: PublishedRule
 ) -> NDArray[np.float64]:
-    """Return the floor of the published rule, inf where nothing may be put to sleep.
+    """Return the floor of the published rule.
+
+    It is inf where nothing may be put to sleep.
 
     Parameters
     ----------

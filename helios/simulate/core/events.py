@@ -113,7 +113,7 @@ def schedule_touched(state: EngineState, now: int) -> None:
 
 @kernel
 def promote_overdue(state: EngineState, partition: int, now: int) -> None:
-    """Move the jobs that have waited longer than the bound to the front.
+    """Promote the jobs that have waited beyond the bound.
 
     Jobs become overdue in the order in which they were submitted, so each is checked once.
     """

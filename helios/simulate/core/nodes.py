@@ -188,7 +188,7 @@ def room_awake(state: EngineState, partition: int) -> int:
 
 @kernel
 def _best_part(state: EngineState, partition: int, power: int) -> int:
-    """Return the most free GPUs on a node that is not wholly free."""
+    """Return the most free GPUs on a partly used node."""
     home = state.partitions[partition]
     level, first = home.gpus_per_node - 1, home.first_level + power * (home.gpus_per_node + 1)
     while level > 0 and state.level_nodes[first + level] == 0:
@@ -374,7 +374,10 @@ def nth_node(state: EngineState, partition: int, node_set: int, n: int) -> int:
 
 @kernel
 def _count_bits(word: np.uint64) -> int:
-    """Count the bits of ``word`` that are set (Warren, "Hacker's Delight", 2nd edition, 5-1)."""
+    """Count the set bits of ``word``.
+
+    Source: Warren, "Hacker's Delight", 2nd edition, 5-1.
+    """
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)

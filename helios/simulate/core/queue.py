@@ -1,4 +1,4 @@
-"""Queues of pending jobs, as treaps with the smallest estimate of each subtree.
+"""Queues of pending jobs, as treaps.
 
 A treap (Aragon and Seidel, "Randomized search trees", Algorithmica 16, 1996) inserts and removes jobs at any position
 in O(log n), whatever the order of arrival. With the smallest estimate of each subtree, it finds the first job in order

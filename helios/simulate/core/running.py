@@ -65,7 +65,7 @@ def stop(state: EngineState, job: int) -> None:
 
 @kernel
 def end(state: EngineState, job: int) -> None:
-    """End ``job``, free its GPUs and list it among those that have ended."""
+    """End ``job`` and free its GPUs."""
     clock = state.clock[0]
     lift(state, job, 1)
     stop(state, job)
@@ -154,7 +154,7 @@ def overdue_job(state: EngineState, partition: int, place: int) -> int:
 
 @kernel
 def reservation(state: EngineState, partition: int, gpus: int) -> tuple[int, int]:
-    """Return when ``gpus`` will be free by count, and how many more then.
+    """Return when ``gpus`` will be free, and how many more.
 
     That is an expected end at the earliest. A node that is falling asleep can be used again once it sleeps, which
     counts as an end.
@@ -283,7 +283,7 @@ def _end_of_slots(state: EngineState, partition: int) -> int:
 
 @kernel
 def _place_of(state: EngineState, job: int) -> int:
-    """Return the index of ``job`` in ``expected``, or the one where it belongs.
+    """Return the index of ``job`` in ``expected``.
 
     Its partition's running jobs are there by expected end, then position.
     """

@@ -235,7 +235,7 @@ def _by_nodes(state: EngineState, partition: int, now: int) -> None:
 
 @kernel
 def _start_in_order(state: EngineState, partition: int, now: int) -> int:
-    """Start jobs in order, and return the first that does not fit, or NOBODY."""
+    """Start jobs in order, up to the first that does not fit."""
     head = first_up_to(state, partition, -1)
     while head >= 0 and state.jobs[head].gpus <= room(state, partition):
         _start_pending(state, head, now, False)
@@ -336,7 +336,7 @@ def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: in
 
 @kernel
 def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
-    """Return the part of a window in which a job can run, s.
+    """Return the usable part of a window, s.
 
     It is less by the boot time where awake nodes cannot hold the job.
     """

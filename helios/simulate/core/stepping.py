@@ -1,4 +1,4 @@
-"""Steps of a replay from one decision of a service to the next.
+"""Steps of a replay between decisions of a service.
 
 Where a step stops, jobs have ended and arrived, but the scheduling pass is left for the next step. So a service can
 read and decide between the two, as a policy inside the scheduler would. Services decide tens of thousands of times in a

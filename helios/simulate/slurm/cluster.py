@@ -104,9 +104,9 @@ class SimulatedSlurm(SimulatedCluster):
         self._terms = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
         # Columns of the tables, which live as long as the timeline.
         self._site: Jobs = self._state.jobs["site"]
-        self._minutes: Jobs = self._state.jobs["time_min"]
+        self._time_min: Jobs = self._state.jobs["time_min"]
         self._is_held: Jobs = self._state.jobs["is_held"]
-        self._own_minutes = np.zeros(len(jobs), dtype=np.int64)
+        self._helios_time_min = np.zeros(len(jobs), dtype=np.int64)
         self._kept = np.zeros(len(jobs), dtype=np.bool_)
         self._kept[list(self._excluded_reason)] = True
         self._array = workload.column("array")
@@ -232,7 +232,7 @@ class SimulatedSlurm(SimulatedCluster):
         priority = self._state.choices["priority"][self._state.jobs["first_choice"][jobs]].astype(np.float64)
         columns: OwnColumns = {
             "urgency": ownership.urgencies(self._site[jobs], n_steps=self._steps),  # 0 where it is not Helios'
-            "soft_limit_s": np.where(self._has_our_minutes(jobs), self._minutes[jobs] * 60.0, np.nan),
+            "soft_limit_s": np.where(self._has_helios_time_min(jobs), self._time_min[jobs] * 60.0, np.nan),
             "priority": np.where(self._is_held[jobs] != 0, 0.0, priority),
             "user_soft_limit_s": self._user_soft_limit_s(jobs),
         }
@@ -242,8 +242,8 @@ class SimulatedSlurm(SimulatedCluster):
         return {**columns, "excluded_reason": np.array(why, dtype=np.object_)}
 
     def _user_soft_limit_s(self, jobs: Jobs) -> NDArray[np.float64]:
-        users = (self._minutes[jobs] > 0) & ~self._has_our_minutes(jobs)
-        return np.where(users, self._minutes[jobs] * 60.0, np.nan)
+        users = (self._time_min[jobs] > 0) & ~self._has_helios_time_min(jobs)
+        return np.where(users, self._time_min[jobs] * 60.0, np.nan)
 
     def _frames(self) -> Frames:
         state = self._state
@@ -267,9 +267,10 @@ class SimulatedSlurm(SimulatedCluster):
             ),
         }
 
-    def _has_our_minutes(self, jobs: Jobs) -> NDArray[np.bool_]:
-        ours: NDArray[np.bool_] = (self._own_minutes[jobs] > 0) & (self._minutes[jobs] == self._own_minutes[jobs])
-        return ours
+    def _has_helios_time_min(self, jobs: Jobs) -> NDArray[np.bool_]:
+        helios = self._helios_time_min[jobs]
+        is_helios: NDArray[np.bool_] = (helios > 0) & (self._time_min[jobs] == helios)
+        return is_helios
 
     def _barred(self, jobs: Jobs) -> NDArray[np.bool_]:
         site = self._site[jobs]
@@ -311,7 +312,7 @@ class SimulatedSlurm(SimulatedCluster):
         if change.setting is JobSetting.ORDER:
             self.timeline.set_site_factor(its, np.array([change.wanted]))
         else:
-            self._own_minutes[job] = change.wanted
+            self._helios_time_min[job] = change.wanted
             self.timeline.set_time_min(its, np.array([60.0 * change.wanted]))
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
@@ -328,16 +329,16 @@ class SimulatedSlurm(SimulatedCluster):
 
     def _changed(self) -> list[str]:
         waiting = np.flatnonzero(self.started_s[: self.arrived] == NEVER)
-        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_our_minutes(waiting)]
+        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_helios_time_min(waiting)]
         return [self._job_ids[job] for job in ours.tolist()]
 
     def _is_set(self, setting: JobSetting, job: int) -> bool:
         if setting is JobSetting.ORDER:
             return ownership.has_helios_mark(int(self._site[job]))
-        return bool(self._has_our_minutes(np.array([job]))[0])
+        return bool(self._has_helios_time_min(np.array([job]))[0])
 
     def _value(self, setting: JobSetting, job: int) -> int:
-        return int((self._site if setting is JobSetting.ORDER else self._minutes)[job])
+        return int((self._site if setting is JobSetting.ORDER else self._time_min)[job])
 
     # Changes by users and administrators.
 

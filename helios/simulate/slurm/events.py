@@ -42,7 +42,7 @@ NOBODY_AWAITED = np.zeros(0, dtype=np.int64)
 
 @kernel
 def next_event(state: SlurmState) -> int:
-    """Return when nodes are freed or a job enters the queue, in ms, or NEVER."""
+    """Return the time of the next event, ms, or NEVER."""
     clock, moment = state.clock[0], NEVER
     if clock.running > 0:
         moment = state.jobs[state.ends[0]].freed_ms
@@ -137,7 +137,7 @@ def _next_priority(state: SlurmState) -> int:
 
 @kernel
 def _grown(state: SlurmState, period_ms: int, since_ms: int) -> int:
-    """Return a period that began at ``since_ms``, as long as it has become by then."""
+    """Return the current length of a growing period."""
     clock = state.clock[0]
     return max(period_ms, int(clock.growth * max(since_ms - clock.origin_ms, 0)))
 
@@ -345,7 +345,7 @@ def is_over(state: SlurmState) -> bool:
 
 @entry_point
 def next_event_ms(state: SlurmState) -> int:
-    """Return when nodes are freed or a job enters the queue next, ms, or NEVER."""
+    """Return the time of the next event, ms, or NEVER."""
     return next_event(state)
 
 

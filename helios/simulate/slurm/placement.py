@@ -1,4 +1,4 @@
-"""Choice of nodes as in Slurm's select plugins, without the cores inside a node.
+"""Choice of nodes as in Slurm's select plugins.
 
 After ``_eval_nodes_consec`` and ``_eval_nodes_lln`` of Slurm's ``eval_nodes.c`` (22.05 to 23.02). What a job can use of
 a node is counted in units: nodes for a job of equal parts, which uses a node or does not, else GPUs, or CPUs where it
@@ -13,7 +13,7 @@ from helios.simulate.slurm.state import NOBODY, NOW, PLAN, WORD, SlurmState
 
 @kernel
 def units_on(state: SlurmState, whose: int, choice: int, node: int) -> int:
-    """Return how many units of the job in ``choice`` a node could hold."""
+    """Return how many units of a job fit on a node."""
     asked = state.choices[choice]
     record, free, types = state.jobs[asked.job], state.free[whose, node], state.clock[0].types
     if free.jobs < 0:
@@ -215,7 +215,7 @@ def _pick_least_loaded(state: SlurmState, whose: int, choice: int, base: int) ->
 
 @kernel
 def hold(state: SlurmState, choice: int) -> None:
-    """Give the job in ``choice`` what it asks for, on the nodes picked.
+    """Allocate the picked nodes to the job in ``choice``.
 
     Where a node has less, as with real running jobs that share what it has, it gives what it has.
     """
@@ -324,7 +324,7 @@ def begin_plan(state: SlurmState, base: int) -> None:
 
 @kernel
 def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
-    """Free in the plan what ``job`` holds on the nodes of the set.
+    """Free in the plan what ``job`` holds.
 
     Returns how many more units ``choice`` has there. -1: the job holds nothing there.
     """
@@ -355,7 +355,7 @@ def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
 
 @kernel
 def keep_those_that_fit(state: SlurmState) -> None:
-    """Drop the choices of each job that an empty cluster could not start.
+    """Drop choices that never fit.
 
     The others are moved to the front of the job's own choices.
     """

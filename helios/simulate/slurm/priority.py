@@ -35,7 +35,7 @@ def before(state: SlurmState, choice: int, other: int) -> bool:
 
 @kernel
 def queue_position(state: SlurmState, choice: int) -> int:
-    """Return the position of ``choice`` in the queue, or where it would go."""
+    """Return the position of ``choice`` in the queue."""
     low, high = 0, state.clock[0].queued
     while low < high:
         middle = (low + high) // 2

@@ -60,7 +60,7 @@ def _gpus_left(state: SlurmState, gpus: int, first: int, second: int) -> bool:
 
 @kernel
 def charge(state: SlurmState, job: int, partition: int, sign: int) -> None:
-    """Count ``job`` as running in its QOS and its partition's, or no longer.
+    """Add ``job`` to the counts of its QOS, or remove it.
 
     ``sign`` is 1 or -1.
     """

@@ -73,7 +73,7 @@ class SlurmLatency:
 
 
 def node_names(site: SlurmSite) -> tuple[str, ...]:
-    """Return the names of a site's nodes, in the order of the tables."""
+    """Return the node names in the order of the tables."""
     return tuple(name for group in site.nodes for name in group.names)
 
 
@@ -187,7 +187,7 @@ def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> N
     jobs["run_ms"] = _in_ms(workload.run_time_s)
     for name in ("started_ms", "ended_ms", "freed_ms", "planned_s", "expected_s", "soft_s"):
         jobs[name] = NEVER
-    jobs["time_min"] = _in_minutes(column("time_min_s"))
+    jobs["time_min"] = _to_minutes(column("time_min_s"))
     nodes = column("nodes")
     parts = np.maximum(nodes, 1)
     jobs["nodes"], jobs["cpus"], jobs["gpus"] = nodes, -(-column("cpus") // parts), -(-column("gpus") // parts)
@@ -208,7 +208,7 @@ def _in_ms(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.rint(seconds * MS).astype(np.int64)
 
 
-def _in_minutes(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+def _to_minutes(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.ceil(seconds / 60 - 1e-9).astype(np.int64)
 
 
@@ -239,7 +239,7 @@ def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def link_tasks(jobs: NDArray[np.void], tasks: NDArray[np.int64], chain: NDArray[np.int64]) -> None:
-    """Note the next and the previous task of each array task in ``jobs``.
+    """Link each array task to its neighbours.
 
     NOBODY: there is none.
     """
@@ -286,7 +286,7 @@ def _choices(
         here = partition == code
         most = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
         usual = most if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), most)
-        asked = _in_minutes(limit_s[here])
+        asked = _to_minutes(limit_s[here])
         # Backfill plans a job without a limit with the partition's longest; it gets the default when it starts.
         choices["plan_min"][here] = np.where(asked > 0, np.minimum(asked, most), most)
         choices["limit_min"][here] = np.where(asked > 0, asked, usual)
@@ -302,7 +302,7 @@ def _choices(
 
 
 def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) -> NDArray[np.int64]:
-    """Return the memory of a part, or of a unit, of each choice, MiB.
+    """Return the memory of each choice, MiB.
 
     -1: all of the node's.
     """
@@ -338,7 +338,7 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
     clock["last_background_ms"] = clock["last_pass_ms"] = loop_ms
     clock["last_backfill_ms"] = clock["updated_ms"] = clock["moved_ms"] = boot_ms
     clock["asked_ms"] = NEVER
-    half_life_s = _whole_minutes(priority.decay_half_life_s)
+    half_life_s = _ceil_to_minute(priority.decay_half_life_s)
     backfill = rules.backfill and rules.bf_interval_s > 0
     for name, value in {
         "quick_depth": rules.default_queue_depth,
@@ -368,8 +368,8 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
         "holds_memory": site.holds_memory,
         "multifactor": priority.multifactor,
         "fair_tree": priority.fair_tree,
-        "calc_period_ms": _whole_minutes(priority.calc_period_s) * MS,
-        "max_age_s": max(_whole_minutes(priority.max_age_s), 1),
+        "calc_period_ms": _ceil_to_minute(priority.calc_period_s) * MS,
+        "max_age_s": max(_ceil_to_minute(priority.max_age_s), 1),
         "age_weight": priority.age,
         "fair_weight": priority.fairshare if site.shares else 0,
         # Slurm's own approximation of 2^(-1/half-life).
@@ -379,7 +379,7 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
     return clock
 
 
-def _whole_minutes(seconds: int) -> int:
+def _ceil_to_minute(seconds: int) -> int:
     """Round up to whole minutes, as Slurm keeps its priority settings."""
     return -(-seconds // 60) * 60
 

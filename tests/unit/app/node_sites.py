@@ -82,7 +82,9 @@ class NodeTown:
         now = self.nodes.now
         with self.warehouse() as warehouse:
             warehouse.ledger("dev", domain=Domain.JOBS)  # which makes the cluster known
-            warehouse.cover("dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now)
+            warehouse.add_coverage(
+                "dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now
+            )
 
     @property
     def state(self) -> Path:

@@ -116,4 +116,6 @@ class Town:
         """Say that the history was read until now."""
         now = self.cluster.now
         with self.warehouse() as warehouse:
-            warehouse.cover("dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now)
+            warehouse.add_coverage(
+                "dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now
+            )

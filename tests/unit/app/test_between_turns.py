@@ -54,10 +54,10 @@ def test_both_kill_switches_are_heard_until_a_cycle_has_gone_by_them(
     keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
 ) -> None:
     leave_word(keeping, warehouse)
-    heard = keeping.taken_back_by(warehouse)
+    heard = keeping.reverted_by(warehouse)
     assert heard == {"RELEASED": "helios-release.sh", "released": "alice"}
     keeping.forget(warehouse, heard, at=NOW)
-    assert keeping.taken_back_by(warehouse) == {}
+    assert keeping.reverted_by(warehouse) == {}
 
 
 def test_word_that_was_left_meanwhile_is_not_forgotten(
@@ -65,12 +65,12 @@ def test_word_that_was_left_meanwhile_is_not_forgotten(
 ) -> None:
     leave_word(keeping, warehouse)
     keeping.forget(warehouse, {}, at=NOW)
-    assert set(keeping.taken_back_by(warehouse)) == {"RELEASED", "released"}
+    assert set(keeping.reverted_by(warehouse)) == {"RELEASED", "released"}
 
 
 def test_word_in_a_file_is_heard_without_a_warehouse(keeping: ControllerStateStore[ControllerState]) -> None:
     (keeping.folder / "RELEASED").touch()
-    assert set(keeping.taken_back_by(UNAVAILABLE)) == {"RELEASED"}
+    assert set(keeping.reverted_by(UNAVAILABLE)) == {"RELEASED"}
 
 
 def test_a_damaged_memory_stands_in_the_way_unless_helios_is_paused(

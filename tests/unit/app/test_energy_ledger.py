@@ -311,7 +311,7 @@ def filled(
     for source, interval in (("jobs", read), ("node_events", events_read)):
         if interval:
             first, last = interval
-            warehouse.cover("venus", source=source, started_at=at(first), ended_at=at(last), read_at=DAY)
+            warehouse.add_coverage("venus", source=source, started_at=at(first), ended_at=at(last), read_at=DAY)
 
 
 @pytest.fixture
@@ -365,8 +365,9 @@ def test_node_hours_and_energy_of_a_day_are_those_computed_by_hand(warehouse: Wa
     )
     assert found.total["kwh"] == pytest.approx(energy_kwh(told, MODEL))
     saved_j = 11.5 * 3600 * (MODEL.node_idle_w - MODEL.node_sleep_w) - 420 * (MODEL.boot_w - MODEL.node_idle_w)
-    assert found.against(ALWAYS_ON).kwh == pytest.approx(saved_j * MODEL.cooling_factor / 3.6e6)
-    assert found.against(ALWAYS_ON).cost == pytest.approx(found.against(ALWAYS_ON).kwh * MODEL.price_per_kwh)
+    assert found.saving_against(ALWAYS_ON).kwh == pytest.approx(saved_j * MODEL.cooling_factor / 3.6e6)
+    saved = found.saving_against(ALWAYS_ON)
+    assert saved.cost == pytest.approx(saved.kwh * MODEL.price_per_kwh)
     assert found.wakes == 1
 
 
@@ -380,14 +381,14 @@ def test_against_its_own_timer_a_cluster_saves_nothing(warehouse: Warehouse) -> 
         nodes=1,
     )
     found = ledger(warehouse)
-    assert found.against("idle_timer_30min").kwh == pytest.approx(0, abs=1e-9)
-    assert found.against("idle_timer_10min").kwh < 0 < found.against(ALWAYS_ON).kwh
-    assert found.against("idle_timer_30min").wakes == found.wakes == 1
+    assert found.saving_against("idle_timer_30min").kwh == pytest.approx(0, abs=1e-9)
+    assert found.saving_against("idle_timer_10min").kwh < 0 < found.saving_against(ALWAYS_ON).kwh
+    assert found.saving_against("idle_timer_30min").wakes == found.wakes == 1
 
 
 def test_an_idle_timer_does_not_start_with_the_window(warehouse: Warehouse) -> None:
     filled(warehouse, job(-10, -6, "n1"), nodes=1, sleep=(event("n1", "IDLE~", -5.5 + 120 / 3600, None),))
-    assert ledger(warehouse).against("idle_timer_30min").kwh == pytest.approx(0, abs=1e-9)
+    assert ledger(warehouse).saving_against("idle_timer_30min").kwh == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("by", ["day", "partition", "node"])
@@ -408,7 +409,7 @@ def test_the_hours_of_every_line_add_up_to_nodes_times_time(warehouse: Warehouse
     assert found.levels[["busy", "idle", "asleep", "moving", "out", "unknown"]].sum(axis=1).to_numpy() == pytest.approx(
         3
     )
-    assert found.rows["saved_kwh"].sum() == pytest.approx(found.against(ALWAYS_ON).kwh)
+    assert found.rows["saved_kwh"].sum() == pytest.approx(found.saving_against(ALWAYS_ON).kwh)
     assert len(found.rows) == {"day": 3, "partition": 1, "node": 3}[by]
 
 
@@ -424,7 +425,7 @@ def test_what_was_not_read_is_unknown_and_never_asleep_or_saved(warehouse: Wareh
         "unknown_h": 24,
     }
     assert any("50 % of the node hours are unknown" in note for note in found.notes)
-    assert ledger(warehouse, start=13).against(ALWAYS_ON).kwh == 0
+    assert ledger(warehouse, start=13).saving_against(ALWAYS_ON).kwh == 0
 
 
 def test_without_node_events_nobody_knows_whether_a_free_node_was_awake(warehouse: Warehouse) -> None:
@@ -572,7 +573,7 @@ def test_money_and_carbon_follow_the_hour_in_which_they_were_saved(warehouse: Wa
     path.write_text("time,price_per_kwh,co2_g_per_kwh\n2026-11-20T00:00Z,0.1,100\n2026-11-20T12:00Z,0.5,500\n")
     filled(warehouse, sleep=(event("n1", "IDLE~", 13, None),), nodes=1)
     found = ledger(warehouse, energy=Energy(hourly=str(path), shutdown_s=0))
-    saved = found.against(ALWAYS_ON)
+    saved = found.saving_against(ALWAYS_ON)
     assert saved.cost == pytest.approx(saved.kwh * 0.5)
     assert saved.co2_kg == pytest.approx(saved.kwh * 0.5)
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.explain_job import JobUnknown
-from helios.app.explain_prediction import explain, kept_model, model_in_use
+from helios.app.explain_prediction import explain, newly_trained_model, stored_model
 from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
@@ -129,7 +129,7 @@ def test_a_cluster_that_is_not_needed_is_not_looked_at(town: Town) -> None:
 
 def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> None:
     history = load_history(url=town.url, cluster="dev")
-    alone = explain(history, "alice39", choose=kept_model(history, url=town.url, model_id=None))
+    alone = explain(history, "alice39", choose=stored_model(history, url=town.url, model_id=None))
     assert alone.explained.source.startswith("shrinkage")
     assert "helios model train" in alone.notes[0]
 
@@ -137,7 +137,7 @@ def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> N
 def test_a_model_that_is_named_and_not_there_is_an_error(town: Town) -> None:
     history = load_history(url=town.url, cluster="dev")
     with pytest.raises(NotEnoughHistory):
-        explain(history, "alice39", choose=kept_model(history, url=town.url, model_id="nonsense"))
+        explain(history, "alice39", choose=stored_model(history, url=town.url, model_id="nonsense"))
 
 
 @pytest.fixture
@@ -159,11 +159,11 @@ def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
     busy: tuple[Town, LoadedHistory, DurationModel, DurationModel],
 ) -> None:
     town, history, early, late = busy
-    choose = kept_model(history, url=town.url, model_id=None)
+    choose = stored_model(history, url=town.url, model_id=None)
     of_the_end = explain(history, "alice199", choose=choose)
     assert of_the_end.explained.source == early.model_id
     assert of_the_end.notes == ()
-    named = explain(history, "alice199", choose=kept_model(history, url=town.url, model_id=late.model_id))
+    named = explain(history, "alice199", choose=stored_model(history, url=town.url, model_id=late.model_id))
     assert named.explained.source == late.model_id
     assert "may know this very job" in named.notes[0]
     assert "may know this very job" in explain(history, "alice3", choose=choose).notes[0]
@@ -172,7 +172,7 @@ def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
 def test_for_a_trace_a_model_is_trained_on_what_had_ended_before_the_job() -> None:
     jobs = [a_job(job_id=str(number), run_time_s=30.0 + number % 7) for number in range(1, 400)]
     history = a_history(*jobs)
-    choose = model_in_use(history, seed=0)
+    choose = newly_trained_model(history, seed=0)
     late = explain(history, "399", choose=choose)
     assert late.explained.source.startswith("dev-2020")
     model, _ = choose(pd.Timestamp(late.submitted_at).to_pydatetime())

@@ -91,9 +91,9 @@ def test_what_slurm_hides_is_an_error_that_names_it_and_is_taken_back_when_asked
     job = town.cluster.queue[0]
     town.cluster.hold(job)
     with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
-        operations(town).everything_back("enough")
+        operations(town).revert_everything("enough")
     assert jobs_set(town) == 1
-    _, _, told = operations(town).everything_back("enough", hidden=True)
+    _, _, told = operations(town).revert_everything("enough", hidden=True)
     assert "nothing is left" in told
     assert jobs_set(town) == 0
 
@@ -102,7 +102,7 @@ def test_a_mark_without_a_record_is_an_error_that_names_it_and_is_left(town: Tow
     job = town.cluster.submit()
     town.cluster.admin_sets_site_factor(job, 537)
     with pytest.raises(HeliosError, match=f"bear Helios' mark and are in no record: {job}; not touched"):
-        operations(town).everything_back("enough")
+        operations(town).revert_everything("enough")
     assert town.cluster.site_factor_of(job) == 537
 
 

@@ -16,20 +16,20 @@ from helios.app.model_registry import (
     INCUMBENT,
     SHRINKAGE,
     TrainingOutcome,
-    _against_the_incumbent,
+    _decide_against_incumbent,
     _weeks,
-    against_the_controls,
     compare,
+    decide_against_controls,
+    decide_by_hand,
     describe_decisions,
     drift,
+    history_before,
     list_models,
     nightly,
     promote,
     remembered_drift,
     roll_back,
-    settle,
     training_history,
-    until,
 )
 from helios.app.nightly import _learn
 from helios.app.training import prepare_history
@@ -122,7 +122,9 @@ def promoted(url: str) -> str:
 
 def a_night(url: str, history: LoadedHistory, *, day: float, days: float = 7, dry_run: bool = False) -> TrainingOutcome:
     now = START + day * DAY
-    return nightly(url=url, history=until(history, now), seed=0, days=days, now=now, keep=30, dry_run=dry_run)[0]
+    return nightly(url=url, history=history_before(history, now), seed=0, days=days, now=now, keep=30, dry_run=dry_run)[
+        0
+    ]
 
 
 # Decisions, from figures.
@@ -163,7 +165,7 @@ def test_a_new_model_takes_charge_if_it_is_worse_in_nothing(
     incumbent: tuple[float, float], shrinkage: tuple[float, float], promoted: bool
 ) -> None:
     comparison = a_comparison(**{INCUMBENT: incumbent, "shrinkage": shrinkage, "user_last": (0.3, -0.3)})
-    outcome = _against_the_incumbent(NEW, comparison)
+    outcome = _decide_against_incumbent(NEW, comparison)
     assert (outcome.step is AuditStep.PROMOTED) == promoted
     assert outcome.promoted == ("new" if promoted else "old")
     assert "500 jobs" in outcome.why
@@ -183,12 +185,12 @@ def test_against_shrinkage_alone_it_must_be_ahead_of_every_control(
     shrinkage: tuple[float, float], user_last: tuple[float, float], promoted: bool
 ) -> None:
     alone = replace(NEW, promoted=SHRINKAGE, previous=SHRINKAGE)
-    outcome = against_the_controls(alone, a_comparison(shrinkage=shrinkage, user_last=user_last))
+    outcome = decide_against_controls(alone, a_comparison(shrinkage=shrinkage, user_last=user_last))
     assert outcome.promoted == ("new" if promoted else SHRINKAGE)
 
 
 def test_what_could_not_be_judged_does_not_take_charge() -> None:
-    outcome = against_the_controls(replace(NEW, promoted=SHRINKAGE), None)
+    outcome = decide_against_controls(replace(NEW, promoted=SHRINKAGE), None)
     assert (outcome.step, outcome.promoted) == (AuditStep.KEPT, SHRINKAGE)
     assert "too short" in outcome.why
 
@@ -198,7 +200,7 @@ def test_what_could_not_be_judged_does_not_take_charge() -> None:
 
 def test_a_first_model_that_is_asked_for_takes_charge(url: str, of_day_14: ModelRecord) -> None:
     keep(url, of_day_14)
-    settle(url, of_day_14, promote_it=True, by="ann", now=START)
+    decide_by_hand(url, of_day_14, promote_it=True, by="ann", now=START)
     assert promoted(url) == of_day_14.model_id
 
 
@@ -206,7 +208,7 @@ def test_a_later_model_leaves_promoted_what_is(url: str, of_day_6: ModelRecord, 
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     keep(url, of_day_14)
-    outcome = settle(url, of_day_14, promote_it=False, by="ann", now=START)
+    outcome = decide_by_hand(url, of_day_14, promote_it=False, by="ann", now=START)
     assert (outcome.step, outcome.promoted) == (None, of_day_6.model_id)
     assert promoted(url) == of_day_6.model_id
     assert len(describe_decisions(url, "lab")) == 1
@@ -216,7 +218,7 @@ def test_a_model_promoted_without_any_decision_stays_so_by_one(
     url: str, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, of_day_6, of_day_14)
-    settle(url, of_day_14, promote_it=False, by="ann", now=START)
+    decide_by_hand(url, of_day_14, promote_it=False, by="ann", now=START)
     assert promoted(url) == of_day_6.model_id
     assert [row["step"] for row in describe_decisions(url, "lab")] == ["kept"]
 
@@ -271,7 +273,7 @@ def test_training_by_hand_says_that_the_model_promoted_cannot_be_read(
     keep(url, replace(of_day_6, artifact="{}"), of_day_14)
     promote(url, "lab", of_day_14.model_id, by="ann", why="first", now=START)
     keep(url, replace(of_day_14, artifact="{}"), of_day_6)
-    outcome = settle(url, of_day_6, promote_it=False, by="ann", now=START)
+    outcome = decide_by_hand(url, of_day_6, promote_it=False, by="ann", now=START)
     assert outcome.why.startswith(f"Model {of_day_14.model_id} cannot be read")
 
 
@@ -420,7 +422,7 @@ def test_the_history_for_training_is_the_same_whether_its_cluster_is_named_or_th
 
 def test_drift_is_measured_against_the_model_promoted(url: str, history: LoadedHistory, of_day_6: ModelRecord) -> None:
     keep(url, of_day_6)
-    told = drift(until(history, START + 13 * DAY), url=url, model_id=None, days=6, now=START + 13 * DAY)
+    told = drift(history_before(history, START + 13 * DAY), url=url, model_id=None, days=6, now=START + 13 * DAY)
     assert told["model_id"] == of_day_6.model_id
     assert told["jobs"] == 360
     steady = {one["feature"]: one["steadiness"] for one in told["inputs"]}

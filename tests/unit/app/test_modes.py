@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.modes import PAUSE_FILE, is_paused, modes_in_force, pause, pause_here, resume, set_mode
+from helios.app.modes import PAUSE_FILE, current_modes, is_paused, pause, pause_here, resume, set_mode
 from helios.errors import HeliosError, UsageError
 from helios.model import Mode
 from tests.unit.app.sites import put_empty_database
@@ -23,13 +23,13 @@ def change(url: str, mode: Mode, **scope: object) -> None:
 
 
 def test_a_service_nobody_spoke_of_is_a_shadow(url: str) -> None:
-    assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
+    assert current_modes(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 
 
 def test_the_last_word_counts(url: str) -> None:
     change(url, Mode.ACTIVE)
     change(url, Mode.CANARY, partitions=("gpu", "debug"), percent=10)
-    found = modes_in_force(url, "dev", ["qssf", "soft_limits"])
+    found = current_modes(url, "dev", ["qssf", "soft_limits"])
     assert (found["qssf"].mode, found["qssf"].partitions, found["qssf"].percent) == (Mode.CANARY, ("gpu", "debug"), 10)
     assert found["soft_limits"].mode is Mode.SHADOW
 
@@ -39,7 +39,7 @@ def test_a_canary_must_be_narrowed(url: str) -> None:
         change(url, Mode.CANARY)
     with pytest.raises(UsageError, match="percent"):
         change(url, Mode.CANARY, percent=0)
-    assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
+    assert current_modes(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 
 
 def test_only_a_canary_is_narrowed(url: str) -> None:
@@ -51,7 +51,7 @@ def test_only_a_canary_is_narrowed(url: str) -> None:
 def test_a_partition_without_a_name_does_not_become_all_partitions(url: str, partition: str) -> None:
     with pytest.raises(UsageError, match="no partition"):
         change(url, Mode.CANARY, partitions=(partition,), percent=10)
-    assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
+    assert current_modes(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 
 
 def test_a_pause_is_seen_and_undone(url: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helios.app.cycle_summary import NIGHTLY_LEVELS
 from helios.app.model_registry import DRIFTED
-from helios.app.nightly import NightlyRun, _notify, forget_what_is_old, nightly_pages, run_nightly
+from helios.app.nightly import NightlyRun, _notify, delete_old_rows, nightly_pages, run_nightly
 from helios.app.sync import AccountingSource, SyncResult, sync_history
 from helios.config import Settings
 from helios.control import ServiceMode
@@ -101,7 +101,7 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
     sync_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
     with town.warehouse() as warehouse:
         assert len(warehouse.loads("dev")) == 3
-    told = forget_what_is_old(town.url, "dev", town.settings.retention, now=datetime.now(UTC) + timedelta(days=61))
+    told = delete_old_rows(town.url, "dev", town.settings.retention, now=datetime.now(UTC) + timedelta(days=61))
     assert "2 readings" in told  # the last one stays: by it others know whether anything is new
 
 

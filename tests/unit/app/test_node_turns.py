@@ -10,7 +10,7 @@ import pytest
 from helios.actions import FillFirst, NodeAction, NodeOutcome
 from helios.app.explain_node import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
-from helios.app.node_controller import RELEASED_FILE, NodeController, forget_what_is_damaged
+from helios.app.node_controller import RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.node_demand import NodeDemand
 from helios.app.operations import release_nodes_now
 from helios.control import ServiceMode
@@ -158,7 +158,7 @@ def test_a_memory_that_cannot_be_read_keeps_helios_suspended_until_a_resume(town
         town.cycle(*down("n1"))
     resume(town.settings.database.url, "dev", town.state, now=town.nodes.now)
     with town.warehouse() as warehouse:
-        forget_what_is_damaged(warehouse, "dev", at=town.nodes.now)
+        delete_damaged_state(warehouse, "dev", at=town.nodes.now)
     town.cycle()
     assert town.cycle(*down("n1")).slept == ("n1",)
 
@@ -166,7 +166,7 @@ def test_a_memory_that_cannot_be_read_keeps_helios_suspended_until_a_resume(town
 def test_a_resume_keeps_a_memory_that_can_be_read(town: NodeTown) -> None:
     town.cycle(*down("n1"))
     with town.warehouse() as warehouse:
-        forget_what_is_damaged(warehouse, "dev", at=town.nodes.now)
+        delete_damaged_state(warehouse, "dev", at=town.nodes.now)
     assert town.cycles.remembered().slept["n1"]
 
 

@@ -59,7 +59,7 @@ def test_the_same_request_gives_the_same_check() -> None:
 def test_where_nobody_waits_nothing_else_is_replayed() -> None:
     steps: list[str] = []
     check = check_order(a_history(gpus=1), REQUEST, progress=lambda step, done: steps.append(step))
-    assert check.nobody_waits
+    assert check.has_no_waits
     assert not [step for step in steps if step.startswith("Checking the order")]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from helios.app.pool_history import own_name
+from helios.app.pool import own_name
 from helios.app.pool_whatif import pool_whatif
 from helios.errors import FileUnreadable, UsageError
 from helios.model.pools import MeasuredSpeed, TrialRun

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from helios.app.modes import modes_in_force
+from helios.app.modes import current_modes
 from helios.cli.main import application
 from helios.model import Mode
 from tests.unit.slurm.test_commands import Program, program
@@ -32,7 +32,7 @@ def canary(*partitions: str, cluster: str = "dev") -> Result:
 
 
 def acts_on(url: str, cluster: str = "dev") -> tuple[str, ...]:
-    return modes_in_force(url, cluster, ["qssf"])["qssf"].partitions
+    return current_modes(url, cluster, ["qssf"])["qssf"].partitions
 
 
 def test_a_partition_that_is_there_is_taken(url: str, program: Program) -> None:
@@ -45,7 +45,7 @@ def test_a_partition_that_is_not_there_is_refused_with_those_there_are(url: str,
     program("scontrol", SCONTROL)
     refused = canary("gpu", "trap")
     assert str(refused.exception) == "Cluster dev has no partition 'trap'.\nThere are: gpu, debug"
-    assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
+    assert current_modes(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 
 
 @pytest.mark.parametrize("cluster", ["dev", "venus"])

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.app.setup import FileState, deploy_folder, refuse_prefix_of_others
-from helios.cli.main import COMMANDS, application, imported
+from helios.cli.main import COMMANDS, application, import_command
 from helios.cli.manual import command_tree, describe_options, manual_pages
 from helios.errors import UsageError
 
@@ -75,7 +75,7 @@ def test_every_command_has_a_manual_page_and_units_name_them(tmp_path: Path) -> 
 
 def test_a_manual_page_names_the_options_of_its_commands() -> None:
     text = manual_pages()["usr/share/man/man1/helios-pool.1"]
-    for words, command in command_tree(imported("pool"), "helios pool"):
+    for words, command in command_tree(import_command("pool"), "helios pool"):
         assert words in text
         for spelled, _, _ in describe_options(command):
             assert f".B {spelled}\n".replace("-", "\\-") in text

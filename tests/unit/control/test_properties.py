@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Action, JobAction, Place, Reorder, Revert, SoftLimit
 from helios.control import ActiveService, release
-from helios.control.observed import carried_values, pending_jobs
+from helios.control.observed import helios_values, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
 from tests.examples import examples
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, active, all_is_well, canary, order, soft_limit
@@ -130,7 +130,7 @@ def test_whatever_is_proposed_the_applied_now_names_every_mark_on_the_cluster(
         real = frame[frame["mode"] != "shadow"]
         assert {(str(setting), job) for setting, job in zip(real["setting"], real["job_id"], strict=True)} == {
             (setting.value, job)
-            for setting, job in carried_values(list(pending_jobs(table.cluster.snapshot()).values()))
+            for setting, job in helios_values(list(pending_jobs(table.cluster.snapshot()).values()))
         }
 
 
@@ -222,7 +222,7 @@ def crash_at_call(ledger: FakeLedger, number: int) -> None:
 
 
 def is_clean(table: Table) -> bool:
-    return not carried_values(list(pending_jobs(table.cluster.snapshot()).values()))
+    return not helios_values(list(pending_jobs(table.cluster.snapshot()).values()))
 
 
 ACTIVE_SERVICES: list[list[ActiveService]] = [

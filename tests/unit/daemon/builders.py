@@ -72,12 +72,12 @@ class Blocked:
     """Work that is entered and stays until it is let go."""
 
     def __init__(self) -> None:
-        self.entered = threading.Event()
+        self.enter = threading.Event()
         self._go = threading.Event()
         self.left = threading.Event()
 
     def __call__(self) -> None:
-        self.entered.set()
+        self.enter.set()
         assert self._go.wait(PATIENCE_S)
         self.left.set()
 

@@ -103,7 +103,7 @@ def test_a_stop_waits_for_the_cycle_that_runs(tmp_path: Path) -> None:
     )
     living = a_daemon(toys, tmp_path)
     living.start()
-    assert slow.entered.wait(PATIENCE_S)
+    assert slow.enter.wait(PATIENCE_S)
     threading.Timer(0.05, slow.let_go).start()
     assert living.stop(why="SIGTERM").code == 0
     assert toys.called[-1] == "cycle was over: True"
@@ -115,7 +115,7 @@ def stopped_during(task: str, folder: Path) -> tuple[ToyChores, daemon_module.En
     toys = ToyChores(does={task: slow})
     living = a_daemon(toys, folder)
     living.start()
-    assert slow.entered.wait(PATIENCE_S)
+    assert slow.enter.wait(PATIENCE_S)
     ending = living.stop(why="SIGTERM")
     slow.let_go()
     return toys, ending
@@ -210,11 +210,11 @@ def test_the_watchdog_is_fed_only_while_cycles_make_progress(
 ) -> None:
     hand = HandSet()
     living = a_daemon(ToyChores(), tmp_path, manager=manager, times=hand.times, cycle_s=60)
-    living.beat()
+    living.send_heartbeat()
     assert manager.all_words().count("WATCHDOG=1") == 1
     hand.move(301)
-    living.beat()
-    living.beat()
+    living.send_heartbeat()
+    living.send_heartbeat()
     assert manager.all_words().count("WATCHDOG=1") == 1
     assert len([record for record in caplog.records if "watchdog is no longer fed" in record.getMessage()]) == 1
 
@@ -226,7 +226,7 @@ def test_a_scheduler_without_a_heartbeat_is_dead(tmp_path: Path) -> None:
     assert not living.is_dead()
     hand.move(2)
     assert living.is_dead()
-    living.beat()
+    living.send_heartbeat()
     assert not living.is_dead()
 
 
@@ -236,7 +236,7 @@ def test_the_health_file_tells_of_life_and_of_the_end(tmp_path: Path) -> None:
         return json.loads(file.read_text())["state"] if file.exists() else None
 
     living = a_daemon(ToyChores(), tmp_path)
-    living.beat()
+    living.send_heartbeat()
     assert state() == "waiting"
     living.start()
     living.stop(why="SIGTERM")
@@ -268,16 +268,16 @@ def test_with_its_address_taken_it_acts_says_so_and_serves_when_it_is_free(
         living = a_daemon(toys, tmp_path, listen=f"127.0.0.1:{port}", times=hand.times)
         living.start()
         assert eventually(lambda: toys.count("cycle") > 0)
-        living.beat()
+        living.send_heartbeat()
         hand.move(daemon_module.BIND_S)
-        living.beat()
+        living.send_heartbeat()
         note = json.loads((tmp_path / "health.json").read_text())["note"]
         assert f"another process listens on 127.0.0.1:{port}" in note
         assert sum(note in record.getMessage() for record in caplog.records) == 1
-    living.beat()
+    living.send_heartbeat()
     assert living.port is None  # not yet
     hand.move(daemon_module.BIND_S)
-    living.beat()
+    living.send_heartbeat()
     assert living.port == port
     assert json.loads((tmp_path / "health.json").read_text())["note"] == ""
     living.stop(why="SIGTERM")

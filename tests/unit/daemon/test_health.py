@@ -12,15 +12,15 @@ LATELY = {"cycle": 240.0, "ingest": 960.0}
 
 
 def well(hand: HandSet) -> Health:
-    health = Health(lately_s=LATELY, times=hand.times)
+    health = Health(longest_silence_s=LATELY, times=hand.times)
     for name in LATELY:
-        health.began(name, at=hand.times.now())
-        health.succeeded(name, at=hand.times.now(), line="done")
+        health.record_begin(name, at=hand.times.now())
+        health.record_success(name, at=hand.times.now(), line="done")
     return health
 
 
 def test_before_the_first_success_it_is_not_well() -> None:
-    reasons = Health(lately_s=LATELY, times=HandSet().times).reasons()
+    reasons = Health(longest_silence_s=LATELY, times=HandSet().times).reasons()
     assert [reason.split()[0] for reason in reasons] == ["cycle", "ingest"]
 
 
@@ -36,7 +36,7 @@ def test_lately_is_different_for_each_task() -> None:
 def test_the_reason_names_the_problem() -> None:
     hand = HandSet()
     health = well(hand)
-    health.failed("ingest", at=hand.times.now(), problem="slurmdbd is away")
+    health.record_failure("ingest", at=hand.times.now(), problem="slurmdbd is away")
     assert health.reasons() == []
     hand.move(961)
     assert "ingest has not succeeded for 961 s: slurmdbd is away" in health.reasons()
@@ -46,15 +46,15 @@ def test_two_failures_in_a_row_are_borne_and_three_are_not() -> None:
     hand = HandSet()
     health = well(hand)
     for expected in ([], [], ["cycle failed 3 times in a row: the lock is held"]):
-        health.failed("cycle", at=hand.times.now(), problem="the lock is held")
+        health.record_failure("cycle", at=hand.times.now(), problem="the lock is held")
         assert health.reasons() == expected
     assert health.report()["state"] == "failing"
 
 
 def test_a_long_first_reading_says_that_it_is_at_work() -> None:
     hand = HandSet()
-    health = Health(lately_s=LATELY, times=hand.times)
-    health.began("ingest", at=hand.times.now())
+    health = Health(longest_silence_s=LATELY, times=hand.times)
+    health.record_begin("ingest", at=hand.times.now())
     hand.move(2000)
     assert "ingest has not succeeded for 2000 s: at work" in health.reasons()
 
@@ -63,9 +63,9 @@ def test_failures_are_counted_in_a_row() -> None:
     hand = HandSet()
     health = well(hand)
     for _ in range(3):
-        health.failed("cycle", at=hand.times.now(), problem="no")
+        health.record_failure("cycle", at=hand.times.now(), problem="no")
     assert health.of("cycle").failures == 3
-    health.succeeded("cycle", at=hand.times.now(), line="")
+    health.record_success("cycle", at=hand.times.now(), line="")
     fares = health.of("cycle")
     assert (fares.failures, fares.problem, fares.line) == (0, "", "done")
 
@@ -87,7 +87,7 @@ def test_a_daemon_that_is_well_says_what_it_does(cycle: object, state: str) -> N
 
 def test_one_that_ends_is_not_well() -> None:
     health = well(HandSet())
-    health.ending("stopping")
+    health.record_ending("stopping")
     assert (health.report()["healthy"], health.report()["state"]) == (False, "stopping")
 
 

@@ -38,9 +38,9 @@ def metrics() -> Metrics:
     tally = CycleTally(service="qssf", mode=Mode.SHADOW, result=Result.WOULD, jobs=1)
     metrics.record_cycle(a_cycle(tallies=(tally,), modes={"qssf": Mode.SHADOW}))
     metrics.record_cycle(NodeCycleSummary(seconds=0.1, nodes=STATES, slept=1))
-    metrics.succeeded("cycle", at=NOON)
-    metrics.failed("cycle")
-    metrics.left_out("cycle")
+    metrics.record_success("cycle", at=NOON)
+    metrics.record_failure("cycle")
+    metrics.record_skip("cycle")
     return metrics
 
 

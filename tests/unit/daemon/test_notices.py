@@ -63,7 +63,7 @@ def test_a_mail_server_that_hangs_holds_up_no_cycle_and_no_heartbeat() -> None:
     hangs = Blocked()
     toys = Telling(notify=lambda: hangs() or "")  # type: ignore[func-returns-value]
     with started(toys) as ticking:
-        assert hangs.entered.wait(PATIENCE_S)
+        assert hangs.enter.wait(PATIENCE_S)
         cycles, beats = toys.count("cycle"), ticking.beats
         assert eventually(lambda: toys.count("cycle") > cycles + 3 and ticking.beats > beats + 3)
         hangs.let_go()

@@ -34,7 +34,7 @@ class Ticking:
         }
         self.schedule = TaskSchedule(**{**facts, **schedule})
         self.metrics = Metrics(times=self.times)
-        self.health = Health(lately_s=self.schedule.lately_s(), times=self.times)
+        self.health = Health(longest_silence_s=self.schedule.longest_silence_s(), times=self.times)
         self.beats = 0
         self.paused = False
         self.clock = TaskScheduler(
@@ -50,7 +50,7 @@ class Ticking:
     def _beat(self) -> None:
         self.beats += 1
 
-    def left_out(self, task: str) -> float:
+    def record_skip(self, task: str) -> float:
         return self.metrics.registry.get_sample_value("helios_task_left_out_total", {"task": task}) or 0
 
 
@@ -98,9 +98,9 @@ def test_a_slow_cycle_is_never_doubled_and_the_reading_goes_on_beside_it() -> No
     slow = Blocked()
     toys = ToyChores(does={"cycle": slow})
     with started(toys) as ticking:
-        assert slow.entered.wait(PATIENCE_S)
+        assert slow.enter.wait(PATIENCE_S)
         readings = toys.count("ingest")
-        assert eventually(lambda: ticking.left_out("cycle") >= 3 and toys.count("ingest") >= readings + 3)
+        assert eventually(lambda: ticking.record_skip("cycle") >= 3 and toys.count("ingest") >= readings + 3)
         assert toys.count("cycle") == 1
         assert eventually(lambda: ticking.beats > 3)
         slow.let_go()
@@ -125,7 +125,7 @@ def test_after_a_failed_reading_the_table_is_left_to_expire() -> None:
 def test_a_night_that_went_well_is_published_too(raises: dict[str, Exception], published: bool) -> None:
     toys = ToyChores(raises={"ingest": HeliosError("no reading, for once"), **raises})
     with started(toys) as ticking:
-        ticking.clock.analyse()
+        ticking.clock.run_nightly()
         cycles = toys.count("cycle")
         assert eventually(lambda: toys.count("cycle") >= cycles + 3)
     assert (toys.count("hook") == 1) is published
@@ -135,7 +135,7 @@ def test_a_night_and_a_reading_at_once_publish_without_a_quarrel() -> None:
     toys = ToyChores()
     ticking = Ticking(toys)
     ticking.clock.read()
-    ticking.clock.analyse()
+    ticking.clock.run_nightly()
     ticking.clock.start()
     assert eventually(lambda: toys.count("hook") >= 1)
     ticking.clock.stop()
@@ -157,11 +157,11 @@ def test_the_hook_waits_for_a_cycle_and_a_wait_too_long_is_said(caplog: pytest.L
     slow = Blocked()
     toys = ToyChores(does={"cycle": slow})
     with started(toys, cycle_s=0.1) as ticking:
-        assert slow.entered.wait(PATIENCE_S)
-        assert eventually(lambda: ticking.left_out("cycle") >= 15)
+        assert slow.enter.wait(PATIENCE_S)
+        assert eventually(lambda: ticking.record_skip("cycle") >= 15)
         assert toys.count("hook") == 0
         slow.let_go()
-        assert eventually(lambda: ticking.left_out("hook") >= 1 and toys.count("hook") >= 1)
+        assert eventually(lambda: ticking.record_skip("hook") >= 1 and toys.count("hook") >= 1)
     assert any("its time passed" in record.getMessage() for record in caplog.records)
 
 
@@ -190,7 +190,7 @@ def test_a_long_night_holds_up_no_reading() -> None:
     with started(toys) as ticking:
         training = threading.Thread(target=ticking.clock.nightly.tick)
         training.start()
-        assert night.entered.wait(PATIENCE_S)
+        assert night.enter.wait(PATIENCE_S)
         readings = toys.count("ingest")
         assert eventually(lambda: toys.count("ingest") > readings)
         assert not ticking.clock.close_readers(within_s=0.01)
@@ -225,11 +225,11 @@ def test_cycles_that_fail_are_progress_and_cycles_that_hang_are_not() -> None:
     for _ in range(60):
         hand.move(60)
         ticking.clock.cycles["cycle"].tick()
-        assert ticking.clock.makes_progress()
+        assert ticking.clock.is_progressing()
     hand.move(299)
-    assert ticking.clock.makes_progress()
+    assert ticking.clock.is_progressing()
     hand.move(1)
-    assert not ticking.clock.makes_progress()
+    assert not ticking.clock.is_progressing()
 
 
 def test_a_cycle_that_could_not_look_counts_as_failed_and_is_shown_all_the_same() -> None:
@@ -273,7 +273,7 @@ def test_health_and_metrics_hear_of_a_cycle() -> None:
 
 def test_the_health_rests_on_cycles_and_readings() -> None:
     schedule = TaskSchedule(cycle_s=60, ingest_s=300, nightly=None)
-    assert schedule.lately_s() == {"cycle": 240, "ingest": 960}
+    assert schedule.longest_silence_s() == {"cycle": 240, "ingest": 960}
 
 
 @pytest.mark.parametrize(("cycle_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])

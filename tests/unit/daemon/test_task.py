@@ -28,7 +28,7 @@ class Bench:
         self.hand = HandSet()
         self.runs = 0
         self.error: Exception | None = None
-        self.health = Health(lately_s={"cycle": 240}, times=self.hand.times)
+        self.health = Health(longest_silence_s={"cycle": 240}, times=self.hand.times)
         self.metrics = Metrics(times=self.hand.times)
         self.task = Task(
             "cycle",
@@ -186,7 +186,7 @@ def test_two_tasks_in_one_section_never_work_at_the_same_time() -> None:
     second = Bench(entering(lambda: second_ran.append(blocked.left.is_set())), section=section)
     threads = [threading.Thread(target=first.task.tick), threading.Thread(target=second.task.tick)]
     threads[0].start()
-    assert blocked.entered.wait(PATIENCE_S)
+    assert blocked.enter.wait(PATIENCE_S)
     threads[1].start()
     blocked.let_go()
     for thread in threads:
@@ -199,7 +199,7 @@ def test_nobody_enters_a_section_that_was_closed_while_waiting() -> None:
     first, second = Bench(entering(blocked), section=section), Bench(section=section)
     threads = [threading.Thread(target=first.task.tick), threading.Thread(target=second.task.tick)]
     threads[0].start()
-    assert blocked.entered.wait(PATIENCE_S)
+    assert blocked.enter.wait(PATIENCE_S)
     threads[1].start()
     assert not section.close(within_s=0.01)
     blocked.let_go()

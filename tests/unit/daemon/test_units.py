@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helios.app.controller_state import DaemonRuns
-from helios.cli.main import imported
+from helios.cli.main import import_command
 from helios.config import DaemonSettings
 from helios.daemon import daemon
 
@@ -50,7 +50,7 @@ def test_systemd_understands_every_line(tmp_path: Path, name: str) -> None:
 )
 def test_what_a_unit_starts_is_a_command_of_helios(name: str) -> None:
     program, command, *options = Unit(name)["Service"]["ExecStart"].split()
-    known = imported(command)
+    known = import_command(command)
     assert program == "/opt/helios/bin/helios"
     with known.make_context(command, options):
         pass

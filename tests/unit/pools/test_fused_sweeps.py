@@ -399,7 +399,7 @@ def test_trials_are_taken_to_be_alike_until_their_models_were_built() -> None:
     fusion = Fusion(FusedProgram(program="m.py", settings={"batch_size": 8}), searched=False)
 
     def part(**parameters: Any) -> str:
-        return fusion.part(0, parameters)[0]
+        return fusion.group_key(0, parameters)[0]
 
     assert part(lr=0.1, width=8, dropout=0.0) == part(lr=0.2, width=8, dropout=0.5)
     assert part(width=8) != part(width=9)
@@ -416,9 +416,9 @@ def test_trials_are_taken_to_be_alike_until_their_models_were_built() -> None:
 def test_the_memory_caps_a_part_and_not_the_others() -> None:
     fusion = Fusion(FusedProgram(program="m.py", together=8), searched=False)
     fusion.learn({"width": 8}, {"structure": "s", "most": 3})
-    assert [fusion.part(0, {"width": width})[1] for width in (8, 9)] == [3, 8]
+    assert [fusion.group_key(0, {"width": width})[1] for width in (8, 9)] == [3, 8]
     fusion.learn({"width": 8}, {"structure": "s", "obstacle": "0: it reads numbers"})
-    assert fusion.part(0, {"width": 8}) == ("", 1)
+    assert fusion.group_key(0, {"width": 8}) == ("", 1)
 
 
 def test_parameters_are_for_the_optimiser_the_process_or_the_model() -> None:

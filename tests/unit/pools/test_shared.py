@@ -17,7 +17,7 @@ def a_state(folder: Path, *, shared: bool = True) -> StateFile:
 
 
 def finish(state: StateFile, number: int) -> None:
-    state.ended(
+    state.record_ended(
         number,
         what="finished",
         state=TrialState.FINISHED,
@@ -30,8 +30,8 @@ def finish(state: StateFile, number: int) -> None:
 
 def test_each_reads_what_the_other_wrote_before_it_writes(tmp_path: Path) -> None:
     with a_state(tmp_path) as one, a_state(tmp_path) as two:
-        one.made(0, {"x": 1})
-        two.made(1, {"x": 2})
+        one.record_created(0, {"x": 1})
+        two.record_created(1, {"x": 2})
         assert [*two.trials] == [0, 1]
         assert not two.is_mine(two.trials[0])
         assert two.has_owner(two.trials[0])
@@ -45,8 +45,8 @@ def test_each_reads_what_the_other_wrote_before_it_writes(tmp_path: Path) -> Non
 def test_only_trials_of_a_pool_that_is_gone_are_taken_over(tmp_path: Path) -> None:
     with a_state(tmp_path) as one:
         gone = a_state(tmp_path)
-        gone.made(0, {"x": 1})
-        gone.started(0, device="cpu:0", memory_limit_mib=None)
+        gone.record_created(0, {"x": 1})
+        gone.record_started(0, device="cpu:0", memory_limit_mib=None)
         assert one.adopt() == []
         pool = gone.pool
         for handle in (gone._own_lock, gone._handle, gone._write_lock):  # as a kill does
@@ -62,8 +62,8 @@ def test_a_line_that_a_killed_pool_left_half_written_is_cut_off(tmp_path: Path) 
     with a_state(tmp_path) as one, a_state(tmp_path) as two:
         with (tmp_path / FILE).open("ab") as file:
             file.write(b'{"what": "made", "tri')
-        one.made(0, {"x": 1})
-        two.made(1, {"x": 2})
+        one.record_created(0, {"x": 1})
+        two.record_created(1, {"x": 2})
         assert [*two.trials] == [0, 1]
 
 

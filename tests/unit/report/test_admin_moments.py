@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helios.errors import UsageError
-from helios.report.admin.sacct_format import local_day, moment_in_words
+from helios.report.admin.sacct_format import local_day, parse_moment
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 SHANGHAI = "Asia/Shanghai"
@@ -33,13 +33,13 @@ SHANGHAI = "Asia/Shanghai"
     ],
 )
 def test_moments_are_read_as_sacct_reads_them(words: str, meant: datetime) -> None:
-    assert moment_in_words(words, now=NOW, timezone="UTC") == meant
+    assert parse_moment(words, now=NOW, timezone="UTC") == meant
 
 
 def test_words_mean_the_cluster_s_clock_not_ours() -> None:
     # 09:30 UTC is 17:30 in Shanghai: its day began at 16:00 UTC the day before.
-    assert moment_in_words("today", now=NOW, timezone=SHANGHAI) == datetime(2026, 11, 20, 16, tzinfo=UTC)
-    assert moment_in_words("2026-11-01", now=NOW, timezone=SHANGHAI) == datetime(2026, 10, 31, 16, tzinfo=UTC)
+    assert parse_moment("today", now=NOW, timezone=SHANGHAI) == datetime(2026, 11, 20, 16, tzinfo=UTC)
+    assert parse_moment("2026-11-01", now=NOW, timezone=SHANGHAI) == datetime(2026, 10, 31, 16, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_words_mean_the_cluster_s_clock_not_ours() -> None:
 )
 def test_what_is_no_moment_is_refused_with_examples(words: str) -> None:
     with pytest.raises(UsageError, match=r"not a moment(.|\n)*now-1days"):
-        moment_in_words(words, now=NOW, timezone="UTC")
+        parse_moment(words, now=NOW, timezone="UTC")
 
 
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-11-20", 24)])
 def test_a_day_is_as_long_as_the_clock_says(day: str, hours: int) -> None:
-    named = moment_in_words(day, now=NOW, timezone="Europe/Berlin")
+    named = parse_moment(day, now=NOW, timezone="Europe/Berlin")
     begin, end = local_day(named + timedelta(hours=11), timezone="Europe/Berlin")
     assert begin == named
     assert end - begin == timedelta(hours=hours)

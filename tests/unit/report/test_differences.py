@@ -10,9 +10,9 @@ from helios.report.significance import (
     CRITERIA,
     Differences,
     ResampledUnit,
-    between,
-    of_one_replay,
-    over_repeats,
+    compare_blocks,
+    compare_repeats,
+    mean_wait_difference,
 )
 from helios.report.tables import differences_table
 from tests.unit.report.replays import a_run, a_what_if, qssf
@@ -32,7 +32,7 @@ def some_days(days: int, *, gain_s: float, spread_s: float, seed: int = 0) -> tu
 def one_replay(days: int, *, gain_s: float, spread_s: float, seed: int = 0) -> Differences:
     today, other = some_days(days, gain_s=gain_s, spread_s=spread_s, seed=seed)
     every_s = DAY_S // JOBS_A_DAY
-    return of_one_replay(a_what_if(a_run(today, every_s=every_s), qssf(other, every_s=every_s)))
+    return compare_blocks(a_what_if(a_run(today, every_s=every_s), qssf(other, every_s=every_s)))
 
 
 def a_repeat(mean: float, large: float | None = 5.0) -> dict[str, float | None]:
@@ -78,7 +78,7 @@ def test_a_planted_difference_is_found_and_chance_is_called_none() -> None:
 
 def test_jobs_of_one_day_are_one_observation() -> None:
     few, many = (
-        of_one_replay(
+        compare_blocks(
             a_what_if(
                 a_run([10_000] * days * each, every_s=DAY_S // each),
                 qssf(np.repeat(10_000 - gains, each).tolist(), every_s=DAY_S // each),
@@ -118,7 +118,7 @@ def test_repeats_are_paired() -> None:
     gain = base * rng.normal(0.02, 0.001, size=20)
     replays = {"today": [a_repeat(wait) for wait in base], "new": [a_repeat(wait) for wait in base - gain]}
     found = (
-        over_repeats(replays, baseline="today", over=ResampledUnit.WEEKS, blocks=10)
+        compare_repeats(replays, baseline="today", over=ResampledUnit.WEEKS, blocks=10)
         .others[0]
         .differences["mean_wait_s"]
     )
@@ -129,7 +129,7 @@ def test_repeats_are_paired() -> None:
 
 def test_a_criterion_that_no_repeat_has_is_left_out() -> None:
     replays = {name: [a_repeat(100.0 + i, large=None) for i in range(6)] for name in ("today", "new")}
-    found = over_repeats(replays, baseline="today", over=ResampledUnit.SEEDS, blocks=0)
+    found = compare_repeats(replays, baseline="today", over=ResampledUnit.SEEDS, blocks=0)
     assert found.others[0].differences["mean_wait_large_s"] is None
     assert CRITERIA["mean_wait_large_s"] not in written(found)
 
@@ -137,7 +137,9 @@ def test_a_criterion_that_no_repeat_has_is_left_out() -> None:
 def test_seeds_are_observations_of_their_own() -> None:
     replays = {"today": [a_repeat(1000.0)] * 10, "new": [a_repeat(1000.0 + i) for i in range(10)]}
     found = (
-        over_repeats(replays, baseline="today", over=ResampledUnit.SEEDS, blocks=0).others[0].differences["mean_wait_s"]
+        compare_repeats(replays, baseline="today", over=ResampledUnit.SEEDS, blocks=0)
+        .others[0]
+        .differences["mean_wait_s"]
     )
     logs = np.log((1001.0 + np.arange(10)) / 1001)
     half = float(student.ppf(0.975, 9)) * np.sqrt(1.1) * np.std(logs, ddof=1)
@@ -152,7 +154,7 @@ def test_the_table_fits_80_columns_and_says_no_difference() -> None:
         "FIFO + EASY (limit)": [a_repeat(200_000.0 + wait, large=3e5) for wait in draws[0]],
         label: [a_repeat(200_000.0 + wait, large=1e5) for wait in draws[1]],
     }
-    text = written(over_repeats(replays, baseline="FIFO + EASY (limit)", over=ResampledUnit.WEEKS, blocks=8))
+    text = written(compare_repeats(replays, baseline="FIFO + EASY (limit)", over=ResampledUnit.WEEKS, blocks=8))
     assert max(map(len, text.splitlines())) <= 80
     assert "no difference" in text
     assert "-2d07h" in text
@@ -166,16 +168,18 @@ def test_two_replays_differ_as_the_table_says() -> None:
         qssf(rng.integers(0, 9_000, 40).tolist(), gpus=[1, 16] * 20, every_s=40_000),
     )
     today, other = result.runs
-    listed = of_one_replay(result).others[0].differences
-    assert between(other, today) == listed["mean_wait_s"]
-    assert between(other, today, other.gpus > 8) == listed["mean_wait_large_s"]
-    assert between(other, today, other.gpus > 99) is None
+    listed = compare_blocks(result).others[0].differences
+    assert mean_wait_difference(other, today) == listed["mean_wait_s"]
+    assert mean_wait_difference(other, today, other.gpus > 8) == listed["mean_wait_large_s"]
+    assert mean_wait_difference(other, today, other.gpus > 99) is None
 
 
 def test_a_difference_that_nobody_would_notice_is_none() -> None:
     replays = {"today": [a_repeat(100.0)] * 8, "new": [a_repeat(99.5)] * 8}
     found = (
-        over_repeats(replays, baseline="today", over=ResampledUnit.WEEKS, blocks=8).others[0].differences["mean_wait_s"]
+        compare_repeats(replays, baseline="today", over=ResampledUnit.WEEKS, blocks=8)
+        .others[0]
+        .differences["mean_wait_s"]
     )
     assert found.low is not None and found.high is not None and found.high < 0
     assert found.is_none

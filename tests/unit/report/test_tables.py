@@ -6,10 +6,10 @@ from rich.console import Console, RenderableType
 
 from helios.report.history import describe
 from helios.report.tables import (
+    describe_missing,
     description_tables,
     evaluation_table,
     load_table,
-    named_missing,
     rejects_table,
     whatif_table,
 )
@@ -89,7 +89,7 @@ def test_a_trace_without_gpus_is_said_to_be_measured_in_cpus() -> None:
 def test_what_jobs_lack_is_named_in_words_few_jobs_by_number() -> None:
     jobs = [a_job(name=None, user=None if place == 0 else "ann") for place in range(300)]
     description = describe(jobs_frame(*jobs), cluster="x", timezone="UTC")
-    assert named_missing(description) == "user 1 job, name 100 %"
+    assert describe_missing(description) == "user 1 job, name 100 %"
 
 
 def test_markup_in_names_is_printed_as_it_is() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from helios.report.significance import ResampledUnit, of_one_replay, over_repeats
+from helios.report.significance import ResampledUnit, compare_blocks, compare_repeats
 from helios.report.whatif_text import headline, propose_scenario, verdict
 from tests.unit.report.replays import a_check, a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
@@ -109,7 +109,7 @@ def test_a_wait_of_31_times_is_a_difference_though_one_day_made_it() -> None:
     """A slice of two virtual clusters: 252 s under today's order, 7,797 s under ours, most of it on one day."""
     today = a_run([252] * 20, every_s=DAY // 2)
     other = qssf([252] * 19 + [151_152], every_s=DAY // 2)
-    found = of_one_replay(a_what_if(today, other)).others[0].differences["mean_wait_s"]
+    found = compare_blocks(a_what_if(today, other)).others[0].differences["mean_wait_s"]
     assert found is not None and found.ratio == pytest.approx(31, abs=0.2)
     assert not found.is_none
     text = said(today, other)
@@ -139,7 +139,7 @@ def test_the_verdict_and_the_table_of_differences_never_disagree(seed: int) -> N
         a_run(waits.astype(int).tolist(), gpus=gpus, every_s=DAY // 3),
         qssf(longer.clip(0).astype(int).tolist(), gpus=gpus, every_s=DAY // 3),
     )
-    found, text = of_one_replay(result).others[0].differences, " ".join(verdict(result))
+    found, text = compare_blocks(result).others[0].differences, " ".join(verdict(result))
     mean, large = found["mean_wait_s"], found["mean_wait_large_s"]
     assert mean is not None and large is not None
     assert "The mean wait: no difference" not in text or mean.is_none
@@ -151,7 +151,7 @@ def test_over_repeats_the_verdict_is_theirs() -> None:
     today, ours = (run.label for run in result.runs)
     figures = [{"mean_wait_s": wait, "max_wait_s": wait, "p99_wait_s": wait} for wait in (5e3, 6e3, 9e3)]
     missing = {"mean_wait_large_s": None}
-    differences = over_repeats(
+    differences = compare_repeats(
         {today: [each | missing for each in figures], ours: [each | missing for each in reversed(figures)]},
         baseline=today,
         over=ResampledUnit.SEEDS,

@@ -12,7 +12,7 @@ from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, 
 from helios.changes import HIDDEN, INELIGIBLE
 from helios.errors import ClusterUnavailable
 from helios.slurm.jobs import SPENT, UNSEEN, SlurmCluster
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
+from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, UndoEntry
 from helios.slurm.undo_file import UndoNotWritten
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
@@ -34,7 +34,7 @@ def a_cluster(slurm: MemorySlurm, *, writes_per_cycle: int = 100, undo: JobsUndo
 
 def having(*entries: tuple[JobSetting, str, int]) -> JobsUndo:
     undo = JobsUndo()
-    undo.add(Written(setting=setting, job_id=job, submitted=START, value=value) for setting, job, value in entries)
+    undo.add(UndoEntry(setting=setting, job_id=job, submitted=START, value=value) for setting, job, value in entries)
     return undo
 
 
@@ -341,7 +341,7 @@ def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path
         a_applied("2", JobSetting.SOFT_LIMIT, 660.0),
         a_applied("3", JobSetting.ORDER, 1),
     ]
-    cluster.know(pd.DataFrame(rows), keep=True)
+    cluster.load_applied_changes(pd.DataFrame(rows), keep=True)
     assert cluster.snapshot().pending["urgency"].round(1).tolist() == [0.5, 0]
     assert f"time_min\t2\t{START}\t17\n" in (tmp_path / JOBS_FILE).read_text()
     cluster.apply([Revert(reason="stop")])
@@ -352,7 +352,7 @@ def test_what_only_the_book_knows_of_a_hidden_job_goes_into_the_file(tmp_path: P
     slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
-    cluster.know(pd.DataFrame([a_applied("1", JobSetting.ORDER, 0.5)]), keep=True)
+    cluster.load_applied_changes(pd.DataFrame([a_applied("1", JobSetting.ORDER, 0.5)]), keep=True)
     cluster.snapshot()
     assert (tmp_path / JOBS_FILE).read_text() == f"site_factor\t1\t{START}\t5037\n"
 

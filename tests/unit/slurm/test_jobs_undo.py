@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helios.actions import JobSetting
 from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, read_published, render, retract
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
+from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, UndoEntry
 from helios.slurm.undo_file import UndoNotWritten
 from tests.unit.slurm.slurm import START, a_raw_job
 
@@ -26,19 +26,19 @@ def now_s() -> int:
 
 def a_value(
     job_id: str = "1", value: int = 4037, *, submitted: int = START, setting: JobSetting = JobSetting.ORDER
-) -> Written:
-    return Written(setting=setting, job_id=job_id, submitted=submitted, value=value)
+) -> UndoEntry:
+    return UndoEntry(setting=setting, job_id=job_id, submitted=submitted, value=value)
 
 
-def proves(folder: Path, value: int = 4037, **job: object) -> bool:
+def has_record(folder: Path, value: int = 4037, **job: object) -> bool:
     undo = JobsUndo(folder)
     undo.refresh()
-    return undo.proves(JobSetting.ORDER, a_raw_job("1", **job), value)
+    return undo.has_record(JobSetting.ORDER, a_raw_job("1", **job), value)
 
 
 def test_another_process_reads_what_was_written_and_the_file_is_not_everybodys(tmp_path: Path) -> None:
     JobsUndo(tmp_path).add([a_value()])
-    assert proves(tmp_path)
+    assert has_record(tmp_path)
     assert (tmp_path / JOBS_FILE).stat().st_mode & 0o777 == 0o640
     assert (tmp_path / JOBS_FILE).read_text() == f"site_factor\t1\t{START}\t4037\n"
 
@@ -48,7 +48,7 @@ def test_a_process_sees_what_another_adds(tmp_path: Path) -> None:
     undo.refresh()
     JobsUndo(tmp_path).add([a_value()])
     undo.refresh()
-    assert undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
+    assert undo.has_record(JobSetting.ORDER, a_raw_job("1"), 4037)
 
 
 def test_a_line_that_a_crash_cut_short_proves_nothing_and_spoils_no_other(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_line_that_a_crash_cut_short_proves_nothing_and_spoils_no_other(tmp_pa
     undo.refresh()
     undo.add([a_value("2", 537)])
     assert (tmp_path / JOBS_FILE).read_text().splitlines()[1] == f"site_factor\t2\t{START}\t537"
-    assert not proves(tmp_path)
+    assert not has_record(tmp_path)
 
 
 @given(st.binary(max_size=200))
@@ -66,7 +66,7 @@ def test_a_damaged_file_proves_nothing_and_raises_nothing(
 ) -> None:
     folder = tmp_path_factory.mktemp("state")
     (folder / JOBS_FILE).write_bytes(data)
-    assert not proves(folder)
+    assert not has_record(folder)
 
 
 def test_a_full_disk_is_an_error_and_nothing_counts_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_full_disk_is_an_error_and_nothing_counts_as_written(tmp_path: Path, m
             undo.add([a_value()])
         (tmp_path / JOBS_FILE).unlink()
         undo.refresh()
-    assert not undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
+    assert not undo.has_record(JobSetting.ORDER, a_raw_job("1"), 4037)
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_jobs_that_are_gone_are_forgotten_now_and_then(tmp_path: Path) -> None:
     assert len((tmp_path / JOBS_FILE).read_text().splitlines()) < 2_000
     again = JobsUndo(tmp_path)
     again.refresh()
-    assert all(again.proves(JobSetting.ORDER, job, 100 * 59 + 137) for job in alive)
+    assert all(again.has_record(JobSetting.ORDER, job, 100 * 59 + 137) for job in alive)
 
 
 def test_what_already_stands_there_is_not_written_again(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_was_seen_to_be_gone_is_not_last_but_may_come_back(tmp_path: Path) 
     undo.add([a_value()])
     undo.add([a_value(value=0)])
     assert undo.last(JobSetting.ORDER, a_raw_job("1")) == 0
-    assert proves(tmp_path)
+    assert has_record(tmp_path)
 
 
 def test_of_the_submissions_of_a_requeued_job_the_latest_up_to_its_own_says_what_was_last(tmp_path: Path) -> None:
@@ -132,12 +132,12 @@ def test_of_the_submissions_of_a_requeued_job_the_latest_up_to_its_own_says_what
 
 def test_the_book_proves_what_it_names_and_the_one_before_it_no_longer(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
-    undo.know([a_value("1"), a_value("2", 37)])
-    assert undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
-    assert not undo.proves(JobSetting.ORDER, a_raw_job("1", submitted=START + 1), 4037)
+    undo.load([a_value("1"), a_value("2", 37)])
+    assert undo.has_record(JobSetting.ORDER, a_raw_job("1"), 4037)
+    assert not undo.has_record(JobSetting.ORDER, a_raw_job("1", submitted=START + 1), 4037)
     assert not undo.has(JobSetting.ORDER, a_raw_job("1"), 4037)  # it is in no file yet
-    undo.know([a_value("2", 37)])
-    assert not undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
+    undo.load([a_value("2", 37)])
+    assert not undo.has_record(JobSetting.ORDER, a_raw_job("1"), 4037)
 
 
 ROW = HookRow(user="ann+o@lab", partition="gpu", gpus=1, limit_min=60, site_factor=4037, time_min=17)
@@ -161,7 +161,7 @@ def test_a_place_of_the_hook_is_proved_by_user_partition_and_time(
     tmp_path: Path, job: dict[str, object], since_s: int, proved: bool
 ) -> None:
     published(tmp_path, ROW)
-    assert proves(tmp_path, **({"user": "ann+o@lab", "submitted": now_s() + since_s} | job)) is proved
+    assert has_record(tmp_path, **({"user": "ann+o@lab", "submitted": now_s() + since_s} | job)) is proved
 
 
 @pytest.mark.parametrize(("limit_s", "proved"), [(3600.0, True), (7200.0, False), ("UNLIMITED", False)])
@@ -172,20 +172,20 @@ def test_a_soft_limit_of_the_hook_is_proved_by_the_time_limit_too(
     undo = JobsUndo(tmp_path)
     undo.refresh()
     job = a_raw_job("1", user="ann+o@lab", submitted=now_s(), time_limit_s=limit_s)
-    assert undo.proves(JobSetting.SOFT_LIMIT, job, 17) is proved
+    assert undo.has_record(JobSetting.SOFT_LIMIT, job, 17) is proved
 
 
 def test_what_is_published_no_longer_is_remembered_for_jobs_from_then(tmp_path: Path) -> None:
     published(tmp_path, ROW)
     published(tmp_path)
-    assert proves(tmp_path, user="ann+o@lab", submitted=now_s())
-    assert not proves(tmp_path, user="ann+o@lab", submitted=now_s() + HOUR_S)
+    assert has_record(tmp_path, user="ann+o@lab", submitted=now_s())
+    assert not has_record(tmp_path, user="ann+o@lab", submitted=now_s() + HOUR_S)
 
 
 def test_a_table_that_is_removed_proves_nothing_of_later_jobs(tmp_path: Path) -> None:
     published(tmp_path, ROW)
     retract(tmp_path / TABLE)
-    assert not proves(tmp_path, user="ann+o@lab", submitted=now_s() + HOUR_S)
+    assert not has_record(tmp_path, user="ann+o@lab", submitted=now_s() + HOUR_S)
 
 
 def test_what_was_published_long_ago_is_forgotten(tmp_path: Path) -> None:

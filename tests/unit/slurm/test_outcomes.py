@@ -101,7 +101,7 @@ def test_what_only_the_book_knew_of_a_job_is_in_the_file_after_any_call(tmp_path
     slurm = MemorySlurm(a_raw_job("1", **({"priority": 0, "reason": "JobHeldUser"} if hidden else {})), a_raw_job("2"))
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
-    cluster.know(pd.DataFrame([a_applied("1", JobSetting.ORDER, 0.5)]), keep=False)
+    cluster.load_applied_changes(pd.DataFrame([a_applied("1", JobSetting.ORDER, 0.5)]), keep=False)
     assert entries(tmp_path) == []
     for _ in range(2):
         cluster.apply([an_order(j2=0.5)])

@@ -11,14 +11,14 @@ from helios.model import NodePower
 from helios.slurm import translate
 from helios.slurm.power import (
     Exclusions,
-    Surroundings,
+    NodeSurroundings,
     excluded_reason,
-    in_hand,
     join_exceptions,
     keep_awake_list,
     kept_awake,
     power,
     same_list,
+    why_not_wake,
 )
 from tests.unit.slurm.slurm import a_raw_node
 
@@ -65,7 +65,7 @@ def test_a_state_that_slurm_writes_is_a_power_state(state: str, flags: str | Non
 )
 def test_what_an_admin_has_in_hand_is_neither_put_to_sleep_nor_woken(state: str, flags: str | None, why: str) -> None:
     node = a_raw_node("n1", state=state, flags=flags, reason="disk")
-    assert why in in_hand(node)
+    assert why in why_not_wake(node)
     assert why in excluded_reason(node)
 
 
@@ -75,7 +75,7 @@ def test_what_an_admin_has_in_hand_is_neither_put_to_sleep_nor_woken(state: str,
 def test_what_slurm_needs_is_not_put_to_sleep_but_may_be_woken(flags: str, why: str) -> None:
     node = a_raw_node("n1", flags=flags)
     assert why in excluded_reason(node)
-    assert in_hand(node) == ""
+    assert why_not_wake(node) == ""
 
 
 def test_a_node_that_does_not_answer_is_left_alone_but_one_that_boots_has_time() -> None:
@@ -156,7 +156,7 @@ def test_the_sites_own_list_stands_first_and_as_it_is() -> None:
 def test_a_frame_of_nodes_says_power_excluded_reason_rack_and_who_is_kept_awake() -> None:
     drained = a_raw_node("n3", flags="DRAIN", reason="caf\udce9")
     nodes = [a_raw_node("n2", flags="POWERED_DOWN"), a_raw_node("n1"), drained]
-    around = Surroundings(exclusions=Exclusions(warm=keep_awake_list("n1")), racks={"n2": "r1"})
+    around = NodeSurroundings(exclusions=Exclusions(warm=keep_awake_list("n1")), racks={"n2": "r1"})
     frame = translate.node_states(nodes, around)
     assert frame["name"].tolist() == ["n1", "n2", "n3"]
     assert frame["power"].tolist() == ["awake", "asleep", "awake"]

@@ -10,7 +10,7 @@ import pytest
 
 from helios.errors import ClusterUnavailable
 from helios.slurm import preflight
-from helios.slurm.preflight import FindingLevel, PreflightContext, PreflightFinding, examine, hook_table_check
+from helios.slurm.preflight import FindingLevel, PreflightContext, PreflightFinding, hook_table_check, run_checks
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 
@@ -41,7 +41,7 @@ def examined(program: Program) -> Examine:
     ) -> dict[str, PreflightFinding]:
         folder = program("sdiag", f"echo 'sdiag output at Sat ({int(NOW.timestamp()) + skew_s})'")
         program("sacctmgr", f"case $* in *config) echo 'PurgeJobAfter = 12 months';; *) echo '{level}';; esac")
-        findings = examine(
+        findings = run_checks(
             shell=Shell(folder=str(folder)),
             configuration=lambda: GOOD | settings,
             user=user,
@@ -101,12 +101,12 @@ def test_a_table_that_slurmctld_may_not_read_is_found(monkeypatch: pytest.Monkey
         configuration=GOOD | {"SlurmUser": "slurm(64030)"}, shell=Shell(), user="x", site_factor_most=1
     )
     asked = []
-    monkeypatch.setattr(preflight, "closed_to", lambda user, path: asked.append((user, path)) or tmp_path)
+    monkeypatch.setattr(preflight, "find_denied", lambda user, path: asked.append((user, path)) or tmp_path)
     (found,) = hook_table_check(tmp_path / "hook" / "table")(ground)
     assert asked == [("slurm", tmp_path / "hook" / "table")]
     assert (found.check, found.verdict) == ("priority hook", FindingLevel.WARN)
     assert found.hint.startswith(f"Let slurm into the group of {tmp_path},")
-    monkeypatch.setattr(preflight, "closed_to", lambda user, path: None)
+    monkeypatch.setattr(preflight, "find_denied", lambda user, path: None)
     assert list(hook_table_check(tmp_path)(ground)) == []
 
 
@@ -114,14 +114,14 @@ def test_a_silent_controller_is_the_only_finding() -> None:
     def silent() -> dict[str, str]:
         raise ClusterUnavailable("slurmctld does not answer", hint="scontrol ping")
 
-    (finding,) = examine(shell=Shell(), configuration=silent, user="root", site_factor_most=1000)
+    (finding,) = run_checks(shell=Shell(), configuration=silent, user="root", site_factor_most=1000)
     assert (finding.check, finding.verdict, finding.hint) == ("controller", FindingLevel.FAIL, "scontrol ping")
 
 
 def test_a_check_that_cannot_be_made_does_not_hide_the_others(program: Program, examined: Examine) -> None:
     examined()
     folder = program("sacctmgr", "echo 'Unable to connect to slurmdbd' >&2; exit 1")
-    found = examine(
+    found = run_checks(
         shell=Shell(folder=str(folder)), configuration=lambda: GOOD, user="root", site_factor_most=10, clock=lambda: NOW
     )
     by_check = {finding.check: finding.verdict for finding in found}

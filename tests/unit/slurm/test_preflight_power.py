@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.slurm.preflight import FindingLevel, PreflightFinding, examine, power_checks
+from helios.slurm.preflight import FindingLevel, PreflightFinding, power_checks, run_checks
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 
@@ -48,7 +48,7 @@ def examined(program: Program, tmp_path: Path) -> Examine:
         )
         folder = program("scontrol", script)
         given = GOOD | {"SuspendProgram": str(folder / "suspend"), "ResumeProgram": str(folder / "resume")} | settings
-        findings = examine(
+        findings = run_checks(
             shell=Shell(folder=str(folder)),
             configuration=lambda: given,
             user=user,
@@ -116,7 +116,7 @@ def test_who_may_is_asked_of_a_node_that_does_not_exist(examined: Examine, tmp_p
 
 def test_where_no_service_acts_on_nodes_nobody_asks_about_power(program: Program) -> None:
     folder = program("scontrol", "true")
-    findings = examine(
+    findings = run_checks(
         shell=Shell(folder=str(folder)),
         configuration=lambda: GOOD,
         user="root",

@@ -11,7 +11,7 @@ import pytest
 from helios.actions import JobSetting
 from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.jobs import SlurmCluster
-from helios.slurm.jobs_undo import JobsUndo, Written
+from helios.slurm.jobs_undo import JobsUndo, UndoEntry
 from helios.slurm.translate import node_states
 from tests.unit.slurm.recorded import GOLDEN, RELEASES, recorded
 
@@ -87,7 +87,9 @@ def test_a_marked_site_factor_becomes_an_urgency(release: str, backend: Commands
     sprio, undo = Sprio(shell=backend.shell), JobsUndo()
     wrote = {job_id: factor.value for job_id, factor in sprio().items() if factor.value in {4037, -2537}}
     undo.add(
-        Written(setting=JobSetting.ORDER, job_id=job["job_id"], submitted=job["submitted"], value=wrote[job["job_id"]])
+        UndoEntry(
+            setting=JobSetting.ORDER, job_id=job["job_id"], submitted=job["submitted"], value=wrote[job["job_id"]]
+        )
         for job in backend.queue()
         if job["job_id"] in wrote
     )

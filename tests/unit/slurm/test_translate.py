@@ -10,7 +10,7 @@ import pytest
 from helios.actions import JobSetting
 from helios.slurm import translate
 from helios.slurm.commands import SiteFactor
-from helios.slurm.jobs_undo import JobsUndo, Written
+from helios.slurm.jobs_undo import JobsUndo, UndoEntry
 from tests.unit.slurm.slurm import START, a_raw_job, a_raw_node
 
 NEW, OLD = (25, 11), (22, 5)
@@ -112,5 +112,7 @@ def test_a_mark_without_a_record_is_a_hand_on_a_job() -> None:
 
 def having(setting: JobSetting, **values: int) -> JobsUndo:
     undo = JobsUndo()
-    undo.add(Written(setting=setting, job_id=job_id, submitted=START, value=value) for job_id, value in values.items())
+    undo.add(
+        UndoEntry(setting=setting, job_id=job_id, submitted=START, value=value) for job_id, value in values.items()
+    )
     return undo

@@ -31,13 +31,12 @@ from helios.slurm import parse, translate
 from helios.slurm.accounting import Accounting
 from helios.slurm.commands import CommandsBackend, SiteFactor, Sprio
 from helios.slurm.connect import partition_names
-from helios.slurm.jobs_undo import JobsUndo, Written
+from helios.slurm.jobs_undo import JobsUndo, UndoEntry
 from helios.slurm.nodes import HEAVIEST, weights_by_tier
 from helios.slurm.power import (
     Exclusions,
-    Surroundings,
+    NodeSurroundings,
     excluded_reason,
-    in_hand,
     join_exceptions,
     keep_awake_list,
     kept_awake,
@@ -47,8 +46,9 @@ from helios.slurm.power import (
     same_list,
     seconds,
     topology_racks,
+    why_not_wake,
 )
-from helios.slurm.preflight import FindingLevel, PreflightFinding, controllers_time, examine, power_checks
+from helios.slurm.preflight import FindingLevel, PreflightFinding, controllers_time, power_checks, run_checks
 from helios.slurm.shell import Shell, quoted
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_commands import Program, program
@@ -98,7 +98,7 @@ def test_a_pending_job_is_read_with_every_column() -> None:
     )
     undo = JobsUndo()
     undo.add(
-        Written(setting=setting, job_id="7", submitted=START, value=value)
+        UndoEntry(setting=setting, job_id="7", submitted=START, value=value)
         for setting, value in ((JobSetting.ORDER, 5037), (JobSetting.SOFT_LIMIT, 7))
     )
     queue = translate.pending([job], {"7": SiteFactor(value=5037)}, most=10_000, release=NEW, undo=undo)
@@ -183,7 +183,7 @@ def test_a_node_is_read_with_every_column() -> None:
         reason="x",
         weight=5,
     )
-    around = Surroundings(exclusions=Exclusions.of({"SuspendExcNodes": "n[1-2]"}), racks={"n1": "r7"})
+    around = NodeSurroundings(exclusions=Exclusions.of({"SuspendExcNodes": "n[1-2]"}), racks={"n1": "r7"})
     assert whole(translate.node_states([node], around)) == {
         "name": "n1",
         "partitions": "gpu",
@@ -230,11 +230,11 @@ def test_why_a_job_is_left_alone_names_what_was_found(
 
 def test_a_time_min_bears_the_mark_from_the_first_release_with_soft_limits_on() -> None:
     job, undo = a_raw_job("7", time_min_s=420.0), JobsUndo()
-    undo.add([Written(setting=JobSetting.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
+    undo.add([UndoEntry(setting=JobSetting.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
     releases = ((23, 2), (23, 11), (26, 5))
-    marked = {release: translate.is_our_time_min(job, undo, release=release) for release in releases}
+    marked = {release: translate.is_helios_time_min(job, undo, release=release) for release in releases}
     assert marked == {(23, 2): False, (23, 11): True, (26, 5): True}
-    assert [translate.minutes(length) for length in (None, "UNLIMITED", 0.0, 89.0, 91.0)] == [0, 0, 0, 1, 2]
+    assert [translate.to_minutes(length) for length in (None, "UNLIMITED", 0.0, 89.0, 91.0)] == [0, 0, 0, 1, 2]
 
 
 def test_jobs_without_a_priority_or_a_start_come_where_nothing_puts_them() -> None:
@@ -403,7 +403,7 @@ def test_programs_run_in_slurms_plain_words_and_keep_what_says_where_the_cluster
         "LANG": "de_DE",
         "TZ": "Asia/Tokyo",
     }
-    assert Shell(environment=given).surroundings() == {
+    assert Shell(environment=given).environment_for_slurm() == {
         "PATH": "/usr/bin:/bin",
         "HOME": "/nowhere",
         "SLURM_CONF": "/etc/x.conf",
@@ -473,14 +473,14 @@ def test_a_complaint_is_an_error_of_its_kind_that_names_the_program(
 )
 def test_a_node_in_somebodys_hand_says_in_whose_and_why(flags: str, words: str) -> None:
     node = a_raw_node("n1", flags=flags, reason="bad disk [root@2026-11-21T10:00:00]")
-    assert words in in_hand(node)
-    assert in_hand(node).endswith("(bad disk)") == (flags != "NEVER_HEARD_OF")
-    assert excluded_reason(node) == in_hand(node)
+    assert words in why_not_wake(node)
+    assert why_not_wake(node).endswith("(bad disk)") == (flags != "NEVER_HEARD_OF")
+    assert excluded_reason(node) == why_not_wake(node)
 
 
 @pytest.mark.parametrize("flags", ["CLOUD", "PERFCTRS", "NET", "POWERED_DOWN", "POWERING_UP", None])
 def test_a_harmless_flag_keeps_nobody_off(flags: str | None) -> None:
-    assert in_hand(a_raw_node("n1", flags=flags)) == ""
+    assert why_not_wake(a_raw_node("n1", flags=flags)) == ""
     assert excluded_reason(a_raw_node("n1", flags=flags)) == ""
 
 
@@ -488,13 +488,13 @@ def test_a_harmless_flag_keeps_nobody_off(flags: str | None) -> None:
     ("flags", "words"), [("COMPLETING", "completing"), ("PLANNED", "plans"), ("RESERVED", "reserved")]
 )
 def test_what_slurm_needs_is_woken_and_not_put_to_sleep(flags: str, words: str) -> None:
-    assert in_hand(a_raw_node("n1", flags=flags)) == ""
+    assert why_not_wake(a_raw_node("n1", flags=flags)) == ""
     assert words in excluded_reason(a_raw_node("n1", flags=flags))
 
 
 def test_states_of_a_node_that_is_nobodys() -> None:
-    assert "down (fire)" in in_hand(a_raw_node("n1", state="DOWN", reason="fire"))
-    assert in_hand(a_raw_node("n1", state="FUTURE")).endswith("FUTURE")
+    assert "down (fire)" in why_not_wake(a_raw_node("n1", state="DOWN", reason="fire"))
+    assert why_not_wake(a_raw_node("n1", state="FUTURE")).endswith("FUTURE")
     assert power(a_raw_node("n1", state="FUTURE")) is None
     assert power(a_raw_node("n1", flags="NOT_RESPONDING")) is None
     assert power(a_raw_node("n1", flags="NOT_RESPONDING+POWERED_DOWN")) is NodePower.ASLEEP
@@ -690,7 +690,7 @@ def examined(program: Program) -> Examined:
             f"{asked} case $* in *node) echo 'NodeName=a Weight=1 X'; echo 'NodeName=b Weight=5 X';; "
             "update*) echo 'Invalid node name' >&2; exit 1;; esac",
         )
-        findings = examine(
+        findings = run_checks(
             shell=Shell(folder=str(folder)),
             configuration=lambda: GOOD | changed,
             user=user,

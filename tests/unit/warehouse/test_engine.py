@@ -16,7 +16,7 @@ from sqlalchemy import event
 from helios.errors import WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, DECISIONS
 from helios.warehouse import Warehouse, engine
-from helios.warehouse.engine import engine_for, shown, sqlite_file, writing
+from helios.warehouse.engine import engine_for, redact_url, sqlite_file, writing
 from tests.builders import a_batch, a_job
 
 
@@ -81,7 +81,7 @@ def test_no_error_shows_a_password(url: str) -> None:
 
 def test_a_shown_url_keeps_everything_but_its_secrets() -> None:
     url = engine_for("postgresql://helios:sesame@db/helios?password=sesame&sslmode=require").url
-    assert shown(url) == "postgresql+psycopg://helios:***@db/helios?sslmode=require"
+    assert redact_url(url) == "postgresql+psycopg://helios:***@db/helios?sslmode=require"
 
 
 def test_a_server_that_does_not_answer_is_an_error_with_a_hint() -> None:

@@ -101,7 +101,7 @@ class NodeTable:
             holder=self.holder,
             memory=memory.cycle,
             undo=self.write_undo,
-            undone=self.read_undo,
+            read_undo=self.read_undo,
             paused=self.pause_asked,
         )
         report: NodeCycleReport = cycle.run(
@@ -125,7 +125,7 @@ class NodeTable:
             cluster=self.cluster,
             ledger=self.ledger,
             undo=self.write_undo,
-            undone=self.read_undo,
+            read_undo=self.read_undo,
             now=self.cluster.now,
             holder=self.holder,
             reason=reason,

@@ -15,7 +15,7 @@ from helios.control import AppliedChange, AppliedChanges, Failure, NodeControlle
 from helios.control.audit import HELIOS
 from helios.control.node_guards import NodeCycleContext, PowerBudget, apply_node_guards, is_in_desired_state
 from helios.control.node_watch import NodeObservation, NodeWatch, update_nodes
-from helios.control.nodes import NodeActivity, still_applied, with_undo_records
+from helios.control.nodes import NodeActivity, possibly_applied_changes, with_undo_records
 from helios.control.observed import observed_nodes
 from helios.control.report import node_cycle_counts, wanted_awake
 from helios.model import Mode, NodePower, PowerSettings
@@ -91,13 +91,13 @@ def test_clearing_all_nodes_ends_the_protected_mode_and_forgets_no_sleep_and_no_
 
 
 def test_a_sleep_a_failure_and_a_node_kept_off_are_remembered_for_a_day_and_no_longer() -> None:
-    assert REMEMBERED.without_the_old(NOON + DAY - SECOND) == REMEMBERED
-    assert REMEMBERED.without_the_old(NOON + DAY) == replace(REMEMBERED, slept={}, failures=(), keep_off={})
+    assert REMEMBERED.without_old_entries(NOON + DAY - SECOND) == REMEMBERED
+    assert REMEMBERED.without_old_entries(NOON + DAY) == replace(REMEMBERED, slept={}, failures=(), keep_off={})
 
 
 def test_of_the_sleeps_of_a_node_only_the_old_are_forgotten() -> None:
     memory = NodeControllerState(slept={"n1": (NOON, NOON + HOUR)})
-    assert memory.without_the_old(NOON + DAY).slept == {"n1": (NOON + HOUR,)}
+    assert memory.without_old_entries(NOON + DAY).slept == {"n1": (NOON + HOUR,)}
 
 
 def test_a_sleep_is_counted_once_and_a_wake_keeps_its_first_time() -> None:
@@ -344,7 +344,7 @@ def test_an_undo_file_has_what_is_helios_own_and_gives_it_back_the_same() -> Non
 def test_what_cannot_be_seen_stays_in_the_record_and_what_is_theirs_does_not() -> None:
     rows = (a_row("n1"), a_row("n2"), a_row("gone"), a_row("theirs", overridden=True), weighed("n2"))
     snapshot = a_snapshot(nodes=[a_node(name="n1", power="asleep"), a_node(name="n2", weight=10.0)], power=POWERING)
-    assert still_applied(applied(*rows).real, snapshot).keys() == {a_row("n1").key, a_row("gone").key}
+    assert possibly_applied_changes(applied(*rows).real, snapshot).keys() == {a_row("n1").key, a_row("gone").key}
 
 
 def test_only_what_was_done_counts_as_slept_woken_or_weighed() -> None:

@@ -331,7 +331,7 @@ def test_without_applied_now_and_undo_file_a_release_does_not_say_that_nothing_i
         cluster=table.cluster,
         ledger=table.ledger,
         undo=written.append,
-        undone=lambda: None,
+        read_undo=lambda: None,
         now=table.cluster.now,
         holder="alice",
         reason="the database is gone",

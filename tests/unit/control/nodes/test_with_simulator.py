@@ -44,7 +44,7 @@ class Simulated:
             memory=self.memory.cycle,
             paused=lambda: "",
             undo=self.write,
-            undone=lambda: self.undo,
+            read_undo=lambda: self.undo,
         )
         report: NodeCycleReport = cycle.run(
             [active(Says(*actions), name="ces")],  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_nodes_of_the_simulator_sleep_are_weighed_and_are_released() -> None:
         cluster=table.cluster,
         ledger=table.ledger,
         undo=table.write,
-        undone=lambda: table.undo,
+        read_undo=lambda: table.undo,
         now=table.now,
         holder="h",
         reason="enough",
