@@ -577,7 +577,7 @@ def without_password(value: Any) -> Any:
 
 
 def _without_secrets(key: str, value: Any) -> Any:
-    """Return a value without what is secret in it."""
+    """Return a value without its secrets."""
     masked = without_password(value)
     return re.sub(r"(://[^/]*/).+", r"\1***", masked) if key in SECRET_KEYS else masked
 

@@ -142,7 +142,7 @@ def _file_of(module: str) -> Path | None:
 
 
 class _Reporter(event.Listener):
-    """Logs what is compiled, without its parts."""
+    """Logs each compiled entry point."""
 
     depth = 0
 
@@ -312,7 +312,7 @@ def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> An
 
 
 def _load_constant(builder: Any, block: Any, place: int) -> Any:
-    """Read a word that never changes, and tell the compiler so."""
+    """Read a word as a constant for the compiler."""
     word = builder.load(builder.gep(block, [ir.IntType(32)(place)]))
     word.set_metadata("invariant.load", builder.module.add_metadata([]))
     return word

@@ -54,7 +54,10 @@ class AdviceReport:
     notes: tuple[str, ...]
 
     def lines(self, *, most: int | None = None) -> list[str]:
-        """Return it as text, at most so many advices."""
+        """Return the report as lines of text.
+
+        ``most`` limits the pieces of advice.
+        """
         whose = ", ".join(self.users) or "everybody"
         days = (self.until - self.since).total_seconds() / 86_400
         lines = [f"{self.jobs:,} jobs of {whose} on {self.cluster} in {days:.0f} days, use known of {self.measured:,}."]
@@ -157,7 +160,7 @@ def advise_on(
 
 
 def usage_of_file(path: Path) -> pd.DataFrame:
-    """Return what jobs used from a file that sacct printed.
+    """Read the use of jobs from a file of sacct.
 
     Raises
     ------
@@ -177,7 +180,7 @@ def usage_of_file(path: Path) -> pd.DataFrame:
 def usage_of_cluster(
     settings: SlurmSettings, cluster: str, since: datetime, until: datetime, *, users: Collection[str]
 ) -> Usage:
-    """Return what jobs used, from this machine's accounting.
+    """Read the use of jobs from the cluster's accounting.
 
     None, and why, where it does not answer or is of another cluster.
     """

@@ -477,7 +477,7 @@ class Controller(Generic[Memory]):
 
     @contextmanager
     def begin_cycle(self) -> Iterator[tuple[Memory, Warehouse | HeliosError, dict[str, str]]]:
-        """Hold the lock of cycles, and yield what a cycle begins with.
+        """Hold the cycle lock and yield a cycle's inputs.
 
         That is the controller's state, the warehouse or why there is none, and the notes of kill switches.
         """

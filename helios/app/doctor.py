@@ -173,7 +173,7 @@ def _last_cycle(settings: Settings, name: str, now: datetime) -> Iterator[Prefli
 
 
 def check_settings(settings: Settings) -> list[HeliosError]:
-    """Return what is wrong with folders, files and services that settings name.
+    """Return the problems of configured folders, files and services.
 
     Nothing is opened for writing, and no cluster is asked.
     """
@@ -239,7 +239,7 @@ def _open_files(settings: Settings) -> Iterator[PreflightFinding]:
 
 
 def _notices(settings: Settings) -> Iterator[PreflightFinding]:
-    """Report whether the servers that are to tell people can be reached."""
+    """Report whether mail and webhook servers can be reached."""
     names = ", ".join(channels(settings.notify))
     problems = [*check_notify(settings.notify)] or [*try_servers(settings.notify)]
     for problem in problems:

@@ -191,7 +191,7 @@ def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[Fin
 
 
 class SweepWorker:
-    """Replays cells of one history and caches what they share.
+    """Replays runs of one history, with shared caches.
 
     Several threads may use one worker.
     """

@@ -215,7 +215,7 @@ def _explain_last(
 
 
 def _request(job: pd.Series[Any]) -> dict[str, Any]:
-    """Return what a job requested, under the names of ``Explanation``.
+    """Return a job's request by the names of ``Explanation``.
 
     :class:`PastJob` has the same names.
     """

@@ -356,7 +356,7 @@ def _write_layouts(
 
 
 def _publish(staging: Path, previous: frozenset[str], about: dict[str, Any]) -> tuple[Path, ...]:
-    """Move what was written into the folder around it."""
+    """Move the written files to their folder."""
     sums = {path.name: file_sha256(path) for path in sorted(staging.iterdir())}
     _write_json(staging / MANIFEST, {"helios_export": sums, **about})
     # The files of an earlier export go first: its plain ones must not lie beside anonymous ones.
@@ -473,7 +473,7 @@ def _choose_key(request: ExportRequest, cluster: str) -> tuple[Path, bytes]:
 
 
 def _fingerprint(key: bytes) -> str:
-    """Return what tells keys apart without giving them away.
+    """Return a fingerprint of a key.
 
     It stands in the export.
     """

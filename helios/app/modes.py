@@ -31,7 +31,7 @@ PAUSED = "paused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """A pause of Helios that a person asked for.
+    """A pause that a person requested.
 
     Attributes
     ----------

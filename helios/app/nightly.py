@@ -152,7 +152,7 @@ def _night(
 
 
 def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
-    """Return what the last check of a report's night said.
+    """Return the sentences of the last order check.
 
     With it, what is proposed.
     """
@@ -289,7 +289,7 @@ def run_nightly(
 
 
 def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, now: datetime) -> str:
-    """Tell of drift and of the report, and return what was told."""
+    """Send notices about drift and the report."""
     if not channels(settings.notify):
         return ""
     notices = Notices(settings, sender="nightly", cluster=lambda: cluster, clock=lambda: now)

@@ -38,12 +38,12 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class NoticeNotSent(HeliosError):
-    """A mail or webhook was not taken."""
+    """A mail or webhook was not accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something to tell a person.
+    """A notice for a person.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Notice:
 
 
 def notices_in(summary: CycleSummary | NodeCycleSummary) -> list[Notice]:
-    """Return what a control cycle has to tell."""
+    """Return the notices of a control cycle."""
     domain = "nodes" if isinstance(summary, NodeCycleSummary) else "jobs"
     found = [
         Notice(
@@ -217,7 +217,7 @@ def password(settings: Notify) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A notice goes where the settings say, or nowhere."""
+    """HTTP handler that refuses redirects."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -257,7 +257,7 @@ def _slack_json(notice: Notice, cluster: str) -> dict[str, Any]:
 
 
 class Notices:
-    """Causes that last, and by which channels each was told.
+    """Current causes, with the channels that sent each.
 
     Parameters
     ----------
@@ -403,7 +403,7 @@ def send_test(settings: Settings, *, cluster: str) -> dict[str, str]:
 
 
 def check_notify(settings: Notify) -> list[HeliosError]:
-    """Return what is wrong with the settings, without asking any server."""
+    """Return the problems of the settings."""
     checks: list[Callable[[], object]] = []
     if settings.mail_to and settings.user:
         checks.append(lambda: password(settings))

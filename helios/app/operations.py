@@ -163,7 +163,7 @@ class Operations:
         return Path(self.settings.control.state_folder)
 
     def read(self, *, again: timedelta = timedelta(0), progress: Progress = no_progress) -> SyncResult:
-        """Read what is missing of the cluster's history.
+        """Read the missing parts of the cluster's history.
 
         Parameters
         ----------

@@ -175,7 +175,7 @@ def run_pool(
 
 
 def _learn(folder: Path, name: str, device: Device, database: str | None) -> tuple[TrialModel, str]:
-    """Return what is known of a program's trials on a device.
+    """Return the model of a program's trials on a device.
 
     With it comes a note on what could not be read.
     """

@@ -167,7 +167,7 @@ def _missing(
     memory_mib: float | None,
     run_time_s: float | None,
 ) -> list[tuple[str, str]]:
-    """Return what is not known, each with what to write."""
+    """Return the missing values, with what to write."""
     missing = []
     if run_time_s is None and any(forecast.seconds_p50 is None for forecast in forecasts):
         missing.append(("its run time", "Say how long one takes alone on a GPU: --run-time 20min."))

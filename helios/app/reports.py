@@ -184,7 +184,7 @@ class ReportContext:
         gpus_per_node: int,
         default_time_limit_s: int,
     ) -> ShadowDay:
-        """Return what the shadow decisions of a day would have changed.
+        """Return the effect that a day's shadow decisions would have had.
 
         Where ``nodes`` is None, the nodes known to the warehouse are used.
         """
@@ -351,7 +351,7 @@ def shadow_report(
     gpus_per_node: int = 8,
     default_time_limit_s: int = 7 * 86_400,
 ) -> tuple[str, ShadowDay]:
-    """Report what the shadow decisions of a day would have changed.
+    """Report the effect that a day's shadow decisions would have had.
 
     Returns the cluster's name and the report. ``day`` is written as for sacct. Without ``nodes`` those known to the
     warehouse are used; where it knows none, the cluster is derived from the peak demand.

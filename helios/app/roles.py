@@ -10,7 +10,7 @@ from helios.warehouse import Warehouse
 
 
 def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
-    """Grant the daemons' roles what they need, by the services installed.
+    """Grant the daemons' roles their privileges.
 
     See :meth:`helios.warehouse.Warehouse.grant`.
     """

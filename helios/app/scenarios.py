@@ -208,7 +208,7 @@ class Scenario:
 
     @property
     def bound_share(self) -> float | None:
-        """Wait bound as such a share.
+        """Wait bound as a share of the longest wait.
 
         None where there is none of this kind.
         """

@@ -43,7 +43,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCheck:
-    """Forecasts of the last weeks beside what happened.
+    """Forecasts of the last weeks with their outcomes.
 
     Attributes
     ----------

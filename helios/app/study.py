@@ -66,7 +66,7 @@ class NodeRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What a history says about its cluster.
+    """Study of a cluster's history.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOfLevels:
-    """What levels of partitions tell of a cluster.
+    """Study of a cluster from levels of its partitions.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class WeeklyChanges:
 
 
 def idle_levels(found: Study) -> list[NamedLevel]:
-    """Return what idled in each pool on each day beside waiting jobs."""
+    """Return the idle units beside waiting jobs, by pool and day."""
     if found.idle is None or len(found.capacity.pools) < 2:
         return []
     edges_s = found.capacity.edges_s
@@ -176,7 +176,7 @@ def idle_levels(found: Study) -> list[NamedLevel]:
 
 
 def unusable_levels(found: Study) -> list[NamedLevel]:
-    """Return what was free each day although jobs waited.
+    """Return the unusable free units by day.
 
     They are separated by reason where that is known.
     """
@@ -380,7 +380,7 @@ def load_study(
 def read_records(
     warehouse: Warehouse, cluster: str, *, timezone: str, since: datetime | None, until: datetime | None
 ) -> tuple[LoadedHistory, NodeRecords]:
-    """Read what a study of a window needs from an open warehouse."""
+    """Read the data of a study from an open warehouse."""
     jobs = warehouse.jobs(cluster, until=until, unended_at=since, columns=COLUMNS)
     nodes, events = warehouse.nodes(cluster), warehouse.node_events(cluster, since, until, reaching=True)
     records = NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
@@ -509,7 +509,7 @@ def find_all(
 
 
 def study_levels(recorded: RecordedLevels, *, cluster: str) -> StudyOfLevels:
-    """Return what levels of partitions tell.
+    """Return the study of levels of partitions.
 
     They tell of no job, so only the first statement is known, and as an upper bound.
     """

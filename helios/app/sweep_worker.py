@@ -25,7 +25,7 @@ class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is
         self.worker: SweepWorker | None = None
 
     def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
-        """Prepare what the cells share."""
+        """Prepare the shared data."""
         self.worker = SweepWorker(self._history)
 
 

@@ -80,7 +80,7 @@ def sync_history(
     overlap: timedelta,
     progress: Progress = no_progress,
 ) -> SyncResult:
-    """Read what is missing of a cluster's history.
+    """Read the missing parts of a cluster's history.
 
     The last ``overlap`` is read again, so that records which reach Slurm's database late (it was down, a job was
     requeued) are found. A window is recorded as read only after it is stored, and storing it twice changes nothing.

@@ -475,7 +475,7 @@ class Cycle:
             raise Suspended("what was meant could not be written down, so it was not done")
 
     def _execute(self, plan: ReconcilePlan, services: Sequence[ActiveService]) -> AppliedChanges:
-        """Act, and return the applied changes by what was read back.
+        """Act and return the applied changes.
 
         An unreachable cluster, a pause, or the loss of the lease ends it. Changes that were recorded before stay
         recorded, and so does, as it was intended, a change that failed or was misread.

@@ -128,7 +128,7 @@ class ShadowCluster:
     tolerance: Tolerance
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Return what would become of each job, and change nothing."""
+        """Return the outcome for each job without any change."""
         jobs = pending_jobs(self.snapshot())
         reverts = [action for action in actions if isinstance(action, Revert)]
         changes = [change for action in actions for change in to_job_changes([action]).changes]
@@ -251,7 +251,7 @@ class ShadowNodes:
     applied: Mapping[Key, AppliedChange]
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Return what would become of each node, and change nothing."""
+        """Return the outcome for each node without any change."""
         nodes = observed_nodes(self.snapshot())
         changes = to_node_changes(actions).changes
         reverts = [action for action in actions if isinstance(action, RevertNodes)]

@@ -207,7 +207,7 @@ def _update_wakes(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
 
 
 def _wake_result(node: ObservedNode | None, wake: WakeUp, observation: NodeObservation) -> str | None:
-    """Return what is wrong with a wake.
+    """Return the problem of a wake.
 
     Empty where the node woke, or the wake no longer matters. None while it may still wake.
     """

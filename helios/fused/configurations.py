@@ -109,7 +109,7 @@ class Member:
         return sorted(range(len(self.groups)), key=lambda at: (self.groups[at], at))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, without the arrays."""
+        """Return the state for a resumed run, without arrays."""
         return {
             "number": self.configuration.number,
             "configuration": dict(self.configuration.given),
@@ -118,7 +118,7 @@ class Member:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken."""
+        """Restore a state."""
         for schedule, stored in zip(self.schedules, state["schedules"], strict=True):
             schedule.scheduler.load_state_dict(stored)
         for name, value in state["progress"].items():
@@ -265,7 +265,7 @@ def _parameter_groups(configuration: Configuration, named: list[tuple[str, torch
 
 
 def _find_invalid_key(make: Callable[..., Any], configuration: Configuration) -> str:
-    """Return the first key whose value PyTorch refuses on its own."""
+    """Return the first key with an invalid value."""
     for settings in (configuration.hyperparameters, *configuration.groups):
         for key, value in settings.items():
             if key == "parameters":

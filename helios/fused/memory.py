@@ -61,7 +61,7 @@ def peak_bytes(
     steps: int = 2,
     **options: Any,
 ) -> int:
-    """Return the peak memory of training so many equal models.
+    """Return the peak memory of training equal models.
 
     It is the largest sum of all tensors, or CUDA's reserved memory. The data are not counted on the CPU.
     ``options`` are those of ``FusedTrainer``.

@@ -85,7 +85,7 @@ class Separate:
         self.is_random = is_random
 
     def parameters_of(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Return what a member's optimiser is made for."""
+        """Return the parameters of a member's optimiser."""
         return list(named_trained(model))
 
     def add(self, member: Member, model: nn.Module, optimizer_state: Mapping[str, Any] | None) -> int:
@@ -201,7 +201,7 @@ class Separate:
 
 
 class Stack:
-    """Models whose steps are taken at once.
+    """Models that are trained in one stack.
 
     Parameters
     ----------
@@ -247,13 +247,13 @@ class Stack:
         self._clip: torch.Tensor | None = None
 
     def parameters_of(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Return stand-ins, which a member's optimiser is made for."""
+        """Return placeholders for a member's optimiser."""
         return [(name, torch.zeros(0, requires_grad=True)) for name, _ in named_trained(model)]
 
     # Rows
 
     def reserve(self, count: int, stand_in: Member) -> None:
-        """Make room for so many models.
+        """Reserve space for models.
 
         Growing one by one would need the memory twice.
         """
@@ -409,7 +409,7 @@ class Stack:
                 torch.cuda.empty_cache()
 
     def forget(self) -> None:
-        """Drop what was compiled for other arrays or ways."""
+        """Drop compiled code for other arrays."""
         self._chunks = {}
         self._recordings = {}
 

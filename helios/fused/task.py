@@ -105,7 +105,7 @@ class FusedTrial:
         return request
 
     def save(self, state: Mapping[str, Any], ended: str = "") -> None:
-        """Keep a checkpoint, whose file is complete or that of before."""
+        """Save a checkpoint atomically."""
         began_s = time.monotonic()
         folder = self.folder / "checkpoints"
         partial = folder / f".{CHECKPOINT}.partial"
@@ -261,7 +261,7 @@ class FusedTask:
                 self._closed |= "close" in message
 
     def _handle_requests(self) -> None:
-        """Do what is requested of each trial."""
+        """Handle the requests of each trial."""
         for at, trial in list(self._by_number.items()):
             request = trial.requested()
             if self._ending and request != "stop":
@@ -407,7 +407,7 @@ class FusedTask:
         self._chunk = 1
 
     def _epoch_s(self, trainer: FusedTrainer, count: int) -> dict[str, float]:
-        """Return what an epoch takes alone and in the stack, as measured."""
+        """Return the measured epoch times, alone and in the stack."""
         times = trainer.measured_s
         return {
             "alone_s": times["serial"] / count * trainer.steps_per_epoch,

@@ -528,7 +528,7 @@ def _is_identity(node: Any, source: Any, may_share: bool) -> bool:
 
 
 def _root(node: Any) -> Any:
-    """Return the node whose memory a node shows."""
+    """Return the node that owns a node's memory."""
     while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         returns = node.target._schema.returns
         if not (returns and returns[0].alias_info and node.args and isinstance(node.args[0], torch.fx.Node)):

@@ -67,7 +67,7 @@ class NodeSeconds:
 
 
 def energy_kwh(seconds: NodeSeconds, model: Energy) -> float:
-    """Return what the building drew for these node seconds, kWh."""
+    """Return the energy of the building for node seconds, kWh."""
     awake_j = (seconds.busy + seconds.idle) * model.node_idle_w
     load_j = seconds.gpus_busy * model.gpu_busy_w + seconds.cpus_busy * model.cpu_busy_w
     rest_j = seconds.asleep * model.node_sleep_w + (seconds.falling_asleep + seconds.waking) * model.boot_w

@@ -123,7 +123,7 @@ def most_at_once(
 def most_held(
     start_s: Seconds, end_s: Seconds, size: NDArray[np.float64], *, first_s: int, step_s: int, n_steps: int
 ) -> NDArray[np.float64]:
-    """Return the peak of what is held together in each step.
+    """Return the peak of simultaneous holdings in each step.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ class Risk:
 
 
 def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offset_s: int = 0, weeks: int) -> Risk:
-    """Measure what can be given back of an export.
+    """Measure the re-identification risk of an export.
 
     Parameters
     ----------

@@ -249,7 +249,7 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRun:
-    """An attempt of a trial that has ended, and what it used.
+    """A finished attempt of a trial, with its use.
 
     Attributes
     ----------

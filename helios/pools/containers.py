@@ -334,7 +334,7 @@ def _inside(
 
 
 def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus: bool) -> dict[str, Any]:
-    """Start a container and return what it has.
+    """Start a container and return its content.
 
     Raises
     ------

@@ -97,7 +97,7 @@ Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 
 
 class Watcher(Protocol):
-    """Somebody who is told what happens in a pool."""
+    """Observer of a pool."""
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Take note of what happened just now."""
@@ -586,7 +586,7 @@ class Coordinator:
         )
 
     def _expect(self) -> None:
-        """Have the forecasts follow what the pool's own trials show."""
+        """Update the forecasts by the pool's own trials."""
         now = time.time()
         if self._forecast is None or (now < self._forecast_at_s and not self._just_ended):
             return
@@ -606,7 +606,7 @@ class Coordinator:
         self._forecast_at_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
 
     def _run(self, attempt: _Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
-        """Return what an attempt used."""
+        """Return the use of an attempt."""
         trial = attempt.trial
         return TrialRun(
             pool=self.state.pool,
@@ -656,7 +656,7 @@ class Coordinator:
         return self._folder / "trials" / f"{number:05d}"
 
     def _run_service(self) -> None:
-        """Ask the service, and do what it says."""
+        """Ask the service and apply its actions."""
         self._expect()
         snapshot = self.snapshot()
         self._just_ended.clear()
@@ -929,7 +929,7 @@ class Coordinator:
             self._running[number].trial = replace(trial, memory_mib=share, peak_memory_mib=peak)
 
     def _read(self, attempt: _Attempt, *, to_end: bool = False) -> None:
-        """Take what a trial has reported."""
+        """Handle the reports of a trial."""
         number = attempt.trial.number
         if number not in self._readers:
             events = self.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
@@ -981,7 +981,7 @@ class Coordinator:
                     self._prune(attempt)
 
     def _take_fused(self, attempt: _Attempt, message: Mapping[str, Any]) -> None:
-        """Take what a process that may train several trials tells of one."""
+        """Handle a message of a fused process about a trial."""
         if isinstance(message.get("ended"), str):
             attempt.ended = dict(message)
         changed = self._fusion.learn(attempt.trial.parameters, message)
@@ -1006,7 +1006,7 @@ class Coordinator:
             attempt.terminate_at_s = time.time() + _PRUNE_GRACE_S
 
     def _change_neighbours(self, device: Device) -> None:
-        """Start measuring anew on a device with other trials."""
+        """Restart the measurement after a change of trials."""
         neighbours = [attempt for attempt in self._running.values() if attempt.device is device]
         for attempt in neighbours:
             others = [each for each in neighbours if each.process is None or each.process is not attempt.process]

@@ -1,4 +1,4 @@
-"""Which trials may train in one process, and such a process.
+"""Trials that are trained together in one process.
 
 Whether models have the same structure is known when they were built. Until then trials with the same whole numbers and
 texts among the parameters of their models are taken to be alike, since those choose shapes. The process
@@ -63,7 +63,7 @@ class FusedProcess:
 
     @property
     def file(self) -> Path:
-        """File by which it is told of trials."""
+        """File with the trials for the process."""
         return self.folder / "trials.jsonl"
 
     def add_message(self, message: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class FusedProcess:
         self.unwritten.append(json.dumps(dict(message)).encode() + b"\n")
 
     def write(self) -> None:
-        """Append what was kept to its file.
+        """Append postponed messages to the file.
 
         It is done at once, so that trials which start together are seen together.
 
@@ -148,7 +148,7 @@ class Fusion:
         return before != (self._structures.get(key), self._alike.get(like), self._most.get(self._name(parameters)))
 
     def speed(self, parameters: Mapping[str, Value], message: Mapping[str, Any]) -> FusedSpeed | None:
-        """Return what a process measured, if it tells that."""
+        """Return the measured speed in a message, if any."""
         try:
             models, together_s, alone_s = (float(message[name]) for name in ("models", "fused_s", "alone_s"))
         except (KeyError, TypeError, ValueError):

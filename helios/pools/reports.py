@@ -1,4 +1,4 @@
-"""What programs report and what is asked of them, through files.
+"""Reports of programs and requests to them, through files.
 
 A task is not trusted: it may write garbage, gigabytes, or a link to somebody's secrets. So files are read in bounded
 steps, and only plain files of the pool's own account that are no links.
@@ -38,7 +38,7 @@ OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s", "fu
 
 
 class TaskRequest(StrEnum):
-    """What may be asked of a running program."""
+    """Requests to a running program."""
 
     PAUSE = "pause"
     """Save a checkpoint and exit with code 0, to be started again later."""
@@ -86,7 +86,7 @@ class Report:
 
 
 def parse_report(line: bytes) -> Report | None:
-    """Return what a line reports, or None.
+    """Parse a line as a report, or return None.
 
     A line is a JSON object. Its numbers are metrics, but for those named in ``OWN_KEYS``; anything else is ignored.
     """
@@ -331,7 +331,7 @@ class EventReader:
         self._damaged: set[Path] = set()
 
     def read(self) -> list[Report]:
-        """Return what was written since the last call."""
+        """Return the new reports since the last call."""
         self.problem = ""
         for path in _event_files(self.folder):
             if path not in self._files and len(self._files) < MOST_FILES:

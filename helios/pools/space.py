@@ -1,4 +1,4 @@
-"""Sweep files, and the search that says which trial comes next.
+"""Sweep files and the search for the next trial.
 
 A sweep file names a command, its parameters and how they are searched. Grids and lists need nothing else; a search over
 ranges is Optuna's, which is imported only here.
@@ -487,7 +487,7 @@ def line_number(text: str, keys: Sequence[str | int]) -> int:
 
 
 def _checked(table: type[Table], content: Any, *at: str) -> Table:
-    """Return what a part of the file says.
+    """Return a validated part of the file.
 
     Raises
     ------
@@ -1348,7 +1348,7 @@ def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
 
 @contextmanager
 def _silence_warnings() -> Iterator[None]:
-    """Hide Optuna's warnings on what may change in its later releases."""
+    """Hide Optuna's warnings about experimental features."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -80,7 +80,7 @@ class TrialRecord:
         return self.state in ENDED
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a person or a program is shown."""
+        """Return the record as plain values."""
         return {
             "number": self.number,
             "parameters": dict(self.parameters),
@@ -129,7 +129,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
 
 
 def run_entry(run: TrialRun) -> dict[str, Any]:
-    """Return what is kept of an attempt beside its end."""
+    """Return the stored details of an attempt."""
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in (
@@ -357,7 +357,7 @@ class StateFile:
         return adopted
 
     def _apply_entry(self, entry: Mapping[str, Any]) -> None:
-        """Apply a line to what is known."""
+        """Apply a line to the records."""
         if "joined" in entry:
             self.joined += 1
             return

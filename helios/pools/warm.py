@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _import(modules: list[str]) -> None:
-    """Import modules, and tell which could not be imported."""
+    """Import modules and report failures."""
     failed = {}
     for module in modules:
         try:

@@ -270,7 +270,7 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
 
 
 def _money(policy: PolicyResult, always_on: PolicyResult | None) -> list[str]:
-    """Return what a policy saves in money and carbon dioxide, where known."""
+    """Return a policy's savings in money and CO2, where known."""
     if always_on is None:
         return []
     saved = []

@@ -26,7 +26,7 @@ _FIGURES = {
 
 
 def risk_table(risk: Risk, *, bound: float) -> RenderableType:
-    """Show what can be given back of an anonymous export."""
+    """Show the re-identification risk of an export."""
     by_submission, by_all = risk.by_size_and_submission, risk.by_size_and_all_times
     rows = [
         ("Alone with their size and submission", risk.unique_jobs, None),

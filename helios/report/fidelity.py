@@ -97,7 +97,7 @@ def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Tim
 
 
 def fidelity_table(rows: Sequence[Fidelity]) -> RenderableType:
-    """Compare replays with what was recorded, the first in bold."""
+    """Compare replays with the record, the first in bold."""
     table = plain_table("Beside the recorded starts", "Order", "Waits", "Median error", "p95", "Mean wait", "Error")
     for place, row in enumerate(rows):
         table.add_row(

@@ -85,7 +85,7 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
 
 
 def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
-    """Describe what became of a model, in sentences.
+    """Describe the decision about a model in sentences.
 
     Whether it was promoted, why, and which model is active.
     """
@@ -313,7 +313,7 @@ def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
 
 
 def value_table(value: OrderValue) -> RenderableType:
-    """Compare the replays, and summarize what the predictions are worth."""
+    """Compare the replays and summarise the value of predictions."""
     heads = ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}")
     table = plain_table("Replayed, with EASY by limits", *heads)
     for name, words in REPLAY_NAMES.items():
@@ -327,7 +327,7 @@ def value_table(value: OrderValue) -> RenderableType:
 
 
 def in_words(value: OrderValue) -> Sequence[str]:
-    """Describe what the predictions are worth in the one replay."""
+    """Describe the value of predictions in the one replay."""
     today = value.replays[TODAY]
     where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
     share = value.share(MODEL)

@@ -151,7 +151,7 @@ def pool_table(result: PoolResult) -> RenderableType:
 
 
 def pool_sentences(result: PoolResult) -> list[str]:
-    """Say what was found, and what is left."""
+    """Summarise the results and the remaining trials."""
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(result.counts.items()))
     sentences = [
         f"{count_in_words(result.total, 'trial')} of {result.name} in {rounded_duration(result.seconds)}: {counts}."

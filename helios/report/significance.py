@@ -86,7 +86,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedReplay:
-    """One replay beside the baseline.
+    """One replay, compared with the baseline.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""When a pending job starts, and what would make it start earlier."""
+"""Forecast of the start of a pending job."""
 
 from __future__ import annotations
 

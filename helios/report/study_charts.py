@@ -75,7 +75,7 @@ def draw_pdf(figure: FigureData) -> bytes | None:
 
 
 def alternative_text(figure: FigureData) -> str:
-    """Say what a figure shows, for those who cannot see it."""
+    """Return the alternative text of a figure."""
     panels = "; ".join(
         f"{panel.title or panel.y_unit}: {', '.join(one.name for one in panel.series)}"
         + (f", beside {', '.join(one.name for one in panel.beside)}" if panel.beside else "")

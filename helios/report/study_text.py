@@ -96,7 +96,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """How one finding is told.
+    """Wording of one finding.
 
     Attributes
     ----------

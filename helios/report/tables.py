@@ -224,7 +224,7 @@ def description_tables(description: Description) -> list[RenderableType]:
 
 
 def load_table(answer: Mapping[str, Any]) -> RenderableType:
-    """Show what a load did.
+    """Show the result of a load.
 
     ``answer`` is the load's JSON.
     """

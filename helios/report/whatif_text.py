@@ -82,7 +82,7 @@ def headline(result: WhatIf) -> list[str]:
 
 
 def explanation(result: WhatIf, differences: Differences | None = None) -> list[str]:
-    """Say what the replay of the window as it was shows.
+    """Describe the result of the replay of the window.
 
     Who waits longer, and what true run times would do.
 
@@ -246,7 +246,7 @@ def _oracle_alone(result: WhatIf) -> list[str]:
 
 
 def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
-    """Return a figure of a replay beside the baseline's.
+    """Compare a figure of a replay with the baseline's.
 
     As in the table of differences. None for no such job.
     """
@@ -258,7 +258,7 @@ def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComp
 
 
 def _compare_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
-    """Return the mean wait of a size beside the baseline's.
+    """Compare the mean wait of a size with the baseline's.
 
     Large jobs are compared as in the table of differences, and others by the one replay.
     """

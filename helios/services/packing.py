@@ -260,7 +260,7 @@ Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
 @lru_cache(maxsize=8)
 def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optimism: float) -> _Knowledge:
-    """Return what the measured speeds tell of all companies.
+    """Return the speeds of all companies from measured ones.
 
     It is the same for the same arguments, and kept since they change seldom.
     """
@@ -626,7 +626,7 @@ class _Pool:
         return min(1.0, max(0.0, (self.left_s(trial) / self.total_s - FROM) / (1 - FROM)))
 
     def lateness(self, trials: Sequence[Trial], place: int) -> float:
-        """Return what a company is worth less, 0 to 1.
+        """Return the worth that a company loses, 0 to 1.
 
         It is 0 unless a trial in it would end last.
         """

@@ -89,7 +89,7 @@ class Accounting:
                 partial.unlink()
 
     def used_by_jobs(self, start: datetime, end: datetime, *, users: Collection[str]) -> pd.DataFrame:
-        """Return what the jobs of a window had and used.
+        """Return allocated and used resources of jobs.
 
         The columns are those of :func:`read_usage`.
 
@@ -245,7 +245,7 @@ def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
 
 
 def _job(row: Mapping[str, str]) -> dict[str, object] | None:
-    """Return what an ended job had, else None."""
+    """Return the resources of an ended job, or None."""
     state = row["State"].partition(" ")[0]
     if not row["ElapsedRaw"].isdigit() or not int(row["ElapsedRaw"]) or state in {"PENDING", "RUNNING", "SUSPENDED"}:
         return None

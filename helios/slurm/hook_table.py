@@ -277,7 +277,7 @@ def read_published(path: Path) -> PublishedTables:
 
 
 def _remember(table: Path, text: str) -> None:
-    """Record beside the table which rows it is about to have.
+    """Record the rows of the next table.
 
     Rows that are no longer published stay recorded for ``KEPT``.
     """

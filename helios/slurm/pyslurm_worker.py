@@ -350,7 +350,7 @@ def main() -> None:
 
 
 def answer(slurm: PyslurmApi, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to one request, whatever goes wrong."""
+    """Return the answer to one request, also for an error."""
     try:
         if (call := request["call"]) not in CALLS:
             raise ValueError(f"there is no call {call!r}")

@@ -50,7 +50,7 @@ class UndoNotWritten(HeliosError):
 def write_undo(
     path: Path, *, asleep: Iterable[str] = (), weights: Mapping[str, int] | None = None, keep_awake: str | None = None
 ) -> None:
-    """Replace the record of what would have to be reverted.
+    """Replace the content of the undo file.
 
     The replacement is atomic and synced to the disk.
 
@@ -81,7 +81,7 @@ def write_undo(
 
 
 def read_undo(path: Path) -> NodesUndo:
-    """Return what would have to be reverted.
+    """Return the content of the undo file.
 
     It is empty where there is no file.
 

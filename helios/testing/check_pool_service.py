@@ -65,7 +65,7 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
 
 
 def a_trial(number: int = 0, **values: Any) -> Trial:
-    """Return a trial of which only what is named is known."""
+    """Return a trial with the given values alone."""
     known: dict[str, Any] = {"number": number, "parameters": {}, "family": "train"} | values
     return Trial(**known)
 
@@ -211,7 +211,7 @@ def _complaints(service: type[Any] | PoolService, pool: PoolSnapshot) -> Iterato
 
 
 def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[str]:
-    """Yield what is wrong with a service's answer for a pool."""
+    """Yield the faults of a service's answer for a pool."""
     foreign = [action for action in actions if not isinstance(action, PoolAction)]
     if foreign:
         yield f"{foreign[0]!r} is no action on a pool; return StartTrial, PauseTrial or StopTrial"
@@ -239,7 +239,7 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
 
 
 def _fusing_faults(starts: list[StartTrial], joining: list[StartTrial], pool: PoolSnapshot) -> Iterator[str]:
-    """Yield what is wrong with trials that join the process of another one."""
+    """Yield faults of trials that join another one's process."""
     trials = {trial.number: trial for trial in pool.trials}
     processes = {trial.number: process for process in by_process(pool.trials) for trial in process if trial.fusible}
     sizes = Counter({process[0].number: len(process) for process in processes.values()})

@@ -558,7 +558,7 @@ class FakeNodes(PoweredNodes, Faults):
     def _write(
         self, change: _Change, read: Callable[[], str], write: Callable[[], None], is_done: Callable[[], bool]
     ) -> NodeOutcome:
-        """Write a change, unless a failure was asked for."""
+        """Write a change, unless a failure is simulated."""
         before = read()
         if refusal := self._refusal(change.node):
             return change.outcome(Result.FAILED, before=before, remark=refusal)

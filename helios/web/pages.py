@@ -398,7 +398,7 @@ def decisions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
 
 
 def services_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
-    """Return the page of what services asked for, by day."""
+    """Return the page of services' requests by day."""
     return _report("Services", reports.service_report(site.report_query(given)), form_fields=WINDOW)
 
 

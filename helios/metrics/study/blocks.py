@@ -45,7 +45,7 @@ class Estimate:
     high: float | None = None
 
     def bounded(self, least: float = 0.0, most: float = np.inf) -> Estimate:
-        """Return the estimate with its interval cut at what is possible."""
+        """Return the estimate with its interval bounded."""
         if self.low is None or self.high is None:
             return self
         return Estimate(value=self.value, low=max(self.low, least), high=min(self.high, most))

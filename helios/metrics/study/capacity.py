@@ -154,7 +154,7 @@ def find_capacity(
     given: Mapping[str, int] | None = None,
     units_per_node: int = 1,
 ) -> Capacity:
-    """Return what was in service in a window.
+    """Return the capacity in service in a window.
 
     What a person gives comes first, then the nodes of the cluster, then what jobs used.
 

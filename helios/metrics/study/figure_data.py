@@ -319,12 +319,12 @@ class FigureSource:
         return flags & (self.capacity.pools_of(self.history) >= 0)
 
     def held(self, chosen: Flags | None = None, edges_s: Seconds | None = None) -> Floats:
-        """Return what jobs hold in each step, mean."""
+        """Return the mean units held in each step."""
         of = self.in_pools if chosen is None else chosen & self.in_pools
         return self.history.held(self.edges_s if edges_s is None else edges_s, of)
 
     def asked(self, *, weight: NDArray[np.int64] | None = None, edges_s: Seconds | None = None) -> Floats:
-        """Return what jobs wait for in each step, mean."""
+        """Return the mean units waited for in each step."""
         history, of = self.history, self.wait_known & self.in_pools
         weight = history.size if weight is None else weight
         edges_s = self.edges_s if edges_s is None else edges_s

@@ -271,7 +271,7 @@ def partitions(source: FigureSource) -> FigureData:
 
 
 def used_and_waited(source: FigureSource) -> FigureData:
-    """Return what is used, idle and waited for by week."""
+    """Return used, idle and requested units by week."""
     history, unit = source.history, source.history.unit
     question = f"{unit}s used, idle and waited for"
     if not history.has_starts:
@@ -392,7 +392,7 @@ def _by_block(source: FigureSource, one: NamedLevel) -> Floats:
 
 
 def idle_nodes(source: FigureSource) -> FigureData:
-    """Return how long nodes idle, and what they draw then."""
+    """Return idle spells of nodes and their energy."""
     history, finding, question = source.history, source.findings.get(4), "How long nodes idle"
     if finding is None or finding.estimate.value is None:
         return no_figure("idle_nodes", question, finding.missing if finding is not None else NO_STARTS)
@@ -432,7 +432,7 @@ def idle_nodes(source: FigureSource) -> FigureData:
 
 
 def energy(source: FigureSource) -> FigureData:
-    """Return what the nodes draw, cost and emit by the stated model."""
+    """Return energy, cost and emissions of the nodes."""
     history, unit, model = source.history, source.history.unit, source.energy
     question = "Energy, money and carbon dioxide"
     if not history.has_starts:

@@ -11,7 +11,7 @@ from helios.metrics.study.blocks import Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a history says on one question.
+    """Answer of a history to one question.
 
     Attributes
     ----------
@@ -41,5 +41,5 @@ class Finding:
 
 
 def unknown_finding(number: int, missing: str, *, n: int | None = None, coverage: float | None = None) -> Finding:
-    """Return a finding that the history cannot give, with what it lacks."""
+    """Return a finding without a value, with the missing data."""
     return Finding(number=number, missing=missing, n=n, coverage=coverage)

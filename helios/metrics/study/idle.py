@@ -128,7 +128,7 @@ class Machines(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IdleByDay:
-    """What idled beside waiting jobs, for each day of a capacity.
+    """Idle units beside waiting jobs, by day.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ class IdleByDay:
 
 
 def idle_by_day(history: StudyHistory, capacity: Capacity) -> IdleByDay:
-    """Return what idled beside waiting jobs on each day."""
+    """Return the idle units beside waiting jobs by day."""
     waits = _Waits.of(history, capacity)
     if capacity.nodes is not None and capacity.placement is not None:
         queue, machines = _count_by_node(history, capacity, waits, capacity.nodes, capacity.placement)
@@ -647,7 +647,7 @@ def _remove(queue: Any, state: Any, job: int) -> None:
 
 @inline_jit
 def _measure(queue: Any, machines: Any, state: Any) -> float:
-    """Set what idles beside waiting jobs now, and return the pooled amount."""
+    """Update the current idle units and return their sum."""
     rates = state.rates
     all_idle, all_waiting = 0.0, 0.0
     for pool in range(len(rates)):
@@ -746,7 +746,7 @@ def _place(queue: Any, machines: Any, state: Any, n_active: int, code: int) -> N
 
 @inline_jit
 def _take(queue: Any, machines: Any, state: Any, shape: int, code: int) -> None:
-    """Take what a job needs from the nodes found for it."""
+    """Allocate a job on the nodes found for it."""
     size, nodes, pool = queue.size[shape], queue.nodes[shape], queue.pool[shape]
     for place in range(nodes):
         machine = state.chosen[place]
@@ -764,7 +764,7 @@ def _take(queue: Any, machines: Any, state: Any, shape: int, code: int) -> None:
 
 @inline_jit
 def _find_unusable(queue: Any, machines: Any, state: Any, n_active: int) -> None:
-    """Add what is left free where jobs of the partition still wait."""
+    """Add the free units of partitions with waiting jobs."""
     for place in range(n_active):
         shape = state.active[place]
         state.own_free[shape] = 0.0

@@ -73,7 +73,7 @@ def long_failures(history: StudyHistory) -> Finding:
 
 
 def repeated_failures(history: StudyHistory) -> Finding:
-    """Return how often a job fails whose last alike failed."""
+    """Return how often jobs fail after an alike failure."""
     known = (history.state != UNKNOWN) & (history.state != NOT_ENDED) & history.sized
     if not known.any():
         return unknown_finding(8, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)

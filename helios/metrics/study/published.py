@@ -78,7 +78,7 @@ def summary(cluster: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HereAndThere:
-    """A cluster beside published ones.
+    """Comparison of a cluster with published ones.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class HereAndThere:
 
 
 def here_and_there(source: FigureSource) -> HereAndThere:
-    """Put a history's totals beside the published ones, by the published definitions."""
+    """Compare a history's totals with published ones."""
     history, kind = source.history, "gpu" if source.history.resource == "gpus" else "cpu"
     run_times = source.run_times(source.sized)
     waited_s = history.wait_s[source.first_waits]

@@ -138,7 +138,7 @@ def service_days(
 
 
 def _count_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
-    """Return what is counted of each audit entry.
+    """Return the counted fields of each audit entry.
 
     Outcomes of changes, and suspended cycles unless the table of cycles counts them.
     """

@@ -1,4 +1,4 @@
-"""Prediction errors beside those of a rule without a model.
+"""Prediction errors, compared with a rule without a model.
 
 The rule predicts the run time of the user's last job that had ended before the submission.
 """

@@ -132,7 +132,7 @@ class TrialsReport:
 
     @property
     def sentences(self) -> list[str]:
-        """What the report says, as sentences."""
+        """The report as sentences."""
         return list(_sentences(self))
 
     def to_json(self) -> dict[str, Any]:
