@@ -107,7 +107,7 @@ class FrameKind:
         return frame
 
     def arrays(self, frame: pd.DataFrame, columns: Iterable[str]) -> dict[str, Any]:
-        """Return the arrays of some columns, checked as by :meth:`check`.
+        """Return the arrays of some columns, checked as ``check`` does.
 
         Those of plain numbers are NumPy's, others pandas'.
 

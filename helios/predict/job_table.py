@@ -343,9 +343,9 @@ def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
 
 
 def group_members(table: JobTable) -> dict[str, NDArray[np.bool_] | None]:
-    """Return which jobs belong to a group of each level; None for all jobs.
+    """Return which jobs belong to a group of each level.
 
-    A job does not if a needed column is unknown.
+    A job does not if a needed column is unknown. None stands for all jobs.
     """
     known = {column: getattr(table, column) >= 0 for column in _NEVER_UNKNOWN}
     lacking = {column for column, values in known.items() if not values.all()}
@@ -438,7 +438,10 @@ def distinct_requests(
 
 
 def _requested(jobs: pd.DataFrame) -> dict[str, Any]:
-    """Return the columns of a history that :func:`_requests` reads, with the sizes that were asked for."""
+    """Return the columns of a history that ``_requests`` reads.
+
+    Sizes are those that were asked for.
+    """
     frame = with_sizes_requested(jobs)
     return {name: frame[name].array for name in ASKED}
 

@@ -168,7 +168,7 @@ def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
 
 @inline_jit
 def note_starts(past: Any, groups: Any, jobs: Any, started_s: Any) -> None:
-    """Add jobs ordered by start, as :func:`note_start` would one by one."""
+    """Add jobs ordered by start, as ``note_start`` would one by one."""
     for place in range(len(jobs)):
         _note_start_in_groups(past, groups, jobs[place], started_s[place])
     # The ring of all jobs is merged with them, the newest first: to insert hundreds of jobs would move it as often.

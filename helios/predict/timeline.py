@@ -416,7 +416,7 @@ def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
 
 @inline_jit
 def lay_out(scratch: Any, model: Any, row: Any, ends: Any) -> None:
-    """Lay the scratch grid, and fill in where the splits of the trees lie on it.
+    """Lay the scratch grid and find the splits of the trees on it.
 
     All of it is the same for jobs of one user with the same request.
     """

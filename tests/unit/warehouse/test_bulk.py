@@ -20,7 +20,7 @@ def some_names(numbers):
     return pa.table({"digest": digests, "text": [f"name {digest}" if int(digest) % 3 else "" for digest in digests]})
 
 
-@pytest.mark.parametrize("rows", [1, 199, 200, 201, 999, 1_000, 1_203])
+@pytest.mark.parametrize("rows", [1, 199, 200, 201, 9_999, 10_000, 10_203])
 def test_every_row_is_added_once_however_many_a_statement_takes(connection, rows):
     assert SqliteBulk().insert(connection, names, some_names(range(rows))) == rows
     found = dict(connection.execute(select(names.c.digest, names.c.text)).all())
