@@ -109,11 +109,7 @@ def imported(name: str) -> Any:
         One of ``COMMANDS``.
     """
     module, _, found = COMMANDS[name][0].partition(":")
-    gc.disable()  # imports leave nothing to collect, and looking for it took a sixth of their time
-    try:
-        target = getattr(import_module(f"helios.cli.{module}"), found)
-    finally:
-        gc.enable()
+    target = getattr(import_module(f"helios.cli.{module}"), found)
     if isinstance(target, typer.Typer):
         command: Any = typer.main.get_group(target)
     else:
@@ -183,6 +179,8 @@ def main() -> None:
 
     Exit status: 0 done, 1 failed, 2 misused, 130 interrupted.
     """
+    # Python's own 700 has it look for garbage hundreds of times while modules are imported, which leave none.
+    gc.set_threshold(10_000)
     try:
         application()
     except HeliosError as error:
