@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -18,7 +18,9 @@ from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
 from helios.model import JOBS, Batch, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.units import in_number
-from helios.warehouse import LoadReport, Warehouse
+
+if TYPE_CHECKING:
+    from helios.warehouse import LoadReport, Warehouse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ def ingest(
     HeliosError
         The file or the warehouse cannot be read, or the file was loaded with another zone; nothing was written.
     """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; a history read from a file needs none
+
     trace = open_trace(path, format=trace_format, timezone=timezone)
     with Warehouse.open(url) as warehouse:
         report = warehouse.load(
@@ -164,6 +168,8 @@ def load_history(
     NoSuchCluster
         No cluster of that name is loaded, or none was named and several are.
     """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     with Warehouse.open(url) as warehouse:
         chosen = choose_cluster(warehouse, cluster)
         return LoadedHistory(

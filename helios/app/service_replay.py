@@ -32,6 +32,7 @@ from helios.app.whatif import (
     train_predictor,
 )
 from helios.choices import Policy, RunTimes
+from helios.jit import cached_jit
 from helios.model import Snapshot
 from helios.ports import RUN_TIME, ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
 from helios.predict.replay_predictor import ReplayTrainedPredictor
@@ -58,6 +59,24 @@ class NamedPredictor(ReplayPredictor, Protocol):
 
     source: NDArray[np.int16]
     sources: list[str]
+
+
+@cached_jit
+def _take_anew(run_times: Any, jobs: Any, predicted: Any, source: Any, before: Any) -> Any:
+    """Take new predictions of ``jobs``, and return the jobs that have others than before.
+
+    ``before`` is what predicted them before.
+    """
+    anew, n = np.empty(len(jobs), dtype=np.int64), 0
+    for place in range(len(jobs)):
+        job, other = jobs[place], source[jobs[place]] != before[place]
+        for column in range(run_times.shape[1]):
+            other |= run_times[job, column] != predicted[place, column]
+            run_times[job, column] = predicted[place, column]
+        if other:
+            anew[n] = job
+            n += 1
+    return anew[:n]
 
 
 class ReplayPredictions:
@@ -95,12 +114,18 @@ class ReplayPredictions:
         self._predict_at_s = self._own_order_at_s = NEVER
 
     @property
-    def again_s(self) -> int:
-        """Time of the next update of pending jobs, s since the epoch.
+    def is_begun(self) -> bool:
+        """Whether a job has been predicted."""
+        return self._n_predicted > 0
 
-        NEVER: not before the first submission, or not at all.
-        """
-        return min(self._predict_at_s, self._own_order_at_s)
+    def due_s(self) -> dict[str, int]:
+        """Return when the next updates of pending jobs are due, as ``go_on`` takes it."""
+        again_every_s = self._period_s or NEVER
+        return {"before_s": self._own_order_at_s, "again_s": self._predict_at_s, "again_every_s": again_every_s}
+
+    def put_off(self, again_s: int) -> None:
+        """Put the next predictions of pending jobs off, as nobody waited."""
+        self._predict_at_s = again_s
 
     def follow(self) -> None:
         """Predict the jobs that have arrived since the last call."""
@@ -110,10 +135,23 @@ class ReplayPredictions:
         if self._n_predicted == 0:
             self._predict_at_s = NEVER if self._period_s is None else now_s + self._period_s
             self._follow_own_order(now_s)
-        self._report_ended()
         jobs = np.arange(self._n_predicted, arrived)
-        self._run_times[self._n_predicted : arrived] = self._predictor.submitted(jobs, now_s)
+        self._run_times[self._n_predicted : arrived] = self._submitted(jobs)
         self._n_predicted = arrived
+
+    def _submitted(self, jobs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Predict each of consecutive ``jobs`` from what was known when it was submitted."""
+        submitted_s = self._cluster.submitted_s[jobs]
+        if isinstance(self._predictor, ReplayTrainedPredictor):
+            ended, ended_s = self._unreported()
+            run_times, told = self._predictor.follow(jobs, submitted_s, ended=ended, ended_s=ended_s)
+            self._n_reported += told
+            return run_times
+        rows = []
+        for moment_s in np.unique(submitted_s).tolist():
+            self._report_ended(moment_s)
+            rows.append(self._predictor.submitted(jobs[submitted_s == moment_s], moment_s))
+        return np.concatenate(rows)
 
     def update_due(self, now_s: int) -> NDArray[np.int64]:
         """Make the updates that are due at ``now_s``.
@@ -132,9 +170,7 @@ class ReplayPredictions:
         source = self._predictor.source[jobs]
         running, since_s = self._cluster.running()
         run_times = self._predictor.waiting(jobs, now_s, running=running, since_s=since_s)
-        other = (run_times != self._run_times[jobs]).any(axis=1) | (source != self._predictor.source[jobs])
-        self._run_times[jobs] = run_times
-        anew: NDArray[np.int64] = jobs[other]
+        anew: NDArray[np.int64] = _take_anew(self._run_times, jobs, run_times, self._predictor.source, source)
         return anew
 
     def _follow_own_order(self, now_s: int) -> bool:
@@ -146,12 +182,17 @@ class ReplayPredictions:
         self.predictions.longest_own_wait_s[...] = after_s
         return before_s != after_s
 
-    def _report_ended(self) -> None:
-        ended = self._cluster.ended
-        if len(ended) > self._n_reported:
-            fresh = ended[self._n_reported :].copy()
-            self._predictor.ended(fresh, self._cluster.ended_s[fresh])
-            self._n_reported = len(ended)
+    def _report_ended(self, until_s: int = NEVER) -> None:
+        fresh, ended_s = self._unreported()
+        n = int(np.searchsorted(ended_s, until_s, side="right"))
+        if n:
+            self._predictor.ended(fresh[:n], ended_s[:n])
+            self._n_reported += n
+
+    def _unreported(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the jobs whose ends the predictor does not know, and when they ended."""
+        fresh = self._cluster.ended[self._n_reported :].copy()
+        return fresh, self._cluster.ended_s[fresh]
 
 
 # Jobs for which a jobwise service may request another change than at its last call.
@@ -170,14 +211,14 @@ class ReplayState:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self._upto = 0
-        self._again: list[Positions] = []
-        self._all = False
+        self._is_outdated = np.zeros(len(cluster.started_s), dtype=np.bool_)
+        self._any = self._all = False
         self._expires_s = np.full(len(cluster.started_s), NEVER)
         self._expiries: list[tuple[int, int]] = []  # a heap of when, and which job
 
     def changed(self, jobs: Positions) -> None:
         """Record that a column of ``jobs`` has changed."""
-        self._again.append(jobs)
+        self._is_outdated[jobs] = self._any = True
 
     def disturbed(self) -> None:
         """Record that another service has acted on some jobs."""
@@ -188,7 +229,7 @@ class ReplayState:
 
         -NEVER: now.
         """
-        if self._all or self._again or self._upto < self._cluster.arrived:
+        if self._all or self._any or self._upto < self._cluster.arrived:
             return -NEVER
         while self._expiries and not self._is_live(*self._expiries[0]):
             heappop(self._expiries)
@@ -199,16 +240,11 @@ class ReplayState:
 
         They stay outdated until they are given to :meth:`mark_called`.
         """
-        arrived = self._cluster.arrived
-        if self._all:
-            jobs = self._cluster.waiting()
-        else:
-            jobs = np.arange(self._upto, arrived)
-            if others := [*self._again, *self._expired(now_s)]:
-                jobs = np.unique(np.concatenate((*others, jobs)))
-            jobs = jobs[self._cluster.started_s[jobs] == NEVER]
-        self._upto, self._all = arrived, False
-        self._again = [jobs] if len(jobs) else []
+        arrived, is_outdated, jobs = self._cluster.arrived, self._is_outdated, self._cluster.waiting()
+        is_outdated[jobs if self._all else slice(self._upto, arrived)] = True
+        self._mark_expired(now_s)
+        jobs = jobs[is_outdated[jobs]]
+        self._upto, self._all, self._any = arrived, False, len(jobs) > 0
         return jobs
 
     def mark_called(self, jobs: Positions, until: NDArray[np.datetime64]) -> None:
@@ -216,7 +252,7 @@ class ReplayState:
 
         ``until`` is when the change of each expires; NaT: never.
         """
-        self._again = []
+        self._is_outdated[jobs] = self._any = False
         # A plain loop: most often there is one job.
         for job, until_us in zip(jobs.tolist(), until.view(np.int64).tolist(), strict=True):
             expires_s = NEVER if until_us == _FOR_EVER else until_us // _SECOND_US + 1
@@ -225,13 +261,11 @@ class ReplayState:
                 if expires_s < NEVER:
                     heappush(self._expiries, (expires_s, job))
 
-    def _expired(self, now_s: int) -> list[Positions]:
-        jobs = []
+    def _mark_expired(self, now_s: int) -> None:
         while self._expiries and self._expiries[0][0] <= now_s:
             expires_s, job = heappop(self._expiries)
             if self._is_live(expires_s, job):
-                jobs.append(job)
-        return [np.array(jobs, dtype=np.int64)] if jobs else []
+                self._is_outdated[job] = True
 
     def _is_live(self, expires_s: int, job: int) -> bool:
         return bool(self._expires_s[job] == expires_s and self._cluster.started_s[job] == NEVER)
@@ -391,6 +425,7 @@ def replay_services(
         moments += 1
         if progress is not None and moments % MOMENTS_PER_REPORT == 0:
             progress(len(cluster.ended))
+    played.finish()
 
 
 class _ReplayRun:
@@ -415,33 +450,41 @@ class _ReplayRun:
     def next_stop(self) -> StopPoint | None:
         """Advance to where the predictor or a service must be called.
 
-        None: nothing is left to happen.
+        Arrivals are predicted at the next stop, as of their own moments. They are stops themselves only where a
+        service waits for them. None: nothing is left to happen.
         """
-        asks_from_s, alarm_from_s = NEVER, NEVER
+        asks_from_s, alarm_from_s, arrivals = NEVER, NEVER, not self._predictions.is_begun
         for active, applied in self._active_services:
             due_s = active.next_due_s()
             if applied is None or active.every or self._claims.follows_the_queue:
                 alarm_from_s = min(alarm_from_s, due_s)
             elif not active.suspended:
-                due_s = applied.next_s()
+                due_s, arrivals = applied.next_s(), True
             asks_from_s = min(asks_from_s, due_s)
         return self._cluster.go_on(
+            arrivals=arrivals,
             asks_from_s=asks_from_s,
             alarm_s=self._alarm_s,
             alarm_from_s=alarm_from_s,
-            before_s=self._predictions.again_s,
+            **self._predictions.due_s(),
         )
 
     def stop(self, halt: StopPoint) -> None:
         """Call the predictor or the services that are due at a stop."""
+        self._predictions.put_off(halt.again_s)
+        self._predictions.follow()
         if halt.before:
+            self._alarm_s = halt.alarm_s
             jobs = self._predictions.update_due(halt.moment_s)
             for _, applied in self._active_services:
                 if applied is not None and len(jobs):
                     applied.changed(jobs)
             return
-        self._predictions.follow()
         self._alarm_s = self._ask(halt.moment_s) if halt.choice else NEVER
+
+    def finish(self) -> None:
+        """Predict the jobs that arrived after the last stop."""
+        self._predictions.follow()
 
     def _ask(self, now_s: int) -> int:
         """Call the services that are due now.

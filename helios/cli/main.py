@@ -6,6 +6,7 @@ is imported. ``helios pause`` does not wait for the training code, and ``helios 
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -177,6 +178,8 @@ def main() -> None:
 
     Exit status: 0 done, 1 failed, 2 misused, 130 interrupted.
     """
+    # Python's own 700 has it look for garbage hundreds of times while modules are imported, which leave none.
+    gc.set_threshold(10_000)
     try:
         application()
     except HeliosError as error:

@@ -192,14 +192,13 @@ def beyond_share(partition: Integers, user: Integers, urgency: Floats, ahead: Fl
     places = places[np.argsort(-urgency[places], kind="mergesort")]
     for column in (user, partition):
         places = places[np.argsort(column[places], kind="mergesort")]
-    rank, beyond, begins = np.zeros(len(places), dtype=np.int64), np.zeros(len(user), dtype=np.bool_), 0
-    for at in range(1, len(places)):
-        one, other = places[at - 1], places[at]
-        rank[at] = rank[at - 1] + 1 if user[one] == user[other] and partition[one] == partition[other] else 0
+    one, other = places[:-1], places[1:]
+    is_first = np.ones(len(places), dtype=np.int64)
+    is_first[1:] = (user[one] != user[other]) | (partition[one] != partition[other])
+    rank = np.arange(len(places)) - np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+    beyond, begins = np.zeros(len(user), dtype=np.bool_), 0
     while begins < len(places):
-        ends = begins + 1
-        while ends < len(places) and partition[places[ends]] == partition[places[begins]]:
-            ends += 1
+        ends = begins + int((partition[places[begins:]] == partition[places[begins]]).sum())
         # Each reduction lowers the sum, so repeat until nothing changes. The epsilon keeps 0.1 x 30 at 3.
         kept, most, before = ends - begins, 0, -1
         while kept != before:

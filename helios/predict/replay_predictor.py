@@ -19,7 +19,7 @@ from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import SHRINKAGE, DurationModel, grow_trees
 from helios.predict.job_table import JobTable
 from helios.predict.past_runs import PastRuns
-from helios.predict.timeline import RecordedWalk, Timeline, note_ended, note_started, untrained
+from helios.predict.timeline import RecordedWalk, Timeline, follow_submissions, note_ended, note_started, untrained
 
 FIRST_FIT_JOBS = 1_000
 MEET_EVERY = 500
@@ -186,6 +186,47 @@ class ReplayTrainedPredictor:
         self.attend(int(jobs[-1]), now_s)
         self.source[jobs] = len(self.sources) - 1
         return self.timeline.submitted(jobs + self.first, now_s)
+
+    def follow(
+        self,
+        jobs: NDArray[np.int64],
+        submitted_s: NDArray[np.int64],
+        *,
+        ended: NDArray[np.int64],
+        ended_s: NDArray[np.int64],
+    ) -> tuple[NDArray[np.float64], int]:
+        """Predict jobs that were submitted one after the other.
+
+        It does what :meth:`ended` and :meth:`submitted` do at each of the moments, in one go.
+
+        Parameters
+        ----------
+        jobs : int64 array of shape (n,)
+            Consecutive, with their times in ``submitted_s``, s since the epoch.
+        ended, ended_s : int64 arrays
+            Jobs that have ended, and when.
+
+        Returns
+        -------
+        predictions : float64 array of shape (n, len(RUN_TIME))
+        told : int
+            How many of ``ended`` were known at the last submission. The others it has not been told.
+        """
+        timeline, rows, ended = self.timeline, jobs + self.first, ended + self.first
+        timeline.events.submitted_s[rows] = submitted_s
+        out, told, is_done, begin = np.empty((len(jobs), len(RUN_TIME))), np.zeros(2, dtype=np.int64), False, 0
+        while not is_done:
+            last, learned, due_s = self.limits()
+            limits = (max(last - int(jobs[0]), 0), learned, due_s)
+            state, events, model = timeline.state, timeline.events, timeline.model
+            is_done = follow_submissions(state, events, model, self.known, rows, ended, ended_s, limits, told, out)
+            end = int(told[0])
+            self.source[jobs[begin:end]] = len(self.sources) - 1
+            timeline.submissions, begin = max(timeline.submissions, int(rows[0]) + end), end
+            if not is_done:
+                now_s = int(submitted_s[end])
+                self.attend(int(jobs[np.searchsorted(submitted_s, now_s, side="right") - 1]), now_s)
+        return out, int(told[1])
 
     def attend(self, last: int, now_s: int) -> None:
         """Train if that is due before ``last`` is predicted.

@@ -621,6 +621,55 @@ def learn_known(state: Any, events: Any, known: Any, now: int) -> None:
             known.learned[0] += not np.isnan(events.log_run[job])
 
 
+@cached_jit
+def follow_submissions(  # noqa: PLR0917 - numba kernels are called by position
+    state: Any,
+    events: Any,
+    model: Any,
+    known: Any,
+    jobs: Any,
+    ended: Any,
+    ended_s: Any,
+    limits: tuple[int, int, int],
+    told: Any,
+    out: Any,
+) -> bool:
+    """Predict jobs that were submitted one after the other.
+
+    Each is predicted from what had happened before it.
+
+    Parameters
+    ----------
+    jobs, ended : int64 arrays
+        Rows of ``events``, by their times in ``events.submitted_s`` and ``ended_s``.
+    limits : tuple of int
+        It stops before this place of ``jobs``, at this number of ended jobs, or at this time, s since the epoch.
+    told : int64 array of shape (2,)
+        How many of ``jobs`` are predicted and of ``ended`` noted; moved on.
+    out : float64 array of shape (len(jobs), len(RUN_TIME))
+
+    Returns
+    -------
+    bool
+        Whether all are predicted.
+    """
+    while told[0] < len(jobs):
+        first = told[0]
+        now, end = events.submitted_s[jobs[first]], first + 1
+        while end < len(jobs) and events.submitted_s[jobs[end]] == now:
+            end += 1
+        noted = told[1]
+        while told[1] < len(ended) and ended_s[told[1]] <= now:
+            told[1] += 1
+        note_ended(known, ended[noted : told[1]], ended_s[noted : told[1]])
+        learn_known(state, events, known, now)
+        if end > limits[0] or known.learned[0] >= limits[1] or now >= limits[2]:
+            return False
+        predict_submitted(state, events, model, jobs[first:end], out[first:end])
+        told[0] = end
+    return True
+
+
 @inline_jit
 def _ask_again(state: Any, events: Any, model: Any, job: int, now: int, kept: Any, out: Any) -> None:  # noqa: PLR0917 - as above
     """Predict a submitted job again.

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import Place, Ranking, Reorder
+from helios.jit import cached_jit, inline_jit
 from helios.model import Snapshot
 from helios.ports import HORIZON_S, ChangeRequests, Columns
 from helios.units import count_in_words, gpu_time, rounded_duration
@@ -155,13 +157,15 @@ LEAST_TAU_S = 3_600.0
 LONGEST_US = 9e15
 """Longest finite wait bound, 285 years, for which microseconds since 1970 have room."""
 _HOUR_US = 3_600_000_000
-REBASE_HOURS = np.array([1, 2, 3, 4, 6, 8, 12, 24])
+REBASE_HOURS = (1, 2, 3, 4, 6, 8, 12, 24)
 """Possible times between two reference moments, h; each divides a day."""
 TAUS_BETWEEN = 4.0
 """Reference moments lie at most this many ageing times apart, so that ages have room on the scale of urgencies."""
 PROPORTION = 2.0**-11
 """Urgency for each step of e in the service where there is no grid."""
 _FOR_EVER = np.datetime64("NaT").view(np.int64)
+_SHORTEST_KEY, _LONGEST_KEY = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
+_NEUTRAL_KEY = float(np.log(NEUTRAL_GPU_S))
 STICKS = 0.75
 """Distance in grid steps up to which a level is kept. Half a step would be no hysteresis."""
 
@@ -304,21 +308,11 @@ class Qssf:
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
         longest_s = self._longest_s(jobs, len(eligible_us))
         bound_us = self._bound_us(longest_s)
-        waited_us = now_us - eligible_us
-        promoted = waited_us > bound_us
-        key, same_until_us = self._keys(jobs, eligible_us, longest_s, now_us)
-        if self.options.levels:
-            urgency = _on_grid(_from_scale(key), now=jobs("urgency"), levels=self.options.levels)
-        else:
-            urgency = _in_proportion(key)
-        until_us = np.minimum(eligible_us + bound_us, same_until_us)
-        if not self._ages and bound_us >= LONGEST_US:
-            until_us[:] = _FOR_EVER
-        urgency[promoted] = PROMOTED
-        until_us[promoted] = _FOR_EVER
-        early = waited_us < 0  # also for an unknown time: NaT is the smallest integer, and the difference overflows
-        if early.any():
-            urgency[early], until_us[early] = np.nan, eligible_us[early] - 1
+        key, aged_us, reference_us, same_until_us = self._keys(jobs, longest_s, now_us)
+        urgency, until_us = np.empty(len(key)), np.empty(len(key), dtype=np.int64)
+        times = (now_us, bound_us, reference_us, same_until_us)
+        # The difference overflows for an unknown time, which is the smallest integer.
+        _place(key, now_us - eligible_us, jobs("urgency") + 0.0, times, aged_us, self.options.levels, urgency, until_us)
         excluded_reason = jobs("excluded_reason")
         urgency[np.equal(excluded_reason, excluded_reason)] = np.nan  # missing is NaN, which is not itself
         return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
@@ -368,23 +362,60 @@ class Qssf:
             bound_s = max(self.options.least_s, share * longest_s) if share else math.inf
         return int(min(bound_s * 1e6, LONGEST_US))
 
-    def _keys(
-        self, jobs: Columns, eligible_us: NDArray[np.int64], longest_s: float, now_us: int
-    ) -> tuple[NDArray[np.float64], int]:
-        """Return the keys, and until when they hold, µs."""
+    def _keys(self, jobs: Columns, longest_s: float, now_us: int) -> tuple[NDArray[np.float64], float, int, int]:
+        """Return the keys without ageing, and what they age by.
+
+        That is the ageing time, 0 where they do not age, the reference moment, and until when it holds, µs.
+        """
         gpus = jobs("gpus")
         run_time_s = NEUTRAL_GPU_S if self._goes_by_size(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
         if self.options.large_divisor != 1:
             service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
-        key = np.log(
-            np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0 if self._ages else LEAST_SERVICE)
-        )
         if not self._ages:
-            return np.where(np.isnan(service), np.nan, key), int(LONGEST_US)
+            return np.log(np.maximum(service, LEAST_SERVICE)), 0.0, 0, int(LONGEST_US)
+        key = np.log(np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0))
         tau_s = self._tau_s(longest_s)
-        reference_us, next_us = _reference(now_us, tau_s)
-        return key + (eligible_us - reference_us) / (1e6 * tau_s), next_us - 1
+        return key, 1e6 * tau_s, *_reference(now_us, tau_s)
+
+
+@cached_jit
+def _place(  # noqa: PLR0917 - numba kernels are called by position
+    key: Any,
+    waited_us: Any,
+    before: Any,
+    times: tuple[int, ...],
+    aged_us: float,
+    levels: int,
+    urgency: Any,
+    until_us: Any,
+) -> None:
+    """Fill in the urgencies of jobs, and until when they hold.
+
+    A replay asks at every event, and most often about a few jobs: as array operations this took three times as long.
+
+    Parameters
+    ----------
+    before : float64 array of shape (n_jobs,)
+        Urgencies that the jobs have.
+    times : tuple of int
+        Now, the wait bound, the reference moment, and until when it holds, µs.
+    aged_us : float
+        Ageing time, µs; 0: keys do not age.
+    """
+    now_us, bound_us, reference_us, same_until_us = times
+    for job in range(len(key)):
+        eligible_us = now_us - waited_us[job]
+        aged = key[job] + (eligible_us - reference_us) / aged_us if aged_us > 0.0 else key[job]
+        if waited_us[job] < 0:  # also for an unknown time
+            urgency[job], until_us[job] = np.nan, eligible_us - 1
+        elif waited_us[job] > bound_us:
+            urgency[job], until_us[job] = PROMOTED, _FOR_EVER
+        else:
+            urgency[job] = _on_grid(_from_scale(aged), before[job], levels) if levels > 0 else _in_proportion(aged)
+            until_us[job] = min(eligible_us + bound_us, same_until_us)
+            if aged_us == 0.0 and bound_us >= LONGEST_US:
+                until_us[job] = _FOR_EVER
 
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
@@ -393,7 +424,7 @@ def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
     With it, when the next one begins to serve.
     """
     most_hours = max(TAUS_BETWEEN * tau_s / 3_600, 1)
-    stretch_us = int(REBASE_HOURS[most_hours >= REBASE_HOURS][-1]) * _HOUR_US
+    stretch_us = max(hours for hours in REBASE_HOURS if hours <= most_hours) * _HOUR_US
     first_us = now_us - now_us % stretch_us
     return first_us + stretch_us // 2, first_us + stretch_us
 
@@ -402,37 +433,37 @@ def _micros(at: datetime) -> int:
     return round(at.timestamp() * 1e6)
 
 
-def _in_proportion(key: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return urgencies in proportion to the keys, in which different keys stay different.
+@inline_jit
+def _in_proportion(key: float) -> float:
+    """Return an urgency in proportion to a key, so that different keys stay different.
 
     NaN is in the middle.
     """
-    known = np.where(np.isnan(key), np.log(NEUTRAL_GPU_S), key)
-    urgency: NDArray[np.float64] = np.clip(-(known - np.log(NEUTRAL_GPU_S)) * PROPORTION, -MOST_URGENT, MOST_URGENT)
-    return urgency + 0.0
+    known = _NEUTRAL_KEY if np.isnan(key) else key
+    return min(max(-(known - _NEUTRAL_KEY) * PROPORTION, -MOST_URGENT), MOST_URGENT) + 0.0
 
 
-def _from_scale(key: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return urgencies of keys on the fixed scale.
+@inline_jit
+def _from_scale(key: float) -> float:
+    """Return the urgency of a key on the fixed scale.
 
     NaN stays NaN.
     """
-    shortest, longest = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
-    within = np.minimum(np.maximum(key, shortest), longest)  # clip, which takes ten times as long
-    urgency: NDArray[np.float64] = MOST_URGENT * (1 - 2 * (within - shortest) / (longest - shortest))
-    return urgency
+    within = key if np.isnan(key) else min(max(key, _SHORTEST_KEY), _LONGEST_KEY)
+    return MOST_URGENT * (1 - 2 * (within - _SHORTEST_KEY) / (_LONGEST_KEY - _SHORTEST_KEY))
 
 
-def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
+@inline_jit
+def _on_grid(urgency: float, before: float, levels: int) -> float:
     """Return the nearest grid point, or the job's current one if near enough.
 
     0 for NaN.
     """
     step = MOST_URGENT / levels
-    had = np.rint(now / step)
-    keeps = (had != 0) & (np.abs(urgency / step - had) <= STICKS)
-    level = np.where(keeps, had, np.rint(urgency / step))
-    return np.where(np.isnan(level), 0.0, level * step) + 0.0  # + 0.0: no negative zero
+    had = np.rint(before / step)
+    keeps = had != 0 and abs(urgency / step - had) <= STICKS
+    level = had if keeps else np.rint(urgency / step)
+    return 0.0 if np.isnan(level) else level * step + 0.0  # + 0.0: no negative zero
 
 
 @lru_cache(maxsize=65_536)

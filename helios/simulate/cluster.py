@@ -114,6 +114,7 @@ class SimCluster(SimulatedCluster):
         self.started_s = self._state.jobs["started_s"]
         self.ended_s = self._state.jobs["ends_s"]  # of a running job the true end, which lies ahead
         self._n_arrived: Jobs = self._state.clock["arrived"]
+        self._submitted_s: Jobs = self._state.jobs["submitted_s"]
         submitted_at = times(workload.submitted_s)
         super().__init__(
             name,
@@ -154,7 +155,7 @@ class SimCluster(SimulatedCluster):
         is left to happen.
         """
         self._freeze_snapshots()
-        moment_s, _ = advance_replay(self._state, self._seen, Stops(before=-NEVER), self.now_s, False)
+        moment_s, *_ = advance_replay(self._state, self._seen, Stops(before=-NEVER), self.now_s, False)
         return None if moment_s == NEVER else int(moment_s)
 
     def _advance(self, until_s: int) -> None:
@@ -163,23 +164,31 @@ class SimCluster(SimulatedCluster):
         self.now_s = until_s
 
     def go_on(
-        self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
+        self,
+        *,
+        arrivals: bool = True,
+        asks_from_s: int = NEVER,
+        alarm_s: int = NEVER,
+        alarm_from_s: int = NEVER,
+        before_s: int = NEVER,
+        again_s: int = NEVER,
+        again_every_s: int = NEVER,
     ) -> StopPoint | None:
         """Advance to the next moment at which a service may have to decide.
 
         See :meth:`SimulatedCluster.go_on`.
         """
-        stops = Stops(before=before_s, arrivals=True, asks_from=asks_from_s, alarm=alarm_s, alarm_from=alarm_from_s)
+        stops = Stops(NEVER, before_s, again_s, again_every_s, arrivals, asks_from_s, alarm_s, alarm_from_s)
         between = self._between
         if not between:
             self._freeze_snapshots()
-        moment_s, where = advance_replay(self._state, self._seen, stops, self.now_s, between)
+        moment_s, where, alarm_s, again_s = advance_replay(self._state, self._seen, stops, self.now_s, between)
         if moment_s == NEVER:
             return None
         self._between = where == BEFORE
         if not self._between:
             self.now_s = moment_s
-        return StopPoint(moment_s, where == BEFORE, where == CHOICE)
+        return StopPoint(moment_s, where == BEFORE, where == CHOICE, alarm_s, again_s)
 
     def _freeze_snapshots(self) -> None:
         self._between = False
@@ -192,6 +201,11 @@ class SimCluster(SimulatedCluster):
         They are the first ones of the workload.
         """
         return int(self._n_arrived[0])
+
+    @property
+    def submitted_s(self) -> Jobs:
+        """When each job is submitted, s since the epoch."""
+        return self._submitted_s
 
     def has_choice(self) -> bool:
         """Return whether the order of the queue may matter now.

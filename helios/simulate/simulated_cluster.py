@@ -53,11 +53,15 @@ class StopPoint(NamedTuple):
         True: before the ends and arrivals of ``moment_s``. False: after them, and before the pass that they make due.
     choice : bool
         Whether a job may start at it.
+    alarm_s, again_s : int
+        What to go on with from a moment before which it stopped.
     """
 
     moment_s: int
     before: bool
     choice: bool
+    alarm_s: int
+    again_s: int
 
 
 class SimulatedCluster(ABC):
@@ -136,13 +140,26 @@ class SimulatedCluster(ABC):
         They are the first ones of the workload.
         """
 
+    @property
+    @abstractmethod
+    def submitted_s(self) -> Jobs:
+        """When each job is submitted, s since the epoch."""
+
     @abstractmethod
     def _advance(self, until_s: int) -> None:
         """Advance to ``until_s``, which does not lie in the past."""
 
     @abstractmethod
     def go_on(
-        self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
+        self,
+        *,
+        arrivals: bool = True,
+        asks_from_s: int = NEVER,
+        alarm_s: int = NEVER,
+        alarm_from_s: int = NEVER,
+        before_s: int = NEVER,
+        again_s: int = NEVER,
+        again_every_s: int = NEVER,
     ) -> StopPoint | None:
         """Advance to the next moment at which a service may have to decide.
 
@@ -152,6 +169,8 @@ class SimulatedCluster(ABC):
 
         Parameters
         ----------
+        arrivals : bool
+            Whether to stop where jobs arrive.
         asks_from_s : int
             Stop also where there is a choice (:meth:`has_choice`), from then on, s since the epoch.
         alarm_s : int
@@ -160,6 +179,9 @@ class SimulatedCluster(ABC):
             The same, if there was a choice at the event before it, which was passed.
         before_s : int
             Stop also before the first moment from then on; the clock stays where it was.
+        again_s, again_every_s : int
+            Stop also before the first moment from ``again_s`` on; where nobody waits, that may be put off until
+            ``again_every_s`` after that moment.
         """
 
     def advance(self, until_s: int) -> None:

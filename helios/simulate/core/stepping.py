@@ -51,6 +51,9 @@ class Stops(NamedTuple):
         Stop at this second, whatever happens then.
     before : int
         Stop before the first moment from then on.
+    again, again_every : int
+        Stop also before the first moment from ``again`` on at which jobs wait. Where none does, ``again`` becomes
+        that moment plus ``again_every``.
     arrivals : bool
         Stop where jobs arrive.
     asks_from : int
@@ -62,6 +65,8 @@ class Stops(NamedTuple):
 
     until: int = NEVER
     before: int = NEVER
+    again: int = NEVER
+    again_every: int = NEVER
     arrivals: bool = False
     asks_from: int = NEVER
     alarm: int = NEVER
@@ -112,6 +117,13 @@ def _may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
 
 
 @kernel
+def _waits(state: EngineState) -> bool:
+    """Return whether a job is pending."""
+    clock = state.clock[0]
+    return bool(clock.arrived > clock.ended + clock.running)
+
+
+@kernel
 def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
     """Set the urgency of ``job`` if it is pending and not excluded.
 
@@ -133,7 +145,9 @@ def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
 
 
 @entry_point
-def advance_replay(state: EngineState, seen: StepColumns, stops: Stops, now: int, between: bool) -> tuple[int, int]:
+def advance_replay(
+    state: EngineState, seen: StepColumns, stops: Stops, now: int, between: bool
+) -> tuple[int, int, int, int]:
     """Make the passes due ``now`` and advance to the next stop.
 
     The pass of the moment where it stops stays due.
@@ -149,22 +163,28 @@ def advance_replay(state: EngineState, seen: StepColumns, stops: Stops, now: int
         Where it stopped, s since the epoch, or the first moment after ``until``; NEVER: nothing is left to happen.
     where : int
         BEFORE, QUIET or CHOICE.
+    alarm, again : int
+        What to go on with in ``stops``. The alarm is that of the last arrival: one that was set later is dropped.
     """
     state.clock[0].now_s = now
-    alarm, due = stops.alarm, not between
+    alarm, kept, again, due = stops.alarm, stops.alarm, stops.again, not between
     while True:
         if due:
             schedule_touched(state, now)
         event = next_moment(state)
         moment = min(event, alarm)
-        if moment >= stops.before or event == NEVER or moment > stops.until:
-            return (NEVER if event == NEVER else moment), BEFORE
+        if moment >= again and moment < stops.before and event != NEVER and not _waits(state):
+            again, alarm, due = moment + stops.again_every, kept, False
+            continue
+        if moment >= min(stops.before, again) or event == NEVER or moment > stops.until:
+            return (NEVER if event == NEVER else moment), BEFORE, kept, again
         end_due(state, moment)
         arrived = admit_due(state, moment) > 0
         choice = _may_choose(state, seen, moment)
         if moment == stops.until or (arrived and stops.arrivals) or (choice and moment >= stops.asks_from):
-            return moment, CHOICE if choice else QUIET
+            return moment, CHOICE if choice else QUIET, NEVER, again
         alarm, now, due = stops.alarm_from if choice else NEVER, moment, True
+        kept = alarm if arrived else kept
 
 
 def order(

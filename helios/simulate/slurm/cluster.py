@@ -125,14 +125,28 @@ class SimulatedSlurm(SimulatedCluster):
         if until_s * MS >= self._now_ms[0]:
             self._carry(until_s * MS, first_event=False)
 
+    @property
+    def submitted_s(self) -> Jobs:
+        """When each job is submitted, s since the epoch."""
+        return self._submitted_ms // MS
+
     def go_on(
-        self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
+        self,
+        *,
+        arrivals: bool = True,
+        asks_from_s: int = NEVER,
+        alarm_s: int = NEVER,
+        alarm_from_s: int = NEVER,
+        before_s: int = NEVER,
+        again_s: int = NEVER,
+        again_every_s: int = NEVER,  # noqa: ARG002  here it always stops
     ) -> StopPoint | None:
         """Advance to the next moment at which a service may have to decide.
 
         It does as :meth:`helios.simulate.SimCluster.go_on`, except that it stops before ``before_s`` itself while jobs
         wait, since a pass may start one at any time. None: nothing is left to happen.
         """
+        before_s, kept_s = min(before_s, again_s), alarm_s
         while not self._is_over():
             before_ms = _in_ms(before_s)
             if before_s != NEVER and self._state.clock["queued"][0] == 0:
@@ -140,11 +154,12 @@ class SimulatedSlurm(SimulatedCluster):
             alarm_ms = max(_in_ms(alarm_s), int(self._now_ms[0]))
             arrived = self._n_arrived
             if not self._carried_before(before_ms, alarm_ms):
-                return StopPoint(before_ms // MS, before=True, choice=False)
-            choice, now_s = self.has_choice(), self.now_s
-            if self._n_arrived > arrived or (choice and now_s >= asks_from_s):
-                return StopPoint(now_s, before=False, choice=choice)
+                return StopPoint(before_ms // MS, True, False, kept_s, again_s)
+            choice, now_s, came = self.has_choice(), self.now_s, self._n_arrived > arrived
+            if (arrivals and came) or (choice and now_s >= asks_from_s):
+                return StopPoint(now_s, False, choice, NEVER, again_s)
             alarm_s = alarm_from_s if choice else NEVER
+            kept_s = alarm_s if came else kept_s
         return None
 
     def _carried_before(self, before_ms: int, alarm_ms: int) -> bool:

@@ -34,6 +34,31 @@ def play(predictor, table, *, first=0):
     return np.concatenate(predictions)
 
 
+def follow(predictor, table, *, moments):
+    """Feed the recorded events as ``play`` does, several submission moments at a time and some ends too early."""
+    ends = np.lexsort((np.arange(table.n), table.ended_s))
+    ends = ends[table.ended_s[ends] != NEVER_S]
+    times, told, predictions = np.unique(table.submitted_s), 0, []
+    for first in range(0, len(times), moments):
+        these = times[first : first + moments]
+        jobs = np.flatnonzero((table.submitted_s >= these[0]) & (table.submitted_s <= these[-1]))
+        known = ends[told : int(np.searchsorted(table.ended_s[ends], these[-1] + 600, side="right"))]
+        predicted, n = predictor.follow(jobs, table.submitted_s[jobs], ended=known, ended_s=table.ended_s[known])
+        told += n
+        predictions.append(predicted)
+    return np.concatenate(predictions)
+
+
+@pytest.mark.parametrize("moments", [1, 7])
+def test_jobs_predicted_later_in_one_go_are_predicted_as_at_their_submissions(moments):
+    jobs = a_campaign(1300)
+    table = JobTable.from_frame(jobs)
+    one, other = ReplayTrainedPredictor(jobs), ReplayTrainedPredictor(jobs)
+    np.testing.assert_array_equal(follow(one, table, moments=moments), play(other, table))
+    assert one.sources == other.sources and len(one.sources) == 2
+    np.testing.assert_array_equal(one.source, other.source)
+
+
 @settings(max_examples=examples(25), deadline=None)
 @given(traces(), st.integers(0, 24))
 def test_features_in_a_replay_of_the_record_are_those_of_the_record_bit_for_bit(jobs, cut):

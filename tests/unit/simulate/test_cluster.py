@@ -476,6 +476,21 @@ def test_before_a_moment_nothing_of_it_has_happened():
     assert (halt.moment_s, halt.before, len(cluster.ended), cluster.arrived) == (20, False, 1, 2)
 
 
+def test_arrivals_are_no_stops_where_nobody_asks_for_them():
+    rows = [(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)]
+    assert halts(a_sim_cluster(rows), arrivals=False) == []
+    assert halts(a_sim_cluster(rows), arrivals=False, asks_from_s=0) == [(10, False, True)]
+
+
+def test_a_stop_for_those_who_wait_is_put_off_while_nobody_does():
+    alone = a_sim_cluster([(0, 10, 8), (20, 10, 8), (21, 10, 8)])
+    halt = alone.go_on(arrivals=False, again_s=5, again_every_s=7)  # put off at 10 to 17, and at 20 to 27
+    assert (halt.moment_s, halt.before, halt.again_s) == (30, True, 27)
+    queued = a_sim_cluster([(0, 10, 8), (1, 10, 8)])
+    halt = queued.go_on(arrivals=False, again_s=5, again_every_s=7)
+    assert (halt.moment_s, halt.before, halt.again_s) == (10, True, 5)
+
+
 def test_wishing_by_position_says_how_many_jobs_ended_in_each_way():
     order = an_order(job1=0.5, job2=0.25, job77=0.1)
     told, counted = a_busy_cluster(), a_busy_cluster()
