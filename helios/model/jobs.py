@@ -194,7 +194,7 @@ def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
     """
     keys = pd.DataFrame(
         {
-            "submitted_at": jobs["submitted_at"].to_numpy(),
+            "submitted_at": jobs["submitted_at"].to_numpy("datetime64[us]"),
             "id_length": jobs["job_id"].str.len().to_numpy(),
             "job_id": jobs["job_id"].to_numpy(),
             "restart": jobs["restart"].to_numpy(),

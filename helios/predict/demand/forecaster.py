@@ -24,10 +24,10 @@ from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, D
 #
 # The trees are small and strongly randomised (extremely randomised splits: Geurts, Ernst, Wehenkel 2006; LightGBM), and
 # learn from every third step. The longer the horizon, the fewer independent hours a history has, so the larger is the
-# smallest leaf. Even so they are only part of the forecast: an expected value is drawn towards persistence, and a
-# quantile of the maximum at least half way to the empirical one of all rises so far. The quantile is then moved by its
-# misses in the last weeks (rolling conformal prediction: Gibbs and Candes 2021), as far as there is evidence. What was
-# tried is in docs/experiments.md.
+# smallest leaf, and the further apart are the steps of a long history. Even so they are only part of the forecast: an
+# expected value is drawn towards persistence, and a quantile of the maximum at least half way to the empirical one of
+# all rises so far. The quantile is then moved by its misses in the last weeks (rolling conformal prediction: Gibbs and
+# Candes 2021), as far as there is evidence. What was tried is in docs/experiments.md.
 
 Values = NDArray[np.float64]
 
@@ -35,6 +35,11 @@ ROUNDS = 60
 EVERY = 3
 """Every so many steps one is learned from, as adjacent ones are alike. All steps cost thrice as much and are no
 better."""
+_FURTHER_APART = (1, 1, 2, 4, 4)
+"""How many times as far apart the steps of a long history are, by horizon: their outcomes overlap. It saves a third of
+the training, and changes errors by less than another seed of the trees does (docs/experiments.md)."""
+_ENOUGH_STEPS = 1_500
+"""Fewest steps where they are further apart: of a history below two months every third step is learned from."""
 _LEAF_PER_HORIZON = 4
 _FEWEST_IN_LEAF = 40
 _SIDE_BY_SIDE = 2
@@ -93,27 +98,30 @@ _Trees = tuple[lightgbm.Booster | None, ...]
 _ALL = Wanted()
 
 
-def learn(past: _Past, *, first: int, until: int, every: int = EVERY, wanted: Wanted = _ALL) -> _Trees:
+def learn(past: _Past, *, first: int, until: int, thinned: int = 1, wanted: Wanted = _ALL) -> _Trees:
     """Train trees for each horizon on steps ``first`` to ``until`` - 1.
 
-    Outcomes at ``until`` or later are not used, nor those of the first day, whose features look back too far.
+    Outcomes at ``until`` or later are not used, nor those of the first day, whose features look back too far. Steps are
+    ``thinned`` times as far apart as ``EVERY``.
 
     Returns
     -------
     tuple of Booster or None
         For each horizon point, mean, then each level of the maximum. None where it is not wanted.
     """
-
-    def steps(number: int) -> NDArray[np.int64]:
-        return np.arange(until - AHEAD[number] - 1, first + DAY - 1, -every)[::-1]
-
-    # The bins of the features are made once: horizons differ by the last steps alone.
-    bins = lightgbm.Dataset(past.known[steps(0)], params=_PARAMETERS).construct()
+    # The features are put into bins once: a horizon takes some of these steps.
+    closest = EVERY * thinned
+    steps = np.arange(until - AHEAD[0] - 1, first + DAY - 1, -closest)[::-1]
+    binned = lightgbm.Dataset(past.known[steps], np.zeros(len(steps)), params=_PARAMETERS).construct()
 
     def of_horizon(number: int) -> list[lightgbm.Booster | None]:
-        rows = steps(number)
-        leaf = {"min_data_in_leaf": max(_FEWEST_IN_LEAF, _LEAF_PER_HORIZON * AHEAD[number] // every)}
-        binned = lightgbm.Dataset(past.known[rows], params=_PARAMETERS, reference=bins, free_raw_data=False)
+        n_known = len(steps) - (AHEAD[number] - AHEAD[0]) // closest
+        apart = min(_FURTHER_APART[number], max(n_known // _ENOUGH_STEPS, 1))
+        places = np.arange(n_known - 1, -1, -apart)[::-1]
+        rows = steps[places]
+        fewest = _LEAF_PER_HORIZON * AHEAD[number] // (closest * apart)
+        leaf = {"min_data_in_leaf": max(_FEWEST_IN_LEAF, fewest)}
+        taken = binned.subset(places.tolist()).construct()
         boosters: list[lightgbm.Booster | None] = []
         for came, objectives, horizons in (
             (past.point, _EXPECTED, wanted.point),
@@ -123,11 +131,11 @@ def learn(past: _Past, *, first: int, until: int, every: int = EVERY, wanted: Wa
             if AHEAD_S[number] not in horizons:
                 boosters += [None] * len(objectives)
                 continue
-            binned.set_label(came[rows, number] - past.busy[rows])
+            taken.set_label(came[rows, number] - past.busy[rows])
             for objective in objectives:
                 # Otherwise LightGBM writes and reads each booster once more.
                 options = _PARAMETERS | objective | leaf
-                boosters.append(lightgbm.train(options, binned, ROUNDS, keep_training_booster=True))
+                boosters.append(lightgbm.train(options, taken, ROUNDS, keep_training_booster=True))
         return boosters
 
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as workers:
@@ -465,7 +473,7 @@ class _Trial:
 def _trial(past: _Past, first: int, until: int, *, last: int, wanted: Wanted) -> _Trial:
     """Train trees without the last weeks, and predict the steps up to ``last`` - 1."""
     then = until - held_back(until - first)
-    trees = learn(past, first=first, until=then, every=2 * EVERY, wanted=wanted)
+    trees = learn(past, first=first, until=then, thinned=2, wanted=wanted)
     return _Trial(told=changes_by(trees, past.known[then:last]), until=then, made_at=until)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import product
 
@@ -407,5 +408,6 @@ def _keys(known: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) ->
     return lambda first, after: _digest(inputs + b"".join(days[(first - offset) // DAY : (after - offset) // DAY]))
 
 
+@lru_cache(maxsize=1_024)  # some months of a few pools: nearly all days are those of the step before
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=16).digest()
