@@ -230,24 +230,28 @@ class ReplaySetup:
     def own_order(self) -> LongestWaits:
         """Longest wait so far under the site's own order.
 
-        That is first in, first out with EASY by time limits.
-
-        From a replay of these jobs and those of the four weeks before them, as far as they are known and fit.
+        That is first in, first out with EASY by time limits. At first it is that of the four weeks before, as far as
+        their jobs are known and fit. These are replayed on their own: the replay starts empty, and what they left
+        running would make the site's own order look worse than it is there.
         """
-        machine = self._with_earlier_jobs()
-        workload = machine.workload()
-        result = machine.replay(ORDERS["fifo"], default_limit_s=self.default_limit_s)
-        return LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s)
+        longest = self._waits_of(self.machine)
+        earlier = self._earlier_jobs()
+        if earlier is None:
+            return longest
+        return longest.at_least(self._waits_of(earlier).at(int(self.workload.submitted_s[0])))
 
-    def _with_earlier_jobs(self) -> ReplayCluster:
-        jobs = self.machine.jobs
-        recent = self.before["submitted_at"] >= jobs["submitted_at"].min() - LOOKS_BACK
+    def _waits_of(self, machine: ReplayCluster) -> LongestWaits:
+        result = machine.replay(ORDERS["fifo"], default_limit_s=self.default_limit_s)
+        return LongestWaits.of(submitted_s=machine.workload().submitted_s, started_s=result.started_s)
+
+    def _earlier_jobs(self) -> ReplayCluster | None:
+        recent = self.before["submitted_at"] >= self.machine.jobs["submitted_at"].min() - LOOKS_BACK
         resource = self.machine.resource
         earlier = self.before[recent & self.before["run_time_s"].notna() & (self.before[resource].fillna(0) > 0)]
         if earlier.empty:
-            return self.machine
+            return None
         try:
-            before = replay_cluster_for(
+            found = replay_cluster_for(
                 earlier,
                 resource=resource,
                 nodes=self.machine.nodes,
@@ -255,13 +259,8 @@ class ReplaySetup:
                 skip_oversized=True,
             )
         except PartitionUnknown:  # the earlier jobs ran on other partitions
-            return self.machine
-        return replace(
-            self.machine,
-            jobs=pd.concat([before.jobs, jobs], ignore_index=True),
-            partition=np.concatenate([before.partition, self.machine.partition]),
-            size=np.concatenate([before.size, self.machine.size]),
-        )
+            return None
+        return found if len(found.jobs) else None
 
 
 def answer_request(

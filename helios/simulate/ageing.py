@@ -7,7 +7,7 @@ has caused so far, so that one number means the same on every site.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,10 @@ class LongestWaits:
     def at(self, now_s: int) -> int:
         """Return the longest wait by ``now_s``, s."""
         return int(self.longest_s[np.searchsorted(self.at_s, now_s, side="right") - 1])
+
+    def at_least(self, longest_s: int) -> LongestWaits:
+        """Return these waits, and ``longest_s`` while they are shorter."""
+        return replace(self, longest_s=np.maximum(self.longest_s, longest_s))
 
     def wait_bound(self, share: float) -> WaitBound:
         """Return the wait bound from the longest wait so far.

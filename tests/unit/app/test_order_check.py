@@ -92,3 +92,20 @@ def test_ratios_count_the_window_and_large_jobs_by_their_size() -> None:
     assert found.mean == pytest.approx((size_s[counted].mean() + 1) / (own_s[counted].mean() + 1))
     assert found.longest == pytest.approx((size_s[counted].max() + 1) / (own_s[counted].max() + 1))
     assert found.large == pytest.approx((size_s[large].mean() + 1) / (own_s[large].mean() + 1))
+
+
+def test_what_earlier_jobs_left_running_delays_nobody_in_the_own_order_of_a_replay() -> None:
+    hour = timedelta(hours=1)
+
+    def job(number: int, submitted: pd.Timestamp, hours: float) -> dict[str, Any]:
+        times = {"submitted_at": submitted, "started_at": None, "ended_at": None}
+        return a_job(job_id=str(number), gpus=16, run_time_s=3600.0 * hours, **times)
+
+    opens = START + timedelta(days=2)
+    # The second waits for five hours before the window opens, and runs for ten days into it.
+    earlier = [job(1, START, 5), job(2, START, 240)]
+    inside = [job(3 + number, opens + number * hour, 0.5) for number in range(240)]
+    history = LoadedHistory(cluster="lab", jobs=jobs_frame(*earlier, *inside), timezone="UTC")
+    request = WhatIfRequest(plans=(), nodes={"gpu": 2}, gpus_per_node=8, since=opens.to_pydatetime())
+    longest = prepare_replay(history, request).own_order
+    assert longest.at(int(opens.timestamp())) == longest.at(int((opens + 240 * hour).timestamp())) == 5 * 3600
