@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.model.pools import MeasuredSpeed, TrialForecast, TrialRun
+from helios.model.pools import MeasuredSpeed, TrialForecast, TrialRun, peak_hardly_exceeded
 from helios.predict.trials import ENOUGH, TrialModel, measured_speeds, trial_facts
 from tests.examples import examples
 
@@ -107,7 +107,15 @@ def test_eight_finished_trials_tell_what_hardly_another_one_needs() -> None:
     assert forecast(alike[:7]).memory_most_mib is None
     assert forecast([*alike[:7], a_run(7, outcome="running", peak_memory_mib=2_000.0)]).memory_most_mib is None
     spread = [a_run(number, peak_memory_mib=1_000.0 + 100 * number) for number in range(9)]
-    assert forecast(spread).memory_most_mib == pytest.approx(1_800.0 * 1_800.0 / 1_400.0)
+    assert forecast(spread).memory_most_mib == pytest.approx(1_800.0 * (1_800.0 / 1_400.0) ** (12 / 9))
+
+
+def test_hardly_any_trial_needs_more_than_is_expected_at_most() -> None:
+    random = np.random.default_rng(0)
+    for finished in (8, 16, 40):
+        peaks = 1_000.0 * np.exp(random.normal(0.0, 0.03, (2_000, finished + 1)))
+        most = [peak_hardly_exceeded(row[:-1].tolist()) for row in peaks]
+        assert np.mean(peaks[:, -1] > np.array(most, dtype=np.float64)) < 0.016  # about 1 in 100
 
 
 def test_the_memory_of_a_trial_that_just_began_is_not_its_peak() -> None:
