@@ -28,7 +28,7 @@ def loaded_by_running(*lines: str, of: tuple[str, ...], folder: Path | None = No
 
 def test_what_neither_predicts_nor_draws_does_not_wait_for_it() -> None:
     commands = ["pause", "resume", "mode", "doctor", "report", "trace", "service", "config"]
-    assert loaded_by(f"from helios.cli.main import imported\nfor name in {commands}: imported(name)", of=HEAVY) == []
+    assert loaded_by(f"from helios.cli.main import import_command\nfor name in {commands}: import_command(name)", of=HEAVY) == []
 
 
 def test_help_and_version_enter_no_room() -> None:
