@@ -63,7 +63,7 @@ class NamedPredictor(ReplayPredictor, Protocol):
 
 @cached_jit
 def _take_anew(run_times: Any, jobs: Any, predicted: Any, source: Any, before: Any) -> Any:
-    """Take new predictions of ``jobs``, and return the jobs that have others than before.
+    """Take new predictions, and return the jobs whose predictions have changed.
 
     ``before`` is what predicted them before.
     """
@@ -119,7 +119,7 @@ class ReplayPredictions:
         return self._n_predicted > 0
 
     def due_s(self) -> dict[str, int]:
-        """Return when the next updates of pending jobs are due, as ``go_on`` takes it."""
+        """Return the times of the next updates, as ``go_on`` takes them."""
         again_every_s = self._period_s or NEVER
         return {"before_s": self._own_order_at_s, "again_s": self._predict_at_s, "again_every_s": again_every_s}
 
@@ -190,7 +190,7 @@ class ReplayPredictions:
             self._n_reported += n
 
     def _unreported(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the jobs whose ends the predictor does not know, and when they ended."""
+        """Return the ended jobs unknown to the predictor, and their ends."""
         fresh = self._cluster.ended[self._n_reported :].copy()
         return fresh, self._cluster.ended_s[fresh]
 

@@ -88,7 +88,7 @@ With 12 about one trial in a hundred needs more, where the logarithms of peaks a
 
 
 def peak_hardly_exceeded(peaks_mib: Sequence[float]) -> float | None:
-    """Return a peak of device memory that hardly another trial of a family exceeds, MiB.
+    """Return a peak that hardly another trial of a family exceeds, MiB.
 
     Of twelve it is as far above the largest as that is above the median. The more were seen, the closer it is, but at
     least 1 % above. None of fewer than eight. Trials that run the same program at the same shapes need the same

@@ -76,7 +76,7 @@ def find_devices(
 
 
 def gpus_by_shards(environment: Mapping[str, str]) -> float:
-    """Return how many GPUs the shards of a Slurm job on this node make.
+    """Return the shards of a Slurm job on this node as a number of GPUs.
 
     It is infinite where the job has whole GPUs. Slurm keeps nobody from using more than their shards.
 
@@ -91,9 +91,9 @@ def gpus_by_shards(environment: Mapping[str, str]) -> float:
     words = ["scontrol", "show", "node", "--oneliner", node]
     try:
         shown = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LOOK_S).stdout
-        listed = re.findall(r"(gpu|shard)(?::[^:,()]+)?:(\d+)", re.findall(r"\bGres=(\S+)", shown)[0])
+        listed = re.findall(r"(?:^|,)(gpu|shard)(?::[^:,()]+)?:(\d+)", re.findall(r"\bGres=(\S+)", shown)[0])
         gpus, shards_there = (sum(int(count) for name, count in listed if name == kind) for kind in ("gpu", "shard"))
-        return int(shards) * gpus / shards_there
+        return int(shards) / (shards_there / gpus)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError, ZeroDivisionError) as reason:
         raise UsageError(
             f"This job has {shards} shards, and {' '.join(words)} does not say how many a GPU has.",

@@ -89,13 +89,16 @@ def test_each_gpu_is_a_device_with_its_free_memory(gpus: dict[str, str], tmp_pat
 
 
 def test_a_job_of_shards_must_know_how_many_a_gpu_has(gpus: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho NodeName=n1 Gres=gpu:a100:2\n")
-    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "scontrol").touch(0o755)
     job = {"SLURM_SHARDS_ON_NODE": "2", "SLURMD_NODENAME": "n1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with pytest.raises(UsageError, match="how many a GPU has"):
         gpus_by_shards(job | {"PATH": str(tmp_path)})
-    with pytest.raises(subprocess.CalledProcessError):
-        show(gpus | job, tmp_path)
+    for listed in ("gpu:a100:2", "shard:8", "vgpu:2,shard:8", "(null)"):
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho 'NodeName=n1 Gres={listed}'\n")
+        with pytest.raises(subprocess.CalledProcessError):
+            show(gpus | job, tmp_path)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'NodeName=n1 Gres=gpu:a100:2(S:0-1),shard:a100:8(S:0-1) A=b'\n")
+    assert show(gpus | job | {"CUDA_VISIBLE_DEVICES": "0"}, tmp_path) == ["gpu:0 Toy 800.0 1 GPU-a"]
 
 
 def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Path) -> None:
