@@ -33,7 +33,7 @@ from helios.ingest.node_series import read_series, sum_series
 from helios.model import STEP_S, NodeSeries
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import DAY, Calendar, Forecasts
-from helios.report.energy_whatif import EnergyWhatIf
+from helios.report.energy import EnergyWhatIf
 from helios.services.energy_saving import CesOptions
 from helios.simulate import Backfill, Placement, replay
 from helios.simulate.orders import first_in_first_out

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from helios.model import seconds_of
-from helios.report.fidelity import Fidelity, fidelity, fidelity_table
+from helios.report.tables import Fidelity, fidelity, fidelity_table
 from helios.simulate.slurm import SlurmTimeline
 from tests.live.recorded import (
     Recording,

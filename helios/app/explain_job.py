@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from helios.app.job_controller import JobController
 from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import APPLIED_CHANGES, DECISIONS, JOBS, PREDICTIONS, QUEUE, FrameKind, Mode, Snapshot
-from helios.report.job import JobExplanation, places
+from helios.report.job import JobExplanation, StartForecast, places
 from helios.report.prediction import rests_on
-from helios.report.start import StartForecast
 from helios.warehouse import Warehouse
 
 # One job by the id that a person writes: its row of the queue, and the jobs that were known before it.

@@ -29,7 +29,7 @@ from helios.app.whatif import (
 from helios.choices import Policy
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
-from helios.report.job_wait import (
+from helios.report.job import (
     Blocker,
     Cause,
     Holder,

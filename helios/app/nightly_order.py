@@ -20,7 +20,7 @@ from helios.app.own_order import LOOKS_BACK, gpu_machine
 from helios.config import Settings
 from helios.errors import HeliosError
 from helios.ports import Progress, no_progress
-from helios.report.order_check import CheckedOrder
+from helios.report.significance import CheckedOrder
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:

@@ -20,19 +20,20 @@ from helios.app.history import choose_cluster
 from helios.config import Energy
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS
-from helios.report.admin.decisions import decision_rows, service_days
-from helios.report.admin.predictions import prediction_accuracy
-from helios.report.admin.queue import queue_at, queue_over_time
-from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
-from helios.report.admin.shadow import (
-    LIMITS,
+from helios.report.admin.decisions import (
     MOVED_S,
+    SHADOW_LIMITS,
     ShadowDay,
     ShadowWaits,
     decided_urgencies,
+    decision_rows,
     moved_jobs,
     replayed_urgencies,
+    service_days,
 )
+from helios.report.admin.predictions import prediction_accuracy
+from helios.report.admin.queue import queue_at, queue_over_time
+from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
 from helios.report.admin.usage import select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
 from helios.units import best_unit, in_number
@@ -434,7 +435,7 @@ def shadow_day(
             wait_s=without,
             would_wait_s=with_them,
         ),
-        notes=(*day.notes, *LIMITS),
+        notes=(*day.notes, *SHADOW_LIMITS),
     )
 
 

@@ -24,7 +24,7 @@ from helios.model import seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor
 from helios.ports import HORIZON_S, JobwiseService, Progress, Service, no_progress
-from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
+from helios.report.tables import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
 from helios.simulate import Backfill, ClusterShape, Workload, replay

@@ -25,7 +25,7 @@ from helios.model import Snapshot, seconds_of
 from helios.model.hostlist import expand
 from helios.model.slurm_site import DAY_S, SlurmSite
 from helios.predict.live_predictor import CHANCES, remaining_run_time
-from helios.report.start import EarlierStart, StartForecast
+from helios.report.job import EarlierStart, StartForecast
 from helios.simulate.slurm.forward import ForwardSimulation, Moment
 from helios.units import duration_in_words
 

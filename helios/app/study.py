@@ -216,7 +216,7 @@ def write_study(
         When something changed; by default the middle of the window.
     """
     from helios.report.html import render_sections  # noqa: PLC0415 - drawing takes a second to import
-    from helios.report.study_files import write_files  # noqa: PLC0415 - as above
+    from helios.report.study_page import write_files  # noqa: PLC0415 - as above
 
     source, figures = _figures(found, audience=audience, energy=energy, change=change)
     files = write_files(out, found.statements, figures) if out is not None else []

@@ -170,7 +170,7 @@ def whatif(
             )
             found = energy_on_jobs(history, on_jobs, energy=settings.energy, power=settings.power, progress=progress)
     found = found.without_unknown(price=known["price_per_kwh"], co2=known["co2_g_per_kwh"])
-    from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
+    from helios.report.energy import energy_table  # noqa: PLC0415 - drawing takes a second to import
 
     if report is not None:
         from helios.report.html import render_energy_whatif  # noqa: PLC0415 - as above

@@ -160,7 +160,7 @@ def compare_(
     Write each with: helios study ... --json > FILE
     """
     refuse_misplaced(context, write="helios study compare ONE OTHER")
-    from helios.report.study_compare import compare, comparison_tables  # noqa: PLC0415 - no help needs it
+    from helios.report.study_text import compare, comparison_tables  # noqa: PLC0415 - no help needs it
 
     found = compare(_read(one), _read(other))
     print_result(found.to_json(), *comparison_tables(found), as_json=as_json)

@@ -231,7 +231,7 @@ def explain_in_replay(
     from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
-    from helios.report.job_wait import wait_table  # noqa: PLC0415 - as above
+    from helios.report.job import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
@@ -304,8 +304,10 @@ def slurm(
     """
     from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - see helios.cli.replays
     from helios.cli.replays import requested_services, write_whatif  # noqa: PLC0415 - as above
-    from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
-    from helios.report.tables import whatif_table  # noqa: PLC0415 - as above
+    from helios.report.tables import (  # noqa: PLC0415 - as above
+        fidelity_table,
+        whatif_table,
+    )
     from helios.slurm.site import read_site  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif slurm --slurm-conf FILE --trace FILE")

@@ -17,18 +17,21 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from helios.metrics.queue import SIZE_CLASSES
-from helios.report import charts, whatif_charts
+from helios.report import charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
 from helios.report.admin.trials import TrialsReport
-from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
-from helios.report.energy_charts import nodes_over_time, saved_by_day
-from helios.report.energy_whatif import (
+from helios.report.energy import (
     POLICY_COLUMNS,
+    EnergyLedger,
     EnergyWhatIf,
+    energy_answer,
     energy_figure,
+    energy_sentences,
     energy_verdict,
     money_columns,
+    nodes_over_time,
     policy_cells,
+    saved_by_day,
 )
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Differences, compare_blocks, format_signed
@@ -261,12 +264,12 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
         "who_gains": charts.who_gains,
         "mean_and_longest": charts.mean_and_longest,
         "waits": charts.waits,
-        "cumulative_gain": whatif_charts.cumulative_gain,
-        "by_partition": whatif_charts.by_partition,
+        "cumulative_gain": charts.cumulative_gain,
+        "by_partition": charts.by_partition,
     }
     shown = ("over_time",) if has_no_waits(result) else tuple(draws)
     figures = {name: inline(draw, result) if name in shown else None for name, draw in draws.items()}
-    return figures | {"users": inline(partial(whatif_charts.users, reference=result.reference), users)}
+    return figures | {"users": inline(partial(charts.users, reference=result.reference), users)}
 
 
 def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.metrics.queue import QueueSummary
-from helios.report.order_check import SINGLE_REPLAY, OrderCheck
+from helios.report.significance import SINGLE_REPLAY, OrderCheck
 from helios.report.tables import WIDE, figure, plain_table
 from helios.units import best_unit, change, duration, percent
 

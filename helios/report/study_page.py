@@ -1,16 +1,419 @@
-"""The sections of a study's page, by audience."""
+"""The drawings, the page and the files of a study."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from helios.metrics.study.figure_data import FigureData
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from helios.errors import UsageError
+from helios.metrics.study.figure_data import FEW_PEOPLE, THE_REST, FigureData, Panel, Series
 from helios.metrics.study.published import HereAndThere
+from helios.private_files import make_folder, write_private
+from helios.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    SOFT,
+    Canvas,
+    canvas,
+    date_axis,
+    shorten,
+    time_axis,
+)
 from helios.report.html import PageSection, TableCells
-from helios.report.study_charts import draw
 from helios.report.study_text import Statement, Verdict, first_statements
 from helios.units import percent
+
+OWN = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (RED, ":"), (PURPLE, "-"), (INK, "--"))
+"""Colour and dash of a site's own lines, which differ in brightness, too."""
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (8, 3)),
+    (0, (2, 3)),
+    (0, (3, 1)),
+)
+"""Dashes of published clusters, which are all grey."""
+STACK = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56b4e9", "#f0e442", "#7a5c00", "#004b75")
+STATE_COLOURS = {
+    "completed": GREEN,
+    "cancelled": ORANGE,
+    "failed": RED,
+    "by a failed node": "#7f2a00",
+    "at the time limit": PURPLE,
+    "other": GREY,
+    "unknown": PALE,
+    "not ended": SOFT,
+    THE_REST: PALE,
+    FEW_PEOPLE: GREY,
+}
+MARKS = ("o", "s", "D")
+LEAST_S = 1.0
+"""Shortest time on a logarithmic axis, s."""
+CHARACTERS_PER_INCH = 13.0
+LINE_IN, ROW_IN = 2.5, 0.24
+"""Heights of a panel of lines, and of a row of a panel of names."""
+DAY_H = 24
+WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
+
+
+def draw(figure: FigureData, *, narrow: bool = False) -> str | None:
+    """Return a figure as SVG, None where there is nothing to draw."""
+    drawing = _draw(figure, narrow=narrow)
+    return None if drawing is None else drawing.svg
+
+
+def draw_pdf(figure: FigureData) -> bytes | None:
+    """Return a figure as a PDF, or None if it is empty."""
+    drawing = _draw(figure, as_pdf=True)
+    return None if drawing is None else drawing.pdf
+
+
+def alternative_text(figure: FigureData) -> str:
+    """Return the alternative text of a figure."""
+    panels = "; ".join(
+        f"{panel.title or panel.y_unit}: {', '.join(one.name for one in panel.series)}"
+        + (f", beside {', '.join(one.name for one in panel.beside)}" if panel.beside else "")
+        for panel in figure.panels
+    )
+    return f"{figure.title} Shown: {panels}."
+
+
+def _draw(figure: FigureData, *, narrow: bool = False, as_pdf: bool = False) -> Canvas | None:
+    panels = [panel for panel in figure.panels if any(one.y for one in panel.series)]
+    if figure.missing or not panels:
+        return None
+    width = 3.6 if narrow else 9.4 / len(panels)
+    height = max(_height(panel, width) for panel in panels)
+    text = alternative_text(figure)
+    with canvas(text, height=height, narrow=narrow, columns=len(panels), as_pdf=as_pdf) as drawing:
+        greys = dict.fromkeys(one.name for panel in panels for one in panel.beside)
+        dashes = dict(zip(greys, DASHES * 2, strict=False))
+        for axes, panel in zip(drawing.panels, panels, strict=True):
+            _draw_panel(axes, panel, dashes, width=width, narrow=narrow)
+            if panel.title:
+                axes.set_title(panel.title)
+        _add_legend(drawing, panels, narrow=narrow)
+    return drawing
+
+
+def _height(panel: Panel, width: float) -> float:
+    rows = len(_names(panel.series))
+    named = panel.kind == "range" or (panel.kind != "line" and _is_upright(panel, width))
+    return 1.3 + ROW_IN * rows if named else LINE_IN + 0.5
+
+
+def _draw_panel(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, width: float, narrow: bool) -> None:
+    if panel.kind == "range":
+        _draw_ranges(axes, panel, narrow=narrow)
+    elif panel.kind == "line":
+        _draw_lines(axes, panel, dashes, narrow=narrow)
+    else:
+        _draw_bars(axes, panel, width=width)
+
+
+def _draw_lines(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, narrow: bool) -> None:
+    for one in panel.beside:
+        axes.plot(one.x, _drawable(panel.y_kind, one.y), color=GREY, ls=dashes[one.name], lw=0.9, label=one.name)
+    for one, (colour, dash) in zip(panel.series, OWN * 2, strict=False):
+        x = np.array(one.x, dtype=np.int64).astype("datetime64[s]") if panel.x_kind == "date" else np.array(one.x)
+        few = len(x) <= 3
+        y = _drawable(panel.y_kind, one.y)
+        axes.plot(x, y, color=colour, ls=dash, lw=2, marker="o" if few else "", ms=4, label=one.name, zorder=3)
+    if panel.y_kind == "duration":
+        time_axis(axes, narrow=True, upright=True)
+    else:
+        lowest = min((min(one.y) for one in (*panel.series, *panel.beside) if one.y), default=0)
+        axes.set_ylim(bottom=min(0, lowest), top=101 if _is_share(panel) else None)
+        _number_axis(axes, panel.y_kind, upright=True)
+    # Ticks of a time axis have units of their own.
+    axes.set_ylabel(panel.y_unit.removeprefix("s ") if panel.y_kind == "duration" else panel.y_unit)
+    _place_axis(axes, panel, narrow=narrow)
+
+
+def _is_share(panel: Panel) -> bool:
+    """Return whether a curve runs to all of something."""
+    highest = max((max(one.y) for one in panel.series if one.y), default=0)
+    return panel.y_kind == "percent" and 50 < highest <= 100
+
+
+def _place_axis(axes: Axes, panel: Panel, *, narrow: bool) -> None:
+    x = [float(place) for one in panel.series for place in one.x]
+    if panel.x_kind == "duration":
+        axes.set_xlim(max(LEAST_S, min(x)), max(*x, 2 * LEAST_S))
+        time_axis(axes, narrow=True)
+        axes.set_xlabel("run time at most")
+    elif panel.x_kind == "size":
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(min(x), max(*x, 2))
+        every = 2 if (narrow and max(x) > 64) or max(x) > 512 else 1
+        ticks = sorted(set(x))[::every]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel(f"{panel.x_unit} of a job, at most")
+    elif panel.x_kind == "date":
+        date_axis(axes, narrow=True)
+        if len(set(x)) == 1:
+            axes.set_xticks([np.datetime64(int(x[0]), "s")])
+    elif panel.x_kind == "week hour":
+        axes.set_xticks(range(0, 7 * DAY_H, DAY_H), WEEKDAYS, ha="left")
+        axes.set_xlim(0, 7 * DAY_H - 1)
+    elif panel.x_kind == "hour":
+        axes.set_xticks([0, 6, 12, 18, 23])
+        axes.set_xlabel(panel.x_unit)
+    else:
+        axes.set_xlim(min(x), max(*x, min(x) + 1))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set_xlabel(panel.x_unit)
+
+
+def _number_axis(axes: Axes, kind: str, *, upright: bool) -> None:
+    axis = axes.yaxis if upright else axes.xaxis
+    axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.10g} %" if kind == "percent" else f"{value:,.10g}")
+    )
+
+
+def _drawable(kind: str, values: Iterable[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return values as a logarithmic axis can show them."""
+    y = np.array(tuple(values), dtype=np.float64)
+    return np.maximum(y, LEAST_S) if kind == "duration" else y
+
+
+def _names(lines: Sequence[Series]) -> list[str]:
+    """Return the names that the series have values of, in order."""
+    return [str(name) for name in dict.fromkeys(name for one in lines for name in one.x)]
+
+
+def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
+    names = _names(panel.series)
+    place = {name: len(names) - 1 - row for row, name in enumerate(names)}
+    values = [
+        dict(zip((str(name) for name in one.x), _drawable(panel.y_kind, one.y), strict=True)) for one in panel.series
+    ]
+    for name in names:
+        known = [of[name] for of in values if name in of]
+        axes.plot([min(known), max(known)], [place[name]] * 2, color=PALE if len(values) == 3 else GREY, lw=1.5)
+    if len(values) == 5:
+        _, low, median, high, _ = values
+        for name in set(low) & set(high):
+            axes.plot([low[name], high[name]], [place[name]] * 2, color=BLUE, lw=7, alpha=0.45, solid_capstyle="butt")
+        axes.scatter(
+            list(median.values()), [place[name] for name in median], color=BLUE, s=26, zorder=3, label="median"
+        )
+    else:
+        for of, one, mark, (colour, _) in zip(values, panel.series, MARKS, OWN, strict=False):
+            rows = [place[name] for name in of]
+            axes.scatter(list(of.values()), rows, color=colour, marker=mark, s=26, zorder=3, label=one.name)
+    if panel.y_kind == "duration":
+        shown = [seconds for of in values for seconds in of.values()]
+        axes.set_xlim(max(LEAST_S, min(shown, default=LEAST_S) / 1.3), max(60.0, 1.3 * max(shown, default=0.0)))
+        time_axis(axes, narrow=True)
+        axes.set_xlabel("wait")
+    elif panel.y_kind == "ratio":
+        axes.set_xscale("log")
+        low_x, high_x = axes.get_xlim()
+        powers = [10.0**power for power in range(-3, 7) if low_x <= 10.0**power <= high_x]
+        axes.set_xticks(powers, [f"{tick:g} x" for tick in powers])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel(panel.y_unit)
+    else:
+        axes.set_xlim(left=0)
+        _number_axis(axes, panel.y_kind, upright=False)
+        axes.set_xlabel(panel.y_unit)
+    _name_axis(axes, names[::-1], panel.x_unit if narrow or not panel.title else "")
+
+
+def _name_axis(axes: Axes, names: Sequence[str], label: str) -> None:
+    axes.set_yticks(range(len(names)), [shorten(name) for name in names])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    if label:
+        axes.set_ylabel(label)
+
+
+def _is_upright(panel: Panel, width: float) -> bool:
+    """Return whether names of bars are too long to stand below them."""
+    names = _names(panel.series)
+    return panel.x_unit != "month" and sum(len(shorten(name)) + 1 for name in names) > CHARACTERS_PER_INCH * width
+
+
+def _draw_bars(axes: Axes, panel: Panel, *, width: float) -> None:
+    names, upright, stacked = _names(panel.series), _is_upright(panel, width), panel.kind == "stack"
+    at = np.arange(len(names))[::-1] if upright else np.arange(len(names))
+    below, thick = np.zeros(len(names)), 0.74 if stacked else 0.8 / len(panel.series)
+    for row, one in enumerate(panel.series):
+        found = dict(zip((str(name) for name in one.x), one.y, strict=True))
+        values = np.array([found.get(name, 0.0) for name in names])
+        colour = STATE_COLOURS.get(one.name, STACK[row % len(STACK)])
+        shift = 0.0 if stacked else (row - (len(panel.series) - 1) / 2) * thick * (-1 if upright else 1)
+        if upright:
+            axes.barh(at + shift, values, height=0.92 * thick, left=below, color=colour, label=one.name)
+        else:
+            axes.bar(at + shift, values, width=0.92 * thick, bottom=below, color=colour, label=one.name)
+        below = below + values if stacked else below
+    if upright:
+        axes.set_yticks(at, [shorten(name) for name in names])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        _number_axis(axes, panel.y_kind, upright=False)
+        axes.set_xlabel(panel.y_unit)
+        return
+    every = max(1, int(np.ceil(sum(len(name) + 1 for name in names) / (CHARACTERS_PER_INCH * width))))
+    axes.set_xticks(at[::every], names[::every])
+    axes.tick_params(axis="x", length=0, labelsize="small")
+    axes.grid(visible=False, axis="x")
+    _number_axis(axes, panel.y_kind, upright=True)
+    if panel.x_unit != "month":
+        axes.set_xlabel(panel.x_unit)
+    axes.set_ylabel(panel.y_unit)
+
+
+def _add_legend(drawing: Canvas, panels: Sequence[Panel], *, narrow: bool) -> None:
+    """Name the series once, the published clusters last."""
+    labels: dict[str, Any] = {}
+    for axes in drawing.panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            labels.setdefault(label, handle)
+    grey = {one.name for panel in panels for one in panel.beside}
+    order = sorted(labels, key=lambda label: label in grey)
+    if len(order) < 2 and not grey:
+        return
+    longest = max(len(label) for label in order)
+    columns = max(1, min(len(order), int((3.3 if narrow else 9.0) * CHARACTERS_PER_INCH / (longest + 6))))
+    drawing.figure.legend(
+        [labels[label] for label in order],
+        [shorten(label) if narrow else label for label in order],
+        loc="outside upper left",
+        ncols=columns,
+        columnspacing=1.2,
+        handletextpad=0.5,
+    )
+
+
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    sign: f"\\{sign}" for sign in "&%$#_{}"
+}
+SOURCES = r"""@inproceedings{helios,
+  author = {Hu, Qinghao and Sun, Peng and Yan, Shengen and Wen, Yonggang and Zhang, Tianwei},
+  title = {Characterization and Prediction of Deep Learning Workloads in Large-Scale {GPU} Datacenters},
+  booktitle = {SC '21},
+  year = {2021},
+  doi = {10.1145/3458817.3476223},
+  note = {Data: HeliosData, CC-BY-4.0; HeliosArtifact, MIT}
+}
+
+@inproceedings{acme,
+  author = {Hu, Qinghao and others},
+  title = {Characterization of Large Language Model Development in the Datacenter},
+  booktitle = {NSDI '24},
+  year = {2024},
+  note = {Data: AcmeTrace, CC-BY-4.0}
+}
+
+@inproceedings{philly,
+  author = {Jeon, Myeongjae and Venkataraman, Shivaram and Phanishayee, Amar and Qian, Junjie and Xiao, Wencong
+            and Yang, Fan},
+  title = {Analysis of Large-Scale Multi-Tenant {GPU} Clusters for {DNN} Training Workloads},
+  booktitle = {USENIX ATC '19},
+  year = {2019},
+  note = {Data: philly-traces, CC-BY-4.0}
+}
+"""
+
+
+def write_files(folder: Path, found: Sequence[Statement], figures: Sequence[FigureData]) -> list[Path]:
+    """Write statements, figures and sources to a folder, and return the files.
+
+    Each figure is a CSV with a row for each point, and a vector PDF. Files of these names are replaced.
+
+    Raises
+    ------
+    UsageError
+        The folder cannot be written.
+    """
+    contents: dict[str, bytes] = {
+        "statements.csv": _statements_csv(found),
+        "study.tex": _latex(found),
+        "sources.bib": SOURCES.encode(),
+    }
+    for figure in figures:
+        if (drawn := draw_pdf(figure)) is not None:
+            contents[f"{figure.key}.csv"] = _figure_csv(figure)
+            contents[f"{figure.key}.pdf"] = drawn
+    try:
+        make_folder(folder)
+        for name, content in contents.items():
+            write_private(folder / name, content)
+    except OSError as reason:
+        raise UsageError(f"{folder} cannot be written: {reason}", hint="Choose another place: --out FOLDER") from reason
+    return [folder / name for name in contents]
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _statements_csv(found: Sequence[Statement]) -> bytes:
+    names = ("number", "name", "value", "unit", "low", "high", "n", "coverage", "verdict", "command", "sentence")
+    return _csv(names, ([getattr(one, name) for name in names] for one in found))
+
+
+def _figure_csv(figure: FigureData) -> bytes:
+    header = ("panel", "cluster", "series", "x", "x_unit", "y", "y_unit")
+    rows = [
+        (panel.title or figure.key, cluster, one.name, x, panel.x_unit, y, panel.y_unit)
+        for panel in figure.panels
+        for cluster, lines in (("here", panel.series), ("published", panel.beside))
+        for one in lines
+        for x, y in zip(one.x, one.y, strict=True)
+    ]
+    return _csv(header, rows)
+
+
+def _latex(found: Sequence[Statement]) -> bytes:
+    rows = [
+        f"{one.number} & {latex(one.title)} & {latex(one.shown_value)} & {'--' if one.n is None else one.n} \\\\"
+        for one in found
+        if one.value is not None
+    ]
+    lines = [
+        r"\begin{tabular}{rlrr}",
+        r"\hline",
+        r" & Statement & Value (95\,\% interval) & $n$ \\",
+        r"\hline",
+        *rows,
+        r"\hline",
+        r"\end{tabular}",
+        "",
+    ]
+    return "\n".join(lines).encode()
+
+
+def latex(text: str) -> str:
+    """Return a text with LaTeX's special characters escaped."""
+    return "".join(LATEX.get(sign, sign) for sign in text)
 
 
 def study_sections(

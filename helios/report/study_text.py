@@ -1,10 +1,11 @@
-"""Statements of a study in words."""
+"""Statements of a study in words, and their comparison with those of another study."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -625,3 +626,116 @@ WORDS: Mapping[int, _Words] = {
         tell=_cpu_jobs,
     ),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyDifference:
+    """One statement in two studies.
+
+    Attributes
+    ----------
+    one, other : float, optional
+        The values. None where not known there.
+    difference, low, high : float, optional
+        Second value less the first, with the 95 % interval for independent values. None where there is none.
+    more_than_chance : bool, optional
+        Whether the interval excludes 0. None where it is not known.
+    """
+
+    number: int
+    name: str
+    title: str
+    unit: str
+    one: float | None
+    other: float | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    more_than_chance: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyComparison:
+    """Two studies side by side.
+
+    Attributes
+    ----------
+    one, other : str
+        Cluster and window of each.
+    """
+
+    one: str
+    other: str
+    statements: tuple[StudyDifference, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> StudyComparison:
+    """Compare two studies as ``helios study --json`` writes them."""
+    others = {statement["number"]: statement for statement in other["statements"]}
+    pairs = [
+        (statement, others[statement["number"]]) for statement in one["statements"] if statement["number"] in others
+    ]
+    return StudyComparison(one=_label(one), other=_label(other), statements=tuple(_difference(*pair) for pair in pairs))
+
+
+def comparison_tables(found: StudyComparison) -> list[RenderableType]:
+    """Return a comparison for a terminal."""
+    rows = [
+        (
+            f"{row.number}",
+            escape(row.title),
+            value_text(Estimate(value=row.one), row.unit),
+            value_text(Estimate(value=row.other), row.unit),
+            value_text(Estimate(value=row.difference, low=row.low, high=row.high), row.unit),
+            {True: "yes", False: "no", None: "-"}[row.more_than_chance],
+        )
+        for row in found.statements
+        if row.one is not None or row.other is not None
+    ]
+    names = ("", "Statement", "First", "Second", "Difference (95 % interval)", "Beyond chance")
+    return [
+        escape(f"First: {found.one}"),
+        escape(f"Second: {found.other}"),
+        "",
+        plain_table(*names, right_from=2, rows=rows) if rows else "Neither study knows any of the statements.",
+    ]
+
+
+def _label(found: Mapping[str, Any]) -> str:
+    return f"{found.get('cluster', '?')}, {str(found.get('from', '?'))[:10]} to {str(found.get('to', '?'))[:10]}"
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> StudyDifference:
+    first, second = one.get("value"), other.get("value")
+    # Shares of GPU hours and of CPU hours are two things.
+    known = first is not None and second is not None and one.get("unit") == other.get("unit")
+    difference = float(second) - float(first) if known else None  # type: ignore[arg-type]  # because both are known
+    half = _half_width(one, other)
+    low, high = (None, None) if difference is None or half is None else (difference - half, difference + half)
+    return StudyDifference(
+        number=int(one["number"]),
+        name=str(one["name"]),
+        title=str(one.get("title", one["name"])),
+        unit=str(one.get("unit", "")),
+        one=first,
+        other=second,
+        difference=difference,
+        low=low,
+        high=high,
+        more_than_chance=None if low is None or high is None else bool(low > 0 or high < 0),
+    )
+
+
+def _half_width(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
+    """Return half the width of a difference's interval."""
+    widths = []
+    for found in (one, other):
+        low, high = found.get("low"), found.get("high")
+        if low is None or high is None:
+            return None
+        widths.append((float(high) - float(low)) / 2)
+    return hypot(*widths)

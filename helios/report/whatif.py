@@ -14,7 +14,7 @@ from helios.metrics.queue import QueueSummary
 from helios.units import best_unit, count_in_words, duration_in_words
 
 if TYPE_CHECKING:  # order_check imports what compares these results
-    from helios.report.order_check import OrderCheck
+    from helios.report.significance import OrderCheck
 
 POLICY_NAMES = {
     "fifo": "FIFO",

@@ -8,8 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from helios.metrics.queue import SIZE_CLASSES, size_class
-from helios.report.order_check import NOBODY_WAITS, SINGLE_REPLAY
-from helios.report.significance import Difference, Differences, compare_blocks, format_signed, mean_wait_difference
+from helios.report.significance import (
+    NOBODY_WAITS,
+    SINGLE_REPLAY,
+    Difference,
+    Differences,
+    compare_blocks,
+    format_signed,
+    mean_wait_difference,
+)
 from helios.report.whatif import SAME_S, Run, WhatIf, by_user, noticed_s
 from helios.units import change, duration_in_words, percent
 

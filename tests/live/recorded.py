@@ -15,7 +15,7 @@ from helios.app.slurm_whatif import pooled_easy
 from helios.app.slurm_workload import SlurmJobs, slurm_jobs
 from helios.model import JOBS, seconds_of
 from helios.model.slurm_site import SlurmSite
-from helios.report.fidelity import Fidelity, fidelity
+from helios.report.tables import Fidelity, fidelity
 from helios.simulate.slurm import SlurmLatency, replay_slurm
 from helios.slurm.site import read_site
 from tests.live.rig import Rig

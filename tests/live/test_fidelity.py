@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.report.fidelity import fidelity_table
+from helios.report.tables import fidelity_table
 from tests.live.recorded import Recording, give_shares, held_against, record
 from tests.live.rig import Rig, roomy_folder, skip_without_slurm
 from tests.live.stretch import Stretch, submissions

@@ -11,7 +11,7 @@ import pytest
 from helios.app.history import LoadedHistory
 from helios.app.order_check import ReplayTarget, value_of_predictions, value_or_reason
 from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes, value_headline
-from helios.report.order_check import SINGLE_REPLAY
+from helios.report.significance import SINGLE_REPLAY
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")

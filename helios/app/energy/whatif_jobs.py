@@ -31,7 +31,7 @@ from helios.predict.demand.features import campaigns, job_state
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import DAY, Calendar, assemble
 from helios.predict.job_table import JobTable, causal_features, past_mean_s
-from helios.report.energy_whatif import ChosenRule, EnergyWhatIf, PolicyResult
+from helios.report.energy import ChosenRule, EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import Ces, CesOptions
 from helios.services.node_fill_order import NodeFillOrder
 from helios.simulate import SimCluster, Sleep

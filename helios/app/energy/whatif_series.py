@@ -26,7 +26,7 @@ from helios.model import STEP_S, Demand, NodeSeries
 from helios.ports import Progress, no_progress
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import AHEAD_S, DAY, Calendar, Forecasts, Wanted, assemble
-from helios.report.energy_whatif import ChosenRule, EnergyWhatIf, PolicyResult
+from helios.report.energy import ChosenRule, EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import LARGE, LONGEST_S, CesOptions, Choice, published_values, target_levels
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, oracle_levels, replay_levels
 from helios.units import DAY_S

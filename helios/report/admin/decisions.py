@@ -1,18 +1,25 @@
 """Reports of the audit log.
 
-Which decisions were made, and per service and day what came of them.
+Which decisions were made, what came of them, and what the shadow decisions of one day would have brought. The last is
+estimated by a replay of that day; ``SHADOW_LIMITS`` says what the replay leaves out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from helios.actions import Result
-from helios.model import DECISIONS
+from helios.model import DECISIONS, Mode
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
+from helios.units import duration_in_words
 
 CONTROL = "helios"
 CYCLE = "Cycle"
@@ -201,3 +208,229 @@ def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
 def _most_frequent(reasons: pd.Series[Any]) -> str | None:
     counts = reasons.value_counts()
     return None if counts.empty else str(counts.index[0])
+
+
+MOVED_S = 60
+"""Difference of waits above which a job counts as moved, s."""
+SAME = 0.02
+"""Relative difference of mean waits below which two replays count as equal."""
+SHADOW_LIMITS = (
+    "An estimate: each job gets one urgency for the whole day, the first that was decided for it, so that promotions "
+    "of long waiters are left out and the longest wait is the worse for it.",
+    "Only jobs submitted by the end of the day are replayed; what came later would have delayed some of them.",
+    "The replay knows partitions, GPUs and time limits, not fairshare, QOS limits, reservations, dependencies or "
+    "drained nodes: compare the two replays with each other, not with the record.",
+)
+SHADOW_FIELDS = declare_fields(
+    ("Line", "line", FieldKind.TEXT, 26, "What happened, or which replay"),
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted that day that ran"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 11, "Mean wait"),
+    ("P50Wait", "median_wait_s", FieldKind.LENGTH, 11, "Median wait"),
+    ("P99Wait", "p99_wait_s", FieldKind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
+    ("MaxWait", "max_wait_s", FieldKind.LENGTH, 11, "Longest wait"),
+    ("Queued", "queued_jobs", FieldKind.COUNT, 7, "Jobs that waited at all"),
+)
+MOVED = declare_fields(
+    ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
+    ("User", "user", FieldKind.TEXT, 12, "User"),
+    ("Size", "size", FieldKind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
+    ("Urgency", "urgency", FieldKind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
+    ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed in the site's own order"),
+    ("WouldWait", "would_wait_s", FieldKind.LENGTH, 11, "Wait replayed as decided"),
+)
+_URGENCY = re.compile(r"urgency\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+_SITE_FACTOR = re.compile(r"SiteFactor\s*(-?\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowWaits:
+    """Waits of the same jobs, as recorded or in one replay.
+
+    Attributes
+    ----------
+    jobs, queued_jobs : int
+    mean_wait_s, median_wait_s, p99_wait_s, max_wait_s : float
+    """
+
+    jobs: int
+    mean_wait_s: float
+    median_wait_s: float
+    p99_wait_s: float
+    max_wait_s: float
+    queued_jobs: int
+
+    @classmethod
+    def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> ShadowWaits:
+        """Summarize the waits of at least one job, in s."""
+        return cls(
+            jobs=len(waited_s),
+            mean_wait_s=float(np.mean(waited_s)),
+            median_wait_s=float(np.median(waited_s)),
+            p99_wait_s=float(np.percentile(waited_s, 99)),
+            max_wait_s=float(np.max(waited_s)),
+            queued_jobs=int(np.count_nonzero(waited_s > 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowDay:
+    """Effect that the shadow decisions of a day would have had.
+
+    Attributes
+    ----------
+    begin : datetime
+        Begin of the day, aware.
+    timezone : str
+        Time zone of the cluster.
+    decided : int
+        Number of jobs for which a shadow decided another place.
+    earlier, later : int
+        Number of the day's jobs that would have started earlier, or later, by more than a minute.
+    recorded, without, with_decisions : ShadowWaits or None
+        Waits as recorded, as replayed under FIFO with EASY backfill by time limits, and as replayed with the decided
+        urgencies. None where there is nothing to measure.
+    moved : DataFrame
+        ``job_id``, ``user``, ``size``, ``urgency``, ``wait_s`` and ``would_wait_s`` of the replayed jobs that would
+        have moved, the largest difference first.
+    notes : tuple of str
+    """
+
+    begin: datetime
+    timezone: str
+    decided: int
+    earlier: int = 0
+    later: int = 0
+    recorded: ShadowWaits | None
+    without: ShadowWaits | None = None
+    with_decisions: ShadowWaits | None = None
+    moved: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=[field.column for field in MOVED]))
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> list[str]:
+        """The estimate as sentences."""
+        return list(_sentences(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        waits = {"recorded": self.recorded, "without": self.without, "with": self.with_decisions}
+        return {
+            "day": self.begin.isoformat(),
+            "decided": self.decided,
+            "earlier": self.earlier,
+            "later": self.later,
+            **{name: found and asdict(found) for name, found in waits.items()},
+            "moved": self.moved.to_dict(orient="records"),
+            "notes": list(self.notes),
+        }
+
+
+def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
+    """Return the first urgency that a shadow decided for each job.
+
+    Decisions recorded without a number are left out.
+
+    Parameters
+    ----------
+    decisions : DataFrame
+        Columns of ``DECISIONS``, oldest first.
+
+    Returns
+    -------
+    dict
+        The recorded urgency or SiteFactor. The numbers can only be compared with each other.
+    """
+    rows = with_results(decisions)
+    is_order = (rows["mode"] == Mode.SHADOW) & (rows["action"] == "Reorder") & (rows["result"] == Result.WOULD)
+    urgencies: dict[str, float] = {}
+    for target, *texts in rows[is_order.to_numpy()][["target", "after", "remark"]].itertuples(index=False):
+        written = [text for text in texts if isinstance(text, str)]
+        found = (pattern.search(text) for text in written for pattern in (_URGENCY, _SITE_FACTOR))
+        if number := next(filter(None, found), None):
+            urgencies.setdefault(str(target), float(number[1]))
+    return urgencies
+
+
+def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
+    """Return the urgency decided for each job.
+
+    It is that of the job or of its array's record, and 0 where nothing was decided.
+    """
+    own, of_array = (jobs[name].astype("object").map(decided).astype("float64") for name in ("job_id", "array_job_id"))
+    return np.asarray(own.fillna(of_array).fillna(0.0), dtype=np.float64)
+
+
+def moved_jobs(
+    jobs: pd.DataFrame,
+    *,
+    size: NDArray[np.int32],
+    urgency: NDArray[np.float64],
+    wait_s: NDArray[np.int64],
+    would_wait_s: NDArray[np.int64],
+) -> pd.DataFrame:
+    """Return the jobs whose wait differs between two replays.
+
+    Only differences above ``MOVED_S`` count. The largest comes first.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``.
+    size, urgency, wait_s, would_wait_s : arrays of shape (len(jobs),)
+        GPUs or CPUs, the decided urgency, and the waits in the replays without and with it, s.
+    """
+    table = jobs[["job_id", "user"]].assign(size=size, urgency=urgency, wait_s=wait_s, would_wait_s=would_wait_s)
+    table["difference_s"] = would_wait_s - wait_s
+    moved = table[(table["difference_s"].abs() > MOVED_S).to_numpy()]
+    order = moved["difference_s"].abs().sort_values(ascending=False, kind="stable").index
+    return moved.loc[order].reset_index(drop=True).astype({"user": "object"})
+
+
+def shadow_table(day: ShadowDay, *, title: str) -> ReportTable:
+    """Show recorded waits beside both replays."""
+    lines = (
+        ("as recorded", day.recorded),
+        ("replayed, site's own order", day.without),
+        ("replayed, as decided", day.with_decisions),
+    )
+    rows = [{"line": name, **asdict(waits)} for name, waits in lines if waits is not None]
+    return ReportTable(
+        title=title,
+        fields=SHADOW_FIELDS,
+        rows=pd.DataFrame(rows, columns=[field.column for field in SHADOW_FIELDS]),
+        empty="Nothing of that day can be compared.",
+        notes=day.notes,
+        timezone=day.timezone,
+    )
+
+
+def moved_table(day: ShadowDay, *, most: int) -> ReportTable:
+    """Show the ``most`` jobs that would have moved furthest."""
+    return ReportTable(
+        title="Jobs that would have moved furthest",
+        fields=MOVED,
+        rows=day.moved.head(most),
+        empty="No job would have moved by more than a minute.",
+        timezone=day.timezone,
+    )
+
+
+def _sentences(day: ShadowDay) -> Iterator[str]:
+    if not day.decided:
+        yield "No shadow decided another place for any job that day."
+        return
+    yield f"A shadow would have given {day.decided:,} job{'' if day.decided == 1 else 's'} another place."
+    if day.without is None or day.with_decisions is None:
+        return
+    old, new = day.without.mean_wait_s, day.with_decisions.mean_wait_s
+    if abs(new - old) <= max(SAME * old, 1.0):
+        yield f"In the replay that makes no difference to the mean wait: {duration_in_words(new)}."
+    else:
+        yield (
+            f"In the replay the mean wait {'falls' if new < old else 'grows'} from {duration_in_words(old)} to "
+            f"{duration_in_words(new)}; jobs that start earlier: {day.earlier:,}, later: {day.later:,}."
+        )
+    longest, would = day.without.max_wait_s, day.with_decisions.max_wait_s
+    if abs(would - longest) > max(SAME * longest, MOVED_S):
+        verb = "falls" if would < longest else "grows"
+        yield f"The longest wait {verb} from {duration_in_words(longest)} to {duration_in_words(would)}."

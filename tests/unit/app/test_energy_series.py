@@ -15,7 +15,7 @@ from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
 from helios.model import NodeSeries
 from helios.predict.demand.types import AHEAD_S, LEVELS, Calendar, Forecasts
-from helios.report.energy_whatif import EnergyWhatIf, energy_verdict
+from helios.report.energy import EnergyWhatIf, energy_verdict
 from helios.services.energy_saving import CesOptions
 from tests.traces import TRACES, needs_traces
 

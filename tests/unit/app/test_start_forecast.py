@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from helios.app.start_forecast import QueueForecast, calibrated, forecast_start, wait_quantiles
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SlurmSite
-from helios.report.start import StartForecast
+from helios.report.job import StartForecast
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 from tests.builders import a_job, jobs_frame
 

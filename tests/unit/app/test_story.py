@@ -14,7 +14,7 @@ from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Policy, RunTimes, Scenario
 from helios.app.whatif import WhatIfRequest
 from helios.errors import UsageError
-from helios.report.job_wait import Cause, WaitExplanation
+from helios.report.job import Cause, WaitExplanation
 from helios.simulate import RESERVING, Backfill
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples

@@ -19,7 +19,7 @@ from helios.metrics.study import demand, outcomes
 from helios.metrics.study.alike import last_alike, next_alike
 from helios.metrics.study.blocks import Blocks, local_edges
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
-from helios.report.study_compare import compare
+from helios.report.study_text import compare
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import UsageError
-from helios.report.admin import decisions, predictions, queue, shadow, usage
+from helios.report.admin import decisions, predictions, queue, usage
 from helios.report.admin.sacct_format import (
     Field,
     FieldKind,
@@ -147,7 +147,7 @@ REPORTS = {
     "users": (usage.fields_by("user"), ("User", *usage.SHOWN_GPU)),
     "users without GPUs": (usage.fields_by("user"), ("User", *usage.SHOWN_CPU)),
     "queue over time": (queue.OVER_TIME, tuple(field.name for field in queue.OVER_TIME)),
-    "shadow": (shadow.FIELDS, tuple(field.name for field in shadow.FIELDS)),
+    "shadow": (decisions.SHADOW_FIELDS, tuple(field.name for field in decisions.SHADOW_FIELDS)),
 }
 
 
@@ -168,7 +168,7 @@ def test_the_default_columns_fit_100_characters(name: str) -> None:
         predictions.FIELDS,
         decisions.LINES,
         decisions.BY_SERVICE,
-        shadow.FIELDS,
+        decisions.SHADOW_FIELDS,
     ],
 )
 def test_every_field_is_explained_in_a_line_and_has_a_name_of_its_own(fields: tuple[Field, ...]) -> None:

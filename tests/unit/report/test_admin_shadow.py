@@ -8,7 +8,7 @@ import pytest
 
 from helios.app.reports import shadow_day
 from helios.model import in_submission_order
-from helios.report.admin.shadow import ShadowDay, decided_urgencies, moved_table, replayed_urgencies, shadow_table
+from helios.report.admin.decisions import ShadowDay, decided_urgencies, moved_table, replayed_urgencies, shadow_table
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, decisions_frame
 

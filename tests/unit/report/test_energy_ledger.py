@@ -17,11 +17,13 @@ from helios.report.energy import (
     ALWAYS_ON,
     EnergyLedger,
     Saving,
+    as_png,
     energy_answer,
     energy_sentences,
     fields_by,
+    nodes_over_time,
+    saved_by_day,
 )
-from helios.report.energy_charts import as_png, nodes_over_time, saved_by_day
 from helios.report.html import render_energy
 from tests.unit.report.admin_frames import DAY
 from tests.unit.report.test_admin_nightly import a_night

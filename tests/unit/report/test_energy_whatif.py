@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from helios.metrics.statistics import poisson_interval
-from helios.report.energy_whatif import (
+from helios.report.energy import (
     EnergyWhatIf,
     PolicyResult,
     energy_figure,

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from helios.errors import NotEnoughHistory
-from helios.report.fidelity import Fidelity, fidelity, fidelity_table
+from helios.report.tables import Fidelity, fidelity, fidelity_table
 
 ELIGIBLE = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
 RECORDED = np.array([10.0, 21.0, 12.0, 43.0, 24.0])

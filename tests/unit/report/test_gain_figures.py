@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from helios.report import whatif_charts
+from helios.report import charts
 from helios.report.whatif import JobNames, WhatIf, by_user
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
@@ -39,34 +39,34 @@ def words(svg: str | None) -> str:
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("every_s", [0, 60, 86_400])
 def test_the_waiting_saved_can_be_drawn_for_a_window_of_any_length(narrow: bool, every_s: int) -> None:
-    assert "CPU" not in words(whatif_charts.cumulative_gain(a_result(every_s=every_s), narrow=narrow))
+    assert "CPU" not in words(charts.cumulative_gain(a_result(every_s=every_s), narrow=narrow))
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("narrow", [False, True])
 def test_each_partition_has_a_panel_up_to_the_busiest_six(narrow: bool) -> None:
-    shown = words(whatif_charts.by_partition(a_result(partitions=9), narrow=narrow))
+    shown = words(charts.by_partition(a_result(partitions=9), narrow=narrow))
     assert len(re.findall(r"part\d, 64 GPUs: jobs waiting", shown)) == 6
 
 
 def test_one_partition_alone_is_drawn_with_the_cluster() -> None:
-    assert whatif_charts.by_partition(a_result(partitions=1)) is None
+    assert charts.by_partition(a_result(partitions=1)) is None
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("narrow", [False, True])
 def test_users_are_counted_by_what_they_gain(narrow: bool) -> None:
     result = a_result()
-    shown = words(whatif_charts.users(by_user(result.runs[1], result), reference="today", narrow=narrow))
+    shown = words(charts.users(by_user(result.runs[1], result), reference="today", narrow=narrow))
     assert "waits longer (1)" in shown
     assert "waits shorter (4)" in shown
 
 
 def test_one_user_is_not_drawn() -> None:
     result = a_result()
-    assert whatif_charts.users(by_user(result.runs[1], result)[:1], reference="today") is None
+    assert charts.users(by_user(result.runs[1], result)[:1], reference="today") is None
 
 
 def test_where_nothing_is_compared_nothing_is_saved() -> None:
-    assert whatif_charts.cumulative_gain(a_what_if(a_run([1, 2]))) is None
-    assert whatif_charts.cumulative_gain(a_what_if(a_run([1, 2]), qssf([1, 2]))) is None
+    assert charts.cumulative_gain(a_what_if(a_run([1, 2]))) is None
+    assert charts.cumulative_gain(a_what_if(a_run([1, 2]), qssf([1, 2]))) is None

@@ -20,7 +20,7 @@ from helios.metrics.study.figure_data import FEW_PEOPLE, FigureData, FigureSourc
 from helios.metrics.study.figures import FIGURES, ORDER, study_figures
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.published import NOT_COMPARED, here_and_there, published
-from helios.report.study_files import latex
+from helios.report.study_page import latex
 from tests.traces import TRACES
 from tests.unit.metrics.test_study import DEGENERATE, FIRST, HOUR, at, jobs_frame
 

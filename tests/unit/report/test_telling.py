@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from helios.report.job_wait import (
+from helios.report.job import (
     Blocker,
     Cause,
     Holder,

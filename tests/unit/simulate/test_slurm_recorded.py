@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.report.fidelity import Fidelity
+from helios.report.tables import Fidelity
 from tests.live.recorded import Recording, held_against
 
 RECORDED = Path(__file__).parent / "recorded"
