@@ -36,7 +36,7 @@ from helios.predict.demand.types import DAY, Calendar, Forecasts
 from helios.report.energy import EnergyWhatIf
 from helios.services.energy_saving import CesOptions
 from helios.simulate import Backfill, Placement, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from tests.traces import TRACES
 
 ZONES = {"helios": "Asia/Shanghai", "philly": "America/Los_Angeles"}

@@ -25,7 +25,7 @@ from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Settings
 from helios.predict.demand.types import Calendar
 from helios.simulate import Backfill, Placement, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from tests.traces import TRACES
 
 ZONE = ZoneInfo("Asia/Shanghai")

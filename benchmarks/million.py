@@ -33,7 +33,7 @@ from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.model import JOBS
 from helios.predict.duration import train
 from helios.simulate import Backfill
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183

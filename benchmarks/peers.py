@@ -27,7 +27,7 @@ from benchmarks.published.compare import PHILLY
 from benchmarks.published.simulator import PublishedPolicy, replay_as_published
 from benchmarks.replay import a_cluster, a_trace
 from helios.simulate import Backfill, ClusterShape, Workload, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from tests.traces import TRACES
 from tests.unit.simulate.reference import reference_replay
 from tests.unit.simulate.stepping import stepping_replay

@@ -24,7 +24,7 @@ from benchmarks.published.compare import PHILLY
 from helios.ports import RUN_TIME, Order
 from helios.services.qssf import shortest_service_first
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
-from helios.simulate.orders import first_in_first_out, shortest_job_first
+from helios.simulate.ageing import first_in_first_out, shortest_job_first
 from tests.traces import TRACES
 from tests.unit.simulate.reference import reference_replay
 

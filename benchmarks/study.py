@@ -68,7 +68,7 @@ from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
 from helios.choices import Policy
 from helios.config import Energy, Settings
 from helios.ingest import synthetic_trace, write_helios_csv
-from helios.ingest.partition_levels import read_partition_levels
+from helios.ingest.node_series import read_partition_levels
 from helios.metrics.statistics import rank_correlation
 from helios.metrics.study.figure_data import FigureSource
 from helios.metrics.study.figures import study_figures

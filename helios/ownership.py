@@ -1,7 +1,7 @@
 """Values that Helios writes into Slurm, and how it recognises them.
 
 Every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. A mark alone proves nothing,
-as users and admins may write such a value too: only with a record (``helios.slurm.jobs_undo``) is it Helios' own.
+as users and admins may write such a value too: only with a record (``helios.slurm.undo_file``) is it Helios' own.
 ``job_submit.lua`` and ``helios-release.sh`` recognise the values without Helios and repeat these numbers.
 """
 

@@ -42,7 +42,7 @@ from helios.model import Mode, Snapshot
 from helios.ports import Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
-from helios.warehouse.revising import LIVE_SOURCE
+from helios.warehouse.jobs import LIVE_SOURCE
 
 # Ledgers that store nothing. One is for a cycle that is only planned, the other for a cycle without a database.
 

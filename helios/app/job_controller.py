@@ -152,7 +152,7 @@ class JobController(Controller[ControllerState]):
     def release(self, reason: str, *, hidden: bool = False) -> CycleReport:
         """Revert everything that Helios set and verify that nothing is left.
 
-        It needs no database. See :func:`helios.control.release`.
+        It needs no database. See :func:`helios.control.cycle`.
         """
         within_s = self.settings.slurm.timeout_s
         with (

@@ -27,9 +27,9 @@ from helios.slurm.backend import Backend
 from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, partition_names
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
-from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.preflight import Check, PreflightFinding, controllers_time, hook_table_check, power_checks, run_checks
 from helios.slurm.shell import Shell
+from helios.slurm.undo_file import JobsUndo
 
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
 

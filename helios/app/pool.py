@@ -24,8 +24,7 @@ from helios.model.pools import Device, TrialRun, TrialState
 from helios.pools.agent import MPS_CONTROL
 from helios.pools.containers import find_container
 from helios.pools.coordinator import Coordinator, Decide, Watcher, fixed_slots, program
-from helios.pools.devices import find_devices
-from helios.pools.nodes import find_nodes
+from helios.pools.devices import find_devices, find_nodes
 from helios.pools.space import TrainingSweep, open_search, read_training_sweep
 from helios.pools.state import FILE, StateFile, read_runs
 from helios.private_files import make_folder

@@ -28,7 +28,7 @@ from helios.report.tables import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
 from helios.simulate import Backfill, ClusterShape, Workload, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from helios.simulate.slurm import SlurmReplay, replay_slurm
 from helios.units import best_unit
 

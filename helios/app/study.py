@@ -20,15 +20,14 @@ from helios.config import Energy
 from helios.errors import UsageError
 from helios.metrics.statistics import student_t
 from helios.metrics.study import demand, levels, outcomes
-from helios.metrics.study.blocks import FEWEST_BLOCKS
+from helios.metrics.study.blocks import FEWEST_BLOCKS, Finding, unknown_finding
 from helios.metrics.study.capacity import Capacity, find_capacity
 from helios.metrics.study.figure_data import FigureData, FigureSource, NamedLevel
 from helios.metrics.study.figures import study_figures
-from helios.metrics.study.findings import Finding, unknown_finding
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
+from helios.metrics.study.levels import RecordedLevels, idle_beside_waiting_levels
 from helios.metrics.study.published import here_and_there
-from helios.metrics.study.recorded_levels import RecordedLevels, idle_beside_waiting_levels
 from helios.ports import Progress, no_progress
 from helios.private_files import file_name, make_folder, write_private
 from helios.report.admin.sacct_format import ReportTable

@@ -14,7 +14,7 @@ from helios.errors import NoSuchCluster
 from helios.ingest import TraceFormat, open_trace
 from helios.ports import Progress, no_progress
 from helios.warehouse import Warehouse
-from helios.warehouse.revising import LIVE_SOURCE
+from helios.warehouse.jobs import LIVE_SOURCE
 
 JOBS, NODE_EVENTS = LIVE_SOURCE, "node_events"
 FIRST_READING = timedelta(days=30)

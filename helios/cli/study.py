@@ -138,7 +138,7 @@ def study_(
 
 def _study_levels(folder: Path, *, timezone: str | None, cluster: str | None, as_json: bool) -> None:
     from helios.app.study import study_levels  # noqa: PLC0415 - see cli.replays
-    from helios.ingest.partition_levels import read_partition_levels  # noqa: PLC0415 - as above
+    from helios.ingest.node_series import read_partition_levels  # noqa: PLC0415 - as above
     from helios.report.study_text import statement_tables  # noqa: PLC0415 - as above
 
     paths = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else [folder]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from helios.control.applied import AppliedChange, AppliedChanges, Tolerance, Undo
 from helios.control.cycle import ActiveService, Cycle
+from helios.control.guards import Preconditions, suspension_reasons
 from helios.control.jobs import JobDomain, release
 from helios.control.modes import (
     CanaryCluster,
@@ -19,7 +20,6 @@ from helios.control.modes import (
     node_cluster_for_mode,
 )
 from helios.control.nodes import NodeDomain, release_nodes
-from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.report import CycleReport, NodeCycleReport
 from helios.control.state import (
     BreakerState,

@@ -15,14 +15,23 @@ from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control.applied import SET_AGAIN, AppliedChange, AppliedChanges, Tolerance
-from helios.control.audit import HELIOS, AuditEntry
-from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, postpone_beyond, shadow_intent
-from helios.control.guards import GuardResult, apply_guards, keep_one_owner
+from helios.control.cycle import (
+    ROUNDS,
+    ActiveService,
+    Cycle,
+    ReconcilePlan,
+    ReleaseResult,
+    Reversion,
+    add_round,
+    postpone_beyond,
+    record_release,
+    release_entries,
+    shadow_intent,
+)
+from helios.control.guards import GuardResult, Preconditions, apply_guards, keep_one_owner, suspension_reasons
 from helios.control.modes import NOTHING, ServiceMode, cluster_for_mode, describe_mode
 from helios.control.observed import PendingJob, cycle_counts, helios_values, pending_jobs
-from helios.control.preconditions import Preconditions, suspension_reasons
-from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
-from helios.control.report import CycleReport
+from helios.control.report import HELIOS, AuditEntry, CycleReport
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot
 from helios.ports import Cluster, Ledger

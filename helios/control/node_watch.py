@@ -15,8 +15,8 @@ from helios.actions import NodeSetting, Result
 from helios.changes import AWAKE, LIST
 from helios.config import Power
 from helios.control.applied import AppliedChange, AppliedChanges, same_list, weight_in
-from helios.control.audit import HELIOS, AuditEntry
 from helios.control.observed import ObservedNode
+from helios.control.report import HELIOS, AuditEntry
 from helios.control.state import APART, DAY, Failure, NodeControllerState, WakeUp
 from helios.model import Mode, NodePower, PowerSettings
 

@@ -33,9 +33,20 @@ from helios.changes import (
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control.applied import AppliedByKey, AppliedChange, AppliedChanges, Undo, same_list, weight_in
-from helios.control.audit import HELIOS
-from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, postpone_beyond, shadow_intent
-from helios.control.guards import GuardResult, keep_one_owner
+from helios.control.cycle import (
+    ROUNDS,
+    ActiveService,
+    Cycle,
+    ReconcilePlan,
+    ReleaseResult,
+    Reversion,
+    add_round,
+    postpone_beyond,
+    record_release,
+    release_entries,
+    shadow_intent,
+)
+from helios.control.guards import GuardResult, Preconditions, cluster_suspension_reasons, keep_one_owner, why_cut_short
 from helios.control.modes import ServiceMode, node_cluster_for_mode
 from helios.control.node_guards import (
     NodeCycleContext,
@@ -46,9 +57,7 @@ from helios.control.node_guards import (
 )
 from helios.control.node_watch import NodeObservation, shadow_entries, update_nodes
 from helios.control.observed import ObservedNode, observed_nodes, partitions_wanted
-from helios.control.preconditions import Preconditions, cluster_suspension_reasons, why_cut_short
-from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
-from helios.control.report import NodeCycleReport, node_cycle_counts, wanted_awake
+from helios.control.report import HELIOS, NodeCycleReport, node_cycle_counts, wanted_awake
 from helios.control.state import NodeControllerState, WakeUp
 from helios.errors import HeliosError
 from helios.model import APPLIED_NODE_CHANGES, Mode, NodePower, Snapshot

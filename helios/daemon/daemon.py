@@ -23,9 +23,7 @@ from helios.app.cycle_summary import DaemonOperations
 from helios.app.modes import PAUSE_FILE
 from helios.choices import Domain
 from helios.config import Settings, without_password
-from helios.daemon.health import Health, HealthFile, TaskTimes
-from helios.daemon.http import AddressTaken, Server
-from helios.daemon.metrics import Metrics
+from helios.daemon.health import AddressTaken, Health, HealthFile, Metrics, Server, TaskTimes
 from helios.daemon.tasks import TaskSchedule, TaskScheduler, task_error
 from helios.errors import ConfigurationInvalid
 

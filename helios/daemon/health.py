@@ -1,22 +1,40 @@
-"""Health of the daemon and of each of its tasks."""
+"""Health and metrics of the daemon, and the HTTP server that shows them.
+
+The server has ``/metrics`` and ``/healthz``, read-only. Metrics of jobs and nodes come from Slurm's own exporters.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import re
+import socket
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
+from io import StringIO
+from itertools import product
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from socketserver import TCPServer, ThreadingMixIn
+from threading import Lock, Thread
+from typing import Any, TextIO, get_args
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, make_wsgi_app
 
 from helios import __version__
 from helios.app.controller_state import now_utc
-from helios.app.cycle_summary import CycleSummary, NodeCycleSummary
+from helios.app.cycle_summary import Breaker, CycleSummary, NodeCycleSummary
+from helios.errors import ConfigurationInvalid, HeliosError
+from helios.model import Mode
 from helios.private_files import make_folder, write_private
+from helios.units import HOUR_S
 
 NAME = "health.json"
 FAILURES = 3
@@ -233,3 +251,307 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: str(it) if isinstance(it, str) else it for key, it in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
+
+KWH_J = 3.6e6
+LEVELS: Mapping[str, tuple[str, str, float]] = {
+    "utilization": ("helios_gpus_in_use_ratio", "Share of the GPUs in service that were in use", 1.0),
+    "idle_while_jobs_wait_elsewhere": (
+        "helios_gpu_idle_elsewhere_seconds",
+        "GPU seconds that idled in one partition while jobs that fit waited in another",
+        HOUR_S,
+    ),
+    "idle_nodes": ("helios_node_time_idle_ratio", "Share of node time in idle spells longer than an hour", 1.0),
+    "long_failures": (
+        "helios_gpu_time_failed_ratio",
+        "Share of GPU time in jobs that failed after more than an hour",
+        1.0,
+    ),
+    "hours_at_time_limit": (
+        "helios_gpu_time_cut_at_limit_ratio",
+        "Share of GPU time in jobs cut at their limit",
+        1.0,
+    ),
+}
+"""Gauges of the study of the last seven days by the statement's name, with the factor of its unit."""
+ENERGY_LEVELS: Mapping[str, tuple[str, str, float]] = {
+    "used_kwh": ("helios_energy_used_joules", "Drawn by the building for all nodes", KWH_J),
+    "idle_kwh": ("helios_energy_idle_joules", "Drawn by nodes without a job", KWH_J),
+    "saved_kwh": ("helios_energy_saved_joules", "Saved by sleep against leaving all nodes on", KWH_J),
+    "saved_low_kwh": ("helios_energy_saved_low_joules", "Lower end of what sleep saved, 95 %", KWH_J),
+    "saved_high_kwh": ("helios_energy_saved_high_joules", "Upper end of what sleep saved, 95 %", KWH_J),
+    "saved_to_timer_kwh": (
+        "helios_energy_saved_to_timer_joules",
+        "Saved by sleep against an idle timer of 30 minutes",
+        KWH_J,
+    ),
+    "saved_cost": ("helios_energy_saved_cost", "Money saved by sleep, in energy.currency", 1.0),
+    "saved_co2_kg": ("helios_energy_saved_co2_grams", "Carbon dioxide saved by sleep", 1000.0),
+    "asleep_node_h": ("helios_node_asleep_seconds", "Node seconds asleep", HOUR_S),
+}
+"""Gauges of the energy report of the last fourteen days, likewise."""
+
+
+class Metrics:
+    """Metrics of one daemon, in their own registry.
+
+    Attributes
+    ----------
+    registry : CollectorRegistry
+        Registry for ``/metrics``.
+    """
+
+    def __init__(self, *, times: TaskTimes) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._times = times
+        self._last: CycleSummary | None = None
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        Info("helios_build", "What runs", registry=registry).info({"version": __version__})
+        self._decisions = counter(
+            "helios_decisions",
+            "Jobs or nodes for which a service proposed something, by what became of it",
+            ["service", "mode", "result"],
+        )
+        self._predictions = counter("helios_predictions", "Run times predicted in cycles")
+        self._cycles = counter(
+            "helios_cycles", "Cycles taken: acted, quiet (nothing to change), suspended", ["outcome"]
+        )
+        self._seconds = Histogram("helios_cycle_seconds", "Length of a cycle", buckets=SECONDS, registry=registry)
+        self._success = gauge("helios_task_last_success_timestamp_seconds", "When it last ended well", ["task"])
+        self._failures = counter("helios_task_failures", "Runs that failed", ["task"])
+        self._left_out = counter("helios_task_left_out", "Times left out since work was still going on", ["task"])
+        self._mode = gauge("helios_service_mode", "1: its mode now", ["service", "mode"])
+        self._modes: dict[str, Mapping[str, Mode]] = {}
+        self._breaker = gauge("helios_breaker_state", "1: its state now", ["domain", "state"])
+        self._lease = gauge("helios_lease_held", "1: this Helios is the one that writes", ["domain"])
+        self._suspended = gauge("helios_suspended", "1: a guard kept the last cycle from acting", ["domain"])
+        history = gauge("helios_history_age_seconds", "Since the history was read; NaN: it never was")
+        history.set_function(lambda: self._age_s(lambda cycle: cycle.history_read_at))
+        model = gauge("helios_model_age_seconds", "Since the model was trained; NaN: there is none")
+        model.set_function(lambda: self._age_s(lambda cycle: cycle.model_trained_at))
+        self._node_cycles = counter("helios_node_cycles", "Cycles taken on nodes: acted, quiet, suspended", ["outcome"])
+        self._node_changes = counter("helios_node_changes", "Nodes put to sleep, woken, weighed anew", ["change"])
+        self._levels = {
+            level: (gauge(name, f"{what} in the last {days} days, from the nightly report; NaN: not known"), factor)
+            for days, levels in (("seven", LEVELS), ("fourteen", ENERGY_LEVELS))
+            for level, (name, what, factor) in levels.items()
+        }
+        self._nodes = gauge("helios_nodes", "Nodes by what they do, at the last cycle on nodes", ["state"])
+        self.record_levels({})
+        self._by_helios = gauge("helios_nodes_asleep", "Nodes asleep or falling asleep because Helios asked for it")
+        self._protected = gauge("helios_protected", "1: too many nodes failed to wake, nothing is put to sleep")
+        self._quarantined = gauge("helios_nodes_quarantined", "Nodes that failed to wake and are left alone")
+
+    def record_cycle(self, cycle: CycleSummary | NodeCycleSummary) -> None:
+        """Count a cycle and set the gauges of its state."""
+        outcome = "suspended" if cycle.suspended else "acted" if cycle.acted else "quiet"
+        for tally in cycle.tallies:
+            labels = {"service": tally.service, "mode": str(tally.mode), "result": tally.result.value}
+            self._decisions.labels(**labels).inc(tally.jobs)
+        domain = "nodes" if isinstance(cycle, NodeCycleSummary) else "jobs"
+        self._modes[domain] = cycle.modes
+        self._mode.clear()
+        for modes in self._modes.values():
+            for service, each in product(modes, Mode):
+                self._mode.labels(service=service, mode=each.value).set(each == modes[service])
+        for state in get_args(Breaker):
+            self._breaker.labels(domain=domain, state=state).set(state == cycle.breaker)
+        self._lease.labels(domain=domain).set(cycle.lease_held)
+        self._suspended.labels(domain=domain).set(bool(cycle.suspended))
+        if isinstance(cycle, NodeCycleSummary):
+            self._record_nodes(cycle, outcome)
+            return
+        self._last = cycle
+        self._cycles.labels(outcome=outcome).inc()
+        self._seconds.observe(cycle.seconds)
+        self._predictions.inc(cycle.predictions)
+
+    def _record_nodes(self, cycle: NodeCycleSummary, outcome: str) -> None:
+        self._node_cycles.labels(outcome=outcome).inc()
+        for change, number in (("sleep", cycle.slept), ("wake", cycle.woken), ("weight", cycle.weighed)):
+            self._node_changes.labels(change=change).inc(number)
+        self._nodes.clear()
+        for state, number in cycle.nodes.items():
+            self._nodes.labels(state=state).set(number)
+        self._by_helios.set(cycle.by_helios)
+        self._protected.set(bool(cycle.protected))
+        self._quarantined.set(cycle.quarantined)
+
+    def record_levels(self, levels: Mapping[str, float]) -> None:
+        """Set the gauges of the last nightly report."""
+        for level, (gauge, factor) in self._levels.items():
+            gauge.set(levels.get(level, float("nan")) * factor)
+
+    def record_success(self, task: str, *, at: datetime) -> None:
+        """Record when a task last succeeded."""
+        self._success.labels(task=task).set(at.timestamp())
+
+    def record_failure(self, task: str) -> None:
+        """Count a failure of a task."""
+        self._failures.labels(task=task).inc()
+
+    def record_skip(self, task: str) -> None:
+        """Count a skipped run of a task."""
+        self._left_out.labels(task=task).inc()
+
+    def _age_s(self, moment: Callable[[CycleSummary], datetime | None]) -> float:
+        since = None if self._last is None else moment(self._last)
+        return float("nan") if since is None else (self._times.now() - since).total_seconds()
+
+
+CONNECTION_S = 5.0
+"""Time after which a connection is closed in any case, s. A scraper on this host needs far less."""
+MOST_CONNECTIONS = 32
+"""Largest number of connections at once. More are closed, because the cycles need file descriptors and threads."""
+
+
+class AddressTaken(HeliosError):
+    """Error about an address on which another process listens."""
+
+
+def parse_address(listen: str) -> tuple[str, int]:
+    """Parse an address into host and port.
+
+    Its form is ``HOST:PORT``, with an IPv6 host in brackets.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        The text has another form.
+    """
+    parts = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+)):(\d{1,5})", listen)
+    if parts is None or int(parts[3]) > 65_535:
+        raise ConfigurationInvalid(
+            f"daemon.listen is {listen!r}, not HOST:PORT.",
+            hint="Write 127.0.0.1:9842, [::1]:9842, or an empty text to serve nothing.",
+        )
+    return parts[1] or parts[2], int(parts[3])
+
+
+class Server:
+    """HTTP server of metrics and health, in its own threads.
+
+    Parameters
+    ----------
+    listen : str
+        ``HOST:PORT``, with port 0 for a free one.
+    registry : CollectorRegistry
+        Metrics for ``/metrics``.
+    health : callable
+        Returns the report for ``/healthz``. The status is 200 if its ``healthy`` is true, else 503.
+
+    Raises
+    ------
+    AddressTaken
+        Another process has the address.
+    ConfigurationInvalid
+        The address cannot be bound for another reason.
+    """
+
+    def __init__(self, listen: str, *, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
+        host, port = parse_address(listen)
+        try:
+            self._server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressTaken(
+                    f"another process listens on {listen}: /metrics and /healthz are not served by this daemon",
+                    hint="See who it is: ss -ltnp. Do not believe what it answers; or choose another daemon.listen.",
+                ) from error
+            raise ConfigurationInvalid(
+                f"daemon.listen {listen} cannot be bound: {error.strerror or error}.",
+                hint="Choose another HOST:PORT, or an empty text to serve nothing.",
+            ) from error
+        self._server.set_app(_application(registry, health))
+        self.port = self._server.server_port
+        self._thread = Thread(target=self._server.serve_forever, name="server", daemon=True)
+        self._thread.start()
+        _log.info("serves /metrics and /healthz on %s port %d", host, self.port)
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _application(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> Callable[..., Iterable[bytes]]:
+    metrics = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]]) -> None:
+            start_response(status, [("Server", "helios"), *headers])  # wsgiref's own names the release of Python
+
+        if environ["PATH_INFO"] == "/metrics":
+            found: list[bytes] = metrics(environ, start)
+            return found
+        status, kind, body = "404 Not Found", "text/plain", b"There are /metrics and /healthz.\n"
+        if environ["PATH_INFO"] == "/healthz":
+            report = health()
+            status = "200 OK" if report["healthy"] else "503 Service Unavailable"
+            kind, body = "application/json", (json.dumps(report, indent=2) + "\n").encode()
+        start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [body]
+
+    return answer
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Threaded server that bounds the number and length of connections.
+
+    prometheus-client's own server bounds neither.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128  # with socketserver's 5, a flood of connections delays a scraper by seconds
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self._ends_s: dict[socket.socket, float] = {}
+        self._lock = Lock()
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's, which looks up the host's name: without a name service this would delay the start.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's names
+        with self._lock:
+            if len(self._ends_s) >= MOST_CONNECTIONS:
+                return False  # socketserver then closes it
+            self._ends_s[request] = time.monotonic() + CONNECTION_S
+            return True
+
+    def service_actions(self) -> None:
+        # A timeout of the socket alone would begin anew with every byte that a slow client sends.
+        now_s = time.monotonic()
+        with self._lock:
+            for request in [request for request, end_s in self._ends_s.items() if end_s <= now_s]:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._ends_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's names
+        _log.debug("a client was not answered: %s", sys.exc_info()[1])
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CONNECTION_S
+
+    def get_stderr(self) -> TextIO:
+        # wsgiref writes a traceback there when a client stops reading, so that any client could fill the journal.
+        return StringIO()
+
+    def log_message(self, format: str, *args: object) -> None:
+        _log.debug(format, *args)

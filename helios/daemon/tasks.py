@@ -27,8 +27,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from helios.actions import Result
 from helios.app.controller_state import CycleUnderWay
 from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary, error_kind
-from helios.daemon.health import Health, TaskTimes
-from helios.daemon.metrics import Metrics
+from helios.daemon.health import Health, Metrics, TaskTimes
 from helios.errors import HeliosError
 
 MOST_WAIT_S = 300.0

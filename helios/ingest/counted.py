@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from helios.errors import FileUnreadable
-from helios.ingest.checks import Reason
 from helios.ingest.delimited import DelimitedRows, Dialect
 from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, RowTexts, decode
-from helios.ingest.parse import without
+from helios.ingest.parse import Reason, without
 
 _MARK = b"\0"
 """Replaces the delimiter while a block is read; NUL bytes of the file itself are replaced before."""

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from helios.ingest.checks import Mask, Reason
 from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, REPLACED, Block, RowTexts, blocks
+from helios.ingest.parse import Mask, Reason
 
 # Repair of rows that were broken by newlines or separators inside a field.
 #

@@ -15,9 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.ingest.checks import CheckResults, Mask, Reason
 from helios.ingest.lines import RowTexts, file_sha256
-from helios.ingest.parse import Instants, TimeParser
+from helios.ingest.parse import CheckResults, Instants, Mask, Reason, TimeParser
 from helios.model import JOBS, REJECTS, Batch
 
 LONGEST_REJECT_CHARACTERS = 2_000

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from helios.errors import FileUnreadable
-from helios.ingest.checks import Reason
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import REPLACED, Block, Decoded, RowTexts, decode
+from helios.ingest.parse import Reason
 
 Fields = Mapping[str, str | None]
 """One record: texts by the name of their column. None means unknown."""

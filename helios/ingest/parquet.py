@@ -25,10 +25,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RunKeys
 from helios.ingest.lines import Block, RowTexts, created, file_size, unzipped
-from helios.ingest.parse import NEVER, Instants, category, instants, job_states, strings, without
+from helios.ingest.parse import NEVER, CheckResults, Instants, Reason, category, instants, job_states, strings, without
 from helios.model import JOBS, TIME
 
 MAGIC = b"PAR1"

@@ -20,10 +20,9 @@ import pandas as pd
 from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
-from helios.ingest.checks import REASONS, Reason, check_jobs
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import RowTexts, file_sha256, file_size, head
-from helios.ingest.parse import TimeParser
+from helios.ingest.parse import REASONS, Reason, TimeParser, check_jobs
 from helios.model import Batch, JobState
 from helios.units import in_number
 

@@ -13,10 +13,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from helios.ingest.checks import CheckResults, Mask, Reason
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, JobRows, RunKeys
-from helios.ingest.parse import NEVER, Instants, category, durations, instants, job_states, numbers, strings
+from helios.ingest.parse import (
+    NEVER,
+    CheckResults,
+    Instants,
+    Mask,
+    Reason,
+    category,
+    durations,
+    instants,
+    job_states,
+    numbers,
+    strings,
+)
 
 MIB_PER_GIB = 1024.0
 Values = TypeVar("Values")

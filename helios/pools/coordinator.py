@@ -26,7 +26,6 @@ from types import FrameType
 from typing import Any, Protocol
 
 from helios.errors import FileUnwritable, HeliosError
-from helios.model.fusing import by_process, fuse, fused_with
 from helios.model.pools import (
     Device,
     Forecast,
@@ -41,12 +40,14 @@ from helios.model.pools import (
     TrialForecast,
     TrialRun,
     TrialState,
+    by_process,
+    fuse,
+    fused_with,
 )
 from helios.pools import agent
 from helios.pools.containers import Container
-from helios.pools.devices import THREADS, device_environment, gpu_id
+from helios.pools.devices import THREADS, Node, device_environment, gpu_id
 from helios.pools.fusing import FusedProcess, Fusion
-from helios.pools.nodes import Node
 from helios.pools.reports import EventReader, Report, ReportReader, TaskRequest, write_request
 from helios.pools.space import FusedProgram, Search, TrainingSweep
 from helios.pools.state import StateFile, TrialRecord, run_entry

@@ -16,9 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from helios.predict.bursts import find_bursts, similar_names
 from helios.predict.job_table import JobTable, group_columns
-from helios.predict.scores import PredictorScore, best_guess, predictor_score, rank_score
+from helios.predict.scores import PredictorScore, best_guess, find_bursts, predictor_score, rank_score, similar_names
 
 RESAMPLES = 400
 LIKELY = 0.9

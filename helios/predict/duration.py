@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory
 from helios.ports import RUN_TIME, Progress, no_progress
-from helios.predict.bursts import without_repeats
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.job_table import JobTable
 from helios.predict.past_runs import PastRuns
-from helios.predict.scores import pinball_losses, resampling_units
+from helios.predict.scores import pinball_losses, resampling_units, without_repeats
 from helios.predict.timeline import NO_TAIL, Levels, Model, Pairs, RecordedWalk, Timeline, untrained
 from helios.predict.trees import parse_trees
 

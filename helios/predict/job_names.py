@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from rapidfuzz import fuzz, process
 
-from helios.model.job_names import split_words
+from helios.model.jobs import split_words
 
 LEAST_LIKENESS = 80.0
 """Least similarity of two names in one family, 0 to 100 (twice the common letters, in order, by all letters)."""

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from helios.model.fusing import count_fused
-from helios.model.pools import SharedSpeed, Trial, TrialForecast, TrialRun, peak_hardly_exceeded
+from helios.model.pools import SharedSpeed, Trial, TrialForecast, TrialRun, count_fused, peak_hardly_exceeded
 
 MEMORY, SECONDS, SPEED = "memory_mib", "seconds", "steps_per_s"
 TARGETS = (MEMORY, SECONDS, SPEED)

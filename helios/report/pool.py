@@ -13,8 +13,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from helios.model.fusing import by_process
-from helios.model.pools import Device, PoolSnapshot, Trial, TrialState
+from helios.model.pools import Device, PoolSnapshot, Trial, TrialState, by_process
 from helios.report.charts import BLUE, GREEN, SOFT, canvas
 from helios.report.html import PageSection, TableCells, render_sections
 from helios.report.tables import plain_table

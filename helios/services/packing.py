@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from helios.model.fusing import by_process, fuse
 from helios.model.pools import (
     Device,
     PauseTrial,
@@ -35,6 +34,8 @@ from helios.model.pools import (
     StartTrial,
     Trial,
     TrialState,
+    by_process,
+    fuse,
 )
 
 PRIOR_SPEED = 0.6

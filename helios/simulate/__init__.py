@@ -77,11 +77,10 @@ The compiled core (:mod:`helios.simulate.core.events`) keeps its state in plain 
 
 from helios.choices import Backfill
 from helios.errors import JobLargerThanPartition, PartitionUnknown
-from helios.simulate.ageing import Ageing, LongestWaits, WaitBound
+from helios.simulate.ageing import ORDERS, Ageing, LongestWaits, WaitBound
 from helios.simulate.cluster import SimCluster
 from helios.simulate.cluster_nodes import NodeHolding, NodeTally, Sleep
 from helios.simulate.job_trace import JobTrace
-from helios.simulate.orders import ORDERS
 from helios.simulate.replay import RESERVING, Placement, Replay, Reservation, replay
 from helios.simulate.snapshot import Predictions
 from helios.simulate.workload import ClusterShape, Workload

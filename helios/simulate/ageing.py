@@ -1,8 +1,9 @@
-"""Ageing and wait bound from the longest wait of a replay.
+"""Queue orders of a what-if, their ageing and their wait bound.
 
-A key ages as ``ln(key) + submitted / tau``: a job of R times the service is passed only by jobs that come within
-``tau ln R`` of it. ``tau`` is a share of the longest wait that another replay of the same jobs, first in, first out,
-has caused so far, so that one number means the same on every site.
+The simple orders are its controls; ties go by submit time, then job id. A key ages as ``ln(key) + submitted / tau``: a
+job of R times the service is passed only by jobs that come within ``tau ln R`` of it. ``tau`` is a share of the longest
+wait that another replay of the same jobs, first in, first out, has caused so far, so that one number means the same on
+every site.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
+from helios.ports import Order
 from helios.simulate.core.state import NEVER
 
 EVERY_S = 3_600
@@ -160,3 +162,37 @@ class WaitBound:
     def constant(cls, bound_s: int) -> WaitBound:
         """Return a bound that is the same at all times."""
         return cls(at_s=np.array([-NEVER]), bound_s=np.array([bound_s]))
+
+
+# ruff: noqa: ARG001  because every Order takes all three arguments
+
+
+def first_in_first_out(
+    *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Order by submit time, s since the epoch."""
+    return submitted_s.astype(np.float64)
+
+
+def shortest_job_first(
+    *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Order by the given run time, s."""
+    return run_time_s
+
+
+def fewest_gpus_first(
+    *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Order by the number of GPUs.
+
+    It needs no model, and is the control that QSSF has to beat.
+    """
+    return gpus.astype(np.float64)
+
+
+ORDERS: dict[str, Order] = {
+    "fifo": first_in_first_out,
+    "sjf": shortest_job_first,
+    "fewest_gpus": fewest_gpus_first,
+}

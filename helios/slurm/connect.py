@@ -14,10 +14,10 @@ from helios.slurm.accounting import Accounting
 from helios.slurm.backend import Backend
 from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.jobs import SlurmCluster, now
-from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.nodes import SlurmNodes
 from helios.slurm.power import PowerConfigReader, feature_racks
 from helios.slurm.shell import Shell
+from helios.slurm.undo_file import JobsUndo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,7 @@ from helios.model import Mode, Snapshot
 from helios.slurm import parse, translate
 from helios.slurm.backend import Backend, JobUpdate, RawJob
 from helios.slurm.commands import SiteFactor
-from helios.slurm.jobs_undo import JobsUndo, UndoEntry
-from helios.slurm.undo_file import UndoNotWritten
+from helios.slurm.undo_file import JobsUndo, UndoEntry, UndoNotWritten
 
 # One reading of the queue, from which every change is decided.
 

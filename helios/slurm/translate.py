@@ -17,7 +17,7 @@ from helios.model import NODE_STATES, QUEUE, TIME, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
 from helios.slurm.commands import SiteFactor
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
+from helios.slurm.undo_file import JOBS_FILE, JobsUndo
 
 SOFT_LIMITS_SINCE = (23, 11)
 """First release of ``SchedulerParameters=time_min_as_soft_limit``. Before it, every TimeMin is the user's own."""

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from helios.model.fusing import by_process
 from helios.model.pools import (
     Device,
     FusedSpeed,
@@ -19,6 +18,7 @@ from helios.model.pools import (
     Trial,
     TrialForecast,
     TrialState,
+    by_process,
 )
 from helios.ports import PoolService
 from helios.services.registry import find_flaws, make_service

@@ -18,9 +18,8 @@ from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES
 from helios.ports import LONGEST_LEASE
 from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import frame_of, stored_frame, stored_time
+from helios.warehouse.columns import cluster_id_for_loading, find_cluster_id, frame_of, stored_frame, stored_time
 from helios.warehouse.engine import reading, writing
-from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
 # Applied changes of each domain: kind of frame, table, and the columns that order its rows.
 _APPLIED = {

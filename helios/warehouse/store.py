@@ -17,18 +17,24 @@ from helios.model import TIME, Batch, FrameKind
 from helios.warehouse import grants, migrate, schema
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk, arrow_schema
-from helios.warehouse.columns import Types, column_types, frame_of, in_order, stored_column, stored_frame, stored_time
+from helios.warehouse.columns import (
+    CLUSTERS,
+    StringTable,
+    Types,
+    cluster_id_for_loading,
+    cluster_timezone,
+    column_types,
+    find_cluster_id,
+    frame_of,
+    in_order,
+    known_clusters,
+    stored_column,
+    stored_frame,
+    stored_time,
+)
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
 from helios.warehouse.engine import engine_for, reading, redact_url, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
-from helios.warehouse.keys import (
-    CLUSTERS,
-    StringTable,
-    cluster_id_for_loading,
-    cluster_timezone,
-    find_cluster_id,
-    known_clusters,
-)
 from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.retention import Horizon, count_rows, forget, remove_cluster
 from helios.warehouse.trials import TrialStore
@@ -162,7 +168,7 @@ class Warehouse(ModelStore, TrialStore):
         If ``batches`` raises, the database stays as it was.
 
         A job is identified by cluster, submit time, id and restart. The row of a known job replaces the stored one
-        unless it knows less of the run (see :mod:`helios.warehouse.revising`); values that it lacks stay as they were
+        unless it knows less of the run (see :mod:`helios.warehouse.jobs`); values that it lacks stay as they were
         stored. The report's notes count corrected jobs that had ended, with examples.
 
         Parameters

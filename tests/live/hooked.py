@@ -14,7 +14,7 @@ import pytest
 
 from helios.actions import JobSetting
 from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, render, retract
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, UndoEntry
+from helios.slurm.undo_file import JOBS_FILE, JobsUndo, UndoEntry
 from tests.live.rig import Rig, roomy_folder, skip_without_slurm
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "job_submit.lua"

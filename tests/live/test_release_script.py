@@ -13,7 +13,7 @@ import pytest
 
 from helios.actions import JobSetting
 from helios.slurm.hook_table import HookRow
-from helios.slurm.jobs_undo import JOBS_FILE
+from helios.slurm.undo_file import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
 from tests.live.rig import roomy_folder
 from tests.waiting import TEST_TIMEOUT_S

@@ -27,7 +27,7 @@ from helios.model import Snapshot
 from helios.services.qssf import Qssf, shortest_service_first
 from helios.services.soft_limits import SoftLimits
 from helios.simulate import Backfill, SimCluster, Workload, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from tests.builders import a_job, jobs_frame
 from tests.run_times import in_columns
 from tests.traces import TRACES, needs_traces

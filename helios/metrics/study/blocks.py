@@ -1,13 +1,14 @@
-"""Blocks of time, and intervals over them.
+"""Blocks of time, intervals over them, and findings.
 
 Jobs of one user and of one day are alike, so an interval over jobs would be far too narrow. Weeks are taken as
 independent instead, and days where there are fewer than eight weeks. An interval is that of the delete-one jackknife
-with Student's t (Efron and Stein, Annals of Statistics 9(3), 1981).
+with Student's t (Efron and Stein, Annals of Statistics 9(3), 1981). A finding is the value behind a statement.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
@@ -242,3 +243,39 @@ def mean_levels(begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64], e
     begins_s, ends_s = np.maximum(begins_s, edges_s[0]), np.minimum(ends_s, edges_s[-1])
     some = ends_s > begins_s
     return mean_level_over_time(begins_s=begins_s[some], ends_s=ends_s[some], weight=weight[some], edges_s=edges_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Answer of a history to one question.
+
+    Attributes
+    ----------
+    number : int
+        1 to 20, as in docs/study.md.
+    estimate : Estimate
+        The value with its interval; in the unit that the question has.
+    n : int, optional
+        Jobs, nodes, users or partitions that it rests on.
+    coverage : float, optional
+        Share of them, or of their hours, that the history says enough about.
+    hours_per_week : float, optional
+        Resource hours at stake in a week, to rank findings by. None where it is not about hours.
+    missing : str
+        What the history lacks; empty where the value is known.
+    parts : dict
+        Further figures by name, plain values.
+    """
+
+    number: int
+    estimate: Estimate = field(default_factory=Estimate)
+    n: int | None = None
+    coverage: float | None = None
+    hours_per_week: float | None = None
+    missing: str = ""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def unknown_finding(number: int, missing: str, *, n: int | None = None, coverage: float | None = None) -> Finding:
+    """Return a finding without a value, with the missing data."""
+    return Finding(number=number, missing=missing, n=n, coverage=coverage)

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from helios.metrics.queue import SIZE_CLASSES, size_class
 from helios.metrics.statistics import mean_interval, rank_correlation
-from helios.metrics.study.alike import last_alike
-from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
-from helios.metrics.study.findings import Finding, unknown_finding
+from helios.metrics.study.blocks import Estimate, Finding, local_edges, mean_levels, unknown_finding
 from helios.metrics.study.history import Flags, Floats, Seconds, StudyHistory, share
-from helios.metrics.study.trials import find_trials
+from helios.metrics.study.trials import find_trials, last_alike
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
 TOP_SHARE = 0.05

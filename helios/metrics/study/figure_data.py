@@ -12,14 +12,13 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from helios.config import Energy
-from helios.metrics.study.blocks import mean_levels
+from helios.metrics.study.blocks import Finding, mean_levels
 from helios.metrics.study.capacity import Capacity
-from helios.metrics.study.censored import CensoredTimes
-from helios.metrics.study.findings import Finding
 from helios.metrics.study.history import (
     CANCELLED,
     NEVER_S,
     NOT_ENDED,
+    CensoredTimes,
     Flags,
     Floats,
     Names,

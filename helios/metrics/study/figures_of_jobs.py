@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.metrics.study.alike import alike_keys, ends_s
-from helios.metrics.study.censored import CensoredTimes
 from helios.metrics.study.figure_data import (
     FEW_PEOPLE,
     FEWEST_PEOPLE,
@@ -28,12 +26,14 @@ from helios.metrics.study.history import (
     STATES,
     TIMEOUT,
     UNKNOWN,
+    CensoredTimes,
     Flags,
     Floats,
     StudyHistory,
     share,
 )
 from helios.metrics.study.published import FOOTNOTES, published
+from helios.metrics.study.trials import alike_keys, ends_s
 from helios.units import duration_in_words, percent
 
 RUN_TIMES_S = tuple(2**power for power in range(22))

@@ -1,7 +1,8 @@
 """Jobs of a cluster as columns, inside a window of time.
 
 Only hours inside the window count, so that those of a job before or after it are left out. Where a history records no
-starts, it is not known when jobs held anything. Then all hours of the jobs submitted in the window count.
+starts, it is not known when jobs held anything. Then all hours of the jobs submitted in the window count. Where some
+times are censored, their distribution is the estimate of Kaplan and Meier (J. Am. Stat. Assoc. 53, 1958).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from helios.metrics.node_usage import whole_seconds
 from helios.metrics.study.blocks import WEEK_HOURS, Blocks, mean_levels
 from helios.model import JOBS, JobState
-from helios.model.job_names import split_words
+from helios.model.jobs import split_words
 from helios.units import HOUR_S, best_unit
 
 NEVER_S = 2**60
@@ -433,3 +434,51 @@ def _job_names(names: pd.Series[Any]) -> tuple[NDArray[np.int32], Names]:
     stem, values = pd.factorize(np.array([*stems, None], dtype=object))
     words = Names(code=stem[code].astype(np.int32), values=tuple(str(value) for value in values))
     return code.astype(np.int32), words
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CensoredTimes:
+    """Distribution of times, some of them censored.
+
+    A censored time is a lower bound, since the job was not over when last observed.
+
+    Attributes
+    ----------
+    times_s : float64 array of shape (n,)
+        Ascending.
+    reached : float64 array of shape (n,)
+        Share that is over by each time.
+    censored : int
+        How many were not over.
+    """
+
+    times_s: Floats
+    reached: Floats
+    censored: int
+
+    @classmethod
+    def of(cls, times_s: ArrayLike, over: Flags) -> CensoredTimes:
+        """Return the distribution of complete and censored times."""
+        times_s, n = np.asarray(times_s, dtype=np.float64), len(over)
+        if bool(over.all()):
+            return cls(np.sort(times_s), np.linspace(1 / max(n, 1), 1, n), 0)
+        # What is over at a moment counts before what was last seen then.
+        order = np.lexsort((~over, times_s))
+        at_risk = np.arange(n, 0, -1)
+        reached: Floats = 1 - np.cumprod(np.where(over[order], 1 - 1 / at_risk, 1.0), dtype=np.float64)
+        return cls(times_s[order], reached, int((~over).sum()))
+
+    @property
+    def n(self) -> int:
+        """How many times there are."""
+        return len(self.times_s)
+
+    def share_within(self, limits_s: ArrayLike) -> Floats:
+        """Return the share that is over by each of the limits."""
+        place = np.searchsorted(self.times_s, np.asarray(limits_s, dtype=np.float64), side="right")
+        return np.concatenate([[0.0], self.reached])[place].astype(np.float64)
+
+    def quantile(self, share: float) -> float:
+        """Return a quantile of the times, NaN where unknown."""
+        place = int(np.searchsorted(self.reached, share - 1e-12))
+        return float(self.times_s[place]) if place < self.n else float("nan")

@@ -19,11 +19,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, inline_jit
-from helios.metrics.study.blocks import WEEK_HOURS, Estimate
-from helios.metrics.study.capacity import Capacity, NodeShapes
-from helios.metrics.study.findings import Finding, unknown_finding
+from helios.metrics.study.blocks import WEEK_HOURS, Estimate, Finding, unknown_finding
+from helios.metrics.study.capacity import LEAST_PLACED, Capacity, HeldNodes, NodeShapes
 from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
-from helios.metrics.study.placement import LEAST_PLACED, HeldNodes
 from helios.units import HOUR_S
 
 IDLE, WAITING, SAME_POOL, OWN, BEHIND_OLDEST, LENT, SENT, UNUSABLE = range(8)

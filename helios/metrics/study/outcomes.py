@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.metrics.study.alike import last_alike, next_alike
-from helios.metrics.study.findings import Finding, unknown_finding
+from helios.metrics.study.blocks import Finding, unknown_finding
 from helios.metrics.study.history import (
     COMPLETED,
     FAILED,
@@ -22,6 +21,7 @@ from helios.metrics.study.history import (
     StudyHistory,
     share,
 )
+from helios.metrics.study.trials import last_alike, next_alike
 from helios.units import HOUR_S
 
 LONG_FAILURE_S = HOUR_S

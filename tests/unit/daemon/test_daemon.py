@@ -15,8 +15,7 @@ import pytest
 from helios.app.controller_state import DaemonRuns
 from helios.config import Control, DaemonSettings, Settings
 from helios.daemon import daemon as daemon_module
-from helios.daemon.health import TaskTimes
-from helios.daemon.http import MOST_CONNECTIONS
+from helios.daemon.health import MOST_CONNECTIONS, TaskTimes
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_cycle, eventually
 

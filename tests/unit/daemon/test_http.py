@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from helios.daemon import http
-from helios.daemon.http import MOST_CONNECTIONS, AddressTaken, Server, parse_address
-from helios.daemon.metrics import Metrics
+from helios.daemon import health
+from helios.daemon.health import MOST_CONNECTIONS, AddressTaken, Metrics, Server, parse_address
 from helios.errors import ConfigurationInvalid
 from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_cycle, eventually
 
@@ -104,7 +103,7 @@ def until_closed(client: socket.socket) -> bool:
 
 
 def test_of_many_connections_few_are_kept_and_all_are_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "CONNECTION_S", 0.5)
+    monkeypatch.setattr(health, "CONNECTION_S", 0.5)
     before = threading.active_count()
     with served({"healthy": True}) as url, ExitStack() as clients:
         port = int(url.rpartition(":")[2])
@@ -119,7 +118,7 @@ def test_of_many_connections_few_are_kept_and_all_are_closed_in_the_end(monkeypa
 def test_connections_beyond_the_bound_are_closed_while_those_within_it_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "CONNECTION_S", 600.0)  # no machine is so slow that their time ends here
+    monkeypatch.setattr(health, "CONNECTION_S", 600.0)  # no machine is so slow that their time ends here
     with served({}) as url, ExitStack() as clients:
         port = int(url.rpartition(":")[2])
         connections = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
@@ -132,7 +131,7 @@ def test_connections_beyond_the_bound_are_closed_while_those_within_it_are_kept(
 
 
 def test_who_sends_a_little_now_and_then_is_left_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "CONNECTION_S", 0.2)
+    monkeypatch.setattr(health, "CONNECTION_S", 0.2)
     with served({}) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
         client.settimeout(0.02)
 

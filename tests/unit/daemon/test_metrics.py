@@ -6,7 +6,7 @@ import pytest
 
 from helios.actions import Result
 from helios.app.cycle_summary import CycleTally, NodeCycleSummary
-from helios.daemon.metrics import Metrics
+from helios.daemon.health import Metrics
 from helios.model import Mode
 from tests.unit.daemon.builders import NOON, HandSet, a_cycle
 

@@ -11,8 +11,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from helios.actions import Result
 from helios.app.controller_state import CycleUnderWay
 from helios.app.cycle_summary import CycleTally
-from helios.daemon.health import Health, TaskTimes
-from helios.daemon.metrics import Metrics
+from helios.daemon.health import Health, Metrics, TaskTimes
 from helios.daemon.tasks import TaskSchedule, TaskScheduler
 from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import Mode

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from helios.app.controller_state import CycleUnderWay
-from helios.daemon.health import Health
-from helios.daemon.metrics import Metrics
+from helios.daemon.health import Health, Metrics
 from helios.daemon.tasks import ExclusiveSection, Task
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import FormatUnknown, UsageError
-from helios.ingest.partition_levels import read_partition_levels
+from helios.ingest.node_series import read_partition_levels
 
 HEADER = "time,total_gpu_num,running_gpu_num,pending_gpu_num,idle_gpu_num"
 

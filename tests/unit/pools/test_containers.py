@@ -10,7 +10,7 @@ import pytest
 from helios.errors import UsageError
 from helios.pools import containers
 from helios.pools.containers import RUNTIMES, Inside, find_container, unpack
-from helios.pools.nodes import _counts
+from helios.pools.devices import _counts
 from helios.pools.space import ContainerChoice, read_training_sweep
 
 INSIDE = Inside(

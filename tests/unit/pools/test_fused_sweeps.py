@@ -19,8 +19,7 @@ import pytest
 from helios.errors import UsageError
 from helios.fused import task
 from helios.fused.configurations import NOT_FUSIBLE, OPTIMIZERS, OTHER_KEYS
-from helios.model.fusing import fuse
-from helios.model.pools import Device, PauseTrial, PoolAction, PoolSnapshot, Trial, TrialState
+from helios.model.pools import Device, PauseTrial, PoolAction, PoolSnapshot, Trial, TrialState, fuse
 from helios.pools import space
 from helios.pools.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.pools.fusing import Fusion

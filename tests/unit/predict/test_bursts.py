@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict.bursts import BURST_GAP_S, KEPT, without_repeats
 from helios.predict.job_table import JobTable, group_columns
+from helios.predict.scores import BURST_GAP_S, KEPT, without_repeats
 from tests.unit.predict.traces_of import a_trace
 
 HOUR = 3600

@@ -7,10 +7,9 @@ from scipy.stats import spearmanr
 
 from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, in_submission_order
-from helios.predict.bursts import find_bursts
 from helios.predict.evaluation import evaluate
 from helios.predict.job_table import JobTable, causal_features
-from helios.predict.scores import EvaluationSet, evaluation_set, misallocated, scores_for, spearman
+from helios.predict.scores import EvaluationSet, evaluation_set, find_bursts, misallocated, scores_for, spearman
 from tests.run_times import in_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace
 

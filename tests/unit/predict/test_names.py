@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.model.job_names import LONGEST_NAME, split_words
+from helios.model.jobs import LONGEST_NAME, split_words
 from helios.predict.job_names import LEAST_LIKENESS, MOST_LEADERS, NO_FAMILY, JobNameFamilies
 from tests.examples import examples
 

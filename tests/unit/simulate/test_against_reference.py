@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helios.services.qssf import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
-from helios.simulate.orders import shortest_job_first
+from helios.simulate.ageing import shortest_job_first
 from tests.examples import examples
 from tests.run_times import in_columns
 

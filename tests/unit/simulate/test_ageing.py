@@ -9,9 +9,8 @@ from helios.errors import UsageError
 from helios.ports import RUN_TIME
 from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import Ageing, Backfill, LongestWaits, WaitBound, replay
-from helios.simulate.ageing import EVERY_S, LEAST_BOUND_S, LEAST_TAU_S
+from helios.simulate.ageing import EVERY_S, LEAST_BOUND_S, LEAST_TAU_S, fewest_gpus_first
 from helios.simulate.core.state import NEVER
-from helios.simulate.orders import fewest_gpus_first
 from tests.examples import examples
 
 from .builders import a_shape, a_workload

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.published.simulator import PublishedPolicy, replay_as_published
 from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, Workload, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from tests.examples import examples
 from tests.traces import TRACES, needs_traces
 

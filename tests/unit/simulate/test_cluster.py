@@ -15,7 +15,7 @@ from helios.actions import FillFirst, JobSetting, Place, PowerDown, PowerUp, Reo
 from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, Sleep, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from helios.testing import check_cluster
 from tests.examples import examples
 from tests.run_times import in_columns

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helios.actions import FillFirst, KeepAwake, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
 from helios.model import STEP_S, NodePower
 from helios.simulate import Backfill, Placement, SimCluster, Sleep, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 from tests.examples import examples
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of

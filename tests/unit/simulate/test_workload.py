@@ -5,7 +5,7 @@ import pytest
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, replay
-from helios.simulate.orders import first_in_first_out
+from helios.simulate.ageing import first_in_first_out
 
 from .builders import a_shape, a_workload
 

@@ -12,8 +12,7 @@ from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, 
 from helios.changes import HIDDEN, INELIGIBLE
 from helios.errors import ClusterUnavailable
 from helios.slurm.jobs import SPENT, UNSEEN, SlurmCluster
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, UndoEntry
-from helios.slurm.undo_file import UndoNotWritten
+from helios.slurm.undo_file import JOBS_FILE, JobsUndo, UndoEntry, UndoNotWritten
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from helios.actions import JobSetting
 from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, read_published, render, retract
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, UndoEntry
-from helios.slurm.undo_file import UndoNotWritten
+from helios.slurm.undo_file import JOBS_FILE, JobsUndo, UndoEntry, UndoNotWritten
 from tests.unit.slurm.slurm import START, a_raw_job
 
 HOUR_S = 3600

@@ -11,7 +11,7 @@ import pytest
 
 from helios.actions import FillFirst, JobSetting, KeepAwake, NodeAction, NodeSetting, Result, Revert
 from helios.errors import ClusterUnavailable
-from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
+from helios.slurm.undo_file import JOBS_FILE, JobsUndo
 from tests.unit.slurm.slurm import START, MemorySlurm, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_cluster import a_applied, a_cluster, a_limit, an_order, having
 from tests.unit.slurm.test_nodes import asleep, down, nodes_of, restore, up

@@ -11,8 +11,8 @@ import pytest
 from helios.actions import JobSetting
 from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.jobs import SlurmCluster
-from helios.slurm.jobs_undo import JobsUndo, UndoEntry
 from helios.slurm.translate import node_states
+from helios.slurm.undo_file import JobsUndo, UndoEntry
 from tests.unit.slurm.recorded import GOLDEN, RELEASES, recorded
 
 

@@ -10,7 +10,7 @@ import pytest
 from helios.actions import JobSetting
 from helios.slurm import translate
 from helios.slurm.commands import SiteFactor
-from helios.slurm.jobs_undo import JobsUndo, UndoEntry
+from helios.slurm.undo_file import JobsUndo, UndoEntry
 from tests.unit.slurm.slurm import START, a_raw_job, a_raw_node
 
 NEW, OLD = (25, 11), (22, 5)

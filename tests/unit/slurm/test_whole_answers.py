@@ -31,7 +31,6 @@ from helios.slurm import parse, translate
 from helios.slurm.accounting import Accounting
 from helios.slurm.commands import CommandsBackend, SiteFactor, Sprio
 from helios.slurm.connect import partition_names
-from helios.slurm.jobs_undo import JobsUndo, UndoEntry
 from helios.slurm.nodes import HEAVIEST, weights_by_tier
 from helios.slurm.power import (
     Exclusions,
@@ -50,6 +49,7 @@ from helios.slurm.power import (
 )
 from helios.slurm.preflight import FindingLevel, PreflightFinding, controllers_time, power_checks, run_checks
 from helios.slurm.shell import Shell, quoted
+from helios.slurm.undo_file import JobsUndo, UndoEntry
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_commands import Program, program
 from tests.unit.slurm.test_nodes import asleep, down, nodes_of, only, restore, up

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.model import TIME
-from helios.warehouse import keys as keys_module
 from helios.warehouse.bulk import SqliteBulk
-from helios.warehouse.columns import frame_of, in_order
+from helios.warehouse.columns import CHUNK, StringTable, frame_of, in_order
 from helios.warehouse.engine import engine_for, writing
-from helios.warehouse.keys import StringTable
 from helios.warehouse.migrate import upgrade
 
 KEYS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["2", "10", "9", "010", "a", "10_1"]), st.integers(0, 2)))
@@ -71,7 +69,7 @@ def test_a_text_has_one_number_whoever_asks() -> None:
 
 
 def test_more_texts_than_fit_a_statement_are_all_numbered() -> None:
-    texts = [f"node[{i}]" for i in range(keys_module.CHUNK + 1)]
+    texts = [f"node[{i}]" for i in range(CHUNK + 1)]
 
     def there_and_back(book: StringTable, other: StringTable) -> list[str]:
         numbers = book.numbers(texts)

@@ -12,12 +12,11 @@ from helios.actions import NodeAction, NodeSetting, Result
 from helios.changes import LIST, to_node_changes
 from helios.config import Power
 from helios.control import AppliedChange, AppliedChanges, Failure, NodeControllerState, Undo, WakeUp, clear_failed_wakes
-from helios.control.audit import HELIOS
 from helios.control.node_guards import NodeCycleContext, PowerBudget, apply_node_guards, is_in_desired_state
 from helios.control.node_watch import NodeObservation, NodeWatch, update_nodes
 from helios.control.nodes import NodeActivity, possibly_applied_changes, with_undo_records
 from helios.control.observed import observed_nodes
-from helios.control.report import node_cycle_counts, wanted_awake
+from helios.control.report import HELIOS, node_cycle_counts, wanted_awake
 from helios.model import Mode, NodePower, PowerSettings
 from helios.testing import NOON, a_demand, a_node, a_snapshot
 from tests.unit.control.nodes.table import ACTIVE, HOUR, MINUTE, down, fill, keep, node_settings, some_nodes, up

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helios.ingest.partition_levels import read_partition_levels
-from helios.metrics.study.recorded_levels import RecordedLevels, find_holes, idle_beside_waiting_levels
+from helios.ingest.node_series import read_partition_levels
+from helios.metrics.study.levels import RecordedLevels, find_holes, idle_beside_waiting_levels
 from tests.traces import TRACES, needs_traces
 
 EARTH = TRACES / "helios_earth_vc_may2020"

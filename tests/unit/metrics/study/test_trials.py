@@ -19,7 +19,7 @@ from helios.metrics.study.trials import (
     shared_run_times,
 )
 from helios.model import in_submission_order
-from helios.model.job_names import split_words
+from helios.model.jobs import split_words
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2026-03-02T00:00:00Z")
