@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, find_queued, job_positions, near_ids, predictions_before, text_of
+from helios.app.explain import JobUnknown, find_queued, job_positions, near_ids, predictions_before, text_of
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.explain_job import JobUnknown, job_positions, near_ids
+from helios.app.explain import JobUnknown, job_positions, near_ids
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Scenario
 from helios.app.whatif import (

@@ -365,8 +365,12 @@ def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None,
     """Check forecasts of starts on the last weeks."""
     if rules is None:
         return ""
-    from helios.app.start_check import LOOKS_BACK, check_starts, store_check  # noqa: PLC0415 - it compiles
-    from helios.app.start_forecast import WEEKS  # noqa: PLC0415 - as above
+    from helios.app.start_forecast import (  # noqa: PLC0415 - it compiles
+        LOOKS_BACK,
+        WEEKS,
+        check_starts,
+        store_check,
+    )
 
     try:
         site = rules()

@@ -376,7 +376,7 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
     Also what Helios did to them, and which need an administrator.
     """
-    from helios.app.explain_node import node_status  # noqa: PLC0415 - only where it is looked up
+    from helios.app.explain import node_status  # noqa: PLC0415 - only where it is looked up
 
     found = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
     print_result(found.to_json(), *found.parts(), as_json=as_json)

@@ -178,12 +178,12 @@ def why_(
 
     operations = Operations(configuration().settings, cluster=cluster)
     if job[:1].isdigit():
-        from helios.app.explain_job import explain  # noqa: PLC0415 - only for jobs
+        from helios.app.explain import explain  # noqa: PLC0415 - only for jobs
 
         found = explain(operations.cycles, job)
         print_result(found.to_json(), *found.lines(), as_json=as_json)
         return
-    from helios.app.explain_node import explain_node  # noqa: PLC0415 - only for nodes
+    from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes
 
     node = explain_node(operations.node_cycles, job)
     print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)

@@ -21,8 +21,7 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.advise import advise
-from helios.app.explain_job import JobUnknown, explain
-from helios.app.explain_node import explain_node, node_status
+from helios.app.explain import JobUnknown, explain, explain_node, node_status
 from helios.app.history import choose_cluster
 from helios.app.operations import Operations
 from helios.app.study import latest_study

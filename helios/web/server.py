@@ -29,8 +29,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route as StarletteRoute
 
 from helios import __version__
-from helios.app.explain_job import JobUnknown
-from helios.app.explain_node import NodeUnknown
+from helios.app.explain import JobUnknown, NodeUnknown
 from helios.config import Settings
 from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, UsageError
 from helios.report.html import filled_sections

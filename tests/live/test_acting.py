@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.explain_job import JobUnknown, explain
+from helios.app.explain import JobUnknown, explain
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
 from helios.app.operations import Operations, release_jobs
 from helios.cli.control import scope

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.explain_job import explain
+from helios.app.explain import explain
 from helios.app.operations import Operations
 from helios.config import load_configuration
 from helios.warehouse import Warehouse

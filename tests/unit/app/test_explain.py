@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.explain_job import JobUnknown
+from helios.app.explain import JobUnknown
 from helios.app.explain_prediction import explain, newly_trained_model, stored_model
 from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory

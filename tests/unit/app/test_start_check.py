@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.slurm_workload import slurm_jobs
-from helios.app.start_check import check_starts, compared, store_check, stored_widening
-from helios.app.start_forecast import WIDER
+from helios.app.start_forecast import WIDER, check_starts, compared, store_check, stored_widening
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
 from helios.simulate.slurm import replay_slurm

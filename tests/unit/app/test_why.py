@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.explain_job import JobUnknown, NothingKept, explain
+from helios.app.explain import JobUnknown, NothingKept, explain
 from helios.control import ServiceMode
 from helios.model import Mode
 from helios.warehouse import Warehouse
