@@ -13,7 +13,7 @@ import pytest
 
 from helios.actions import Action, FillFirst, PowerDown, PowerUp, Result
 from helios.app.modes import pause, resume
-from helios.app.node_controller import NodeDemand
+from helios.app.node_demand import NodeDemand
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
