@@ -242,7 +242,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeed:
-    """Speed of an attempt in one company.
+    """Speed of an attempt in one group.
 
     Attributes
     ----------

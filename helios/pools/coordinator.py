@@ -178,7 +178,7 @@ class _Attempt:
     beside_since: tuple[float, int] | None = None
     first_report_s: float | None = None
     speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
-    """Steps a second in each company, and how long that was measured, s."""
+    """Steps a second in each group, and how long that was measured, s."""
     process: FusedProcess | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
     """What its process, which trains others as well, told of its end."""

@@ -2,8 +2,8 @@
 
 What two trials do to each other is not known before they ran together, so the service learns it in the pool. Speeds of
 pairs are predicted by a Gaussian process from the pairs that were measured and from the trials' parameters. A linear
-program over the families' remaining work then says how long each company of trials should be on a device at best, and
-what a second of each family's work is worth. A device takes the company that is worth most, and gives it up where
+program over the families' remaining work then says how long each group of trials should share a device at best, and
+what a second of each family's work is worth. A device takes the group that is worth most, and gives it up where
 another one would be worth more than a restart costs.
 
 Relish (doi 10.1145/3533028.3533309) packs by memory and by the overhead of segments; the plan by a linear program is
@@ -47,11 +47,11 @@ MOST_MEASURED = 320
 MOST_CLASSES = 40
 """Most classes in the plan. With more families, similar ones share a class."""
 GROWTH = 1.1
-"""Least gain of a company over the same without one trial, for which another trial more is tried."""
+"""Least gain of a group over the same without one trial, for which another trial more is tried."""
 FEW_CLASSES = 6
-"""Classes up to which any may be the third of a company."""
+"""Classes up to which any may be the third of a group."""
 URGENT, FROM = 0.4, 0.25
-"""Worth added to a company with a trial that needs the whole planned time, so that it does not run alone at the end.
+"""Worth added to a group with a trial that needs the whole planned time, so that it does not run alone at the end.
 Of one that needs less it is less, and nothing below this share. Chosen on draws 200 to 203 of benchmarks/packing.py."""
 JOIN = 0.5
 """Share of the option ``worth`` that is enough to join others, since nothing is paused for it."""
@@ -65,7 +65,7 @@ MOST_SAMPLING = 0.12
 The expected time is a rough guess then. With half of this, sampling stopped in between on some draws."""
 
 LATE, IN_TIME = 0.5, 0.9
-"""Worth that a company loses with a trial that would need that much more than this share of the planned time in it."""
+"""Worth that a group loses with a trial that would need that much more than this share of the planned time in it."""
 
 SHORT = 10.0
 """Restarts in the planned time below which no room is made for a trial that would end last."""
@@ -76,7 +76,7 @@ LEAST_GAIN = 0.95
 LEAST = 1e-9
 """Share of the work, and of a second, that counts as nothing."""
 
-Company = tuple[int, ...]
+Group = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
 
 
@@ -97,7 +97,7 @@ class PackingOptions:
     restart_s : float
         What it costs to pause a trial and to start it again, s.
     worth : float
-        Least gain, as a share of a device's worth, for which a device changes its company.
+        Least gain, as a share of a device's worth, for which a device changes its group.
     """
 
     every_s: int = 30
@@ -123,7 +123,7 @@ class PackingOptions:
 class Packing:
     """Share devices between trials where that ends the sweep sooner.
 
-    The first trial of a family runs alone until its memory and its speed are known. A company that was not measured
+    The first trial of a family runs alone until its memory and its speed are known. A group that was not measured
     is tried on one device at a time. No trial is put where the memory that is expected of all, with head-room, exceeds
     the device's. A trial killed for memory starts again with half as much more, and alone after the second time.
     """
@@ -216,12 +216,12 @@ def _sharing_gain(snapshot: PoolSnapshot, family: str) -> float:
     return max(1.0, *shared) if shared else 2 * PRIOR_SPEED
 
 
-# What is known of companies.
+# Speeds of groups.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Knowledge:
-    """Speeds of companies, measured or predicted.
+class _GroupSpeeds:
+    """Speeds of groups, measured or predicted.
 
     Attributes
     ----------
@@ -229,29 +229,29 @@ class _Knowledge:
         Class of each family.
     known : bool array of shape (n_classes,)
         Whether its speed alone was measured.
-    companies : list of Company
-        Companies that are allowed.
-    place : dict of Company to int
-    rates : float64 array of shape (n_companies, n_classes)
-        Seconds of work alone that a company does in a second, of each class, with optimism where it was not measured.
-    each : dict of Company to dict of int to float
-        Speed of one trial of a class in a company.
-    measured : bool array of shape (n_companies,)
+    groups : list of Group
+        Groups that are allowed.
+    place : dict of Group to int
+    rates : float64 array of shape (n_groups, n_classes)
+        Seconds of work alone that a group does in a second, of each class, with optimism where it was not measured.
+    each : dict of Group to dict of int to float
+        Speed of one trial of a class in a group.
+    measured : bool array of shape (n_groups,)
     """
 
     class_of: dict[str, int]
     known: NDArray[np.bool_]
-    companies: list[Company]
-    place: dict[Company, int]
+    groups: list[Group]
+    place: dict[Group, int]
     rates: NDArray[np.float64]
     measured: NDArray[np.bool_]
 
-    def extensions(self, company: Company) -> list[tuple[int, int]]:
-        """Return the classes that may join a company.
+    def extensions(self, group: Group) -> list[tuple[int, int]]:
+        """Return the classes that may join a group.
 
-        Each comes with the place of the company that it makes.
+        Each comes with the place of the group that it makes.
         """
-        joined = ((one, self.place.get(tuple(sorted((*company, one))))) for one in range(len(self.known)))
+        joined = ((one, self.place.get(tuple(sorted((*group, one))))) for one in range(len(self.known)))
         return [(one, place) for one, place in joined if place is not None]
 
 
@@ -260,8 +260,8 @@ Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
 
 @lru_cache(maxsize=8)
-def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optimism: float) -> _Knowledge:
-    """Return the speeds of all companies from measured ones.
+def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optimism: float) -> _GroupSpeeds:
+    """Return the speeds of all groups from measured ones.
 
     It is the same for the same arguments, and kept since they change seldom.
     """
@@ -269,24 +269,24 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
     alone = {s.family: s.steps_per_s for s in speeds if not s.beside and s.steps_per_s > 0}
     class_of, members = _classes(families, speeds, alone)
     count = len(members)
-    known = np.array([any(family in alone for family in group) for group in members], dtype=bool)
-    sums: dict[tuple[int, Company], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    known = np.array([any(family in alone for family in families) for families in members], dtype=bool)
+    sums: dict[tuple[int, Group], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for s in speeds:
         if s.beside and s.family in alone and s.family in class_of and all(b in class_of for b in s.beside):
             entry = sums[class_of[s.family], tuple(sorted(class_of[b] for b in s.beside))]
             entry[0] += s.samples * min(1.2, s.steps_per_s / alone[s.family])
             entry[1] += s.samples
     seen = {key: total / samples for key, (total, samples) in sums.items()}
-    hopeful = np.ones((count, count))
+    optimistic = np.ones((count, count))
     if together > 2 or sum(len(others) == 1 for _, others in seen) < count**2:  # else nothing is left to predict
         mean, deviation = _predict_pairs(_similarity(traits, members), seen)
-        hopeful = np.minimum(1.0, mean * np.exp(optimism * deviation))
-    companies: list[Company] = [()] if together < 1 else [(one,) for one in range(count)]
+        optimistic = np.minimum(1.0, mean * np.exp(optimism * deviation))
+    groups: list[Group] = [()] if together < 1 else [(one,) for one in range(count)]
     rows = [np.eye(count)]
     measured = [np.ones(count, dtype=bool)]
     if together >= 2:
         first, second = np.triu_indices(count)
-        speed = hopeful.copy()
+        speed = optimistic.copy()
         exact = np.zeros((count, count), dtype=bool)
         for (own, others), rate in seen.items():
             if len(others) == 1:
@@ -298,60 +298,60 @@ def _learn(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optim
         pairs = np.zeros((len(first), count))
         np.add.at(pairs, (np.arange(len(first)), first), speed[first, second])
         np.add.at(pairs, (np.arange(len(first)), second), speed[second, first])
-        companies += list(zip(first.tolist(), second.tolist(), strict=True))
+        groups += list(zip(first.tolist(), second.tolist(), strict=True))
         rows.append(pairs)
         measured.append(both)
     if together > 2:
-        larger = _larger_companies(seen, hopeful, together)
-        companies += [company for company, _, _ in larger]
+        larger = _larger_groups(seen, optimistic, together)
+        groups += [group for group, _, _ in larger]
         rows.append(np.array([row for _, row, _ in larger]).reshape(len(larger), count))
         measured.append(np.array([known_one for _, _, known_one in larger], dtype=bool))
     rates = np.concatenate(rows)
-    return _Knowledge(
+    return _GroupSpeeds(
         class_of=class_of,
         known=known,
-        companies=companies,
-        place={company: place for place, company in enumerate(companies)},
+        groups=groups,
+        place={group: place for place, group in enumerate(groups)},
         rates=rates,
         measured=np.concatenate(measured),
     )
 
 
-def _larger_companies(
-    seen: Mapping[tuple[int, Company], float], hopeful: NDArray[np.float64], together: int
-) -> list[tuple[Company, NDArray[np.float64], bool]]:
-    """Return companies of three and more with their speeds.
+def _larger_groups(
+    seen: Mapping[tuple[int, Group], float], optimistic: NDArray[np.float64], together: int
+) -> list[tuple[Group, NDArray[np.float64], bool]]:
+    """Return groups of three and more with their speeds.
 
-    With each come what it does of each class and whether that was measured.
+    With each come its rate of each class, and whether that was measured.
 
-    They are those measured, and those with one trial more than a company that was worth its last trial. The one more
-    is of a class in the company where there are many classes, since there would be too many companies otherwise.
+    They are those measured, and those with one trial more than a group that was worth its last trial. The one more
+    is of a class in the group where there are many classes, since there would be too many groups otherwise.
     """
-    count = len(hopeful)
-    rates: dict[Company, dict[int, float]] = defaultdict(dict)
+    count = len(optimistic)
+    rates: dict[Group, dict[int, float]] = defaultdict(dict)
     for (own, others), rate in seen.items():
         rates[tuple(sorted((own, *others)))][own] = rate
-    whole = {company: each for company, each in rates.items() if set(each) == set(company)}
-    sums = {company: sum(each[one] for one in company) for company, each in whole.items()}
+    whole = {group: each for group, each in rates.items() if set(each) == set(group)}
+    sums = {group: sum(each[one] for one in group) for group, each in whole.items()}
     sums |= {(one,): 1.0 for one in range(count)}
-    answer = {company: (each, True) for company, each in whole.items() if 2 < len(company) <= together}
-    for company, each in whole.items():
-        before = [sums.get(company[:at] + company[at + 1 :], 0.0) for at in range(len(company))]
-        if len(company) >= together or sums[company] < GROWTH * max(before):
+    answer = {group: (each, True) for group, each in whole.items() if 2 < len(group) <= together}
+    for group, each in whole.items():
+        before = [sums.get(group[:at] + group[at + 1 :], 0.0) for at in range(len(group))]
+        if len(group) >= together or sums[group] < GROWTH * max(before):
             continue
-        for one in range(count) if count <= FEW_CLASSES else sorted(set(company)):
-            grown = tuple(sorted((*company, one)))
-            if grown not in answer and min(hopeful[one, list(company)]) > 0:
-                guess = {member: each[member] * hopeful[member, one] for member in each}
-                guess[one] = min(float(np.prod(hopeful[one, list(company)])), guess.get(one, 1.0))
+        for one in range(count) if count <= FEW_CLASSES else sorted(set(group)):
+            grown = tuple(sorted((*group, one)))
+            if grown not in answer and min(optimistic[one, list(group)]) > 0:
+                guess = {member: each[member] * optimistic[member, one] for member in each}
+                guess[one] = min(float(np.prod(optimistic[one, list(group)])), guess.get(one, 1.0))
                 answer[grown] = (guess, False)
     found = []
-    for company, (each, known) in sorted(answer.items()):
+    for group, (each, known) in sorted(answer.items()):
         row = np.zeros(count)
-        for one in company:
+        for one in group:
             row[one] += each[one]
         if min(each.values()) > 0:
-            found.append((company, row, known))
+            found.append((group, row, known))
     return found
 
 
@@ -389,7 +389,7 @@ def _cell(shares: Sequence[float] | None) -> int:
 def _similarity(traits: Traits, members: Sequence[Sequence[str]]) -> NDArray[np.float64]:
     """Return the similarity of classes, of shape (n, n)."""
     by_family = dict(traits)
-    rows = [dict(by_family[group[0]]) if len(group) == 1 else {} for group in members]
+    rows = [dict(by_family[of_class[0]]) if len(of_class) == 1 else {} for of_class in members]
     names = sorted({name for row in rows for name in row})
     count = len(rows)
     alike = np.zeros((count, count))
@@ -404,15 +404,15 @@ def _similarity(traits: Traits, members: Sequence[Sequence[str]]) -> NDArray[np.
             alike += np.nan_to_num(np.exp(-np.abs(logs[:, None] - logs[None, :]) / 2))
         else:
             codes = np.unique([repr(v) for v in values], return_inverse=True)[1]
-            told = np.array([v is not None for v in values])
-            alike += (codes[:, None] == codes[None, :]) & told[:, None] & told[None, :]
+            known = np.array([v is not None for v in values])
+            alike += (codes[:, None] == codes[None, :]) & known[:, None] & known[None, :]
     alike = alike / max(1, total)
     np.fill_diagonal(alike, 1.0)
     return alike
 
 
 def _predict_pairs(
-    alike: NDArray[np.float64], seen: Mapping[tuple[int, Company], float]
+    alike: NDArray[np.float64], seen: Mapping[tuple[int, Group], float]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Predict the speed of each class beside each other one.
 
@@ -461,17 +461,17 @@ def _predict_pairs(
 
 
 _LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
-"""Columns of the last solution for the same companies and classes with work."""
+"""Columns of the last solution for the same groups and classes with work."""
 
 
 def least_device_time(
     rates: NDArray[np.float64], work: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Solve for the least device time in which companies do all work.
+    """Solve for the least device time in which groups do all work.
 
     Parameters
     ----------
-    rates : float64 array of shape (n_companies, n_classes)
+    rates : float64 array of shape (n_groups, n_classes)
     work : float64 array of shape (n_classes,)
         Remaining seconds alone.
 
@@ -479,19 +479,19 @@ def least_device_time(
     -------
     price : float64 array of shape (n_classes,)
         Device seconds that one more second of a class's work costs.
-    time : float64 array of shape (n_companies,)
-        How long each company is on devices at best, s.
+    time : float64 array of shape (n_groups,)
+        How long each group is on devices at best, s.
     """
     todo = work > 0
     price, time = np.ones(len(work)), np.zeros(len(rates))
     if not todo.any():
         return price, time
     useful = np.flatnonzero((rates[:, todo] > 0).any(axis=1) & (rates[:, ~todo] <= 0).all(axis=1))
-    does, share = rates[np.ix_(useful, todo)].T, work[todo] / work.sum()
+    used_rates, share = rates[np.ix_(useful, todo)].T, work[todo] / work.sum()
     key = (len(rates), todo.tobytes(), useful.tobytes())
-    found = _solve_again(does, share, _LAST_BASIS.get(key))
+    found = _solve_again(used_rates, share, _LAST_BASIS.get(key))
     if found is None:
-        answer = linprog(np.ones(len(useful)), A_ub=-does, b_ub=-share, method="highs")
+        answer = linprog(np.ones(len(useful)), A_ub=-used_rates, b_ub=-share, method="highs")
         if answer.status != 0:
             return price, time
         found = -answer.ineqlin.marginals, answer.x
@@ -504,18 +504,18 @@ def least_device_time(
 
 
 def _solve_again(
-    does: NDArray[np.float64], share: NDArray[np.float64], basis: NDArray[np.intp] | None
+    rates: NDArray[np.float64], share: NDArray[np.float64], basis: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Solve again with a known basis, if it is still best.
 
-    Work and speeds change little between two decisions, and so the same companies are best in most of them. Only
+    Work and speeds change little between two decisions, and so the same groups are best in most of them. Only
     a solution that is unique is taken, so that an answer never depends on what was solved before.
     """
-    count, companies = does.shape
+    count, groups = rates.shape
     if basis is None or len(basis) != count:
         return None
-    columns = np.hstack([does, -np.eye(count)])
-    cost = np.concatenate([np.ones(companies), np.zeros(count)])
+    columns = np.hstack([rates, -np.eye(count)])
+    cost = np.concatenate([np.ones(groups), np.zeros(count)])
     try:
         inverse = np.linalg.inv(columns[:, basis])
     except np.linalg.LinAlgError:
@@ -525,9 +525,9 @@ def _solve_again(
     dearer[basis] = 1.0
     if amount.min() <= LEAST or dearer.min() <= LEAST:
         return None
-    time = np.zeros(companies + count)
+    time = np.zeros(groups + count)
     time[basis] = amount
-    return price, time[:companies]
+    return price, time[:groups]
 
 
 # A decision.
@@ -568,7 +568,7 @@ class _Pool:
         self.total_s = float(self.time.sum()) / max(1, len(self.devices))
         self.tried: Counter[int] = Counter()
         for trials in self.on.values():
-            place = self.known.place.get(self.company(trials)) if len(trials) > 1 else None
+            place = self.known.place.get(self.group(trials)) if len(trials) > 1 else None
             if place is not None:
                 self.tried[place] += 1
                 self.time[place] -= min(self.lasts_s(trials, place), self.time[place])
@@ -579,7 +579,7 @@ class _Pool:
         self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * (self.total_s if self.typical_s else 0.0)
 
     def fitting(self) -> NDArray[np.bool_]:
-        """Return which companies fit into the memory of the largest device.
+        """Return which groups fit into the memory of the largest device.
 
         A plan with others could not be kept, and its prices would be wrong.
         """
@@ -588,13 +588,13 @@ class _Pool:
             one = self.class_of(trial)
             least[one] = min(least[one], self.need_mib(trial) or 0.0)
         room = max((device.memory_mib for device in self.devices), default=0.0)
-        return np.array([len(c) == 1 or sum(least[one] for one in c) <= room for c in self.known.companies], dtype=bool)
+        return np.array([len(c) == 1 or sum(least[one] for one in c) <= room for c in self.known.groups], dtype=bool)
 
     def class_of(self, trial: Trial) -> int:
         """Return the class of a trial's family."""
         return self.known.class_of[trial.family]
 
-    def company(self, trials: Iterable[Trial]) -> Company:
+    def group(self, trials: Iterable[Trial]) -> Group:
         """Return the classes of trials."""
         return tuple(sorted(map(self.class_of, trials)))
 
@@ -627,7 +627,7 @@ class _Pool:
         return min(1.0, max(0.0, (self.left_s(trial) / self.total_s - FROM) / (1 - FROM)))
 
     def lateness(self, trials: Sequence[Trial], place: int) -> float:
-        """Return the worth that a company loses, 0 to 1.
+        """Return the worth that a group loses, 0 to 1.
 
         It is 0 unless a trial in it would end last.
         """
@@ -694,7 +694,7 @@ class _Pool:
         if not self.actions:
             for device in self.devices:
                 if len(self.on[device.name]) > 1 and self.settled(device):
-                    self.split_company(device)
+                    self.split_group(device)
         return self.actions
 
     def waiting_left(self) -> int:
@@ -702,14 +702,14 @@ class _Pool:
         return sum(map(len, self.queue.values()))
 
     def settled(self, device: Device) -> bool:
-        """Return whether a device's company and memory are known.
+        """Return whether a device's group and memory are known.
 
-        The company may have been measured elsewhere.
+        The group may have been measured elsewhere.
         """
         trials = self.on[device.name]
         if all(trial.steps_per_s is not None for trial in trials):
             return True
-        place = self.known.place.get(self.company(trials))
+        place = self.known.place.get(self.group(trials))
         if place is None or not self.known.measured[place] or any(map(self.must_be_alone, trials)):
             return False
         return all(trial.peak_memory_mib is not None for trial in trials)
@@ -731,11 +731,11 @@ class _Pool:
         self.unknown.discard(self.class_of(trial))
 
     def may_try(self, place: int) -> bool:
-        """Return whether a company was measured, or is tried nowhere else."""
+        """Return whether a group was measured, or is tried nowhere else."""
         return bool(self.known.measured[place]) or self.tried[place] == 0
 
     def fill(self, device: Device, *, others: int) -> None:
-        """Start the company that is worth most on a device without trials."""
+        """Start the group that is worth most on a device without trials."""
         for trial in [] if self.sampling else self.late_trials()[:1]:  # others may join it
             self.start(trial, device, "it would end last", whole=self.must_be_alone(trial))
             return
@@ -772,7 +772,7 @@ class _Pool:
         if best is None:
             return
         chosen = best[1]
-        place = self.known.place[self.company(chosen)]
+        place = self.known.place[self.group(chosen)]
         if len(chosen) > 1:
             self.tried[place] += 1
             self.time[place] -= min(self.time[place], self.lasts_s(chosen, place))
@@ -833,13 +833,13 @@ class _Pool:
         if len(trials) >= min(self.options.together, device.slots) or any(map(self.reserved_alone, trials)):
             return
         room = device.memory_mib - sum(map(self.reserved_mib, trials))
-        company = self.company(trials)
-        place = self.known.place.get(company)
+        group = self.group(trials)
+        place = self.known.place.get(group)
         if place is None:
             return
         best: tuple[tuple[float, float, int], Trial, int] | None = None
         now = float(self.worth[place]) - self.lateness(trials, place)
-        for one, joined in self.known.extensions(company):
+        for one, joined in self.known.extensions(group):
             if not self.queue.get(one) or not self.may_try(joined):
                 continue
             trial = self.pick(one, room, alone=False)
@@ -935,10 +935,10 @@ class _Pool:
         """Return whether a running trial must keep its device for itself."""
         return trial.out_of_memory_mib is not None and trial.attempts > 2 and trial.memory_limit_mib is None
 
-    def split_company(self, device: Device) -> None:
-        """Pause a trial if another company is worth more."""
+    def split_group(self, device: Device) -> None:
+        """Pause a trial if another group is worth more."""
         trials = self.on[device.name]
-        place = self.known.place.get(self.company(trials))
+        place = self.known.place.get(self.group(trials))
         if place is None:
             return
         now = float(self.worth[place]) - self.lateness(trials, place)
@@ -947,14 +947,14 @@ class _Pool:
             if self.is_urgent(leaving):
                 continue
             rest = [trial for trial in trials if trial is not leaving]
-            company = self.company(rest)
-            alone = self.known.place.get(company)
+            group = self.group(rest)
+            alone = self.known.place.get(group)
             if alone is None:
                 continue
             room = device.memory_mib - sum(map(self.reserved_mib, rest))
             lasts_s = min(self.total_s, max(map(self.left_s, rest))) if self.typical_s else math.inf
             options = [(alone, rest)]
-            for one, joined in self.known.extensions(company):
+            for one, joined in self.known.extensions(group):
                 if joined != place and self.may_try(joined) and (joining := self.pick(one, room, alone=False)):
                     options.append((joined, [*rest, joining]))
             for other, then in options:
@@ -966,7 +966,7 @@ class _Pool:
                     best = (gain_s, leaving.number, leaving)
         if best is not None:
             share = self.known.rates[place].sum()
-            reason = f"{_names(trials)} together do {share:.2f} of one alone; another company does more"
+            reason = f"{_names(trials)} together do {share:.2f} of one alone; another group does more"
             self.actions.append(PauseTrial(number=best[2].number, reason=reason))
 
     def spread(self) -> None:
@@ -976,7 +976,7 @@ class _Pool:
         ends: list[tuple[float, int, Trial]] = []
         for device in self.devices:
             trials = self.on[device.name]
-            place = self.known.place.get(self.company(trials)) if len(trials) > 1 and self.settled(device) else None
+            place = self.known.place.get(self.group(trials)) if len(trials) > 1 and self.settled(device) else None
             if place is None or not self.typical_s:
                 continue
             counts, rates = Counter(map(self.class_of, trials)), self.known.rates[place]
@@ -997,8 +997,8 @@ class _Pool:
         if len(trials) == 1:
             return "alone on its device"
         share = self.known.rates[place].sum()
-        told = "measured" if self.known.measured[place] else "expected, to be measured"
-        return f"{_names(trials)} together do {share:.2f} of one alone ({told})"
+        source = "measured" if self.known.measured[place] else "expected, to be measured"
+        return f"{_names(trials)} together do {share:.2f} of one alone ({source})"
 
 
 def _last_end(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
@@ -1017,25 +1017,25 @@ def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_
 
     It is taken from forecasts, else from the progress of those that run.
     """
-    told: dict[str, list[float]] = defaultdict(list)
+    forecast: dict[str, list[float]] = defaultdict(list)
     seen: dict[str, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.forecast.seconds_p50:
-            told[trial.family].append(trial.forecast.seconds_p50)
+            forecast[trial.family].append(trial.forecast.seconds_p50)
         elif trial.started_s is not None and trial.attempts == 1 and 0.02 < (trial.progress or 0.0) <= 1:
             speed = alone.get(trial.family) or 0.0
             share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
             seen[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
-    return {family: sum(lengths) / len(lengths) for family, lengths in (seen | told).items()}
+    return {family: sum(lengths) / len(lengths) for family, lengths in (seen | forecast).items()}
 
 
 def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
     """Return expected speeds of families never run alone."""
     known = {speed.family for speed in measured if not speed.beside}
-    told = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
+    forecast = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
     return tuple(
         SharedSpeed(family=family, beside=(), steps_per_s=float(f"{steps:.2g}"), samples=1)
-        for family, steps in sorted(told.items())
+        for family, steps in sorted(forecast.items())
     )
 
 

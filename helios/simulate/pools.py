@@ -2,7 +2,7 @@
 
 The speeds are measured ones of trials alone and in pairs. Of three and more on a device nothing is published, so a
 device runs their pairs in turn there, each for the same time: more than two gain nothing over the pairs that were
-measured, and nothing is made up. A rule sees what a pool would report: speeds after ``measure_s`` in the same company,
+measured, and nothing is made up. A rule sees what a pool would report: speeds after ``measure_s`` in the same group,
 peak memory after a trial's start, progress, and who was killed for memory.
 """
 
@@ -107,7 +107,7 @@ class PoolCosts:
     pause_s : float
         From a request to pause until the checkpoint is written and the device is free, s, without progress.
     measure_s : float
-        A speed is known after this long in the same company, s.
+        A speed is known after this long in the same group, s.
     noise : float
         Standard deviation of a measured speed, as a share of it.
     """
@@ -208,8 +208,8 @@ class _Attempt:
     limit: float | None
     started_s: float
     ready_s: float
-    company_s: float = math.inf
-    """Since when its company is the same, s; infinite during its start."""
+    group_s: float = math.inf
+    """Since when its group is the same, s; infinite during its start."""
     leaves_s: float = math.inf
     """When its pause is done, s."""
     rate: float = 0.0
@@ -416,7 +416,7 @@ class SimulatedPool:
                 if attempt.leaves_s == math.inf:
                     attempt.leaves_s = self.now_s + self.costs.pause_s
                     self._pauses += 1
-                    self._new_company(attempt.device)
+                    self._new_group(attempt.device)
             elif isinstance(action, StopTrial):
                 raise RuntimeError("A simulated trial runs to its end.")
 
@@ -455,7 +455,7 @@ class SimulatedPool:
             if attempt.rate > 0 and attempt.leaves_s == math.inf:
                 due = min(due, self.now_s + self._left[attempt.number] / attempt.rate)
             if not attempt.measured and self.trials[attempt.number].reports:
-                due = min(due, attempt.company_s + self.costs.measure_s)
+                due = min(due, attempt.group_s + self.costs.measure_s)
             next_s = min(next_s, due)
         if next_s == math.inf:
             return False
@@ -492,12 +492,12 @@ class SimulatedPool:
                     self._peak[number] = self.trials[number].memory_mib
                     known = self._family_peak.get(self.trials[number].family, 0.0)
                     self._family_peak[self.trials[number].family] = max(known, self.trials[number].memory_mib)
-                    self._new_company(place)
+                    self._new_group(place)
                 else:
                     self._kill(attempt)
         for attempt in self._running.values():
             reports = self.trials[attempt.number].reports
-            if reports and not attempt.measured and now >= attempt.company_s + self.costs.measure_s - 1e-9:
+            if reports and not attempt.measured and now >= attempt.group_s + self.costs.measure_s - 1e-9:
                 self._measure(attempt)
 
     def _present(self, place: int) -> list[_Attempt]:
@@ -529,15 +529,15 @@ class SimulatedPool:
         self._killed_at[number] = max(limit, self._killed_at[number] or 0.0)
         self._state[number] = TrialState.WAITING
         if others and (attempt.limit is None or self.trials[number].memory_mib <= attempt.limit):
-            self._note(self._names[self.trials[number].family], self._company(attempt, others), 0.0)
+            self._note(self._names[self.trials[number].family], self._group(attempt, others), 0.0)
         self._leave(attempt)
 
     def _leave(self, attempt: _Attempt) -> None:
         del self._running[attempt.number]
         self._on[attempt.device].remove(attempt)
-        self._new_company(attempt.device)
+        self._new_group(attempt.device)
 
-    def _new_company(self, place: int) -> None:
+    def _new_group(self, place: int) -> None:
         """Update the speeds of a device's trials."""
         for attempt in self._on[place]:
             if not attempt.computes or attempt.leaves_s < math.inf:
@@ -551,9 +551,9 @@ class SimulatedPool:
             else:
                 beside = sum(speeds[families[own], other] for at, other in enumerate(families) if at != own)
                 attempt.rate = float(beside) / (count * (count - 1) / 2)
-            attempt.company_s, attempt.measured = self.now_s, False
+            attempt.group_s, attempt.measured = self.now_s, False
 
-    def _company(self, attempt: _Attempt, others: Iterable[_Attempt]) -> tuple[str, ...]:
+    def _group(self, attempt: _Attempt, others: Iterable[_Attempt]) -> tuple[str, ...]:
         return tuple(sorted(self._names[self.trials[o.number].family] for o in others if o is not attempt))
 
     def _measure(self, attempt: _Attempt) -> None:
@@ -566,7 +566,7 @@ class SimulatedPool:
         family = self.trials[attempt.number].family
         noise = 1 + self.costs.noise * float(self._random.standard_normal())
         steps = attempt.rate * float(self.profiles.alone[family]) * max(0.5, noise)
-        self._note(self._names[family], self._company(attempt, present), steps)
+        self._note(self._names[family], self._group(attempt, present), steps)
         self._learn_length(attempt.number)
 
     def _note(self, family: str, beside: tuple[str, ...], steps_per_s: float) -> None:

@@ -201,15 +201,15 @@ def test_the_plan_is_the_least_device_time(seed: int) -> None:
     """Against every basis of the linear program."""
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 4))
-    companies = [(one,) for one in range(count)] + list(combinations_with_replacement(range(count), 2))
-    rates = np.zeros((len(companies), count))
-    for place, company in enumerate(companies):
-        for one in company:
-            rates[place, one] += 1.0 if len(company) == 1 else random.uniform(0.2, 1.0)
+    groups = [(one,) for one in range(count)] + list(combinations_with_replacement(range(count), 2))
+    rates = np.zeros((len(groups), count))
+    for place, group in enumerate(groups):
+        for one in group:
+            rates[place, one] += 1.0 if len(group) == 1 else random.uniform(0.2, 1.0)
     work = random.uniform(1.0, 100.0, count)
     price, time = least_device_time(rates, work)
     best = np.inf
-    for chosen in combinations_with_replacement(range(len(companies)), count):
+    for chosen in combinations_with_replacement(range(len(groups)), count):
         basis = rates[list(chosen)].T
         if len(set(chosen)) == count and abs(np.linalg.det(basis)) > 1e-9:
             share = np.linalg.solve(basis, work)
@@ -224,11 +224,11 @@ def test_the_plan_is_the_least_device_time(seed: int) -> None:
 def test_the_last_basis_changes_no_plan(seed: int) -> None:
     """Against a solver that remembers nothing, while work and speeds change."""
     random = np.random.default_rng(seed)
-    companies = [(one,) for one in range(4)] + list(combinations_with_replacement(range(4), 2))
-    rates = np.zeros((len(companies), 4))
-    for place, company in enumerate(companies):
-        for one in company:
-            rates[place, one] += 1.0 if len(company) == 1 else random.uniform(0.4, 0.9)
+    groups = [(one,) for one in range(4)] + list(combinations_with_replacement(range(4), 2))
+    rates = np.zeros((len(groups), 4))
+    for place, group in enumerate(groups):
+        for one in group:
+            rates[place, one] += 1.0 if len(group) == 1 else random.uniform(0.4, 0.9)
     work = random.uniform(1.0, 100.0, 4)
     packing._LAST_BASIS.clear()
     least_device_time(rates, work)
@@ -251,7 +251,7 @@ def test_a_basis_that_is_no_longer_best_is_not_taken() -> None:
     assert again is not None and again[1] == pytest.approx([0.2, 0.0, 0.4 / 0.9])
 
 
-def test_the_plan_does_not_count_on_a_company_that_does_not_fit() -> None:
+def test_the_plan_does_not_count_on_a_group_that_does_not_fit() -> None:
     # Were a and b to fit together, c would gain most beside itself. They do not, and c is to run beside one of them.
     measured = speeds(a=10, b=10, c=10, a_b=9.5, b_a=9.5, a_c=6.25, c_a=6.25, b_c=6.25, c_b=6.25, c_c=6.5)
     memory = {"a": 10_000.0, "b": 10_000.0, "c": 4_000.0}
