@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import Table, cached_jit, inline_jit
+from helios.jit import Table, cached_jit, inline_jit, plain
 from helios.ports import RUN_TIME
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.predict.timeline import learn_known, note_ended, pass_submitted, predict_submitted
@@ -102,7 +102,7 @@ def _carry_predicting(  # noqa: PLR0917 - numba kernels are called by position
         events.submitted_s[first + scored : first + end] = now
         is_put_off = not rules.reads[3] and end - scored == 1 and first_up_to(engine, jobs[scored].partition, -1) < 0
         if is_put_off:
-            run(engine, end, now + 1, NEVER)
+            run(engine, end, now + 1, plain(NEVER))
         for place in range(scored, end):
             job[0] = first + place
             if is_put_off and jobs[place].started_s != NEVER:

@@ -295,7 +295,7 @@ def replay(
         busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
         believed_s=scores.believed_s,
         estimate_s=None if estimate_s is None and predictor is None else scores.plans.copy(),
-        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
+        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.clock["versatile"][0] else None,
         bound_s=int(state.guard["bound_s"][-1]) if len(state.guard) else None,
     )
 

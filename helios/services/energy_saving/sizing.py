@@ -169,7 +169,7 @@ def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.flo
 
     At the beginning it is over as many values as there are.
     """
-    highest: NDArray[np.float64] = pd.Series(values).rolling(n_steps, min_periods=1).max().to_numpy()
+    highest: NDArray[np.float64] = pd.Series(values).rolling(n_steps, min_periods=1).max().to_numpy(copy=True)
     return highest
 
 

@@ -383,6 +383,9 @@ def _walk(
     first, after = steps
     floor = _floor(known.steps(max(0, first - DAY), after), setting.floor)[first - after :]
     busy, total = known.busy[first:after], known.total[first:after]
+    # Numba compiles anew for whole numbers among these.
+    row, down, up, band, hold_steps, margin = setting
+    setting = SizingParameters(row, float(down), float(up), float(band), hold_steps, float(margin))
     return walk_levels(busy, total, floor, setting, *state, first, levels[first:after])
 
 

@@ -27,7 +27,7 @@ def next_moment(state: EngineState) -> int:
         moment = state.jobs[state.ends[0]].ends_s
     if clock.arrived < len(state.jobs):
         moment = min(moment, state.jobs[clock.arrived].submitted_s)
-    return moment if len(state.versatile) == 0 else min(moment, next_change(state))
+    return min(moment, next_change(state)) if clock.versatile else moment
 
 
 @kernel
@@ -45,7 +45,7 @@ def end_due(state: EngineState, now: int) -> int:
     """
     n_ended: int = state.clock[0].ended
     state.clock[0].now_s = now
-    if len(state.versatile) > 0:
+    if state.clock[0].versatile:
         _arrive(state, now)
     while state.clock[0].running > 0 and state.jobs[state.ends[0]].ends_s == now:
         touch(state, state.jobs[state.ends[0]].partition)
@@ -101,7 +101,7 @@ def schedule_touched(state: EngineState, now: int) -> None:
             promote_overdue(state, partition, now)
         schedule(state, partition, now)
     clock.touched = 0
-    if len(state.versatile) > 0:
+    if state.clock[0].versatile:
         time_out(state, now)
 
 

@@ -169,7 +169,7 @@ def room(state: EngineState, partition: int) -> int:
     is c G + m: a job of k G + r GPUs (r < G) needs k free nodes and r on another. Nodes that are falling asleep do not
     count, sleeping ones do.
     """
-    if len(state.versatile) == 0:
+    if not state.clock[0].versatile:
         return room_awake(state, partition)
     home = state.partitions[partition]
     free, full = 0, home.gpus_per_node
@@ -200,7 +200,7 @@ def _best_part(state: EngineState, partition: int, power: int) -> int:
 def shift(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Change the free GPUs of ``node`` by ``gpus``."""
     home = state.partitions[partition]
-    if len(state.versatile) > 0:
+    if state.clock[0].versatile:
         _shift_and_count(state, partition, node, gpus)
         return
     place = node - home.first_node  # its rank, where all are alike
@@ -242,7 +242,7 @@ def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
 
     Nothing is counted, and the caller has to undo it.
     """
-    if len(state.versatile) == 0:
+    if not state.clock[0].versatile:
         shift(state, partition, node, gpus)
         return
     record = state.nodes[node]

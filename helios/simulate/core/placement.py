@@ -62,10 +62,10 @@ def _assign_gpus(state: EngineState, job: int, node: int, gpus: int, now: int) -
     state.shares[share].node, state.shares[share].gpus = node, gpus
     state.shares[share].next = state.jobs[job].first_share
     state.jobs[job].first_share = share
-    if len(state.versatile) > 0 and state.nodes[node].power == ASLEEP:
+    if state.clock[0].versatile and state.nodes[node].power == ASLEEP:
         wake(state, state.jobs[job].partition, node)
     shift(state, state.jobs[job].partition, node, -gpus)
-    if len(state.versatile) > 0 and state.nodes[node].power == WAKING:
+    if state.clock[0].versatile and state.nodes[node].power == WAKING:
         return int(state.nodes[node].until_s)
     return now
 
@@ -78,7 +78,7 @@ def choice(state: EngineState, job: int, number: int, least: int) -> int:
     """
     partition = state.jobs[job].partition
     home = state.partitions[partition]
-    if len(state.versatile) == 0:
+    if not state.clock[0].versatile:
         while state.level_nodes[home.first_level + least] == 0:
             least += 1
         return first_node(state, partition, least)

@@ -27,7 +27,7 @@ def start(state: EngineState, job: int, now: int) -> None:
     clock, record = state.clock[0], state.jobs[job]
     up_s = place(state, job, now)
     state.partitions[record.partition].planned_for = NOBODY
-    if len(state.versatile) > 0 and up_s > now:
+    if state.clock[0].versatile and up_s > now:
         record.late_s = up_s - now
         count_delay(state)
     if record.started_s == NEVER:
@@ -82,7 +82,7 @@ def plan_holds(state: EngineState, partition: int, head: int, now: int) -> bool:
     be reserved again. Where nodes sleep they change it too, and it is always made anew.
     """
     home = state.partitions[partition]
-    if len(state.versatile) > 0 or home.planned_for != head or home.running == 0:
+    if state.clock[0].versatile or home.planned_for != head or home.running == 0:
         return False
     return bool(state.jobs[state.expected[home.first_running]].expected_s > now)
 
@@ -160,7 +160,7 @@ def reservation(state: EngineState, partition: int, gpus: int) -> tuple[int, int
     counts as an end.
     """
     home = state.partitions[partition]
-    if len(state.versatile) > 0 and state.clock[0].falling > 0:
+    if state.clock[0].versatile and state.clock[0].falling > 0:
         return _reservation_with_falling(state, partition, gpus)
     free, shadow = home.free_gpus, NEVER
     for slot in range(home.first_running, home.first_running + home.running):

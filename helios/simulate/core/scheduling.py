@@ -135,7 +135,7 @@ def _falls_s(state: EngineState, place: int) -> int:
 
     NEVER: there are not so many.
     """
-    if len(state.versatile) == 0 or place >= state.clock[0].falling:
+    if not state.clock[0].versatile or place >= state.clock[0].falling:
         return NEVER
     return int(state.nodes[falling_node(state, place)].until_s)
 
@@ -329,7 +329,7 @@ def _first_beside(state: EngineState, partition: int, window_s: int) -> int:
 @kernel
 def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
     """Return the same as ``_window_s``, with the reserved nodes in use too."""
-    if len(state.versatile) == 0 or gpus <= with_reserved(state, partition, room_awake(state, partition), AWAKE):
+    if not state.clock[0].versatile or gpus <= with_reserved(state, partition, room_awake(state, partition), AWAKE):
         return window_s
     return int(window_s - state.clock[0].boot_s)
 
@@ -340,7 +340,7 @@ def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> i
 
     It is less by the boot time where awake nodes cannot hold the job.
     """
-    if len(state.versatile) == 0 or gpus <= room_awake(state, partition):
+    if not state.clock[0].versatile or gpus <= room_awake(state, partition):
         return window_s
     return int(window_s - state.clock[0].boot_s)
 

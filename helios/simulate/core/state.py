@@ -113,6 +113,7 @@ HOLDING = np.dtype(integers("at_s", "partition", "nodes"), align=True)
 CLOCK = np.dtype(
     [
         *integers("now_s", "backfill", "preemptive", "arrived", "running", "ended", "backfilled", "touched"),
+        ("versatile", np.int64),  # whether nodes sleep, differ in weight or are counted, which takes a little longer
         ("next_s", np.int64),  # the moment before which the core stopped
         ("bounds", np.int64),  # on waiting that have come into force
         *integers("free_share", "placement", "seed", "rows", "boot_s", "shutdown_s"),
@@ -134,15 +135,13 @@ CLOCK = np.dtype(
 class EngineState(Table):
     """Tables of a replay.
 
-    The record types of this module describe their fields. ``versatile`` is empty where no node sleeps, differs from
-    another or is counted: by its type the core is compiled for such replays without all that, which would cost a tenth
-    of their speed. ``holding`` is a log. ``bits`` and ``level_nodes`` hold, for each partition, each of AWAKE, WAKING,
-    ... and each number of free GPUs (level), the set of such nodes, as bits by rank, and their count. ``ends`` is a
-    heap of running jobs by true end. ``expected`` holds, from each partition's ``first_running`` on, its running jobs
-    by expected end; for NODES those past their estimates are left out of this and are stored before the next
-    partition's, last started last. ``ended`` lists the jobs that have ended, in order. ``path`` is scratch space.
-    ``guard`` is the wait bound, empty: none. With one, ``by_submission`` lists the jobs of each partition, first
-    submitted first.
+    The record types of this module describe their fields. ``holding`` is a log. ``bits`` and ``level_nodes`` hold, for
+    each partition, each of AWAKE, WAKING, ... and each number of free GPUs (level), the set of such nodes, as bits by
+    rank, and their count. ``ends`` is a heap of running jobs by true end. ``expected`` holds, from each partition's
+    ``first_running`` on, its running jobs by expected end; for NODES those past their estimates are left out of this
+    and are stored before the next partition's, last started last. ``ended`` lists the jobs that have ended, in order.
+    ``path`` is scratch space. ``guard`` is the wait bound, empty: none. With one, ``by_submission`` lists the jobs of
+    each partition, first submitted first.
     """
 
     clock: NDArray[np.void]
@@ -161,7 +160,6 @@ class EngineState(Table):
     holding: NDArray[np.void]
     guard: NDArray[np.void]
     by_submission: NDArray[np.int64]
-    versatile: tuple[int, ...]
 
 
 def new_state(
@@ -193,6 +191,7 @@ def new_state(
     pending["priority"] = np.random.default_rng(0).integers(2**32, size=n_jobs, dtype=np.int64)
     clock = np.zeros(1, dtype=CLOCK)
     clock["backfill"], clock["preemptive"], clock["placement"], clock["seed"] = backfill, preemptive, placement, seed
+    clock["versatile"] = versatile
     clock["suspend_s"], clock["idle_first"], clock["idle_last"], clock["idle_gpus"] = NEVER, NOBODY, NOBODY, NEVER
     shares = np.zeros(total, dtype=SHARE)
     shares["next"] = np.arange(1, total + 1)
@@ -220,7 +219,6 @@ def new_state(
         holding=np.empty(n_rows, dtype=HOLDING),
         guard=np.empty(0, dtype=GUARD) if guard is None else guard,
         by_submission=by_submission,
-        versatile=(1,) if versatile else (),
     )
 
 

@@ -164,27 +164,26 @@ def advance_replay(
     where : int
         BEFORE, QUIET or CHOICE.
     alarm, again : int
-        What to go on with in ``stops``. The alarm is that of the last arrival: one that was set later is dropped.
+        What to go on with in ``stops``.
     """
     state.clock[0].now_s = now
-    alarm, kept, again, due = stops.alarm, stops.alarm, stops.again, not between
+    alarm, again, due = stops.alarm, stops.again, not between
     while True:
         if due:
             schedule_touched(state, now)
         event = next_moment(state)
         moment = min(event, alarm)
         if moment >= again and moment < stops.before and event != NEVER and not _waits(state):
-            again, alarm, due = moment + stops.again_every, kept, False
+            again, due = moment + stops.again_every, False
             continue
         if moment >= min(stops.before, again) or event == NEVER or moment > stops.until:
-            return (NEVER if event == NEVER else moment), BEFORE, kept, again
+            return (NEVER if event == NEVER else moment), BEFORE, alarm, again
         end_due(state, moment)
         arrived = admit_due(state, moment) > 0
         choice = _may_choose(state, seen, moment)
         if moment == stops.until or (arrived and stops.arrivals) or (choice and moment >= stops.asks_from):
             return moment, CHOICE if choice else QUIET, NEVER, again
         alarm, now, due = stops.alarm_from if choice else NEVER, moment, True
-        kept = alarm if arrived else kept
 
 
 def order(

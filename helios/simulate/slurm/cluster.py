@@ -146,7 +146,7 @@ class SimulatedSlurm(SimulatedCluster):
         It does as :meth:`helios.simulate.SimCluster.go_on`, except that it stops before ``before_s`` itself while jobs
         wait, since a pass may start one at any time. None: nothing is left to happen.
         """
-        before_s, kept_s = min(before_s, again_s), alarm_s
+        before_s = min(before_s, again_s)
         while not self._is_over():
             before_ms = _in_ms(before_s)
             if before_s != NEVER and self._state.clock["queued"][0] == 0:
@@ -154,12 +154,11 @@ class SimulatedSlurm(SimulatedCluster):
             alarm_ms = max(_in_ms(alarm_s), int(self._now_ms[0]))
             arrived = self._n_arrived
             if not self._carried_before(before_ms, alarm_ms):
-                return StopPoint(before_ms // MS, True, False, kept_s, again_s)
+                return StopPoint(before_ms // MS, True, False, alarm_s, again_s)
             choice, now_s, came = self.has_choice(), self.now_s, self._n_arrived > arrived
             if (arrivals and came) or (choice and now_s >= asks_from_s):
                 return StopPoint(now_s, False, choice, NEVER, again_s)
             alarm_s = alarm_from_s if choice else NEVER
-            kept_s = alarm_s if came else kept_s
         return None
 
     def _carried_before(self, before_ms: int, alarm_ms: int) -> bool:

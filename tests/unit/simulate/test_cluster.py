@@ -467,6 +467,15 @@ def test_an_alarm_rings_only_after_a_moment_at_which_there_was_a_choice():
     assert all(moment != 25 for moment, *_ in halts(a_sim_cluster(rows[:1]), asks_from_s=25, alarm_from_s=25))
 
 
+def test_an_alarm_outlasts_a_stop_for_those_who_wait():
+    rows = [(0, 10, 8), (1, 100, 7), (2, 50, 8), (3, 500, 1)]
+    cluster = a_sim_cluster(rows, estimates_s=[10, 100, 50, 500])
+    halt = cluster.go_on(arrivals=False, asks_from_s=25, alarm_from_s=25, again_s=12)  # set at 10, where a job ends
+    assert (halt.before, halt.alarm_s) == (True, 25)
+    halt = cluster.go_on(arrivals=False, asks_from_s=25, alarm_s=halt.alarm_s, alarm_from_s=25)
+    assert (halt.moment_s, halt.choice) == (25, True)
+
+
 def test_before_a_moment_nothing_of_it_has_happened():
     cluster = a_sim_cluster([(0, 10, 8), (20, 10, 8)])
     cluster.go_on()
