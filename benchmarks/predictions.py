@@ -1,5 +1,8 @@
 """A live queue through the public API, frame in, frame out: one job, 10,000 jobs, and what has ended since.
 
+Job names count: jobs of one user that share all but their names are predicted together where nothing is known of these.
+The names of a history are numbers of ``train``, 5,000 of them, or there are none.
+
 Beside it, in the same run: LightGBM's own ``predict`` of the same trees on made-up features, and a predictor made anew
 from the whole history for each question. Times are the processor's, of one thread, the least of several rounds: what
 else the machine does then matters little.
@@ -10,6 +13,7 @@ Usage: python -m benchmarks.predictions [HISTORY] [PENDING]
 import sys
 import time
 from collections.abc import Callable
+from string import ascii_lowercase
 from typing import Any
 
 import lightgbm
@@ -30,6 +34,11 @@ def in_queue(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return ``jobs`` as the queue would show them."""
     shared = [name for name in QUEUE.names if name in JOBS.by_name]
     return QUEUE.conform(jobs[shared].reset_index(drop=True))
+
+
+def named(jobs: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Return ``jobs`` with other names."""
+    return jobs.assign(name=pd.array(names, dtype="str"))
 
 
 def milliseconds(function: Callable[[], Any], *, rounds: int, times: int = 1) -> float:
@@ -59,6 +68,10 @@ def main() -> None:
     model = train(history, cluster="suspension")
     live = LivePredictor(history, model=model)
     one = pending.iloc[:1]
+    words = ["".join(word) for word in np.random.default_rng(0).choice(list(ascii_lowercase), (waiting, 8))]
+    numbered = [f"train_{job}" for job in range(5_000, 5_000 + waiting)]
+    half_known = [f"train_{job % 10_000}" for job in range(waiting)]
+    of_known = LivePredictor(named(history, [f"train_{job % 5_000}" for job in range(n)]), model=model)
     live.predict(pending, now=now, running=running)
 
     end = 0
@@ -74,7 +87,11 @@ def main() -> None:
         ("one job", ask(live, one, now, running), FEW),
         ("one job, nothing running", ask(live, one, now, None), FEW),
         ("one job has ended, one is predicted", told_of_one, FEW),
-        (f"{waiting:,} jobs", ask(live, pending, now, running), MANY),
+        (f"{waiting:,} jobs without names", ask(live, pending, now, running), MANY),
+        ("the same, a name each: new numbers", ask(live, named(pending, numbered), now, running), MANY),
+        ("the same, new words", ask(live, named(pending, words), now, running), MANY),
+        ("the same, new numbers of a known name", ask(of_known, named(pending, numbered), now, running), MANY),
+        ("the same, numbers of which half are known", ask(of_known, named(pending, half_known), now, running), MANY),
         ("naive: LightGBM's predict, the grid of 1 job", by_lightgbm(model, 1), FEW),
         (f"naive: LightGBM's predict, {waiting:,} grids", by_lightgbm(model, waiting), MANY),
         ("naive: a predictor made anew, one job", anew(history, model, one, now), MANY),

@@ -129,7 +129,8 @@ def _predict_live() -> None:
     pending = QUEUE.conform(asked.drop(columns="started_at").head(10))
     predictor = LivePredictor(jobs.head(500))
     now = FIRST_DAY + timedelta(days=2)
-    predictor.predict(pending, now=now, running=running)
+    # At a moment at which their users have just submitted jobs, whose number in a row is counted.
+    predictor.predict(running, now=running["submitted_at"].max() + timedelta(seconds=1), running=running)
     seen = Snapshot(taken_at=now, cluster="c", pending=pending, running=running, nodes=NODE_STATES.empty())
     names = tuple(str(name) for name in jobs["partition"].unique())
     site = SlurmSite(

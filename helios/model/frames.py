@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import pandas_dtype
-from pandas.arrays import NumpyExtensionArray
 
 from helios.errors import FrameInvalid
 
@@ -117,12 +116,12 @@ class FrameKind:
         FrameInvalid
             A column is missing or has another type.
         """
-        found = {}
+        found, names = {}, frame.columns
         for name in columns:
-            if name not in frame.columns:
+            if name not in names:
                 raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
-            values = frame[name].array
-            found[name] = values.to_numpy() if isinstance(values, NumpyExtensionArray) else values
+            # Taking a column out as a Series would take 20 times as long.
+            found[name] = frame._get_column_array(names.get_loc(name))  # type: ignore[operator]  # not in the stubs
             self._check_type(name, found[name].dtype)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -45,8 +45,9 @@ ALIKE: dict[str, tuple[str, ...]] = {
 }
 # A job with an unknown value in one of these columns belongs to no group of that column. In other columns, unknown is a
 # value like any other.
-_NEVER_UNKNOWN = frozenset({"user", "account", "name", "stem", "family"})
+_NEVER_UNKNOWN = ("user", "account", "name", "stem", "family")
 _TEXTS = ("user", "account", "partition")
+_CODES = (*_TEXTS, "name", "stem", "family")
 _NUMBERS = ("gpus", "cpus", "nodes", "time_limit_s", "memory_mib")
 # Columns of a queue that predictions read.
 ASKED = (*_TEXTS, "name", *_NUMBERS)
@@ -207,8 +208,18 @@ class JobTable:
 
         ``requests`` are as of :func:`distinct_requests`.
         """
-        n = len(requests["gpus"])
-        unknown, never = np.full(n, np.nan), np.full(n, NEVER_S)
+        return cls.from_codes(_requests(requests, coding), now_s=now_s, hour=hour, weekday=weekday)
+
+    @classmethod
+    def from_codes(
+        cls, known: dict[str, NDArray[Any]], *, now_s: int, hour: float = np.nan, weekday: float = np.nan
+    ) -> JobTable:
+        """Return the table of requests, taken as submitted at ``now_s``.
+
+        ``known`` has coded columns of this class, at least ``gpus``. Others are unknown.
+        """
+        n = len(known["gpus"])
+        unknown, never, no_code = np.full(n, np.nan), np.full(n, NEVER_S), np.full(n, -1, dtype=np.int32)
         return cls(
             submitted_s=np.full(n, now_s),
             started_s=never,
@@ -217,7 +228,7 @@ class JobTable:
             failed=unknown,
             hour=np.full(n, hour),
             weekday=np.full(n, weekday),
-            **_requests({"nodes": unknown, "memory_mib": unknown, **requests}, coding),
+            **dict.fromkeys(_CODES, no_code) | dict.fromkeys(_NUMBERS, unknown) | known,
         )
 
     @property
@@ -342,17 +353,17 @@ def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
     }
 
 
-def group_members(table: JobTable) -> dict[str, NDArray[np.bool_] | None]:
+def group_members(table: JobTable, levels: Sequence[str] = LEVELS) -> dict[str, NDArray[np.bool_] | None]:
     """Return which jobs belong to a group of each level.
 
     A job does not if a needed column is unknown. None stands for all jobs.
     """
-    known = {column: getattr(table, column) >= 0 for column in _NEVER_UNKNOWN}
-    lacking = {column for column, values in known.items() if not values.all()}
+    known = np.array([getattr(table, column) for column in _NEVER_UNKNOWN]) >= 0
+    lacking = np.flatnonzero(~np.logical_and.reduce(known, axis=1)).tolist()
     members = dict[str, NDArray[np.bool_] | None]()
-    for level, columns in ALIKE.items():
-        needed = [known[column] for column in columns if column in lacking]
-        members[level] = np.logical_and.reduce(needed) if needed else None
+    for level in levels:
+        needed = [column for column in lacking if _NEVER_UNKNOWN[column] in ALIKE[level]]
+        members[level] = np.logical_and.reduce(known[needed]) if needed else None
     return members
 
 
@@ -387,12 +398,7 @@ def nearness(table: JobTable) -> NDArray[np.float64]:
     return near
 
 
-def distinct_requests(
-    columns: Mapping[str, Any],
-    *,
-    rows: NDArray[np.int64] | None = None,
-    without_user: NDArray[np.bool_] | None = None,
-) -> tuple[dict[str, Any], NDArray[np.int64]]:
+def distinct_requests(columns: Mapping[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64]]:
     """Return the requests that differ, and which of them each job makes.
 
     They are in the order of their first jobs. Jobs of one request differ in nothing that predictions read.
@@ -400,11 +406,7 @@ def distinct_requests(
     Parameters
     ----------
     columns : mapping
-        Columns ``ASKED`` of ``QUEUE``, as of ``FrameKind.arrays``. Numbers may be left out.
-    rows : int64 array of shape (n_jobs,), optional
-        The jobs; None for all.
-    without_user : bool array of shape (n_jobs,), optional
-        Those of ``rows`` whose user, account and name do not matter. They become unknown.
+        Columns ``ASKED`` of ``QUEUE``, as of ``FrameKind.arrays``.
 
     Returns
     -------
@@ -412,29 +414,29 @@ def distinct_requests(
         The same columns, one entry for each request.
     kind : int64 array of shape (n_jobs,)
     """
-    if rows is None and len(columns["gpus"]) == 1:
+    if len(columns["gpus"]) == 1:
         return dict(columns), np.zeros(1, dtype=np.int64)
-    at = slice(None) if rows is None else rows
-    codes = {name: columns[name].codes[at] for name in _TEXTS}
-    numbers = {name: columns[name][at] for name in _NUMBERS if name in columns}
     names = pa.array(columns["name"]).to_pylist()
-    if rows is not None:
-        names = [names[row] for row in rows.tolist()]
-    if without_user is not None:
-        codes |= {name: np.where(without_user, -1, codes[name]) for name in ("user", "account")}
-        names = [None if left_out else name for name, left_out in zip(names, without_user.tolist(), strict=True)]
+    number = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    codes, numbers = (columns[name].codes for name in _TEXTS), (columns[name] for name in _NUMBERS)
+    first, kind = distinct_rows(np.array([number[name] for name in names]), *codes, *numbers)
+    requests = {name: columns[name][first] for name in (*_TEXTS, *_NUMBERS)}
+    return requests | {"name": [names[row] for row in first.tolist()]}, kind
+
+
+def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first row of each kind, and the kind of each row.
+
+    Kinds are numbered in the order of these rows. Each column has the shape (n,) or (n, k).
+    """
     # Numbers by their bits, because NaN is not equal to itself.
-    bits = (values.view(f"i{values.itemsize}").tolist() for values in numbers.values())
-    keys = list(zip(names, *(values.tolist() for values in codes.values()), *bits, strict=True))
+    rows = np.column_stack([part.view(f"i{part.itemsize}") if part.dtype.kind == "f" else part for part in columns])
+    keys = rows.view(f"V{rows.strides[0]}")[:, 0].tolist()
     place = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    kind = np.fromiter(map(place.__getitem__, keys), dtype=np.int64, count=len(keys))
+    alike = np.fromiter(map(place.__getitem__, keys), dtype=np.int64, count=len(keys))
     first = np.empty(len(place), dtype=np.int64)
-    first[kind[::-1]] = np.arange(len(kind) - 1, -1, -1)
-    requests: dict[str, Any] = {name: values[first] for name, values in numbers.items()}
-    for name, values in codes.items():
-        requests[name] = pd.Categorical.from_codes(values[first], dtype=columns[name].dtype, validate=False)
-    requests["name"] = [names[row] for row in first.tolist()]
-    return requests, kind
+    first[alike[::-1]] = np.arange(len(keys) - 1, -1, -1)
+    return first, alike
 
 
 def _requested(jobs: pd.DataFrame) -> dict[str, Any]:

@@ -20,10 +20,29 @@ from numpy.typing import NDArray
 from helios.jit import cached_jit
 from helios.ports import RUN_TIME
 from helios.predict import causal_stats as stats
-from helios.predict.causal_stats import COLUMN, FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE, CausalStats, Events
+from helios.predict.causal_stats import (
+    COLUMN,
+    FEATURES,
+    LEVELS,
+    NEVER_S,
+    REQUEST,
+    USER,
+    USER_FAMILY,
+    USER_SIZE,
+    CausalStats,
+    Events,
+)
 from helios.predict.distribution import read_off
 from helios.predict.job_names import JobNameFamilies
-from helios.predict.job_table import ALIKE, JobTable, NameCodes, columns_alike, group_members, request_events
+from helios.predict.job_table import (
+    ALIKE,
+    JobTable,
+    NameCodes,
+    columns_alike,
+    distinct_rows,
+    group_members,
+    request_events,
+)
 from helios.predict.past_runs import (
     PastRuns,
     blank_past,
@@ -140,16 +159,20 @@ class Categories:
             kept = self._texts[id(categories)] = (categories, categories.tolist())
         return kept[1]
 
-    def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
-        """See ``Coding``."""
+    def name_codes(self, names: Any, user: NDArray[np.int32] | None = None) -> NameCodes:
+        """See ``Coding``.
+
+        Without ``user`` there are no families.
+        """
         texts = list(names)
         codes = np.full((3, len(texts)), -1, dtype=np.int32)
-        known = np.array([isinstance(text, str) for text in texts], dtype=np.bool_)
-        if known.any():
-            named = [text for text in texts if isinstance(text, str)]
+        known = [place for place, text in enumerate(texts) if isinstance(text, str)]
+        if known:
+            named = [texts[place] for place in known]
             numbers = self._names.of(named)
             codes[:2, known] = numbers, self._stems_of(numbers, named)
-            codes[2, known] = self._families_of(named, user[known])
+            if user is not None:
+                codes[2, known] = self._families_of(named, user[known])
         return NameCodes(*codes)
 
     def _families_of(self, names: list[str], user: NDArray[np.int32]) -> Any:
@@ -158,10 +181,7 @@ class Categories:
         place, uniques = pd.factorize(np.array(names, dtype=object))
         return self._families.codes(user, place.astype(np.int32), list(uniques))
 
-    def groups(
-        self,
-        table: JobTable,
-    ) -> NDArray[np.int32]:
+    def groups(self, table: JobTable, *, levels: Sequence[int] = range(len(LEVELS))) -> NDArray[np.int32]:
         """Return each job's group at each of ``LEVELS``, -1 for none.
 
         The result has the shape (table.n, len(LEVELS)).
@@ -170,10 +190,14 @@ class Categories:
         ----------
         table : JobTable
             Coded by this object.
+        levels : sequence of int
+            Those that are needed. The others stay -1.
         """
         columns = {name: values.tolist() for name, values in columns_alike(table).items()}
-        groups, members = np.full((table.n, len(LEVELS)), -1, dtype=np.int32), group_members(table)
-        for level, name in enumerate(LEVELS):
+        members = group_members(table, [LEVELS[level] for level in levels])
+        groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
+        for level in levels:
+            name = LEVELS[level]
             keys = zip(repeat(level, table.n), *(columns[part] for part in ALIKE[name]), strict=True)
             member = members[name]
             if member is None:
@@ -276,7 +300,7 @@ class LiveHistory:
     def __init__(self) -> None:
         self.levels = empty_levels()
         self._scratch = Scratch()
-        self._n = self._n_groups = 0
+        self._n = self._n_groups = self._n_stems = 0
         self._n_rings = dict.fromkeys(_RINGS, 0)
         self._groups, self._nearness = (np.repeat(part, _ROOM, axis=0) for part in (_NOBODY.groups, _NOBODY.nearness))
         self._past = blank_past(_ROOM, _ROOM, _ROOM, _ROOM, _ROOM)
@@ -296,6 +320,7 @@ class LiveHistory:
         started_s, ended_s : int64 arrays, s since the epoch
         """
         self._make_room(events.groups)
+        self._n_stems = max(self._n_stems, int(events.nearness[:, 3].max(initial=-1.0)) + 1)
         _submit(self._stats.counts, events.groups, events.submitted_s)
         order = np.argsort(ended_s, kind="stable")
         with_nobody = Events(*map(np.concatenate, zip(_NOBODY, events, strict=True)))
@@ -346,13 +371,20 @@ class LiveHistory:
         predictions : float64 array of shape (n_asked, len(RUN_TIME))
         features : float32 array of shape (n_asked, len(FEATURES))
         """
-        numbers = np.unique(groups[groups >= 0])
-        asked = _renumbered(groups, numbers)
+        events = request_events(requests, groups=groups.copy())
+        if len(kind) > 1:
+            events, kind = self._without_new_names(events, kind, unended)
+        asked = events.groups
+        numbers = np.unique(asked[asked >= 0])
+        asked[:] = _renumbered(asked, numbers)
         # The last request, number -1, has no group.
         requested = np.concatenate((_renumbered(unended.groups, numbers), _NOBODY.groups))
         near = np.concatenate((unended.nearness, _NOBODY.nearness))
         others = requested[unended.submitted]
-        members = {level: np.unique(asked[asked[:, level] >= 0, level]) for level in _RINGS}
+        # The additional last entry is for the number -1 of no group.
+        level_of = np.full(len(numbers) + 1, -1)
+        level_of[asked] = np.arange(len(LEVELS))
+        members = {level: np.flatnonzero(level_of[:-1] == level).astype(np.int32) for level in _RINGS}
         ring_of = np.full(len(numbers), -1, dtype=np.int32)
         for found in members.values():
             ring_of[found] = np.arange(len(found), dtype=np.int32)
@@ -360,7 +392,6 @@ class LiveHistory:
         _submit(history.counts, others, unended.submitted_s)
         self._count_bursts(history, numbers, members[USER], others[:, USER], unended.submitted_s, now_s)
         features = np.empty((len(kind), len(FEATURES)), dtype=np.float32)
-        events = request_events(requests, groups=asked)
         _describe_asked(history, events, kind, features)
 
         by_start = np.argsort(unended.since_s, kind="stable")
@@ -376,6 +407,35 @@ class LiveHistory:
         asked_for = features, kind, np.argsort(kind, kind="stable"), jobs
         _predict(*place, learned, model, self._scratch, *starts, *asked_for, now_s, out)
         return out, features
+
+    def _without_new_names(
+        self, events: Events, kind: NDArray[np.int64], unended: Unended
+    ) -> tuple[Events, NDArray[np.int64]]:
+        """Merge requests that differ only in names of which nothing is known.
+
+        No job of such a name, stem or family has ended, so all their groups are empty, and of these levels only sums
+        over ended jobs are read. A stem that no other job has is as far from every job as any other such stem.
+
+        Parameters
+        ----------
+        events : Events
+            One entry per request.
+        kind : int64 array
+            Which of them each job makes.
+
+        Returns
+        -------
+        events, kind
+            The same with fewer entries.
+        """
+        groups, nearness = events.groups.copy(), events.nearness.copy()
+        names, stem = groups[:, USER_FAMILY:], nearness[:, 3]
+        # The number of no other group: users' groups also have counts.
+        names[names >= self._n_groups] = groups.max() + 1
+        stem[(stem >= self._n_stems) & ~np.isin(stem, unended.nearness[:, 3])] = -2.0
+        first, place = distinct_rows(events.request, nearness, groups)
+        events = replace(events, nearness=nearness, groups=groups)
+        return Events(*(part[first] for part in events)), place[kind]
 
     def _place(self, groups: NDArray[np.int32], nearness: NDArray[np.float64], *, after: int = 0) -> NDArray[np.int64]:
         """Write jobs' groups and requests into new rows, and return these."""
@@ -470,17 +530,22 @@ class LiveHistory:
             history.counts[user, stats._BURST] = _last_burst(known, theirs_s[low:high])
 
 
-def _last_burst(*parts: NDArray[np.int64]) -> int:
-    """Return how many submissions come in a row at the end of some ascending lists."""
-    most = 64
-    while True:
-        # Few submissions tell, mostly; a user may have a million.
-        since = max((part[-most] for part in parts if len(part) >= most), default=np.iinfo(np.int64).min)
-        times = np.sort(np.concatenate([part[np.searchsorted(part, since) :] for part in parts]))
-        apart = np.flatnonzero(np.diff(times) > stats.BURST_GAP_S)
-        if len(apart) or most > max(map(len, parts)):
-            return len(times) - (int(apart[-1]) + 1 if len(apart) else 0)
-        most *= 8
+@cached_jit
+def _last_burst(some: Any, others: Any) -> int:
+    """Return how many submissions come in a row at the end of two ascending lists."""
+    left, right, length, later = len(some), len(others), 0, 0
+    while left + right > 0:
+        if right == 0 or (left > 0 and some[left - 1] > others[right - 1]):
+            left -= 1
+            when = some[left]
+        else:
+            right -= 1
+            when = others[right]
+        if length > 0 and later - when > stats.BURST_GAP_S:
+            break
+        later = when
+        length += 1
+    return length
 
 
 def _with_room(table: Any, blank: Any, n_rows: Mapping[str, int]) -> Any:

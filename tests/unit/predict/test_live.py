@@ -107,6 +107,7 @@ def test_a_model_says_its_name() -> None:
     assert list(found["source"]) == [model.model_id]
 
 
+GAPS_S = st.lists(st.integers(0, 600).map(lambda gap: 2 * gap), max_size=700)
 SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
 
@@ -184,10 +185,34 @@ def test_jobs_of_one_request_are_predicted_as_one_by_one() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+def test_jobs_with_names_of_their_own_are_predicted_as_one_by_one() -> None:
+    jobs = a_campaign(900, users=3, noise=0.8)
+    jobs = jobs.assign(name=pd.array([f"{('fit', 'cook')[n % 2]}{n % 300}" for n in range(900)], dtype="str"))
+    now = jobs["submitted_at"].max() + pd.Timedelta(seconds=1)
+    jobs = jobs[jobs["ended_at"] < now].reset_index(drop=True)
+    model = replace(train(jobs, cluster="venus"), trained=True)
+    rng = np.random.default_rng(0)
+
+    def some(names: list[str | None]) -> pd.DataFrame:
+        chosen = [{"user": f"u{rng.integers(3)}", "gpus": int(rng.integers(1, 3)), "name": name} for name in names]
+        return a_trace(*({"submit": 0, "ended": False, "run": None} | row for row in chosen))
+
+    # Known names and stems, names of running jobs, and new words so different that each has a family of its own.
+    new = [f"{letter * 9}{n}" for letter in "bcdegh" for n in range(4)]
+    waiting = some([*new, *(f"{known}{n}" for known in ("fit", "cook") for n in range(0, 600, 40)), None, *new])
+    running = some([*new[::5], *(f"fit{n}" for n in range(290, 310)), None])
+    began = now - pd.to_timedelta(600 - np.arange(len(running)), unit="s")
+    running = running.assign(submitted_at=began, started_at=began, job_id=[str(10**8 + n) for n in range(len(running))])
+    found, features = LivePredictor(jobs, model=model)._predict(queued(waiting), queued(running), now)
+    expected_features, expected = walked_anew(queued(waiting), jobs, queued(running), now, model=model)
+    np.testing.assert_array_equal(features, expected_features)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 @settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.lists(st.integers(0, 600).map(lambda gap: 2 * gap), max_size=700), min_size=1, max_size=3))
-def test_the_last_burst_is_what_no_long_gap_interrupts(parts: list[list[int]]) -> None:
-    times = [np.cumsum(np.array(gaps, dtype=np.int64)) for gaps in parts]
+@given(GAPS_S, GAPS_S)
+def test_the_last_burst_is_what_no_long_gap_interrupts(some: list[int], others: list[int]) -> None:
+    times = [np.cumsum(np.array(gaps, dtype=np.int64)) for gaps in (some, others)]
     expected = 0
     for earlier, later in pairwise([-np.inf, *sorted(np.concatenate(times))]):
         expected = expected + 1 if later - earlier <= BURST_GAP_S else 1
