@@ -163,10 +163,10 @@ TAUS_BETWEEN = 4.0
 """Reference moments lie at most this many ageing times apart, so that ages have room on the scale of urgencies."""
 PROPORTION = 2.0**-11
 """Urgency for each step of e in the service where there is no grid."""
-_FOR_EVER = np.datetime64("NaT").view(np.int64)
+_UNBOUNDED = np.datetime64("NaT").view(np.int64)
 _SHORTEST_KEY, _LONGEST_KEY = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
 _NEUTRAL_KEY = float(np.log(NEUTRAL_GPU_S))
-STICKS = 0.75
+HYSTERESIS = 0.75
 """Distance in grid steps up to which a level is kept. Half a step would be no hysteresis."""
 
 
@@ -326,27 +326,27 @@ class Qssf:
         tau_s = self._tau_s(longest_s) if self._ages else math.inf
         facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
         promoted = (urgency[rows] == PROMOTED).tolist()
-        expects = partial(
-            _expected, divisor=self.options.large_divisor, ages=self._ages, sizes=self._goes_by_size(jobs, len(urgency))
+        expectation = partial(
+            _expected, divisor=self.options.large_divisor, ages=self._ages, sizes=self._size_orders(jobs, len(urgency))
         )
         reasons = []
-        for first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True):
-            waited = f"waited {rounded_duration(so_long_s)}"
+        for first, wait_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True):
+            waited = f"waited {rounded_duration(wait_s)}"
             if first:
-                reasons.append(f"{waited}, long enough to go first; {expects(*expected)}")
+                reasons.append(f"{waited}, long enough to go first; {expectation(*expected)}")
                 continue
             if math.isfinite(tau_s):
-                waited += f", which counts as 1/{math.exp(min(max(so_long_s, 0) / tau_s, 20)):,.1f} of that"
+                waited += f", which counts as 1/{math.exp(min(max(wait_s, 0) / tau_s, 20)):,.1f} of that"
             if bound_us < LONGEST_US:
                 waited += f", goes first after {rounded_duration(bound_us / 1e6)}"
-            reasons.append(f"{expects(*expected)}; {waited}")
+            reasons.append(f"{expectation(*expected)}; {waited}")
         return reasons
 
     def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
         return UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
 
-    def _goes_by_size(self, jobs: Columns, n_jobs: int) -> bool:
+    def _size_orders(self, jobs: Columns, n_jobs: int) -> bool:
         if self.options.order == OrderRule.QSSF and n_jobs:
             return bool(jobs("size_orders")[0])  # the same for all
         return self.options.order == OrderRule.SIZE
@@ -368,7 +368,7 @@ class Qssf:
         That is the ageing time, 0 where they do not age, the reference moment, and until when it holds, µs.
         """
         gpus = jobs("gpus")
-        run_time_s = NEUTRAL_GPU_S if self._goes_by_size(jobs, len(gpus)) else jobs(self._run_time)
+        run_time_s = NEUTRAL_GPU_S if self._size_orders(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
         if self.options.large_divisor != 1:
             service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
@@ -410,12 +410,12 @@ def _place(  # noqa: PLR0917 - numba kernels are called by position
         if waited_us[job] < 0:  # also for an unknown time
             urgency[job], until_us[job] = np.nan, eligible_us - 1
         elif waited_us[job] > bound_us:
-            urgency[job], until_us[job] = PROMOTED, _FOR_EVER
+            urgency[job], until_us[job] = PROMOTED, _UNBOUNDED
         else:
             urgency[job] = _on_grid(_from_scale(aged), before[job], levels) if levels > 0 else _in_proportion(aged)
             until_us[job] = min(eligible_us + bound_us, same_until_us)
             if aged_us == 0.0 and bound_us >= LONGEST_US:
-                until_us[job] = _FOR_EVER
+                until_us[job] = _UNBOUNDED
 
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
@@ -461,7 +461,7 @@ def _on_grid(urgency: float, before: float, levels: int) -> float:
     """
     step = MOST_URGENT / levels
     had = np.rint(before / step)
-    keeps = had != 0 and abs(urgency / step - had) <= STICKS
+    keeps = had != 0 and abs(urgency / step - had) <= HYSTERESIS
     level = had if keeps else np.rint(urgency / step)
     return 0.0 if np.isnan(level) else level * step + 0.0  # + 0.0: no negative zero
 
