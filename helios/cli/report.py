@@ -369,7 +369,7 @@ def trials(
 def _draw(found: EnergyLedger, path: Path) -> None:
     # Drawing takes a second to import, which no table should wait for.
     if path.suffix == ".png":
-        from helios.report.energy import as_png  # noqa: PLC0415 - as above
+        from helios.report.energy_charts import as_png  # noqa: PLC0415 - as above
 
         content = as_png(found)
     elif path.suffix in {".html", ".htm"}:

@@ -25,14 +25,12 @@ from helios.report.energy import (
     EnergyLedger,
     EnergyWhatIf,
     energy_answer,
-    energy_figure,
     energy_sentences,
     energy_verdict,
     money_columns,
-    nodes_over_time,
     policy_cells,
-    saved_by_day,
 )
+from helios.report.energy_charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Differences, compare_blocks, format_signed
 from helios.report.tables import CONTROL_NAMES, best_figures, describe_missing

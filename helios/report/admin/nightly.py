@@ -32,7 +32,8 @@ from helios.report.admin.sacct_format import (
 )
 from helios.report.admin.usage import usage_by, wait_s
 from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas, date_axis, local_times
-from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, nodes_over_time, saved_by_day, savings
+from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, savings
+from helios.report.energy_charts import nodes_over_time, saved_by_day
 from helios.report.html import PageSection, render_sections
 from helios.report.tables import counted
 from helios.units import change, duration, duration_in_words, percent
