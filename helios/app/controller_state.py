@@ -212,25 +212,21 @@ def process_identity(folder: Path) -> str:
     system.
     """
     try:
-        number = _state_folder_number(folder)
+        file = folder / IDENTITY
+        if not file.exists():
+            make_folder(folder)
+            fresh = folder / f".{IDENTITY}.{uuid4().hex}"
+            write_private(fresh, f"{uuid4().hex}\n".encode(), mode=OWN, lasting=True)
+            try:
+                with suppress(FileExistsError):  # another process created it first
+                    os.link(fresh, file)
+            finally:
+                fresh.unlink()
+        number = file.read_text(encoding="ascii", errors="replace")
     except OSError:
         number = _OF_THIS_PROCESS  # a process that cannot write there cannot run a cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
-
-
-def _state_folder_number(folder: Path) -> str:
-    file = folder / IDENTITY
-    if not file.exists():
-        make_folder(folder)
-        fresh = folder / f".{IDENTITY}.{uuid4().hex}"
-        write_private(fresh, f"{uuid4().hex}\n".encode(), mode=OWN, lasting=True)
-        try:
-            with suppress(FileExistsError):  # another process created it first
-                os.link(fresh, file)
-        finally:
-            fresh.unlink()
-    return file.read_text(encoding="ascii", errors="replace")
 
 
 def _try_lock(handle: int) -> bool:

@@ -398,10 +398,13 @@ def explain_node(cycles: NodeController, node: str) -> NodeExplanation:
     if node not in set(snapshot.nodes["name"]):
         raise NodeUnknown(f"The cluster has no node {node!r}.", hint="See all: sinfo --Node, or helios power status")
     applied_changes, memory = _applied_changes(cycles), cycles.remembered()
+    since = snapshot.taken_at - NODE_LOOK_BACK
+    with Warehouse.open(cycles.settings.database.url) as warehouse:
+        made = read_or_empty(lambda: warehouse.decisions_about(cycles.site.name, node, since=since), DECISIONS)
     return NodeExplanation(
         node=node,
         facts=tuple(_facts(snapshot, node, applied_changes[applied_changes["node"] == node], memory)),
-        decisions=_decisions(cycles, node, snapshot),
+        decisions=made.sort_values("decided_at", ascending=False, kind="stable", ignore_index=True),
     )
 
 
@@ -437,10 +440,3 @@ def _applied_changes(cycles: NodeController) -> pd.DataFrame:
     with Warehouse.open(cycles.settings.database.url) as warehouse:
         ledger = warehouse.ledger(cycles.site.name, domain=Domain.NODES)
         return read_or_empty(ledger.applied_changes, APPLIED_NODE_CHANGES)
-
-
-def _decisions(cycles: NodeController, node: str, snapshot: Snapshot) -> pd.DataFrame:
-    since = snapshot.taken_at - NODE_LOOK_BACK
-    with Warehouse.open(cycles.settings.database.url) as warehouse:
-        made = read_or_empty(lambda: warehouse.decisions_about(cycles.site.name, node, since=since), DECISIONS)
-    return made.sort_values("decided_at", ascending=False, kind="stable", ignore_index=True)

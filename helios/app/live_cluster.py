@@ -52,20 +52,16 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
     if not partitions:
         return []
     try:
-        known = _partitions_of(settings, cluster)
+        shell = connect(settings.model_copy(update={"backend": "commands"})).shell
+        if (here := SlurmAccounting(shell=shell).cluster_name()) != cluster:
+            raise HeliosError(f"this machine reaches cluster {here}, not {cluster}")
+        known = partition_names(shell)
     except HeliosError as reason:
         return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.message}"]
     if unknown := [name for name in partitions if name not in known]:
         names = " and no ".join(map(repr, unknown))
         raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(known)}")
     return []
-
-
-def _partitions_of(settings: SlurmSettings, cluster: str) -> tuple[str, ...]:
-    shell = connect(settings.model_copy(update={"backend": "commands"})).shell
-    if (here := SlurmAccounting(shell=shell).cluster_name()) != cluster:
-        raise HeliosError(f"this machine reaches cluster {here}, not {cluster}")
-    return partition_names(shell)
 
 
 # A live cluster as the use cases need it: its jobs, its nodes, its accounting, and facts that only Slurm knows.

@@ -259,7 +259,10 @@ def run_nightly(
 
     def nodes() -> str:
         snapshots.append(read_snapshot())
-        return _remember_nodes(url, cluster, snapshots[0])
+        snapshot = snapshots[0]
+        with Warehouse.open(url) as warehouse:
+            warehouse.add_nodes(cluster, node_events_for(snapshot))
+        return f"{len(snapshot.nodes):,} nodes"
 
     def study_of_month() -> str:
         loaded, records = load_study(url=url, cluster=cluster, window=lambda _: (now - STUDIED, now))
@@ -335,12 +338,6 @@ def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: dateti
         deleted = warehouse.forget(cluster, horizon)
     old = ", ".join(f"{rows:,} {what}" for what, rows in deleted.items() if rows)
     return f"deleted because they were old: {old}" if old else ""
-
-
-def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
-    with Warehouse.open(url) as warehouse:
-        warehouse.add_nodes(cluster, node_events_for(snapshot))
-    return f"{len(snapshot.nodes):,} nodes"
 
 
 def _check_order(

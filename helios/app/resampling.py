@@ -152,7 +152,10 @@ def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resa
     }[over]
     kind = np.zeros(blocks, dtype=np.int64)
     if over is ResampledUnit.DAYS:
-        kind = _kinds_of_days(begins_s, blocks, setup.timezone)
+        # A block of 24 h counts as a weekend if its middle is on a Saturday or Sunday.
+        middle = begins_s + DAY_S // 2 + DAY_S * np.arange(blocks)
+        weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(setup.timezone).day_of_week
+        kind = np.asarray(weekday >= 5, dtype=np.int64)
     return Resampler(over=over, begins_s=begins_s, block_s=block_s, kind=kind)
 
 
@@ -171,7 +174,11 @@ def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) 
     """
     rng = np.random.default_rng([seed, repeat])
     if resampler.over is ResampledUnit.USERS:
-        return _moved_by_days(setup, resampler, rng)
+        # Shift the jobs of each user by whole days, cyclically. Jobs without a user move together.
+        user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
+        moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
+        later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
+        return _taken(setup, np.arange(len(later_s)), later_s)
     return _jittered(setup, rng) if resampler.over is ResampledUnit.SEEDS else _laid_end_to_end(setup, resampler, rng)
 
 
@@ -182,16 +189,6 @@ def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, reques
     new = setup.first == np.arange(len(setup.first))
     firsts = replace(setup, machine=replace(setup.machine, jobs=setup.machine.jobs[new].reset_index(drop=True)))
     return DeduplicatingPredictor(predictor_for(firsts, taught, request), setup.first)
-
-
-def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]:
-    """Return the kind of each day, 1 for weekends and 0 otherwise.
-
-    A block of 24 h counts as a weekend if its middle is on a Saturday or Sunday.
-    """
-    middle = begins_s + DAY_S // 2 + DAY_S * np.arange(days)
-    weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(timezone).day_of_week
-    return np.asarray(weekday >= 5, dtype=np.int64)
 
 
 def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
@@ -210,17 +207,6 @@ def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Ge
     later_s = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(moved, sizes)])
     place = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(resampler.blocks), sizes)])
     return _taken(setup, rows, later_s.astype(np.int64), place)
-
-
-def _moved_by_days(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
-    """Shift the jobs of each user by whole days, cyclically.
-
-    Jobs without a user move together.
-    """
-    user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
-    moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
-    later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
-    return _taken(setup, np.arange(len(later_s)), later_s)
 
 
 def _users(setup: ReplaySetup) -> NDArray[np.int64]:

@@ -76,7 +76,16 @@ def slurm_jobs(
         No job is left.
     """
     notes: list[str] = []
-    asked, everywhere = _asked_partitions(jobs, site)
+    places = {partition.name: place for place, partition in enumerate(site.partitions)}
+    default = next((place for place, partition in enumerate(site.partitions) if partition.is_default), None)
+    by_name: dict[str, tuple[int, ...]] = {}
+    missing = jobs["partition"].isna().to_numpy()
+    names = jobs["partition"].astype("str").to_numpy(dtype=object)
+    for name in set(names[~missing]):
+        by_name[name] = tuple(dict.fromkeys(places[one] for one in str(name).split(",") if one in places))
+    fallback = () if default is None else (default,)
+    asked = [fallback if gone else by_name[name] for name, gone in zip(names, missing, strict=True)]
+    everywhere = int(missing.sum()) if default is not None else 0
     keep = jobs["run_time_s"].notna().to_numpy()
     if not keep.all():
         notes.append(in_number(int((~keep).sum()), "jobs that never ran, or whose run time is unknown, were left out."))
@@ -119,23 +128,6 @@ def slurm_jobs(
     return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))
 
 
-def _asked_partitions(jobs: pd.DataFrame, site: SlurmSite) -> tuple[list[tuple[int, ...]], int]:
-    """Return the partitions that each job requests, by position.
-
-    Also returned is how many jobs name none and get the default one.
-    """
-    places = {partition.name: place for place, partition in enumerate(site.partitions)}
-    default = next((place for place, partition in enumerate(site.partitions) if partition.is_default), None)
-    by_name: dict[str, tuple[int, ...]] = {}
-    missing = jobs["partition"].isna().to_numpy()
-    names = jobs["partition"].astype("str").to_numpy(dtype=object)
-    for name in set(names[~missing]):
-        by_name[name] = tuple(dict.fromkeys(places[one] for one in str(name).split(",") if one in places))
-    fallback = () if default is None else (default,)
-    asked = [fallback if gone else by_name[name] for name, gone in zip(names, missing, strict=True)]
-    return asked, int(missing.sum()) if default is not None else 0
-
-
 def _with_tasks_in_order(jobs: pd.DataFrame) -> Ints:
     """Return the order in which Slurm keeps job records.
 
@@ -160,13 +152,23 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
     users, user = _codes(jobs["user"])
     accounts, account = _codes(jobs["account"])
     qos_names, qos = _codes(jobs["qos"], missing=NO_QOS)
-    gpu_types, gpu_type = _gpu_types(jobs, site, notes)
+    known = tuple(dict.fromkeys(kind for group in site.nodes for kind in group.gpus if kind))
+    named = jobs["gpu_type"].astype("str").where(jobs["gpu_type"].notna(), "").to_numpy(dtype=object)
+    places = {kind: place for place, kind in enumerate(known)}
+    strange = sorted({name for name in named if name and name not in places})
+    if strange:
+        notes.append(f"GPU types that the site does not have are taken as any: {', '.join(strange[:10])}.")
+    gpu_types, gpu_type = known, np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64)
+    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    unknown = ~np.isfinite(limit_s)
+    if unknown.any():
+        notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
     return SlurmWorkload(
         job_id=jobs["job_id"].to_numpy(dtype=object),
         submitted_s=submitted_s,
         eligible_s=eligible_s,
         run_time_s=jobs["run_time_s"].to_numpy(dtype=np.float64),
-        time_limit_s=_limits(jobs, notes),
+        time_limit_s=np.where(unknown, NO_LIMIT, limit_s),
         partitions=tuple(partition.name for partition in site.partitions),
         partition=np.array([choice[0] for choice in choices], dtype=np.int64),
         more_partitions={place: choice[1:] for place, choice in enumerate(choices) if len(choice) > 1},
@@ -186,14 +188,6 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
     )
 
 
-def _limits(jobs: pd.DataFrame, notes: list[str]) -> Floats:
-    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
-    unknown = ~np.isfinite(limit_s)
-    if unknown.any():
-        notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
-    return np.where(unknown, NO_LIMIT, limit_s)
-
-
 def _nodes(jobs: pd.DataFrame) -> Ints:
     """Return the recorded number of nodes of each job.
 
@@ -204,16 +198,6 @@ def _nodes(jobs: pd.DataFrame) -> Ints:
     for name in ("cpus", "gpus"):
         whole &= jobs[name].fillna(1).to_numpy().astype(np.int64) % nodes == 0
     return np.where(whole, nodes, ANY_NODES)
-
-
-def _gpu_types(jobs: pd.DataFrame, site: SlurmSite, notes: list[str]) -> tuple[tuple[str, ...], Ints]:
-    known = tuple(dict.fromkeys(kind for group in site.nodes for kind in group.gpus if kind))
-    named = jobs["gpu_type"].astype("str").where(jobs["gpu_type"].notna(), "").to_numpy(dtype=object)
-    places = {kind: place for place, kind in enumerate(known)}
-    strange = sorted({name for name in named if name and name not in places})
-    if strange:
-        notes.append(f"GPU types that the site does not have are taken as any: {', '.join(strange[:10])}.")
-    return known, np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64)
 
 
 def _arrays(jobs: pd.DataFrame) -> Ints:

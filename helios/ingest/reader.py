@@ -201,13 +201,24 @@ class TraceFile:
         for draft in drafts:
             if waiting is not None:
                 yield waiting
-            waiting = self._batch(draft, reading)
+            check_jobs(draft.jobs, draft.results)
+            self._runs.apply(draft)
+            reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
+            waiting = draft.finished()
             jobs += len(waiting.jobs)
             first_reasons.update(waiting.rejects["reason"])
         if waiting is None or not jobs:
             raise self._nothing_understood(first_reasons)
+        counted = Counter(reading.tally)
+        counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
+            reading.clock.ambiguous
+        )
+        counted["times that daylight saving skips were moved to the end of the gap"] = reading.clock.nonexistent
         yield Batch(
-            jobs=waiting.jobs, rejects=waiting.rejects, bytes_read=waiting.bytes_read, notes=self._notes(reading)
+            jobs=waiting.jobs,
+            rejects=waiting.rejects,
+            bytes_read=waiting.bytes_read,
+            notes=(*self._general_notes(), *(in_number(count, text) for text, count in counted.items() if count)),
         )
 
     @cached_property
@@ -230,20 +241,6 @@ class TraceFile:
     def _read_again(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
         reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
         return reading, LAYOUTS[self.format].drafts(reading)
-
-    def _batch(self, draft: JobRows, reading: FileReading) -> Batch:
-        check_jobs(draft.jobs, draft.results)
-        self._runs.apply(draft)
-        reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
-        return draft.finished()
-
-    def _notes(self, reading: FileReading) -> tuple[str, ...]:
-        counted = Counter(reading.tally)
-        counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
-            reading.clock.ambiguous
-        )
-        counted["times that daylight saving skips were moved to the end of the gap"] = reading.clock.nonexistent
-        return (*self._general_notes(), *(in_number(count, text) for text, count in counted.items() if count))
 
     def _general_notes(self) -> Iterator[str]:
         if self.assumed_timezone:

@@ -533,7 +533,12 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     if fused is None:
         _check_names(command, names, table)
     else:
-        _check_settings(fused, names)
+        for needed, hint in (
+            (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
+            (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),
+        ):
+            if not {*needed} & {*names, *fused.settings}:
+                raise _Refused(f"nothing says {' or '.join(needed)} of trials", "fused", hint=hint)
     longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
     if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
         at = "trials_file" if listed else "parameters"
@@ -578,16 +583,6 @@ def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
         raise _Refused("[fused] needs PyTorch", "fused", hint="pip install 'helios-slurm[fused]'")
     settings = fused_table.model_dump(exclude_none=True, exclude={"program", "together"})
     return FusedProgram(program=fused_table.program, together=fused_table.together, settings=settings)
-
-
-def _check_settings(fused: FusedProgram, names: set[str]) -> None:
-    """Refuse a sweep without a length of training or a batch size."""
-    for needed, hint in (
-        (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
-        (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),
-    ):
-        if not {*needed} & {*names, *fused.settings}:
-            raise _Refused(f"nothing says {' or '.join(needed)} of trials", "fused", hint=hint)
 
 
 def _size(value: Any) -> int:
@@ -812,25 +807,20 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
     )
     for kind, alone in (("sampler", replace(method, pruner="")), ("pruner", replace(method, sampler=""))):
         try:
-            _try_out(alone)
+            with _silence_warnings():
+                study = load_optuna().create_study(sampler=_make_sampler(alone, 0), pruner=_make_pruner(alone))
+                for _ in range(2):
+                    trial = study.ask()
+                    trial.suggest_float("x", 0.0, 1.0)
+                    trial.report(0.0, 1)
+                    trial.should_prune()
+                    study.tell(trial, 0.0)
         except UsageError:
             raise
         except Exception as reason:  # whatever a class of Optuna, or what it needs, says of its arguments
             hint = "See the class in Optuna's documentation."
             raise _Refused(f"Optuna refuses the {kind}: {reason}", "search", kind, hint=hint) from reason
     return method
-
-
-def _try_out(method: SearchMethod) -> None:
-    """Check a search by running two trials in memory."""
-    with _silence_warnings():
-        study = load_optuna().create_study(sampler=_make_sampler(method, 0), pruner=_make_pruner(method))
-        for _ in range(2):
-            trial = study.ask()
-            trial.suggest_float("x", 0.0, 1.0)
-            trial.report(0.0, 1)
-            trial.should_prune()
-            study.tell(trial, 0.0)
 
 
 def _choice(given: str | dict[str, Any] | None, kind: str, default: str) -> tuple[str, dict[str, Any]]:

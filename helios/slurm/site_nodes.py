@@ -82,7 +82,20 @@ class MachineCounts:
 
     def add(self, line: ConfLine, names: tuple[str, ...]) -> None:
         """Add the nodes of one line."""
-        group = _node_group(line, names)
+        threads = line.whole("threadspercore", 1)
+        boards = line.whole("boards", 1)
+        sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
+        cpus = line.whole("cpus", line.whole("procs", 0)) or sockets * line.whole("corespersocket", 1) * threads
+        kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
+        features = line.text("features") or line.text("feature")
+        group = NodeGroup(
+            names=names,
+            cpus=max(1, cpus - kept_back),
+            memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
+            gpus=_gpus(line),
+            weight=line.whole("weight", 1),
+            features=tuple(re.split(r"[,&|]", features)) if features else (),
+        )
         self.nodes |= {name: replace(group, names=(name,)) for name in names}
 
     def set_partitions(self, members: Mapping[str, Sequence[str]]) -> None:
@@ -238,27 +251,6 @@ def _partition(line: ConfLine, name: str, nodes: tuple[str, ...]) -> PartitionRu
 
 def _mib(line: ConfLine, key: str) -> int:
     return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
-
-
-def _node_group(line: ConfLine, names: tuple[str, ...]) -> NodeGroup:
-    threads = line.whole("threadspercore", 1)
-    cpus = line.whole("cpus", line.whole("procs", 0)) or _count_cpus(line) * threads
-    kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
-    features = line.text("features") or line.text("feature")
-    return NodeGroup(
-        names=names,
-        cpus=max(1, cpus - kept_back),
-        memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
-        gpus=_gpus(line),
-        weight=line.whole("weight", 1),
-        features=tuple(re.split(r"[,&|]", features)) if features else (),
-    )
-
-
-def _count_cpus(line: ConfLine) -> int:
-    boards = line.whole("boards", 1)
-    sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
-    return sockets * line.whole("corespersocket", 1)
 
 
 def _gpus(line: ConfLine) -> dict[str, int]:
