@@ -59,19 +59,6 @@ def open_controller_warehouse(url: str) -> Iterator[Warehouse | HeliosError]:
         yield warehouse
 
 
-def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, domain: Domain) -> Ledger:
-    """Return the ledger of a cluster's domain.
-
-    Where the warehouse is not available, the ledger's methods raise the reason.
-    """
-    if isinstance(warehouse, HeliosError):
-        return UnavailableLedger(warehouse)
-    try:
-        return warehouse.ledger(cluster, domain=domain)
-    except HeliosError as problem:
-        return UnavailableLedger(problem)
-
-
 class ReadOnlyLedger:
     """Ledger that records nothing, for a planned cycle."""
 
@@ -561,7 +548,12 @@ class Controller(Generic[Memory]):
 
         Where the warehouse is not available, the ledger's methods raise the reason.
         """
-        return ledger_for(warehouse, self.site.name, domain=self.domain)
+        if isinstance(warehouse, HeliosError):
+            return UnavailableLedger(warehouse)
+        try:
+            return warehouse.ledger(self.site.name, domain=self.domain)
+        except HeliosError as problem:
+            return UnavailableLedger(problem)
 
 
 def lease_holder(settings: Settings) -> str:

@@ -201,10 +201,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
 
 def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:
     """Return when a pending job starts, or why that is not forecast."""
-    from helios.app.start_forecast import (  # noqa: PLC0415 - as above
-        forecast_start,
-        stored_widening,
-    )
+    from helios.app.start_forecast import forecast_start, stored_widening  # noqa: PLC0415 - it compiles
 
     try:
         site = cycles.site.rules()

@@ -260,8 +260,11 @@ def run_nightly(
     def nodes() -> str:
         snapshots.append(read_snapshot())
         snapshot = snapshots[0]
+        # One row per node and partition.
+        rows = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
+        rows = rows.explode("partition", ignore_index=True)
         with Warehouse.open(url) as warehouse:
-            warehouse.add_nodes(cluster, node_events_for(snapshot))
+            warehouse.add_nodes(cluster, NODES.conform(rows[NODES.names]))
         return f"{len(snapshot.nodes):,} nodes"
 
     def study_of_month() -> str:
@@ -316,12 +319,6 @@ def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, n
     return notices.send_due()
 
 
-def node_events_for(snapshot: Snapshot) -> pd.DataFrame:
-    """Return a snapshot's nodes as ``NODES``, one row per node and partition."""
-    nodes = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
-    return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
-
-
 def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
     """Delete rows older than their retention time.
 
@@ -362,12 +359,7 @@ def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None,
     """Check forecasts of starts on the last weeks."""
     if rules is None:
         return ""
-    from helios.app.start_forecast import (  # noqa: PLC0415 - it compiles
-        LOOKS_BACK,
-        WEEKS,
-        check_starts,
-        store_check,
-    )
+    from helios.app.start_forecast import LOOKS_BACK, WEEKS, check_starts, store_check  # noqa: PLC0415 - it compiles
 
     try:
         site = rules()
