@@ -198,15 +198,8 @@ class _Charliecloud(Runtime):
 
     def command(self, image: str, inside: Inside) -> list[str]:
         # ch-run binds TMPDIR at /tmp, and needs a USER.
-        words = [
-            "env",
-            "--unset=TMPDIR",
-            "USER=helios",
-            "ch-run",
-            "--env-no-expand",
-            "--unset-env=*",
-            f"--set-env=PATH={PATH}",
-        ]
+        words = ["env", "--unset=TMPDIR", "USER=helios", "ch-run", "--env-no-expand", "--unset-env=*"]
+        words.append(f"--set-env=PATH={PATH}")
         words += ["--set-env"] if (Path(image) / "ch" / "environment").is_file() else []
         own = {"HOME": inside.notes, **inside.environment}
         words += [f"--set-env={name}={value}" for name, value in own.items()]

@@ -569,8 +569,7 @@ class Coordinator:
             self._sync_at_s = time.time() + _SYNC_S
 
     def _trial(self, record: TrialRecord) -> Trial:
-        forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
-        fusible, most_fused = ("", 1)
+        fusible, most_fused = "", 1
         if not record.memory_kills:  # else it needs more room, which a process that it joins has not
             fusible, most_fused = self._fusion.group_key(record.number, record.parameters)
         return Trial(
@@ -581,7 +580,7 @@ class Coordinator:
             attempts=record.attempts,
             peak_memory_mib=record.peak_memory_mib,
             out_of_memory_mib=record.out_of_memory_mib,
-            forecast=forecast,
+            forecast=TrialForecast(memory_p95_mib=self.sweep.memory_mib),
             fusible=fusible,
             most_fused=most_fused,
         )
@@ -599,12 +598,14 @@ class Coordinator:
         forecasts = self._forecast(trials, runs)
         for trial, forecast in zip(trials, forecasts, strict=True):
             limit = forecast.memory_p95_mib or self.sweep.memory_mib
-            expected = replace(trial, forecast=replace(forecast, memory_p95_mib=limit))
-            if trial.number in self._waiting:
-                self._waiting[trial.number] = expected
-            else:
-                self._running[trial.number].trial = expected
+            self._replace_trial(replace(trial, forecast=replace(forecast, memory_p95_mib=limit)))
         self._forecast_at_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
+
+    def _replace_trial(self, trial: Trial) -> None:
+        if trial.number in self._waiting:
+            self._waiting[trial.number] = trial
+        else:
+            self._running[trial.number].trial = trial
 
     def _run(self, attempt: _Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
         """Return the use of an attempt."""
@@ -828,7 +829,7 @@ class Coordinator:
 
     def _idle_process(self, trial: Trial, device: Device, limit: float) -> FusedProcess | None:
         """Return an idle process that may take a trial."""
-        if self._fusion.is_separate(trial.number) or trial.out_of_memory_mib is not None:
+        if trial.number in self._fusion.separate or trial.out_of_memory_mib is not None:
             return None
         idle = (each for each in self._processes.values() if not each.trials and not each.closed)
         return next((each for each in idle if each.device is device and each.limit_mib == limit), None)
@@ -891,7 +892,7 @@ class Coordinator:
             if shared and (of_memory or crashed):
                 attempt.ended = {"ended": "together"}
             if crashed:  # who is to blame is not known
-                self._fusion.start_separately(attempt.trial.number)
+                self._fusion.separate.add(attempt.trial.number)
         if shared and of_memory:
             self._fusion.limit_fused(left[0].trial.parameters, len(left) // 2)
         if status == 0:  # it had gone when they were told to it
@@ -905,11 +906,12 @@ class Coordinator:
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "memory":
             for number, mib in event["mib"].items():
-                if (process := self._processes.get(int(number))) is not None:
-                    self._take_memory(process, mib)
-                elif (attempt := self._running.get(int(number))) is not None:
-                    peak = max(mib, attempt.trial.peak_memory_mib or 0.0)
-                    attempt.trial = replace(attempt.trial, memory_mib=mib, peak_memory_mib=peak)
+                process = self._processes.get(int(number))
+                numbers = [int(number)] if process is None else process.trials
+                for attempt in [self._running[each] for each in numbers if each in self._running]:
+                    share = mib / len(numbers)  # the trials of a process in equal parts
+                    peak = max(share, attempt.trial.peak_memory_mib or 0.0)
+                    attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
         elif event["event"] == "warm_failed":
             self._note(f"Trials start without the warm process: {event['reason']}")
         elif event["event"] == "mps_failed":
@@ -921,13 +923,6 @@ class Coordinator:
                 self._process_ended(process, event)
             else:
                 self._attempt_ended(self._running[event["number"]], event)
-
-    def _take_memory(self, process: FusedProcess, mib: float) -> None:
-        """Count the memory of a process in equal parts for its trials."""
-        for number in process.trials:
-            trial, share = self._running[number].trial, mib / len(process.trials)
-            peak = max(share, trial.peak_memory_mib or 0.0)
-            self._running[number].trial = replace(trial, memory_mib=share, peak_memory_mib=peak)
 
     def _read(self, attempt: _Attempt, *, to_end: bool = False) -> None:
         """Handle the reports of a trial."""
@@ -994,11 +989,7 @@ class Coordinator:
         for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())] if changed else ():
             if trial.fusible:
                 fusible, most = self._fusion.group_key(trial.number, trial.parameters)
-                known = replace(trial, fusible=fusible, most_fused=most)
-                if trial.number in self._waiting:
-                    self._waiting[trial.number] = known
-                else:
-                    self._running[trial.number].trial = known
+                self._replace_trial(replace(trial, fusible=fusible, most_fused=most))
 
     def _prune(self, attempt: _Attempt) -> None:
         attempt.pruned = True

@@ -474,26 +474,23 @@ class StateFile:
 
     def _write(self, *, lasting: bool) -> None:
         with self.exclusive():
-            self._write_now(lasting=lasting)
-
-    def _write_now(self, *, lasting: bool) -> None:
-        lines = b"".join(self._unwritten)
-        try:
-            written = 0
-            while written < len(lines):
-                written += os.pwrite(self._handle, lines[written:], self._length + written)
-            if lasting:
-                os.fdatasync(self._handle)
-        except OSError as reason:
-            os.ftruncate(self._handle, self._length)
-            full = reason.errno in {errno.ENOSPC, errno.EDQUOT}
-            self.problem = "the disk is full" if full else (reason.strerror or str(reason))
-            self._retry_at_s = time.monotonic() + _RETRY_S
-            return
-        self.unsynced = not lasting
-        self._length += len(lines)
-        self._unwritten.clear()
-        self.problem = ""
+            lines = b"".join(self._unwritten)
+            try:
+                written = 0
+                while written < len(lines):
+                    written += os.pwrite(self._handle, lines[written:], self._length + written)
+                if lasting:
+                    os.fdatasync(self._handle)
+            except OSError as reason:
+                os.ftruncate(self._handle, self._length)
+                full = reason.errno in {errno.ENOSPC, errno.EDQUOT}
+                self.problem = "the disk is full" if full else (reason.strerror or str(reason))
+                self._retry_at_s = time.monotonic() + _RETRY_S
+                return
+            self.unsynced = not lasting
+            self._length += len(lines)
+            self._unwritten.clear()
+            self.problem = ""
 
     def close(self) -> None:
         """Close the file, which frees the lock."""
