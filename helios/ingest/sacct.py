@@ -141,14 +141,6 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
-def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
-    """Parse TRES lists.
-
-    An example of one is ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``.
-    """
-    return DistinctColumn(texts, _tres, Tres())
-
-
 def gpus_per_node(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
@@ -194,6 +186,7 @@ def _matches(texts: pa.Array, pattern: str) -> Mask:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _tres(text: str) -> Tres:
+    """Parse a TRES list such as ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``."""
     counts: dict[str, float] = {}
     typed: dict[str, float] = {}
     for entry in filter(None, text.split(",")):
@@ -565,7 +558,7 @@ class _SacctTranslation(Translation):
         self.jobs[f"{name}_requested"] = np.where(requested > 0, requested, np.nan)
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
-        found = tres_lists(self.texts(*fields))
+        found = DistinctColumn(self.texts(*fields), _tres, Tres())
         self.results.refuse(found.unreadable, Reason.UNREADABLE_TRES)
         return found
 
