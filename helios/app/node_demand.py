@@ -82,7 +82,7 @@ class NodeDemand:
 
     def _forecast(self, snapshot: Snapshot, ended_s: int) -> Demand | None:
         history, zone = self._history(snapshot)
-        self.why_not = _unplaced(history)
+        self.why_not = _why_no_nodes(history)
         if self.why_not:
             return None
         demand = busy_by_pool(history, snapshot, ended_s=ended_s)
@@ -162,7 +162,7 @@ _SUSPENDED_LEARNING = (
 _NO_NODES = "no node of the cluster is in service"
 
 
-def _unplaced(history: pd.DataFrame) -> str:
+def _why_no_nodes(history: pd.DataFrame) -> str:
     """Return why the history does not say which nodes were busy.
 
     Empty: it does, or no job has ended.

@@ -151,7 +151,7 @@ def replay_cluster_for(
     """
     named = jobs["partition"].astype("str")
     if nodes is None:
-        return _from_peak(jobs, named, resource, gpus_per_node)
+        return _from_peak_demand(jobs, named, resource, gpus_per_node)
     notes: list[str] = []
     name = next(iter(nodes), "")
     if len(nodes) == 1 and (name in POOL_NAMES or named.isna().all()):
@@ -265,7 +265,7 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
     )
 
 
-def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> ReplayCluster:
+def _from_peak_demand(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> ReplayCluster:
     named = named.fillna(POOL)
     recorded = jobs["started_at"].notna() & jobs["ended_at"].notna()
     start = jobs["started_at"].where(recorded, jobs["submitted_at"]).astype("int64").to_numpy() // 1_000_000
@@ -279,12 +279,12 @@ def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_nod
     advice = "" if recorded.all() else " Hardly a job queues on so large a cluster: describe the real one with --nodes."
     note = (
         f"No --nodes given: the cluster is taken from the peak demand {basis}: "
-        f"{_listed(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s.{advice}"
+        f"{_list_nodes(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s.{advice}"
     )
     return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
 
 
-def _listed(nodes: Mapping[str, int]) -> str:
+def _list_nodes(nodes: Mapping[str, int]) -> str:
     shown = ", ".join(f"{name}={count}" for name, count in list(nodes.items())[:12])
     return shown if len(nodes) <= 12 else f"{shown}, ... ({len(nodes)} partitions, {sum(nodes.values())} nodes)"
 

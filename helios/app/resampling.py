@@ -179,7 +179,11 @@ def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) 
         moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
         later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
         return _taken(setup, np.arange(len(later_s)), later_s)
-    return _jittered(setup, rng) if resampler.over is ResampledUnit.SEEDS else _laid_end_to_end(setup, resampler, rng)
+    return (
+        _jitter_bursts(setup, rng)
+        if resampler.over is ResampledUnit.SEEDS
+        else _concatenate_blocks(setup, resampler, rng)
+    )
 
 
 def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
@@ -191,7 +195,7 @@ def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, reques
     return DeduplicatingPredictor(predictor_for(firsts, taught, request), setup.first)
 
 
-def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
+def _concatenate_blocks(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
     submitted_s = setup.workload.submitted_s
     block = np.where(setup.counted, (submitted_s - resampler.begins_s) // resampler.block_s, -1)
     rows_of = [np.flatnonzero(block == number) for number in range(resampler.blocks)]
@@ -214,7 +218,7 @@ def _users(setup: ReplaySetup) -> NDArray[np.int64]:
     return setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
 
 
-def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
+def _jitter_bursts(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     """Move each burst of arrivals to another second of its hour.
 
     A burst is the jobs that one user submits in one second.

@@ -310,7 +310,7 @@ def find_container(sweep: TrainingSweep, folder: Path, *, gpus: bool) -> Contain
                     hint="Check its name; paths are relative to the folder in which trials run, which is passed in.",
                 )
             return Container(runtime=name, image=image, gpus=gpus, how=how)
-    machine = _machine_of(Path(choice.image))
+    machine = _image_architecture(Path(choice.image))
     if machine and machine != platform.machine():
         raise UsageError(
             f"The container image {choice.image} is for {machine}, and this machine is {platform.machine()}.",
@@ -369,7 +369,7 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def _machine_of(image: Path) -> str:
+def _image_architecture(image: Path) -> str:
     """Return the machine that an unpacked image is for, empty if unknown."""
     for name in ("usr/bin/python3", "bin/sh", "usr/bin/env"):
         place = image / name

@@ -497,7 +497,7 @@ class Coordinator:
 
     def _end(self, attempt: _Attempt, grace_s: float) -> None:
         number = attempt.trial.number if attempt.process is None else attempt.process.number
-        if (agent := self._agents.get(_node_of(attempt.device))) is not None:
+        if (agent := self._agents.get(_node_name(attempt.device))) is not None:
             agent.send({"do": "end", "number": number, "grace_s": grace_s})
 
     # Trials before they start.
@@ -803,7 +803,7 @@ class Coordinator:
 
     def _order_start(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Have the agent of a device start a process."""
-        node = self._nodes.get(_node_of(device))
+        node = self._nodes.get(_node_name(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
         if (threads := self.sweep.env.get("OMP_NUM_THREADS")) is not None:
             # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
@@ -812,7 +812,7 @@ class Coordinator:
             # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
             limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(order['limit_mib'])}M"}
             on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
-        self._agents[_node_of(device)].send(
+        self._agents[_node_name(device)].send(
             {
                 "do": "start",
                 **order,
@@ -1112,12 +1112,12 @@ class Coordinator:
         self._agents.pop(name).close()
         if not name:
             agent.kill_leftovers(self.state.pool)
-        self._processes = {at: each for at, each in self._processes.items() if _node_of(each.device) != name}
-        for attempt in [each for each in self._running.values() if _node_of(each.device) == name]:
+        self._processes = {at: each for at, each in self._processes.items() if _node_name(each.device) != name}
+        for attempt in [each for each in self._running.values() if _node_name(each.device) == name]:
             event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
             self._attempt_ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
-            self.devices = tuple(device for device in self.devices if _node_of(device) != name)
+            self.devices = tuple(device for device in self.devices if _node_name(device) != name)
             self._by_name = {device.name: device for device in self.devices}
             if not self.devices or not name:
                 raise HeliosError(
@@ -1140,7 +1140,7 @@ class Coordinator:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
 
 
-def _node_of(device: Device) -> str:
+def _node_name(device: Device) -> str:
     """Return the name of a device's node, empty for this one."""
     return device.name.rpartition("/")[0]
 

@@ -121,7 +121,7 @@ class MachineCounts:
             self._node_defaults |= line.words
             return
         whole = replace(line, words={**self._node_defaults, **line.words})
-        names = _expanded(whole, "nodename", whole.text("nodename"))
+        names = _expand_names(whole, "nodename", whole.text("nodename"))
         self._note_unknown_keys(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
         state = whole.text("state").lower()
         if state.startswith(_DOWN_STATES):
@@ -153,7 +153,7 @@ class MachineCounts:
             elif word in self.sets:
                 members += self.sets[word]
             elif word:
-                members += _expanded(line, "nodes", word)
+                members += _expand_names(line, "nodes", word)
         if missing := [name for name in dict.fromkeys(members) if name not in self.nodes]:
             self.notes.append(
                 f"{line.words.get(line.title)} has {len(missing):,} nodes that are not described or left out, "
@@ -189,7 +189,7 @@ def parse_sinfo(text: str) -> MachineCounts:
     for number, row in printed[1:]:
         words = {head.lower(): word for head, word in zip(heads, row.split(separator), strict=False)}
         line = ConfLine(number=number, title="nodelist", words=words)
-        names = _expanded(line, "nodelist", line.text("nodelist"))
+        names = _expand_names(line, "nodelist", line.text("nodelist"))
         translated = {
             "cpus": words.get("cpus", ""),
             "realmemory": re.sub(r"\D.*", "", words.get("memory", "")),
@@ -209,7 +209,7 @@ def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]
     members: dict[str, list[str]] = {}
     unwell = 0
     for line in nodes:
-        names = _expanded(line, "nodename", line.text("nodename"))
+        names = _expand_names(line, "nodename", line.text("nodename"))
         translated = {
             **{key: line.text(key) for key in ("gres", "weight", "realmemory", "memspeclimit")},
             "cpus": line.text("cpuefctv") or line.text("cputot"),
@@ -271,7 +271,7 @@ def _gpus(line: ConfLine) -> dict[str, int]:
     return found
 
 
-def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
+def _expand_names(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
     try:
         return expand(text)
     except HostlistInvalid as reason:

@@ -241,10 +241,10 @@ class PoweredNodes:
             self._power_down(node)
 
     def _next(self) -> tuple[datetime, Callable[[], None]] | None:
-        events = [event for node in self._nodes.values() if (event := self._event_of(node)) is not None]
+        events = [event for node in self._nodes.values() if (event := self._node_event(node)) is not None]
         return min(events, key=lambda event: event[0], default=None)
 
-    def _event_of(self, node: PoweredNode) -> tuple[datetime, Callable[[], None]] | None:
+    def _node_event(self, node: PoweredNode) -> tuple[datetime, Callable[[], None]] | None:
         if node.down:
             return None
         if node.power is NodePower.FALLING_ASLEEP:
