@@ -401,8 +401,15 @@ class Controller(Generic[Memory]):
         The configuration in force.
     clock : callable
         Returns the time, aware.
-    store : ControllerStateStore
-        The controller's state between cycles.
+
+    Attributes
+    ----------
+    domain : Domain
+        What it acts on.
+    lock : str
+        File that keeps its cycles apart from those of other processes.
+    kind, memory, released, released_file
+        As in :class:`ControllerStateStore`.
 
     Raises
     ------
@@ -412,20 +419,24 @@ class Controller(Generic[Memory]):
 
     domain: Domain
     lock: str
+    kind: type[Memory]
+    memory: str
+    released: str
+    released_file: str
 
-    def __init__(
-        self,
-        site: LiveCluster,
-        settings: Settings,
-        *,
-        clock: Callable[[], datetime],
-        store: ControllerStateStore[Memory],
-    ) -> None:
+    def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime]) -> None:
         self.site, self.settings, self.clock = site, settings, clock
-        self.store: ControllerStateStore[Memory] = store
+        self.folder = Path(settings.control.state_folder)
+        self.store: ControllerStateStore[Memory] = ControllerStateStore(
+            kind=self.kind,
+            cluster=site.name,
+            folder=self.folder,
+            memory=self.memory,
+            released=self.released,
+            released_file=self.released_file,
+        )
         self.holder = lease_holder(settings)
         self.services = configured_services(settings, domain=self.domain)
-        self.folder = store.folder
 
     def modes(self) -> dict[str, ServiceMode]:
         """Return the mode of each service as it was set last.

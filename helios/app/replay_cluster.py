@@ -272,7 +272,7 @@ def _from_peak_demand(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_
     end = start + np.maximum(jobs["run_time_s"].to_numpy(), 1)
     size = jobs[resource].to_numpy()
     nodes = {
-        str(partition): int(max(1, -(-_peak(start[rows], end[rows], size[rows]) // gpus_per_node)))
+        str(partition): int(max(1, -(-_peak_demand(start[rows], end[rows], size[rows]) // gpus_per_node)))
         for partition, rows in sorted(named.groupby(named).indices.items())
     }
     basis = "as recorded" if recorded.all() else "if every job without a recorded start had started at once"
@@ -289,7 +289,7 @@ def _list_nodes(nodes: Mapping[str, int]) -> str:
     return shown if len(nodes) <= 12 else f"{shown}, ... ({len(nodes)} partitions, {sum(nodes.values())} nodes)"
 
 
-def _peak(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
+def _peak_demand(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
     at = np.concatenate([start, end])
     change = np.concatenate([size, -size])
     # At equal times, ends are processed before starts, as in the simulator.

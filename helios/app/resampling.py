@@ -178,12 +178,10 @@ def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) 
         user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
         moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
         later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
-        return _taken(setup, np.arange(len(later_s)), later_s)
-    return (
-        _jitter_bursts(setup, rng)
-        if resampler.over is ResampledUnit.SEEDS
-        else _concatenate_blocks(setup, resampler, rng)
-    )
+        return _take_jobs(setup, np.arange(len(later_s)), later_s)
+    if resampler.over is ResampledUnit.SEEDS:
+        return _jitter_bursts(setup, rng)
+    return _concatenate_blocks(setup, resampler, rng)
 
 
 def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
@@ -210,7 +208,7 @@ def _concatenate_blocks(setup: ReplaySetup, resampler: Resampler, rng: np.random
     sizes = [len(rows_of[number]) for number in drawn]
     later_s = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(moved, sizes)])
     place = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(resampler.blocks), sizes)])
-    return _taken(setup, rows, later_s.astype(np.int64), place)
+    return _take_jobs(setup, rows, later_s.astype(np.int64), place)
 
 
 def _users(setup: ReplaySetup) -> NDArray[np.int64]:
@@ -228,10 +226,10 @@ def _jitter_bursts(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
     # No job moves before the begin of the replay: what came before it is the predictor's history.
     drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
-    return _taken(setup, np.arange(len(drawn_s)), np.where(setup.counted, drawn_s - submitted_s, 0))
+    return _take_jobs(setup, np.arange(len(drawn_s)), np.where(setup.counted, drawn_s - submitted_s, 0))
 
 
-def _taken(
+def _take_jobs(
     setup: ReplaySetup,
     rows: NDArray[np.int64],
     later_s: NDArray[np.int64],

@@ -186,7 +186,10 @@ def _matches(texts: pa.Array, pattern: str) -> Mask:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _tres(text: str) -> Tres:
-    """Parse a TRES list such as ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``."""
+    """Parse a TRES list.
+
+    An example of one is ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``.
+    """
     counts: dict[str, float] = {}
     typed: dict[str, float] = {}
     for entry in filter(None, text.split(",")):

@@ -434,7 +434,7 @@ def read_training_sweep(path: Path) -> TrainingSweep:
     except (tomllib.TOMLDecodeError, RecursionError) as reason:
         raise UsageError(f"{path} cannot be read as TOML: {reason}.", hint=f"See {PAGE} for an example.") from reason
     try:
-        return _sweep(path, _checked(_SweepTable, content))
+        return _sweep(path, _validate(_SweepTable, content))
     except _Refused as reason:
         line = line_number(text, reason.keys)
         hint = reason.hint or f"See {PAGE} for an example."
@@ -486,7 +486,7 @@ def line_number(text: str, keys: Sequence[str | int]) -> int:
     return best
 
 
-def _checked(table: type[Table], content: Any, *at: str) -> Table:
+def _validate(table: type[Table], content: Any, *at: str) -> Table:
     """Return a validated part of the file.
 
     Raises
@@ -575,7 +575,7 @@ def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
     for key in ("command", "container", "events", "reads_parameters"):
         if getattr(table, key):
             raise _Refused(f"[fused] and {key} exclude each other", key, hint=f"Leave {key} or [fused] out.")
-    fused_table = _checked(_FusedTable, table.fused, "fused")
+    fused_table = _validate(_FusedTable, table.fused, "fused")
     if not (cwd / fused_table.program).is_file():
         hint = "Paths are relative to the file, or to cwd."
         raise _Refused(f"{fused_table.program} is not in {cwd}", "fused", "program", hint=hint)
@@ -608,7 +608,7 @@ def _container(given: str | dict[str, Any] | None, folder: Path) -> ContainerCho
     """Return an image that is there, where it is a file."""
     if given is None:
         return None
-    table = _checked(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
+    table = _validate(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
     if table.runtime is not None and table.runtime not in RUNTIMES:
         hint = f"Known: {', '.join(RUNTIMES)}; or leave it out."
         raise _Refused(f"the container runtime {table.runtime!r} is unknown", "container", hint=hint)
@@ -742,7 +742,7 @@ def _space(name: str, given: Any) -> tuple[Value, ...] | ValueRange:
 
 def _range(name: str, given: dict[str, Any]) -> ValueRange:
     at = ("parameters", name)
-    table = _checked(_RangeTable, given, *at)
+    table = _validate(_RangeTable, given, *at)
     numbers = [table.low, table.high, *([table.step] if table.step is not None else [])]
     if fault := next(filter(None, map(_value_fault, numbers)), ""):
         raise _Refused(f"an end of {name} {fault}", *at)
