@@ -59,19 +59,6 @@ def open_controller_warehouse(url: str) -> Iterator[Warehouse | HeliosError]:
         yield warehouse
 
 
-def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, domain: Domain) -> Ledger:
-    """Return the ledger of a cluster's domain.
-
-    Where the warehouse is not available, the ledger's methods raise the reason.
-    """
-    if isinstance(warehouse, HeliosError):
-        return UnavailableLedger(warehouse)
-    try:
-        return warehouse.ledger(cluster, domain=domain)
-    except HeliosError as problem:
-        return UnavailableLedger(problem)
-
-
 class ReadOnlyLedger:
     """Ledger that records nothing, for a planned cycle."""
 
@@ -212,25 +199,21 @@ def process_identity(folder: Path) -> str:
     system.
     """
     try:
-        number = _state_folder_number(folder)
+        file = folder / IDENTITY
+        if not file.exists():
+            make_folder(folder)
+            fresh = folder / f".{IDENTITY}.{uuid4().hex}"
+            write_private(fresh, f"{uuid4().hex}\n".encode(), mode=OWN, lasting=True)
+            try:
+                with suppress(FileExistsError):  # another process created it first
+                    os.link(fresh, file)
+            finally:
+                fresh.unlink()
+        number = file.read_text(encoding="ascii", errors="replace")
     except OSError:
         number = _OF_THIS_PROCESS  # a process that cannot write there cannot run a cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
-
-
-def _state_folder_number(folder: Path) -> str:
-    file = folder / IDENTITY
-    if not file.exists():
-        make_folder(folder)
-        fresh = folder / f".{IDENTITY}.{uuid4().hex}"
-        write_private(fresh, f"{uuid4().hex}\n".encode(), mode=OWN, lasting=True)
-        try:
-            with suppress(FileExistsError):  # another process created it first
-                os.link(fresh, file)
-        finally:
-            fresh.unlink()
-    return file.read_text(encoding="ascii", errors="replace")
 
 
 def _try_lock(handle: int) -> bool:
@@ -418,8 +401,15 @@ class Controller(Generic[Memory]):
         The configuration in force.
     clock : callable
         Returns the time, aware.
-    store : ControllerStateStore
-        The controller's state between cycles.
+
+    Attributes
+    ----------
+    domain : Domain
+        What it acts on.
+    lock : str
+        File that keeps its cycles apart from those of other processes.
+    kind, memory, released, released_file
+        As in :class:`ControllerStateStore`.
 
     Raises
     ------
@@ -429,20 +419,24 @@ class Controller(Generic[Memory]):
 
     domain: Domain
     lock: str
+    kind: type[Memory]
+    memory: str
+    released: str
+    released_file: str
 
-    def __init__(
-        self,
-        site: LiveCluster,
-        settings: Settings,
-        *,
-        clock: Callable[[], datetime],
-        store: ControllerStateStore[Memory],
-    ) -> None:
+    def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime]) -> None:
         self.site, self.settings, self.clock = site, settings, clock
-        self.store: ControllerStateStore[Memory] = store
+        self.folder = Path(settings.control.state_folder)
+        self.store: ControllerStateStore[Memory] = ControllerStateStore(
+            kind=self.kind,
+            cluster=site.name,
+            folder=self.folder,
+            memory=self.memory,
+            released=self.released,
+            released_file=self.released_file,
+        )
         self.holder = lease_holder(settings)
         self.services = configured_services(settings, domain=self.domain)
-        self.folder = store.folder
 
     def modes(self) -> dict[str, ServiceMode]:
         """Return the mode of each service as it was set last.
@@ -565,7 +559,12 @@ class Controller(Generic[Memory]):
 
         Where the warehouse is not available, the ledger's methods raise the reason.
         """
-        return ledger_for(warehouse, self.site.name, domain=self.domain)
+        if isinstance(warehouse, HeliosError):
+            return UnavailableLedger(warehouse)
+        try:
+            return warehouse.ledger(self.site.name, domain=self.domain)
+        except HeliosError as problem:
+            return UnavailableLedger(problem)
 
 
 def lease_holder(settings: Settings) -> str:

@@ -152,13 +152,13 @@ def watch_cluster(
     PartitionUnknown
         A replay is needed, and the nodes named are not those of its partitions.
     """
-    jobs, notes = _usable(history, asked)
+    jobs, notes = _usable_jobs(history, asked)
     progress("Counting busy nodes", 0.0)
     known = jobs["started_at"].notna() & jobs["ended_at"].notna()
     if known.mean() >= _FEWEST_STARTED:
-        counted = _as_recorded(jobs[known].reset_index(drop=True), asked)
+        counted = _count_recorded(jobs[known].reset_index(drop=True), asked)
     else:
-        counted = _as_replayed(jobs[jobs["run_time_s"].notna()].reset_index(drop=True), asked)
+        counted = _count_replayed(jobs[jobs["run_time_s"].notna()].reset_index(drop=True), asked)
     progress("Counting busy nodes", 1.0)
     steps_s = counted.first_s + STEP_S * np.arange(1, len(counted.busy) + 1, dtype=np.int64)
     return DemandHistory(
@@ -188,7 +188,7 @@ class _Counted:
     notes: tuple[str, ...]
 
 
-def _usable(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.DataFrame, list[str]]:
+def _usable_jobs(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.DataFrame, list[str]]:
     jobs = history.jobs
     if asked.partition is not None:
         jobs = jobs[(jobs["partition"].astype("str") == asked.partition).to_numpy(dtype=bool, na_value=False)]
@@ -216,7 +216,7 @@ def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float6
     return np.asarray(jobs["nodes"].fillna(1.0).to_numpy(), dtype=np.float64)
 
 
-def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
+def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     start_s, end_s = (
         whole_seconds(jobs["started_at"], otherwise=NEVER_S),
         whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
@@ -249,7 +249,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     return _Counted(jobs=jobs, first_s=first_s, busy=busy, total=total, notes=tuple(notes))
 
 
-def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
+def _count_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     resource, chosen = choose_resource(jobs)
     machine = replay_cluster_for(
         jobs, resource=resource, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, skip_oversized=True

@@ -54,7 +54,19 @@ def run_demo(
     HeliosError
         The folder cannot be written, or the month is too short to learn from.
     """
-    trace, url = _make_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
+    step = f"Making {days} days of a cluster like {profile.capitalize()}"
+    progress(step, 0.0)
+    trace, warehouse = folder / f"{profile}.csv.gz", folder / "helios.db"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        warehouse.unlink(missing_ok=True)
+        write_helios_csv(synthetic_trace(profile=profile, start=FIRST_DAY, days=days, seed=seed), trace)
+    except OSError as reason:
+        raise WarehouseUnavailable(
+            f"{folder} cannot be written: {reason}", hint="Choose another: --folder DIR"
+        ) from reason
+    progress(step, 1.0)
+    url = f"sqlite:///{warehouse}"
     ingest(trace, url=url, timezone="UTC", cluster=profile, progress=progress)
     history = load_history(url=url, cluster=profile)
     split = FIRST_DAY + TRAINING_SHARE * timedelta(days=days)
@@ -73,19 +85,3 @@ def run_demo(
         evaluation=judge(history, train_until=split, test_fraction=1 - TRAINING_SHARE, seed=seed, progress=progress),
         result=replace(result, check=check_order(history, request, progress=progress)),
     )
-
-
-def _make_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
-    step = f"Making {days} days of a cluster like {profile.capitalize()}"
-    progress(step, 0.0)
-    trace, warehouse = folder / f"{profile}.csv.gz", folder / "helios.db"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        warehouse.unlink(missing_ok=True)
-        write_helios_csv(synthetic_trace(profile=profile, start=FIRST_DAY, days=days, seed=seed), trace)
-    except OSError as reason:
-        raise WarehouseUnavailable(
-            f"{folder} cannot be written: {reason}", hint="Choose another: --folder DIR"
-        ) from reason
-    progress(step, 1.0)
-    return trace, f"sqlite:///{warehouse}"

@@ -51,7 +51,8 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         Name to use where the cluster cannot say its own. None for the only one of the warehouse.
     """
     found = preflight(settings)
-    name = cluster or _found_cluster_name(found) or _only_name(settings)
+    answers = (it.message.split() for it in found if it.check == "controller" and "answers" in it.message)
+    name = cluster or next((words[1] for words in answers), None) or _only_name(settings)
     checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
@@ -117,12 +118,6 @@ def _run_check(check: Callable[[], Iterator[PreflightFinding]]) -> list[Prefligh
         return list(check())
     except HeliosError as reason:
         return [_finding("helios", FAIL, reason.message, reason.hint)]
-
-
-def _found_cluster_name(found: list[PreflightFinding]) -> str | None:
-    """Return the cluster's name from the finding that its controller answers."""
-    answers = (it.message.split() for it in found if it.check == "controller" and "answers" in it.message)
-    return next((words[1] for words in answers), None)
 
 
 def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[PreflightFinding]:

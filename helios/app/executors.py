@@ -226,12 +226,12 @@ class SweepWorker:
         request, about = cell.request, cell.to_json()
         machine = str({name: about[name] for name in OF_THE_SETUP})
         with self._lock:
-            original = setup = _cached(self._setups, machine, lambda: prepare_replay(self._history, request))
+            original = setup = _get_or_make(self._setups, machine, lambda: prepare_replay(self._history, request))
             resampler, predictor, taught = None, None, None
             if cell.repeat:
                 of_draw = f"{machine} {cell.repeat} {cell.over} {request.seed}"
                 resampler = resampler_for(original, cell.over)
-                setup = _cached(
+                setup = _get_or_make(
                     self._drawn,
                     of_draw,
                     lambda: redraw(original, resampler, repeat=cell.repeat, seed=request.seed),
@@ -239,7 +239,7 @@ class SweepWorker:
             if cell.plan.uses_predictions:
                 # What was learned before the window does not depend on the draw, so all draws share it.
                 of_model = f"{len(original.before)} {original.workload.submitted_s[0]} {request.seed}"
-                taught = _cached(
+                taught = _get_or_make(
                     self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
                 )
         if cell.plan.uses_predictions:
@@ -256,7 +256,7 @@ class SweepWorker:
         }
 
 
-def _cached(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
+def _get_or_make(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
     """Return the cached value of ``key``, computing it if it is missing.
 
     The oldest values are dropped beyond ``MOST_KEPT``.

@@ -201,10 +201,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
 
 def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:
     """Return when a pending job starts, or why that is not forecast."""
-    from helios.app.start_forecast import (  # noqa: PLC0415 - as above
-        forecast_start,
-        stored_widening,
-    )
+    from helios.app.start_forecast import forecast_start, stored_widening  # noqa: PLC0415 - it compiles
 
     try:
         site = cycles.site.rules()
@@ -398,10 +395,13 @@ def explain_node(cycles: NodeController, node: str) -> NodeExplanation:
     if node not in set(snapshot.nodes["name"]):
         raise NodeUnknown(f"The cluster has no node {node!r}.", hint="See all: sinfo --Node, or helios power status")
     applied_changes, memory = _applied_changes(cycles), cycles.remembered()
+    since = snapshot.taken_at - NODE_LOOK_BACK
+    with Warehouse.open(cycles.settings.database.url) as warehouse:
+        made = read_or_empty(lambda: warehouse.decisions_about(cycles.site.name, node, since=since), DECISIONS)
     return NodeExplanation(
         node=node,
         facts=tuple(_facts(snapshot, node, applied_changes[applied_changes["node"] == node], memory)),
-        decisions=_decisions(cycles, node, snapshot),
+        decisions=made.sort_values("decided_at", ascending=False, kind="stable", ignore_index=True),
     )
 
 
@@ -437,10 +437,3 @@ def _applied_changes(cycles: NodeController) -> pd.DataFrame:
     with Warehouse.open(cycles.settings.database.url) as warehouse:
         ledger = warehouse.ledger(cycles.site.name, domain=Domain.NODES)
         return read_or_empty(ledger.applied_changes, APPLIED_NODE_CHANGES)
-
-
-def _decisions(cycles: NodeController, node: str, snapshot: Snapshot) -> pd.DataFrame:
-    since = snapshot.taken_at - NODE_LOOK_BACK
-    with Warehouse.open(cycles.settings.database.url) as warehouse:
-        made = read_or_empty(lambda: warehouse.decisions_about(cycles.site.name, node, since=since), DECISIONS)
-    return made.sort_values("decided_at", ascending=False, kind="stable", ignore_index=True)

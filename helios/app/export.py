@@ -343,13 +343,26 @@ def _write_layouts(
     folder: Path, jobs: pd.DataFrame, history: LoadedHistory, request: ExportRequest, progress: Progress
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Write a file in each layout, and return their limits."""
-    notes, lost = [*history.notes], {}
+    notes, lost, timezone = [*history.notes], {}, history.timezone
     for place, layout in enumerate(request.layouts):
         progress("Writing", place / len(request.layouts))
         path = folder / NAMES[layout]
         os.close(open_private(path))
-        notes += _write_layout(layout, jobs, path, history, anonymous=request.anonymous)
-        if missing := _lost_columns(jobs, layout):
+        if layout is ExportLayout.PARQUET:
+            write_parquet(jobs, path, cluster=ANONYMOUS if request.anonymous else history.cluster, timezone=timezone)
+            continue
+        if layout is ExportLayout.HELIOS:
+            held = helios_csv.COLUMNS_HELD
+            helios_csv.write_helios_csv(jobs, path, timezone=timezone)
+            notes.append(f"Times in {path.name} carry no zone: load it with --timezone {timezone}.")
+        else:
+            held = swf.COLUMNS_HELD
+            named = None if request.anonymous else history.cluster
+            notes += swf.write_swf(jobs, path, timezone=timezone, cluster=named, machine=history.machine)
+            notes.append(f"Hours in {path.name} are the cluster's own if it is loaded with --timezone {timezone}.")
+        present = (jobs["gpus"] > 0).any(), jobs.notna().any()
+        valued = [name for name in JOBS.names if (present[0] if name == "gpus" else present[1][name])]
+        if missing := [name for name in valued if name not in held | {"restart"}]:
             lost[path.name] = missing
     progress("Writing", 1.0)
     return lost, tuple(notes)
@@ -372,32 +385,6 @@ def _note_other_files(out: Path, files: Sequence[Path]) -> tuple[str, ...]:
     """Return a note on other files in the folder."""
     others = sorted({path.name for path in out.iterdir()} - {path.name for path in files})
     return (f"{out} also holds {', '.join(others[:5])}, which is no part of this export.",) if others else ()
-
-
-def _write_layout(
-    layout: ExportLayout, jobs: pd.DataFrame, path: Path, history: LoadedHistory, *, anonymous: bool
-) -> tuple[str, ...]:
-    cluster, timezone = ANONYMOUS if anonymous else history.cluster, history.timezone
-    if layout is ExportLayout.PARQUET:
-        write_parquet(jobs, path, cluster=cluster, timezone=timezone)
-        return ()
-    if layout is ExportLayout.HELIOS:
-        helios_csv.write_helios_csv(jobs, path, timezone=timezone)
-        return (f"Times in {path.name} carry no zone: load it with --timezone {timezone}.",)
-    named = None if anonymous else cluster
-    notes = swf.write_swf(jobs, path, timezone=timezone, cluster=named, machine=history.machine)
-    return (*notes, f"Hours in {path.name} are the cluster's own if it is loaded with --timezone {timezone}.")
-
-
-def _lost_columns(jobs: pd.DataFrame, layout: ExportLayout) -> list[str]:
-    """Return the columns with values that a layout has no place for."""
-    if layout is ExportLayout.PARQUET:
-        return []
-    held = helios_csv.COLUMNS_HELD if layout is ExportLayout.HELIOS else swf.COLUMNS_HELD
-    valued = [
-        name for name in JOBS.names if bool((jobs["gpus"] > 0).any() if name == "gpus" else jobs[name].notna().any())
-    ]
-    return [name for name in valued if name not in held | {"restart"}]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

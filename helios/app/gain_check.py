@@ -180,7 +180,7 @@ def refuse_without_gain(
         history,
         request,
         service,
-        beside=_other_services(settings, name),
+        beside={other: build(other, options) for other, options in settings.services.items() if other != name},
         most_of_one_user=settings.control.most_of_one_user,
         progress=progress,
     )
@@ -190,7 +190,3 @@ def refuse_without_gain(
             hint="Soft limits only help where backfill lacks good estimates. See docs/safety.md.",
         )
     return (gain.sentence,)
-
-
-def _other_services(settings: Settings, name: str) -> Mapping[str, Service]:
-    return {other: build(other, options) for other, options in settings.services.items() if other != name}

@@ -76,29 +76,8 @@ def hook_rows(
         if mode.percent is not None
     ]
     writing = [(service, mode) for service, mode in writing if mode.percent is None]
-    kinds = _recent_kinds(knowledge.history, now=now, most=most_rows)
-    if kinds.empty or not writing:
-        return [], notes
-    queue = _as_submitted(kinds, knowledge, now)
-    seen = Snapshot(
-        taken_at=now,
-        cluster=cluster,
-        pending=queue,
-        running=QUEUE.empty(),
-        nodes=NODE_STATES.empty(),
-        **(of_cluster or {}),
-    )
-    answers = [_decisions(service, mode, seen) for service, mode in writing]
-    factors = {job: site_factor(urgency) for orders, _ in answers for job, urgency in orders.items()}
-    limits = {job: time_min(limit) for _, soft in answers for job, limit in soft.items()} if time_min else {}
-    return _rows(kinds.assign(job_id=queue["job_id"]), factors, limits)[:most_rows], notes
-
-
-def _recent_kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.DataFrame:
-    """Return the last job of every recent kind, most frequent first.
-
-    Column ``seen`` has the number of jobs of the kind.
-    """
+    # The last job of every recent kind, most frequent first; "seen" is the number of jobs of the kind.
+    history = knowledge.history
     lately = with_sizes_requested(history[history["submitted_at"] >= pd.Timestamp(now - LOOK_BACK)])
     several = lately["partition"].astype("str").str.contains(",", regex=False).fillna(False)
     lately = lately[lately["user"].notna() & lately["partition"].notna() & ~several]
@@ -107,10 +86,9 @@ def _recent_kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.Data
     keyed = keyed.assign(**{name: keyed[name].astype("str") for name in ("user", "partition")})
     groups = keyed.groupby(list(KEY), sort=False)
     last = keyed.assign(seen=groups["job_id"].transform("size")).loc[groups.tail(1).index]
-    return last.sort_values("seen", ascending=False, kind="stable").head(most).reset_index(drop=True)
-
-
-def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime) -> pd.DataFrame:
+    kinds = last.sort_values("seen", ascending=False, kind="stable").head(most_rows).reset_index(drop=True)
+    if kinds.empty or not writing:
+        return [], notes
     shared = [name for name in QUEUE.names if name in JOBS.by_name and name in kinds]
     fresh: dict[str, Any] = {
         "job_id": [f"kind {number}" for number in range(len(kinds))],
@@ -122,7 +100,25 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
         "urgency": 0.0,
     }
     queue = QUEUE.conform(kinds[shared].drop(columns=["started_at", "node_list"], errors="ignore").assign(**fresh))
-    return queue.assign(**knowledge.predict(queue, now=now))
+    queue = queue.assign(**knowledge.predict(queue, now=now))
+    seen = Snapshot(
+        taken_at=now,
+        cluster=cluster,
+        pending=queue,
+        running=QUEUE.empty(),
+        nodes=NODE_STATES.empty(),
+        **(of_cluster or {}),
+    )
+    answers = [_decisions(service, mode, seen) for service, mode in writing]
+    factors = {job: site_factor(urgency) for orders, _ in answers for job, urgency in orders.items()}
+    limits = {job: time_min(limit) for _, soft in answers for job, limit in soft.items()} if time_min else {}
+    kinds = kinds.assign(job_id=queue["job_id"])
+    rows = []
+    for names in reversed(KINDS):  # coarse kinds first, so that a table that is cut still covers every job
+        # The jobs are sorted by frequency: the first of each coarser kind is its most frequent finer kind.
+        first = kinds.drop_duplicates(list(names))
+        rows += [row for job in first.to_dict("records") if (row := _row(job, names, factors, limits))]
+    return rows[:most_rows], notes
 
 
 def _decisions(service: Service, mode: ServiceMode, snapshot: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
@@ -135,15 +131,6 @@ def _decisions(service: Service, mode: ServiceMode, snapshot: Snapshot) -> tuple
     }
     soft = {action.job_id: action.run_time.total_seconds() for action in actions if isinstance(action, SoftLimit)}
     return orders, soft
-
-
-def _rows(kinds: pd.DataFrame, factors: dict[str, int], limits: dict[str, int]) -> list[HookRow]:
-    rows = []
-    for names in reversed(KINDS):  # coarse kinds first, so that a table that is cut still covers every job
-        # The jobs are sorted by frequency: the first of each coarser kind is its most frequent finer kind.
-        first = kinds.drop_duplicates(list(names))
-        rows += [row for job in first.to_dict("records") if (row := _row(job, names, factors, limits))]
-    return rows
 
 
 def _row(

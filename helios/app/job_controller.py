@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pandas as pd
 
@@ -20,7 +19,6 @@ from helios.actions import JobSetting
 from helios.app.controller_state import (
     LOCK,
     Controller,
-    ControllerStateStore,
     ReadOnlyLedger,
     between_cycles,
     now_utc,
@@ -54,19 +52,11 @@ MEMORY = "cycle"
 class JobController(Controller[ControllerState]):
     """Controller of the jobs of one cluster."""
 
-    domain = Domain.JOBS
-    lock = LOCK
+    domain, lock, kind = Domain.JOBS, LOCK, ControllerState
+    memory, released, released_file = MEMORY, RELEASED, RELEASED_FILE
 
     def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
-        store = ControllerStateStore(
-            kind=ControllerState,
-            cluster=site.name,
-            folder=Path(settings.control.state_folder),
-            memory=MEMORY,
-            released=RELEASED,
-            released_file=RELEASED_FILE,
-        )
-        super().__init__(site, settings, clock=clock, store=store)
+        super().__init__(site, settings, clock=clock)
         self.predictions = LivePredictions(
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )

@@ -6,6 +6,7 @@ import getpass
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +53,16 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
     if not partitions:
         return []
     try:
-        known = _partitions_of(settings, cluster)
+        shell = connect(settings.model_copy(update={"backend": "commands"})).shell
+        if (here := SlurmAccounting(shell=shell).cluster_name()) != cluster:
+            raise HeliosError(f"this machine reaches cluster {here}, not {cluster}")
+        known = partition_names(shell)
     except HeliosError as reason:
         return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.message}"]
     if unknown := [name for name in partitions if name not in known]:
         names = " and no ".join(map(repr, unknown))
         raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(known)}")
     return []
-
-
-def _partitions_of(settings: SlurmSettings, cluster: str) -> tuple[str, ...]:
-    shell = connect(settings.model_copy(update={"backend": "commands"})).shell
-    if (here := SlurmAccounting(shell=shell).cluster_name()) != cluster:
-        raise HeliosError(f"this machine reaches cluster {here}, not {cluster}")
-    return partition_names(shell)
 
 
 # A live cluster as the use cases need it: its jobs, its nodes, its accounting, and facts that only Slurm knows.
@@ -79,13 +76,6 @@ def no_nodes() -> NodeCluster:
 def no_site() -> SlurmSite:
     """Raise that the scheduling rules of this cluster cannot be read."""
     raise ClusterUnavailable("the scheduling rules of this cluster cannot be read")
-
-
-def ignore_applied_changes(_: pd.DataFrame, *, keep: bool) -> None:
-    """Ignore the record of applied changes.
-
-    Default of ``LiveCluster.load_applied_changes``, for a cluster that writes nothing.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,7 +103,8 @@ class LiveCluster:
         Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
     load_applied_changes : callable
         Takes the record of applied changes (``APPLIED_CHANGES``) of this Helios or of another that led, and ``keep``,
-        which says whether to add to ``jobs.undo`` what only this record has.
+        which says whether to add to ``jobs.undo`` what only this record has. By default it is ignored, as by a cluster
+        that writes nothing.
     nodes : callable
         Returns the interface to the nodes, which is opened at the first call.
     rules : callable
@@ -132,7 +123,7 @@ class LiveCluster:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
-    load_applied_changes: Callable[..., None] = ignore_applied_changes
+    load_applied_changes: Callable[..., None] = lambda *_, **__: None
     nodes: Callable[[], NodeCluster] = no_nodes
     rules: Callable[[], SlurmSite] = no_site
     notes: tuple[str, ...] = ()
@@ -196,6 +187,10 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
     undo = JobsUndo(Path(settings.control.state_folder))
     cluster, shell = open_cluster(slurm, undo=undo), connect(slurm.model_copy(update={"backend": "commands"})).shell
     applied = accounting.Accounting(shell=shell, timeout_s=READING_S)
+
+    def time_min(seconds: float) -> int:
+        return ownership.time_min(timedelta(seconds=seconds))
+
     return LiveCluster(
         name=cluster.name,
         cluster=cluster,
@@ -205,26 +200,14 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         controller=lambda: _controller(cluster.backend),
         clock_skew_s=lambda: _clock_skew_s(shell),
         site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
-        time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
+        time_min=time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
         load_applied_changes=cluster.load_applied_changes,
-        nodes=_open_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
+        nodes=cache(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
         notes=cluster.notes,
         close=cluster.close,
     )
-
-
-def _open_once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
-    """Return a function that opens the nodes once and caches the result."""
-    opened: list[NodeCluster] = []
-
-    def nodes() -> NodeCluster:
-        if not opened:
-            opened.append(opens())
-        return opened[0]
-
-    return nodes
 
 
 def preflight(settings: Settings) -> list[PreflightFinding]:
@@ -262,10 +245,6 @@ def _clock_skew_s(shell: Shell) -> float | None:
         return (controllers_time(shell) - datetime.now(UTC)).total_seconds()
     except HeliosError:
         return None
-
-
-def _time_min(seconds: float) -> int:
-    return ownership.time_min(timedelta(seconds=seconds))
 
 
 def _without_helios(queue: pd.DataFrame, *, most: int) -> NDArray[np.float64]:

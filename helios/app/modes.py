@@ -59,8 +59,15 @@ def current_modes(url: str, cluster: str, services: Iterable[str]) -> dict[str, 
             settings = warehouse.modes(cluster)
         except NoSuchCluster:
             settings = MODES.empty()
-    last = settings.drop_duplicates("service", keep="last")
-    return {name: _latest_mode(last, name) for name in services}
+    found = dict.fromkeys(services, ServiceMode(mode=Mode.SHADOW))
+    for row in settings.drop_duplicates("service", keep="last").to_dict("records"):
+        if row["service"] in found:
+            found[row["service"]] = ServiceMode(
+                mode=Mode(row["mode"]),
+                partitions=tuple(str(row["partitions"]).split(",")) if pd.notna(row["partitions"]) else (),
+                percent=int(row["percent"]) if pd.notna(row["percent"]) else None,
+            )
+    return found
 
 
 def set_mode(
@@ -202,7 +209,11 @@ def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:
     """
     file = folder / PAUSE_FILE
     if os.path.lexists(file):
-        return _read(_read_text(file), where=str(file))
+        try:
+            written = file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            written = ""
+        return _read(written, where=str(file))
     with Warehouse.open(url) as warehouse:
         try:
             text = warehouse.remembered(cluster, PAUSED)
@@ -215,13 +226,6 @@ def _note(*, by: str, reason: str, now: datetime) -> str:
     return json.dumps(asdict(Pause(by=by, since=f"{now:%Y-%m-%d %H:%M} UTC", reason=reason, where="")))
 
 
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _read(text: str, *, where: str) -> Pause:
     try:
         content = json.loads(text)
@@ -229,14 +233,3 @@ def _read(text: str, *, where: str) -> Pause:
         content = {}
     content = content if isinstance(content, Mapping) else {}
     return Pause(where=where, **{name: str(content.get(name, "")) for name in ("by", "since", "reason")})
-
-
-def _latest_mode(last: pd.DataFrame, service: str) -> ServiceMode:
-    row = next(iter(last[last["service"] == service].to_dict("records")), None)
-    if row is None:
-        return ServiceMode(mode=Mode.SHADOW)
-    return ServiceMode(
-        mode=Mode(row["mode"]),
-        partitions=tuple(str(row["partitions"]).split(",")) if pd.notna(row["partitions"]) else (),
-        percent=int(row["percent"]) if pd.notna(row["percent"]) else None,
-    )

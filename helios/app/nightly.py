@@ -259,7 +259,13 @@ def run_nightly(
 
     def nodes() -> str:
         snapshots.append(read_snapshot())
-        return _remember_nodes(url, cluster, snapshots[0])
+        snapshot = snapshots[0]
+        # One row per node and partition.
+        rows = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
+        rows = rows.explode("partition", ignore_index=True)
+        with Warehouse.open(url) as warehouse:
+            warehouse.add_nodes(cluster, NODES.conform(rows[NODES.names]))
+        return f"{len(snapshot.nodes):,} nodes"
 
     def study_of_month() -> str:
         loaded, records = load_study(url=url, cluster=cluster, window=lambda _: (now - STUDIED, now))
@@ -313,12 +319,6 @@ def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, n
     return notices.send_due()
 
 
-def node_events_for(snapshot: Snapshot) -> pd.DataFrame:
-    """Return a snapshot's nodes as ``NODES``, one row per node and partition."""
-    nodes = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
-    return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
-
-
 def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
     """Delete rows older than their retention time.
 
@@ -335,12 +335,6 @@ def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: dateti
         deleted = warehouse.forget(cluster, horizon)
     old = ", ".join(f"{rows:,} {what}" for what, rows in deleted.items() if rows)
     return f"deleted because they were old: {old}" if old else ""
-
-
-def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
-    with Warehouse.open(url) as warehouse:
-        warehouse.add_nodes(cluster, node_events_for(snapshot))
-    return f"{len(snapshot.nodes):,} nodes"
 
 
 def _check_order(
@@ -365,12 +359,7 @@ def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None,
     """Check forecasts of starts on the last weeks."""
     if rules is None:
         return ""
-    from helios.app.start_forecast import (  # noqa: PLC0415 - it compiles
-        LOOKS_BACK,
-        WEEKS,
-        check_starts,
-        store_check,
-    )
+    from helios.app.start_forecast import LOOKS_BACK, WEEKS, check_starts, store_check  # noqa: PLC0415 - it compiles
 
     try:
         site = rules()

@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helios.app.controller_state import (
     LOCK_OF_NODES,
     Controller,
-    ControllerStateStore,
     ReadOnlyLedger,
     between_cycles,
     hold_cycle_lock,
@@ -82,8 +80,8 @@ class NodeController(Controller[NodeControllerState]):
         As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
     """
 
-    domain = Domain.NODES
-    lock = LOCK_OF_NODES
+    domain, lock, kind = Domain.NODES, LOCK_OF_NODES, NodeControllerState
+    memory, released, released_file = MEMORY, RELEASED, RELEASED_FILE
 
     def __init__(
         self,
@@ -93,15 +91,7 @@ class NodeController(Controller[NodeControllerState]):
         clock: Callable[[], datetime] = now_utc,
         synchronous: bool = True,
     ) -> None:
-        store = ControllerStateStore(
-            kind=NodeControllerState,
-            cluster=site.name,
-            folder=Path(settings.control.state_folder),
-            memory=MEMORY,
-            released=RELEASED,
-            released_file=RELEASED_FILE,
-        )
-        super().__init__(site, settings, clock=clock, store=store)
+        super().__init__(site, settings, clock=clock)
         self._demand: NodeDemand | None = None
         self._defect = ""
         self._synchronous = synchronous

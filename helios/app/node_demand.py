@@ -82,7 +82,7 @@ class NodeDemand:
 
     def _forecast(self, snapshot: Snapshot, ended_s: int) -> Demand | None:
         history, zone = self._history(snapshot)
-        self.why_not = _unplaced(history)
+        self.why_not = _why_no_nodes(history)
         if self.why_not:
             return None
         demand = busy_by_pool(history, snapshot, ended_s=ended_s)
@@ -162,7 +162,7 @@ _SUSPENDED_LEARNING = (
 _NO_NODES = "no node of the cluster is in service"
 
 
-def _unplaced(history: pd.DataFrame) -> str:
+def _why_no_nodes(history: pd.DataFrame) -> str:
     """Return why the history does not say which nodes were busy.
 
     Empty: it does, or no job has ended.
@@ -253,7 +253,11 @@ def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> 
     in_service = nodes[np.array([demand[name].in_service for name in nodes["name"]], dtype=np.bool_)]
     pool_of = node_pools(in_service)
     names = tuple(sorted(set(pool_of)))
-    jobs = _jobs(history, snapshot)
+    columns = ["job_id", "user", "name", "partition", "submitted_at", "started_at", "time_limit_s", "nodes", "gpus"]
+    columns.append("node_list")
+    ended = history.loc[history["ended_at"].notna() & history["started_at"].notna(), [*columns, "ended_at"]]
+    frames = [ended, *(JOBS.conform(frame[columns]) for frame in (snapshot.running, snapshot.pending))]
+    jobs = JOBS.conform(pd.concat([frame[[*columns, "ended_at"]] for frame in frames], ignore_index=True))
     held = busy_intervals(jobs, until_s=ended_s).merged()
     first_s = int(held.start_s.min(initial=ended_s - STEP_S)) // STEP_S * STEP_S
     n_steps = max((ended_s - first_s) // STEP_S, 1)
@@ -271,15 +275,6 @@ def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> 
         total=total,
         states=tuple(_state(jobs, in_service[pool_of == name], steps_s) for name in names),
     )
-
-
-def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
-    """Return the ended, running and pending jobs as ``JOBS``."""
-    columns = ["job_id", "user", "name", "partition", "submitted_at", "started_at", "time_limit_s", "nodes", "gpus"]
-    columns.append("node_list")
-    ended = history.loc[history["ended_at"].notna() & history["started_at"].notna(), [*columns, "ended_at"]]
-    frames = [ended, *(JOBS.conform(frame[columns]) for frame in (snapshot.running, snapshot.pending))]
-    return JOBS.conform(pd.concat([frame[[*columns, "ended_at"]] for frame in frames], ignore_index=True))
 
 
 def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> DemandJobState:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
@@ -98,13 +99,11 @@ def channels(settings: Notify) -> dict[str, Callable[[Notice, str], None]]:
     """
     found: dict[str, Callable[[Notice, str], None]] = {}
     if settings.mail_to.strip():
-        found["mail"] = lambda notice, cluster: _mail(settings, _message(settings, notice, cluster))
-    for name, address in (("webhook", settings.webhook), ("slack", settings.slack)):
-        if address:
-            form = _plain_json if name == "webhook" else _slack_json
-            found[name] = lambda notice, cluster, address=address, form=form: _post(  # type: ignore[misc]  # mypy infers no type of a lambda that keeps a loop's variable
-                settings, address, form(notice, cluster)
-            )
+        found["mail"] = partial(_mail, settings)
+    if settings.webhook:
+        found["webhook"] = partial(_post_json, settings)
+    if settings.slack:
+        found["slack"] = partial(_post_to_slack, settings)
     return found
 
 
@@ -146,7 +145,7 @@ def _send_error(settings: Notify, name: str, problem: Exception) -> NoticeNotSen
     return NoticeNotSent(f"No notice by {name} ({where}): {fault}", hint=hint)
 
 
-def _message(settings: Notify, notice: Notice, cluster: str) -> EmailMessage:
+def _mail(settings: Notify, notice: Notice, cluster: str) -> None:
     if notice.mail is not None:
         message = message_from_bytes(notice.mail.read_bytes(), policy=policy.default)
         assert isinstance(message, EmailMessage)  # which is what that policy makes
@@ -165,10 +164,6 @@ def _message(settings: Notify, notice: Notice, cluster: str) -> EmailMessage:
     ):
         if name not in message:
             message[name] = value
-    return message
-
-
-def _mail(settings: Notify, message: EmailMessage) -> None:
     with _smtp(settings) as server:
         if refused := server.send_message(message):
             raise NoticeNotSent(f"refused for {', '.join(refused)}", hint="See notify.mail_to")
@@ -235,8 +230,8 @@ def _post(settings: Notify, address: str, body: Mapping[str, Any]) -> None:
         raise OSError(f"it answered {refused.code}") from refused
 
 
-def _plain_json(notice: Notice, cluster: str) -> dict[str, Any]:
-    return {
+def _post_json(settings: Notify, notice: Notice, cluster: str) -> None:
+    body = {
         "source": "helios",
         "version": __version__,
         "cluster": cluster,
@@ -245,12 +240,13 @@ def _plain_json(notice: Notice, cluster: str) -> dict[str, Any]:
         "subject": notice.subject,
         "text": "\n".join(notice.lines),
     }
+    _post(settings, settings.webhook, body)
 
 
-def _slack_json(notice: Notice, cluster: str) -> dict[str, Any]:
-    text = "\n".join(notice.lines)
-    plain = f"Helios on {cluster}: {notice.subject}\n{text}"[:LONGEST_TEXT]
-    return {"text": plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+def _post_to_slack(settings: Notify, notice: Notice, cluster: str) -> None:
+    lines = "\n".join(notice.lines)
+    text = f"Helios on {cluster}: {notice.subject}\n{lines}"[:LONGEST_TEXT]
+    _post(settings, settings.slack, {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")})
 
 
 # What was told.
@@ -404,25 +400,19 @@ def send_test(settings: Settings, *, cluster: str) -> dict[str, str]:
 
 def check_notify(settings: Notify) -> list[HeliosError]:
     """Return the problems of the settings."""
-    checks: list[Callable[[], object]] = []
-    if settings.mail_to and settings.user:
-        checks.append(lambda: password(settings))
-    if settings.ca_file:
-        checks.append(lambda: _ca(settings.ca_file))
     found: list[HeliosError] = []
-    for check in checks:
+    if settings.mail_to and settings.user:
         try:
-            check()
-        except HeliosError as reason:
-            found.append(reason)
+            password(settings)
+        except HeliosError as problem:
+            found.append(problem)
+    if settings.ca_file:
+        try:
+            ssl.create_default_context(cafile=settings.ca_file)
+        except (OSError, ssl.SSLError) as reason:
+            message = f"notify.ca_file {settings.ca_file} cannot be used: {reason}"
+            found.append(UsageError(message, hint="Name a PEM file"))
     return found
-
-
-def _ca(name: str) -> None:
-    try:
-        ssl.create_default_context(cafile=name)
-    except (OSError, ssl.SSLError) as reason:
-        raise UsageError(f"notify.ca_file {name} cannot be used: {reason}", hint="Name a PEM file") from reason
 
 
 def try_servers(settings: Notify) -> list[NoticeNotSent]:

@@ -284,13 +284,6 @@ class Operations:
             raise HookTableInvalid(f"{problem.message}; but of the jobs: {released}", hint=problem.hint) from problem
         return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
-    def may_have_changed_nodes(self) -> bool:
-        """Return whether changes by Helios may exist on nodes.
-
-        True where a configured service acts on nodes, or the undo file exists.
-        """
-        return Domain.NODES in configured_domains(self.settings) or (self.state_folder / UNDO_FILE).exists()
-
     def release_nodes(self, why: str) -> NodeCycleReport:
         """Revert all changes to nodes.
 
@@ -317,7 +310,8 @@ class Operations:
         except HeliosError as problem:
             problems.append(problem)
         try:
-            if self.may_have_changed_nodes():
+            # Helios may have changed nodes where a configured service acts on them, or the undo file exists.
+            if Domain.NODES in configured_domains(self.settings) or (self.state_folder / UNDO_FILE).exists():
                 nodes = self.release_nodes(why)
                 done.append(release_nodes_now(nodes))
         except HeliosError as problem:

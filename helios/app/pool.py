@@ -120,7 +120,11 @@ def run_pool(
         raise UsageError("MPS needs an NVIDIA GPU, and nvidia-cuda-mps-control of its driver.", hint="Leave --mps out.")
     nodes = find_nodes(path, into, asked)
     model, problem = (None, "") if service is None else _learn(into, program(sweep), devices[0], database)
-    ends_s = end_of_allocation(time_limit_s, environment)
+    # The earlier of the time limit and the end of the Slurm job, s since the epoch.
+    ends = [] if time_limit_s is None else [time.time() + time_limit_s]
+    if (end_s := environment.get(SLURM_END, "")).isdigit():
+        ends.append(float(end_s))
+    ends_s = min(ends, default=None)
     began_s = time.time()
     container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
@@ -185,17 +189,6 @@ def _learn(folder: Path, name: str, device: Device, database: str | None) -> tup
     runs = {(run.pool, run.number, run.attempt): run for run in [*known, *own]}
     on = device.model if device.kind == "gpu" else device.kind
     return TrialModel(runs.values(), now_s=time.time(), device_model=on), problem
-
-
-def end_of_allocation(time_limit_s: float | None, environment: Mapping[str, str]) -> float | None:
-    """Return when to end, s since the epoch.
-
-    It is the earlier of the time limit and the end of the Slurm job. None where neither is known.
-    """
-    ends = [] if time_limit_s is None else [time.time() + time_limit_s]
-    if (end_s := environment.get(SLURM_END, "")).isdigit():
-        ends.append(float(end_s))
-    return min(ends, default=None)
 
 
 # The same as a job of Slurm.

@@ -97,7 +97,13 @@ def pool_whatif(
     drawn = sweep.draws(MOST_TRIALS, seed=seed)
     asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
     forecasts = model.forecasts(asked)
-    missing = _missing(sweep, forecasts, gpus=gpus, memory_mib=memory_mib, run_time_s=run_time_s)
+    missing = []
+    if run_time_s is None and any(forecast.seconds_p50 is None for forecast in forecasts):
+        missing.append(("its run time", "Say how long one takes alone on a GPU: --run-time 20min."))
+    if sweep.memory_mib is None and any(forecast.memory_p50_mib is None for forecast in forecasts):
+        missing.append(("its memory", 'Write memory = "4G" in the sweep file.'))
+    if gpus is not None and memory_mib is None:
+        missing.append(("the memory of a GPU", "Say how much each has: --memory 16G."))
     if missing:
         raise UsageError(
             f"What a trial of {path.name} needs is not known: {', '.join(what for what, _ in missing)}.",
@@ -157,25 +163,6 @@ class _Steps:
     def __call__(self, _: str) -> None:
         self._progress("Simulating", min(1.0, self._done / self._of))
         self._done += 1
-
-
-def _missing(
-    sweep: TrainingSweep,
-    forecasts: Sequence[TrialForecast],
-    *,
-    gpus: int | None,
-    memory_mib: float | None,
-    run_time_s: float | None,
-) -> list[tuple[str, str]]:
-    """Return the missing values, with what to write."""
-    missing = []
-    if run_time_s is None and any(forecast.seconds_p50 is None for forecast in forecasts):
-        missing.append(("its run time", "Say how long one takes alone on a GPU: --run-time 20min."))
-    if sweep.memory_mib is None and any(forecast.memory_p50_mib is None for forecast in forecasts):
-        missing.append(("its memory", 'Write memory = "4G" in the sweep file.'))
-    if gpus is not None and memory_mib is None:
-        missing.append(("the memory of a GPU", "Say how much each has: --memory 16G."))
-    return missing
 
 
 def _devices(gpus: int | None, memory_mib: float | None) -> tuple[Device, ...]:

@@ -177,7 +177,7 @@ class LivePredictions:
         except ModelUnreadable as reason:  # then shrinkage predicts, and nothing is written by it
             problem = f"{reason.message.rstrip('.')}. {UNTRUSTED}"
         timezone = warehouse.timezone(self._cluster) or "UTC"
-        known = self._brought_up_to_date(warehouse, timezone)
+        known = self._update_known(warehouse, timezone)
         if known is None:
             history = warehouse.jobs(self._cluster, last=self._last_jobs)
             known = history, LivePredictor(history, timezone=timezone)
@@ -193,7 +193,7 @@ class LivePredictions:
             problem=problem,
         )
 
-    def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
+    def _update_known(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
         """Add only the jobs that ended since the last read.
 
         None: that is impossible, or would miss jobs, so that everything must be read again.

@@ -151,7 +151,7 @@ def replay_cluster_for(
     """
     named = jobs["partition"].astype("str")
     if nodes is None:
-        return _from_peak(jobs, named, resource, gpus_per_node)
+        return _from_peak_demand(jobs, named, resource, gpus_per_node)
     notes: list[str] = []
     name = next(iter(nodes), "")
     if len(nodes) == 1 and (name in POOL_NAMES or named.isna().all()):
@@ -265,31 +265,31 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
     )
 
 
-def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> ReplayCluster:
+def _from_peak_demand(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> ReplayCluster:
     named = named.fillna(POOL)
     recorded = jobs["started_at"].notna() & jobs["ended_at"].notna()
     start = jobs["started_at"].where(recorded, jobs["submitted_at"]).astype("int64").to_numpy() // 1_000_000
     end = start + np.maximum(jobs["run_time_s"].to_numpy(), 1)
     size = jobs[resource].to_numpy()
     nodes = {
-        str(partition): int(max(1, -(-_peak(start[rows], end[rows], size[rows]) // gpus_per_node)))
+        str(partition): int(max(1, -(-_peak_demand(start[rows], end[rows], size[rows]) // gpus_per_node)))
         for partition, rows in sorted(named.groupby(named).indices.items())
     }
     basis = "as recorded" if recorded.all() else "if every job without a recorded start had started at once"
     advice = "" if recorded.all() else " Hardly a job queues on so large a cluster: describe the real one with --nodes."
     note = (
         f"No --nodes given: the cluster is taken from the peak demand {basis}: "
-        f"{_listed(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s.{advice}"
+        f"{_list_nodes(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s.{advice}"
     )
     return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
 
 
-def _listed(nodes: Mapping[str, int]) -> str:
+def _list_nodes(nodes: Mapping[str, int]) -> str:
     shown = ", ".join(f"{name}={count}" for name, count in list(nodes.items())[:12])
     return shown if len(nodes) <= 12 else f"{shown}, ... ({len(nodes)} partitions, {sum(nodes.values())} nodes)"
 
 
-def _peak(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
+def _peak_demand(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
     at = np.concatenate([start, end])
     change = np.concatenate([size, -size])
     # At equal times, ends are processed before starts, as in the simulator.

@@ -152,7 +152,10 @@ def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resa
     }[over]
     kind = np.zeros(blocks, dtype=np.int64)
     if over is ResampledUnit.DAYS:
-        kind = _kinds_of_days(begins_s, blocks, setup.timezone)
+        # A block of 24 h counts as a weekend if its middle is on a Saturday or Sunday.
+        middle = begins_s + DAY_S // 2 + DAY_S * np.arange(blocks)
+        weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(setup.timezone).day_of_week
+        kind = np.asarray(weekday >= 5, dtype=np.int64)
     return Resampler(over=over, begins_s=begins_s, block_s=block_s, kind=kind)
 
 
@@ -171,8 +174,14 @@ def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) 
     """
     rng = np.random.default_rng([seed, repeat])
     if resampler.over is ResampledUnit.USERS:
-        return _moved_by_days(setup, resampler, rng)
-    return _jittered(setup, rng) if resampler.over is ResampledUnit.SEEDS else _laid_end_to_end(setup, resampler, rng)
+        # Shift the jobs of each user by whole days, cyclically. Jobs without a user move together.
+        user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
+        moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
+        later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
+        return _take_jobs(setup, np.arange(len(later_s)), later_s)
+    if resampler.over is ResampledUnit.SEEDS:
+        return _jitter_bursts(setup, rng)
+    return _concatenate_blocks(setup, resampler, rng)
 
 
 def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
@@ -184,17 +193,7 @@ def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, reques
     return DeduplicatingPredictor(predictor_for(firsts, taught, request), setup.first)
 
 
-def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]:
-    """Return the kind of each day, 1 for weekends and 0 otherwise.
-
-    A block of 24 h counts as a weekend if its middle is on a Saturday or Sunday.
-    """
-    middle = begins_s + DAY_S // 2 + DAY_S * np.arange(days)
-    weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(timezone).day_of_week
-    return np.asarray(weekday >= 5, dtype=np.int64)
-
-
-def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
+def _concatenate_blocks(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
     submitted_s = setup.workload.submitted_s
     block = np.where(setup.counted, (submitted_s - resampler.begins_s) // resampler.block_s, -1)
     rows_of = [np.flatnonzero(block == number) for number in range(resampler.blocks)]
@@ -209,18 +208,7 @@ def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Ge
     sizes = [len(rows_of[number]) for number in drawn]
     later_s = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(moved, sizes)])
     place = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(resampler.blocks), sizes)])
-    return _taken(setup, rows, later_s.astype(np.int64), place)
-
-
-def _moved_by_days(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
-    """Shift the jobs of each user by whole days, cyclically.
-
-    Jobs without a user move together.
-    """
-    user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
-    moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
-    later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
-    return _taken(setup, np.arange(len(later_s)), later_s)
+    return _take_jobs(setup, rows, later_s.astype(np.int64), place)
 
 
 def _users(setup: ReplaySetup) -> NDArray[np.int64]:
@@ -228,7 +216,7 @@ def _users(setup: ReplaySetup) -> NDArray[np.int64]:
     return setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
 
 
-def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
+def _jitter_bursts(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     """Move each burst of arrivals to another second of its hour.
 
     A burst is the jobs that one user submits in one second.
@@ -238,10 +226,10 @@ def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
     # No job moves before the begin of the replay: what came before it is the predictor's history.
     drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
-    return _taken(setup, np.arange(len(drawn_s)), np.where(setup.counted, drawn_s - submitted_s, 0))
+    return _take_jobs(setup, np.arange(len(drawn_s)), np.where(setup.counted, drawn_s - submitted_s, 0))
 
 
-def _taken(
+def _take_jobs(
     setup: ReplaySetup,
     rows: NDArray[np.int64],
     later_s: NDArray[np.int64],

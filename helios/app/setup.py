@@ -242,7 +242,9 @@ def _file_state(file: SetupFile, root: Path, record: Mapping[str, str]) -> FileS
 
 def _write(target: Path, file: SetupFile) -> None:
     """Write a file atomically."""
-    _make_folders(target.parent)
+    for part in reversed([part for part in (target.parent, *target.parent.parents) if not part.exists()]):
+        part.mkdir()
+        part.chmod(PROGRAM)
     unfinished = target.with_name(f".{target.name}.new")
     unfinished.unlink(missing_ok=True)
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, file.mode)
@@ -252,12 +254,6 @@ def _write(target: Path, file: SetupFile) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     unfinished.replace(target)
-
-
-def _make_folders(folder: Path) -> None:
-    for part in reversed([part for part in (folder, *folder.parents) if not part.exists()]):
-        part.mkdir()
-        part.chmod(PROGRAM)
 
 
 def _digest(content: bytes) -> str:

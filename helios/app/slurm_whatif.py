@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.slurm_workload import InWorkloadOrder, SlurmJobs, simulate_services_on_slurm, slurm_jobs
-from helios.app.whatif import (
-    STARTS_EMPTY,
-    choose_window,
-    describe_sources,
-    measured_run,
-    refuse_reversed,
-)
+from helios.app.whatif import STARTS_EMPTY, choose_window, describe_sources, measured_run, refuse_reversed
 from helios.errors import NotEnoughHistory
 from helios.model import seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite

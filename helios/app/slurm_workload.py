@@ -34,7 +34,6 @@ from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIM
 from helios.units import in_number
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,16 @@ def slurm_jobs(
         No job is left.
     """
     notes: list[str] = []
-    asked, everywhere = _asked_partitions(jobs, site)
+    places = {partition.name: place for place, partition in enumerate(site.partitions)}
+    default = next((place for place, partition in enumerate(site.partitions) if partition.is_default), None)
+    missing = jobs["partition"].isna().to_numpy()
+    names = jobs["partition"].astype("str").to_numpy(dtype=object)
+    by_name = {
+        name: tuple(dict.fromkeys(places[one] for one in str(name).split(",") if one in places))
+        for name in set(names[~missing])
+    }
+    fallback = () if default is None else (default,)
+    asked = [fallback if gone else by_name[name] for name, gone in zip(names, missing, strict=True)]
     keep = jobs["run_time_s"].notna().to_numpy()
     if not keep.all():
         notes.append(in_number(int((~keep).sum()), "jobs that never ran, or whose run time is unknown, were left out."))
@@ -87,8 +95,8 @@ def slurm_jobs(
             in_number(lost, f"jobs of partitions that the site does not have were left out: {', '.join(strange[:10])}.")
         )
     keep = keep & placed
-    if everywhere:
-        notes.append(in_number(everywhere, "jobs without a partition go to the site's default one."))
+    if missing.any() and default is not None:
+        notes.append(in_number(int(missing.sum()), "jobs without a partition go to the site's default one."))
     if not keep.any():
         notes.append("Do --slurm-conf and --sinfo describe the cluster that ran these jobs?")
         raise NotEnoughHistory("No job of the window can be replayed on this site.", hint="\n".join(notes))
@@ -119,23 +127,6 @@ def slurm_jobs(
     return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))
 
 
-def _asked_partitions(jobs: pd.DataFrame, site: SlurmSite) -> tuple[list[tuple[int, ...]], int]:
-    """Return the partitions that each job requests, by position.
-
-    Also returned is how many jobs name none and get the default one.
-    """
-    places = {partition.name: place for place, partition in enumerate(site.partitions)}
-    default = next((place for place, partition in enumerate(site.partitions) if partition.is_default), None)
-    by_name: dict[str, tuple[int, ...]] = {}
-    missing = jobs["partition"].isna().to_numpy()
-    names = jobs["partition"].astype("str").to_numpy(dtype=object)
-    for name in set(names[~missing]):
-        by_name[name] = tuple(dict.fromkeys(places[one] for one in str(name).split(",") if one in places))
-    fallback = () if default is None else (default,)
-    asked = [fallback if gone else by_name[name] for name, gone in zip(names, missing, strict=True)]
-    return asked, int(missing.sum()) if default is not None else 0
-
-
 def _with_tasks_in_order(jobs: pd.DataFrame) -> Ints:
     """Return the order in which Slurm keeps job records.
 
@@ -160,13 +151,21 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
     users, user = _codes(jobs["user"])
     accounts, account = _codes(jobs["account"])
     qos_names, qos = _codes(jobs["qos"], missing=NO_QOS)
-    gpu_types, gpu_type = _gpu_types(jobs, site, notes)
+    gpu_types = tuple(dict.fromkeys(kind for group in site.nodes for kind in group.gpus if kind))
+    named = jobs["gpu_type"].astype("str").where(jobs["gpu_type"].notna(), "").to_numpy(dtype=object)
+    places = {kind: place for place, kind in enumerate(gpu_types)}
+    if strange := sorted({name for name in named if name and name not in places}):
+        notes.append(f"GPU types that the site does not have are taken as any: {', '.join(strange[:10])}.")
+    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    unknown = ~np.isfinite(limit_s)
+    if unknown.any():
+        notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
     return SlurmWorkload(
         job_id=jobs["job_id"].to_numpy(dtype=object),
         submitted_s=submitted_s,
         eligible_s=eligible_s,
         run_time_s=jobs["run_time_s"].to_numpy(dtype=np.float64),
-        time_limit_s=_limits(jobs, notes),
+        time_limit_s=np.where(unknown, NO_LIMIT, limit_s),
         partitions=tuple(partition.name for partition in site.partitions),
         partition=np.array([choice[0] for choice in choices], dtype=np.int64),
         more_partitions={place: choice[1:] for place, choice in enumerate(choices) if len(choice) > 1},
@@ -175,7 +174,7 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
         memory_mib=jobs["memory_mib"].fillna(0).to_numpy().astype(np.int64),
         gpus=jobs["gpus"].to_numpy().astype(np.int64),
         gpu_types=gpu_types,
-        gpu_type=gpu_type,
+        gpu_type=np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64),
         users=users,
         user=user,
         accounts=accounts,
@@ -184,14 +183,6 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
         qos=qos,
         array=_arrays(jobs),
     )
-
-
-def _limits(jobs: pd.DataFrame, notes: list[str]) -> Floats:
-    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
-    unknown = ~np.isfinite(limit_s)
-    if unknown.any():
-        notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
-    return np.where(unknown, NO_LIMIT, limit_s)
 
 
 def _nodes(jobs: pd.DataFrame) -> Ints:
@@ -204,16 +195,6 @@ def _nodes(jobs: pd.DataFrame) -> Ints:
     for name in ("cpus", "gpus"):
         whole &= jobs[name].fillna(1).to_numpy().astype(np.int64) % nodes == 0
     return np.where(whole, nodes, ANY_NODES)
-
-
-def _gpu_types(jobs: pd.DataFrame, site: SlurmSite, notes: list[str]) -> tuple[tuple[str, ...], Ints]:
-    known = tuple(dict.fromkeys(kind for group in site.nodes for kind in group.gpus if kind))
-    named = jobs["gpu_type"].astype("str").where(jobs["gpu_type"].notna(), "").to_numpy(dtype=object)
-    places = {kind: place for place, kind in enumerate(known)}
-    strange = sorted({name for name in named if name and name not in places})
-    if strange:
-        notes.append(f"GPU types that the site does not have are taken as any: {', '.join(strange[:10])}.")
-    return known, np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64)
 
 
 def _arrays(jobs: pd.DataFrame) -> Ints:
@@ -241,8 +222,6 @@ def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str,
 
 
 # Services on a site's own Slurm, simulated with the same objects, cycles and predictions as on a live cluster.
-
-Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -351,21 +330,21 @@ class InWorkloadOrder(NamedPredictor):
         self.source = np.full(len(jobs), -1, dtype=np.int16)
         self.sources = self.online.sources
 
-    def ended(self, jobs: Positions, ended_s: Positions) -> None:
+    def ended(self, jobs: Ints, ended_s: Ints) -> None:
         """Learn that ``jobs`` ended.
 
         See :class:`helios.ports.ReplayPredictor`.
         """
         self.online.ended(self.place[jobs], ended_s)
 
-    def submitted(self, jobs: Positions, now_s: int) -> NDArray[np.float64]:
+    def submitted(self, jobs: Ints, now_s: int) -> NDArray[np.float64]:
         """Predict the run times of submitted ``jobs``.
 
         See :class:`helios.ports.ReplayPredictor`.
         """
         return self._in_order(jobs, lambda place: self.online.submitted(place, now_s))
 
-    def waiting(self, jobs: Positions, now_s: int, *, running: Positions, since_s: Positions) -> NDArray[np.float64]:
+    def waiting(self, jobs: Ints, now_s: int, *, running: Ints, since_s: Ints) -> NDArray[np.float64]:
         """Predict the run times of pending ``jobs`` again.
 
         See :class:`helios.ports.ReplayPredictor`.
@@ -373,7 +352,7 @@ class InWorkloadOrder(NamedPredictor):
         on = self.place[running]
         return self._in_order(jobs, lambda place: self.online.waiting(place, now_s, running=on, since_s=since_s))
 
-    def _in_order(self, jobs: Positions, predict: Callable[[Positions], NDArray[np.float64]]) -> NDArray[np.float64]:
+    def _in_order(self, jobs: Ints, predict: Callable[[Ints], NDArray[np.float64]]) -> NDArray[np.float64]:
         place = self.place[jobs]
         order = np.argsort(place)
         quantiles_s = np.empty((len(jobs), len(RUN_TIME)))

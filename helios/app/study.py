@@ -536,11 +536,15 @@ def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords
     weeks: list[tuple[Statement, ...]] = []
     for back in range(WEEKS_COMPARED + 1):
         until = end - back * WEEK
-        jobs = loaded.jobs[_overlapping(loaded.jobs, until - WEEK, until)].reset_index(drop=True)
+        since = until - WEEK
+        # The jobs that may have run or been submitted in the week.
+        submitted_at, ended_at = loaded.jobs["submitted_at"], loaded.jobs["ended_at"]
+        overlap = (submitted_at < until) & ((submitted_at >= since) | ended_at.isna() | (ended_at > since))
+        jobs = loaded.jobs[overlap].reset_index(drop=True)
         if jobs.empty:
             break
         one = replace(loaded, jobs=jobs)
-        weeks.append(study(one, since=until - WEEK, until=until, records=records).statements)
+        weeks.append(study(one, since=since, until=until, records=records).statements)
     if not weeks:
         return WeeklyChanges(levels={}, sentences=())
     sentences = []
@@ -555,12 +559,6 @@ def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords
             sentences.append(change_sentence(statement, known))
     levels = {statement.name: statement.value for statement in weeks[0] if statement.value is not None}
     return WeeklyChanges(levels=levels, sentences=tuple(sentences))
-
-
-def _overlapping(jobs: pd.DataFrame, since: datetime, until: datetime) -> pd.Series[bool]:
-    """Return which jobs may have run or been submitted in a window."""
-    ended = jobs["ended_at"]
-    return (jobs["submitted_at"] < until) & ((jobs["submitted_at"] >= since) | ended.isna() | (ended > since))
 
 
 def source_of(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:

@@ -126,6 +126,11 @@ def sync_history(
             events += len(found_events)
             warehouse.add_coverage(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
         progress("Reading the accounting", 1.0)
+    warnings = []
+    # A reading that finds nothing for weeks and reports success is a common silent failure.
+    if coverage is None and not any(found) and now - begin >= timedelta(days=1):
+        cause = "is this the right cluster, may you see it?"
+        warnings.append(f"the accounting holds not one job since {begin:%Y-%m-%d}: {cause}")
     return SyncResult(
         intervals=len(intervals),
         jobs_new=found[0],
@@ -133,7 +138,7 @@ def sync_history(
         rejected=found[2],
         node_events=events,
         until=now,
-        notes=(*_warnings(found, begin, now, coverage), *notes),
+        notes=(*warnings, *notes),
     )
 
 
@@ -154,16 +159,12 @@ def missing(
     at = begin
     for first, last in [*covered, (now, now)]:
         gap_ends = min(first, now)
-        if at < gap_ends:
-            yield from _windows(at, gap_ends, window)
+        starts = at
+        while starts < gap_ends:
+            ends = min(starts + window, gap_ends)
+            yield starts, ends
+            starts = ends
         at = max(at, min(last, trusted))
-
-
-def _windows(first: datetime, last: datetime, window: timedelta) -> Iterator[tuple[datetime, datetime]]:
-    while first < last:
-        end = min(first + window, last)
-        yield first, end
-        first = end
 
 
 def _read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
@@ -180,8 +181,10 @@ def _load(
     with tempfile.TemporaryDirectory(prefix="helios-") as folder:
         path = Path(folder) / "sacct.txt"
         accounting.jobs(first, last, path)
-        if not _has_rows(path):
-            return (0, 0, 0), ()
+        with path.open("rb") as lines:
+            next(lines, None)
+            if next(lines, None) is None:  # there is only the header
+                return (0, 0, 0), ()
         trace = open_trace(path, format=TraceFormat.SACCT, timezone="UTC")
         report = warehouse.load(
             trace.read(),
@@ -195,16 +198,3 @@ def _load(
     if report.already_loaded:
         return (0, 0, 0), ()
     return (report.jobs_new, report.jobs_updated, sum(report.rejects.values())), report.notes
-
-
-def _has_rows(path: Path) -> bool:
-    with path.open("rb") as lines:
-        next(lines, None)
-        return next(lines, None) is not None
-
-
-def _warnings(found: list[int], begin: datetime, now: datetime, coverage: pd.DataFrame | None) -> tuple[str, ...]:
-    # A reading that finds nothing for weeks and reports success is a common silent failure.
-    if coverage is None and not any(found) and now - begin >= timedelta(days=1):
-        return (f"the accounting holds not one job since {begin:%Y-%m-%d}: is this the right cluster, may you see it?",)
-    return ()

@@ -245,7 +245,7 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
             packed=0, others_s=result.wait_s[others], trials_s=(result.ended_s - submitted_s)[packed].astype(np.float64)
         )
     first, second = _pairs(setup, column)
-    machine, row = _packed(setup.machine, first, second, gain)
+    machine, row = _merge_pairs(setup.machine, first, second, gain)
     result = machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
     ended_s = result.ended_s[row].astype(np.float64)
     run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
@@ -260,7 +260,7 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
     )
 
 
-def _packed(
+def _merge_pairs(
     machine: ReplayCluster, first: NDArray[np.int64], second: NDArray[np.int64], gain: float
 ) -> tuple[ReplayCluster, NDArray[np.int64]]:
     """Merge each pair into one job.

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.fused.configurations import OPTIMIZERS, OTHER_KEYS, check_configuration
 from helios.fused.stack import EVALUATED_AT_ONCE, OutOfMemory, is_plain
-from helios.fused.trainer import PRECISIONS, Epoch, Finished, FusedTrainer
+from helios.fused.trainer import PRECISIONS, Epoch, FusedTrainer
 from helios.fused.ways import Loss, autocast
 
 COMMON = ("batch_size", "optimizer", "precision", "on_nan")
@@ -274,18 +274,15 @@ class FusedTask:
                 trial.save(self._current_trainer().checkpoint(at))
                 trial.report(checkpoint=CHECKPOINT)
             if request in {"pause", "stop"}:
-                self._remove(at)
+                trainer = self._current_trainer()
+                trainer.remove(at)
+                trainer.finished.pop(at)
+                del self._by_number[at]
                 trial.end("paused" if request == "pause" else "stopped")
 
     def _current_trainer(self) -> FusedTrainer:
         assert self._trainer is not None
         return self._trainer
-
-    def _remove(self, at: int) -> None:
-        trainer = self._current_trainer()
-        trainer.remove(at)
-        trainer.finished.pop(at)
-        del self._by_number[at]
 
     # Trials join.
 
@@ -376,7 +373,16 @@ class FusedTask:
         count = self._count_that_fits([trial for trial, _ in trials])
         while True:
             try:
-                trainer = self._trainer = self._trainer_for([trial for trial, _ in trials[:count]])
+                trainer = self._trainer = FusedTrainer(
+                    self._program.build,
+                    self._program.loss,
+                    self._data,
+                    [trial.configuration for trial, _ in trials[:count]],
+                    validation=self._validation,
+                    device=self._device,
+                    way="auto" if count > 1 else "serial",
+                    **trials[0][0].common,
+                )
                 break
             except RuntimeError as error:
                 if "out of memory" not in str(error).lower() or count == 1:
@@ -405,29 +411,13 @@ class FusedTask:
                 trainer.remove(at)
                 self._add(trial, state)
         trainer.finished.clear()
-        if trainer.measured_s:
-            trials[0][0].report(fused={"way": trainer.way, "models": count, **self._epoch_s(trainer, count)})
+        if times := trainer.measured_s:
+            epoch_s = {
+                "alone_s": times["serial"] / count * trainer.steps_per_epoch,
+                "fused_s": times[trainer.way] * trainer.steps_per_epoch,
+            }
+            trials[0][0].report(fused={"way": trainer.way, "models": count, **epoch_s})
         self._chunk = 1
-
-    def _epoch_s(self, trainer: FusedTrainer, count: int) -> dict[str, float]:
-        """Return the measured epoch times, alone and in the stack."""
-        times = trainer.measured_s
-        return {
-            "alone_s": times["serial"] / count * trainer.steps_per_epoch,
-            "fused_s": times[trainer.way] * trainer.steps_per_epoch,
-        }
-
-    def _trainer_for(self, trials: Sequence[FusedTrial]) -> FusedTrainer:
-        return FusedTrainer(
-            self._program.build,
-            self._program.loss,
-            self._data,
-            [trial.configuration for trial in trials],
-            validation=self._validation,
-            device=self._device,
-            way="auto" if len(trials) > 1 else "serial",
-            **trials[0].common,
-        )
 
     def _count_that_fits(self, trials: Sequence[FusedTrial]) -> int:
         """Return how many models the memory holds."""
@@ -467,16 +457,13 @@ class FusedTask:
         took_s = max(1e-6, time.monotonic() - began_s)
         self._chunk = max(1, min(2 * self._chunk, int(self._chunk * POLL_S / took_s)))
         for at in list(trainer.finished):
-            finished = trainer.finished.pop(at)
-            self._finish(self._by_number.pop(at), finished)
-
-    def _finish(self, trial: FusedTrial, finished: Finished) -> None:
-        # A model that was stopped since it is not finite is told from one that has done its steps.
-        diverged = finished.reason.endswith("is not finite")
-        how, reason = ("stopped", finished.reason) if diverged else ("finished", "")
-        trial.save(finished.checkpoint, ended=f"{how}: {reason}")
-        trial.report(checkpoint=CHECKPOINT, progress=1.0)
-        trial.end(how, reason)
+            trial, finished = self._by_number.pop(at), trainer.finished.pop(at)
+            # A model that was stopped since it is not finite is told from one that has done its steps.
+            diverged = finished.reason.endswith("is not finite")
+            how, reason = ("stopped", finished.reason) if diverged else ("finished", "")
+            trial.save(finished.checkpoint, ended=f"{how}: {reason}")
+            trial.report(checkpoint=CHECKPOINT, progress=1.0)
+            trial.end(how, reason)
 
     def _report(self, trainer: FusedTrainer, reached: Sequence[Epoch]) -> None:
         for epoch in reached:

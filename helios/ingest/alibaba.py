@@ -289,7 +289,12 @@ def _draft(rows: DelimitedRows, reading: FileReading, tasks: pd.DataFrame, tags:
     job.note_runs()
     job.jobs["ended_at"] = np.where(job.is_in(_UNFINISHED), NEVER, _instants(job, "end_time"))
     job.jobs["run_time_s"] = job.run_time_s()
-    _read_sizes(job, asked)
+    gpus = np.nan_to_num(asked["gpus"].to_numpy(dtype=np.float64)).round(_DECIMALS)
+    job.jobs["gpus"] = whole = np.ceil(gpus)
+    job.reading.tally[FRACTIONS] += int(np.sum(whole != gpus))
+    job.reading.tally[NO_TASK] += int(asked["has_task"].isna().sum())
+    job.jobs["gpu_type"] = pd.Categorical(asked["gpu_type"])
+    job.jobs |= {name: asked[name].to_numpy(dtype=np.float64) for name in ("cpus", "memory_mib")}
     job.read_categories(user="user")
     found = tags.reindex(hash_names(rows.columns["inst_id"])).astype(object)
     job.jobs["name"] = strings(pa.array(found.where(found.notna(), None), pa.string()))
@@ -301,12 +306,3 @@ def _instants(job: Translation, field: str) -> Instants:
     seconds = job.numbers(field)
     # The trace has 0 for an unknown time; the notebook of its authors reads it so.
     return job.instants(np.where(seconds == 0, np.nan, seconds))
-
-
-def _read_sizes(job: Translation, asked: pd.DataFrame) -> None:
-    gpus = np.nan_to_num(asked["gpus"].to_numpy(dtype=np.float64)).round(_DECIMALS)
-    job.jobs["gpus"] = whole = np.ceil(gpus)
-    job.reading.tally[FRACTIONS] += int(np.sum(whole != gpus))
-    job.reading.tally[NO_TASK] += int(asked["has_task"].isna().sum())
-    job.jobs["gpu_type"] = pd.Categorical(asked["gpu_type"])
-    job.jobs |= {name: asked[name].to_numpy(dtype=np.float64) for name in ("cpus", "memory_mib")}

@@ -60,7 +60,7 @@ def counts_digest(path: Path, dialect: Dialect) -> str:
     """
     digest = sha256()
     with decode(path) as (_, text):
-        for piece in _marked(text, dialect.separator):
+        for piece in _mark_delimiters(text, dialect.separator):
             digest.update(piece)
     return digest.hexdigest()
 
@@ -78,7 +78,7 @@ def _blocks(reading: FileReading, dialect: Dialect, text: Decoded) -> Iterator[t
     parts: list[bytes] = []
     enough = reading.rows_per_batch * _delimiters(dialect)
     delimiters, size = 0, 0
-    for piece in _marked(text, dialect.separator):
+    for piece in _mark_delimiters(text, dialect.separator):
         parts.append(piece)
         delimiters, size = delimiters + piece.count(_MARK), size + len(piece)
         if size > LONGEST_LINE_BYTES and delimiters < _delimiters(dialect):
@@ -89,7 +89,7 @@ def _blocks(reading: FileReading, dialect: Dialect, text: Decoded) -> Iterator[t
     yield b"".join(parts), True
 
 
-def _marked(text: Decoded, delimiter: bytes) -> Iterator[bytes]:
+def _mark_delimiters(text: Decoded, delimiter: bytes) -> Iterator[bytes]:
     """Yield a text with each delimiter replaced by ``_MARK``."""
     tail = b""  # because a delimiter may be cut in two by the end of a chunk
     while chunk := text.read():

@@ -158,7 +158,7 @@ def write_helios_csv(jobs: pd.DataFrame, path: Path, *, timezone: str = "UTC") -
     FileUnwritable
         The file cannot be written.
     """
-    layout = _layout_of(JOBS.check(jobs), timezone)
+    layout = _to_layout(JOBS.check(jobs), timezone)
     table = pa.Table.from_pandas(layout, preserve_index=False)
     # Arrow's "needed" quotes every text; the published files have no quotes.
     options = pa_csv.WriteOptions(quoting_style="needed" if _needs_quotes(layout) else "none", quoting_header="none")
@@ -214,7 +214,7 @@ def _needs_quotes(layout: pd.DataFrame) -> bool:
     return any(text.str.contains(r'[",\r\n]', regex=True).any() for text in texts)
 
 
-def _layout_of(jobs: pd.DataFrame, timezone: str) -> pd.DataFrame:
+def _to_layout(jobs: pd.DataFrame, timezone: str) -> pd.DataFrame:
     times = {
         field: jobs[name].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d %H:%M:%S")
         for field, name in (("submit_time", "submitted_at"), ("start_time", "started_at"), ("end_time", "ended_at"))

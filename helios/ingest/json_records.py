@@ -84,8 +84,8 @@ def read_records(
     names = tuple(names)
     with decode(reading.path) as (raw, text):
         events = ijson.basic_parse(_Bounded(text), multiple_values=True)
-        objects = _parsed(_items(events, prefix), reading.path)
-        records = _numbered(objects, records_of)
+        objects = _wrap_errors(_items(events, prefix), reading.path)
+        records = _number_records(objects, records_of)
         while batch := list(_batch(records, min(reading.rows_per_batch, RECORDS_PER_BATCH))):
             yield _rows(batch, names, raw.tell())
         reading.tally[REPLACED] += text.replaced
@@ -169,12 +169,12 @@ def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
         elif event in _ENDS:
             around.pop()
         elif around == the_list:
-            yield _built(event, events) if event in _BEGINS else value
+            yield _build_value(event, events) if event in _BEGINS else value
         elif event in _BEGINS:
             around.append((key if around and around[-1][1] == "start_map" else "", event))
 
 
-def _built(begin: str, events: Iterator[tuple[str, Any]]) -> Any:
+def _build_value(begin: str, events: Iterator[tuple[str, Any]]) -> Any:
     """Return the object or list that begins with the event ``begin``.
 
     Returns a text that names the bound where the value is too large or too deep. Members in ``UNREAD`` are skipped.
@@ -215,7 +215,7 @@ def _built(begin: str, events: Iterator[tuple[str, Any]]) -> Any:
     raise ijson.IncompleteJSONError("it ends within an object")
 
 
-def _parsed(objects: Iterator[Any], path: Path) -> Iterator[Any]:
+def _wrap_errors(objects: Iterator[Any], path: Path) -> Iterator[Any]:
     read = 0
     try:
         for item in objects:
@@ -228,7 +228,7 @@ def _parsed(objects: Iterator[Any], path: Path) -> Iterator[Any]:
         ) from reason
 
 
-def _numbered(
+def _number_records(
     objects: Iterator[Any], records_of: Callable[[Mapping[str, Any]], Sequence[Fields] | None]
 ) -> Iterator[_Record]:
     number = 0

@@ -71,7 +71,7 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
         )
     if total is not None:
         there = np.full(len(active), float(total))
-    return _even(path, seconds, active, there, notes)
+    return _to_series(path, seconds, active, there, notes)
 
 
 def resample(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
@@ -210,7 +210,7 @@ def _seconds(clock: TimeParser, texts: pd.Series[str]) -> tuple[NDArray[np.int64
     return np.where(unread, np.datetime64(0, "us"), instants).astype("datetime64[s]").astype(np.int64), unread
 
 
-def _even(
+def _to_series(
     path: Path, seconds: NDArray[np.int64], active: NDArray[np.float64], there: NDArray[np.float64], notes: list[str]
 ) -> NodeSeries:
     """Lay the rows on an even grid of steps.

@@ -63,7 +63,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     FileUnreadable
         It cannot be read to its end.
     """
-    with _opened(reading.path) as file:
+    with _open_parquet(reading.path) as file:
         schema = file.schema_arrow
         if missing := [name for name in NEEDED if name not in schema.names]:
             raise FormatUnknown(
@@ -90,7 +90,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
 def own_zone(path: Path) -> str | None:
     """Return the time zone that the file's metadata names, or None."""
     try:
-        with _opened(path) as file:
+        with _open_parquet(path) as file:
             return _metadata(file.schema_arrow, ZONE)
     except (FormatUnknown, FileUnreadable):  # said again, with its reason, when the rows are read
         return None
@@ -161,7 +161,7 @@ class RowValues(RowTexts):
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with path.open("rb") as raw, unzipped(raw) as plain:
             if plain.read(len(MAGIC)) != MAGIC:

@@ -420,15 +420,15 @@ class TimeParser:
         if self.zone == "UTC":
             return local
         readable = pd.DatetimeIndex(np.where(_sane(local), local, NEVER))
-        first = self._localised(readable, first_of_two=True)
-        second = self._localised(readable, first_of_two=False)
+        first = self._localise(readable, first_of_two=True)
+        second = self._localise(readable, first_of_two=False)
         ambiguous = first < second
         self.ambiguous += int(ambiguous.sum())
         back = pd.DatetimeIndex(first).tz_localize("UTC").tz_convert(self.zone).tz_localize(None)
         self.nonexistent += int((readable.notna() & (back != readable)).sum())
         return first if not_before is None else np.where(ambiguous & (first < not_before), second, first)
 
-    def _localised(self, local: pd.DatetimeIndex, *, first_of_two: bool) -> Instants:
+    def _localise(self, local: pd.DatetimeIndex, *, first_of_two: bool) -> Instants:
         # The first of two equal local times is the one still in daylight saving time.
         is_summer = np.full(len(local), first_of_two)
         zoned = local.tz_localize(self.zone, ambiguous=is_summer, nonexistent="shift_forward")

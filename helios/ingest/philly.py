@@ -20,9 +20,8 @@ from itertools import pairwise
 from typing import Any
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
-from helios.ingest.json_records import Fields, as_text, read_records, value_at
+from helios.ingest.json_records import as_text, read_records, value_at
 from helios.ingest.lines import head
 from helios.ingest.parse import known_values, tells_zone
 from helios.ingest.translation import Translation
@@ -64,7 +63,14 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
             hint="It is the file cluster_job_log of trace-data.tar.gz, github.com/msr-fiddle/philly-traces",
         )
     for rows in read_records(reading, "item", partial(parse_runs, tally=reading.tally), FIELDS):
-        yield _draft(rows, reading)
+        job = Translation(rows, reading)
+        job.read_states(known_values(rows.columns["state"]))
+        job.read_times({name: [field] for name, field in _TIMES.items()})
+        job.jobs["run_time_s"] = job.run_time_s()
+        job.jobs |= {name: job.numbers(name) for name in ("gpus", "nodes")}
+        job.read_strings(job_id="job_id")
+        job.read_categories(user="user", partition="vc", node_list="node_list")
+        yield job.draft()
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), zone=ZONE)
@@ -85,7 +91,11 @@ def parse_runs(job: Mapping[str, Any], *, tally: Counter[str]) -> list[Record] |
     runs = [{**_job(job), **_run(attempt)} for attempt in [*earlier, *attempts[-1:]] or [{}]]
     for before, run in pairwise(runs):
         run["before"] = before["ended"]
-    runs[-1]["state"] = _state(job.get("status"), runs[-1])
+    status = job.get("status")
+    last = runs[-1]
+    # README: "If a job has a None value for its last attempt's end_time, the job was still running".
+    started, ended = (last.get(name) not in _NO_TIME for name in ("started", "ended"))
+    runs[-1]["state"] = JobState.RUNNING if started and not ended else _STATES.get(str(status)) or as_text(status)
     return runs
 
 
@@ -105,20 +115,3 @@ def _run(attempt: Mapping[str, Any]) -> Record:
         "nodes": str(len(machines)) if machines else None,
         "node_list": ",".join(str(value_at(machine, "ip")) for machine in machines),
     }
-
-
-def _state(status: Any, last: Fields) -> str | None:
-    # README: "If a job has a None value for its last attempt's end_time, the job was still running".
-    started, ended = (last.get(name) not in _NO_TIME for name in ("started", "ended"))
-    return JobState.RUNNING if started and not ended else _STATES.get(str(status)) or as_text(status)
-
-
-def _draft(rows: DelimitedRows, reading: FileReading) -> JobRows:
-    job = Translation(rows, reading)
-    job.read_states(known_values(rows.columns["state"]))
-    job.read_times({name: [field] for name, field in _TIMES.items()})
-    job.jobs["run_time_s"] = job.run_time_s()
-    job.jobs |= {name: job.numbers(name) for name in ("gpus", "nodes")}
-    job.read_strings(job_id="job_id")
-    job.read_categories(user="user", partition="vc", node_list="node_list")
-    return job.draft()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,22 +41,6 @@ LAYOUTS: dict[TraceFormat, Layout] = {
 
 
 _TAR_MAGIC_AT = 257
-
-
-def read_start(path: Path) -> bytes:
-    """Return the first decompressed bytes of a file that is not empty.
-
-    Raises
-    ------
-    NothingUnderstood
-        The file is empty.
-    FileUnreadable
-        It cannot be opened or decompressed.
-    """
-    start = head(path)
-    if not start.strip():
-        raise NothingUnderstood(f"{path} is empty.", hint="Check the export that wrote it.")
-    return start
 
 
 def sniff(path: Path, start: bytes) -> TraceFormat:
@@ -124,7 +107,9 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     UsageError
         There is no such time zone.
     """
-    start = read_start(path)
+    start = head(path)
+    if not start.strip():
+        raise NothingUnderstood(f"{path} is empty.", hint="Check the export that wrote it.")
     chosen = sniff(path, start) if format is None else TraceFormat(format)
     layout = LAYOUTS[chosen]
     clock = TimeParser(timezone or layout.own_zone(path) or layout.zone)
@@ -201,13 +186,24 @@ class TraceFile:
         for draft in drafts:
             if waiting is not None:
                 yield waiting
-            waiting = self._batch(draft, reading)
+            check_jobs(draft.jobs, draft.results)
+            self._runs.apply(draft)
+            reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
+            waiting = draft.finished()
             jobs += len(waiting.jobs)
             first_reasons.update(waiting.rejects["reason"])
         if waiting is None or not jobs:
             raise self._nothing_understood(first_reasons)
+        counted = Counter(reading.tally)
+        counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
+            reading.clock.ambiguous
+        )
+        counted["times that daylight saving skips were moved to the end of the gap"] = reading.clock.nonexistent
         yield Batch(
-            jobs=waiting.jobs, rejects=waiting.rejects, bytes_read=waiting.bytes_read, notes=self._notes(reading)
+            jobs=waiting.jobs,
+            rejects=waiting.rejects,
+            bytes_read=waiting.bytes_read,
+            notes=(*self._general_notes(), *(in_number(count, text) for text, count in counted.items() if count)),
         )
 
     @cached_property
@@ -216,7 +212,7 @@ class TraceFile:
         runs = Runs(reading)
         for draft in drafts:
             runs.add(draft)
-        runs.judge()
+        runs.number_restarts()
         return runs
 
     def _drafts(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
@@ -230,20 +226,6 @@ class TraceFile:
     def _read_again(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
         reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
         return reading, LAYOUTS[self.format].drafts(reading)
-
-    def _batch(self, draft: JobRows, reading: FileReading) -> Batch:
-        check_jobs(draft.jobs, draft.results)
-        self._runs.apply(draft)
-        reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
-        return draft.finished()
-
-    def _notes(self, reading: FileReading) -> tuple[str, ...]:
-        counted = Counter(reading.tally)
-        counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
-            reading.clock.ambiguous
-        )
-        counted["times that daylight saving skips were moved to the end of the gap"] = reading.clock.nonexistent
-        return (*self._general_notes(), *(in_number(count, text) for text, count in counted.items() if count))
 
     def _general_notes(self) -> Iterator[str]:
         if self.assumed_timezone:
@@ -275,7 +257,7 @@ _NOT_STARTED = np.iinfo(np.int64).max
 class Runs:
     """Rows with the job id and submit time of another one.
 
-    Call :meth:`add` for the whole file, then :meth:`judge` once, then :meth:`apply` for each of its rows.
+    Call :meth:`add` for the whole file, then :meth:`number_restarts` once, then :meth:`apply` for each of its rows.
 
     Attributes
     ----------
@@ -307,8 +289,8 @@ class Runs:
         if self.kept is None:
             self._seen = [(_with_text(keys, texts), None) for keys, texts in self._seen]
 
-    def judge(self) -> None:
-        """Give each row a verdict and each run its restart number.
+    def number_restarts(self) -> None:
+        """Give each run its restart number, and find the rows that repeat one.
 
         Call it once, after the last :meth:`add`.
         """
@@ -319,8 +301,20 @@ class Runs:
             _with_text(keys[part], texts) for (keys, texts), part in zip(self._seen, parts, strict=False) if part.any()
         ]
         self._seen = []
-        if rows:
-            self._repeated = _judged(pd.concat(rows, ignore_index=True))
+        if not rows:
+            return
+        runs = pd.concat(rows, ignore_index=True)
+        runs["refused"] = np.int8(-1)  # -1 is a run of its own, else the position of the reason in REASONS
+        runs["restart"] = np.int32(0)
+        runs.loc[runs.duplicated(["job", "text"], keep="first"), "refused"] = REASONS.index(Reason.DUPLICATE_ROW)
+        # A later row of the same run replaces an earlier one, as from exports of one job at two moments of its life.
+        left = runs[runs["refused"] < 0]
+        again = (left["start"] != _NOT_STARTED) & left.duplicated(["job", "start"], keep="last")
+        started_later = left["pending"] & (left["line"] < left.groupby("job")["line"].transform("max"))
+        runs.loc[left.index[again | started_later], "refused"] = REASONS.index(Reason.SUPERSEDED)
+        left = runs[runs["refused"] < 0].sort_values(["job", "start", "line"], kind="stable")
+        runs.loc[left.index, "restart"] = left.groupby("job").cumcount().astype(np.int32)
+        self._repeated = runs.sort_values("line")
 
     def apply(self, draft: JobRows) -> None:
         """Set the restart numbers of ``draft``.
@@ -333,9 +327,9 @@ class Runs:
             place = np.minimum(np.searchsorted(lines, draft.line), len(lines) - 1)
             found = lines[place] == draft.line
             restart[found] = self._repeated["restart"].to_numpy()[place[found]]
-            verdict = self._repeated["verdict"].to_numpy()[place]
+            refused = self._repeated["refused"].to_numpy()[place]
             for reason in (Reason.DUPLICATE_ROW, Reason.SUPERSEDED):
-                draft.results.refuse(found & (verdict == REASONS.index(reason)), reason)
+                draft.results.refuse(found & (refused == REASONS.index(reason)), reason)
         draft.jobs.setdefault("restart", restart)  # a format that gives the number is believed
 
 
@@ -364,29 +358,3 @@ def _run_keys(draft: JobRows) -> pd.DataFrame:
 def _with_text(keys: pd.DataFrame, texts: RowTexts | None) -> pd.DataFrame:
     """Return ``keys`` with a hash of the text of each row."""
     return keys if texts is None else keys.assign(text=texts.fingerprints(keys["row"].to_numpy()))
-
-
-def _judged(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ``rows`` with a verdict and a restart number, ordered by line.
-
-    ``rows`` are those that share their job with another. A verdict of -1 is a run of its own, else the position of the
-    reason in ``REASONS``.
-    """
-    rows["verdict"] = np.int8(-1)
-    rows["restart"] = np.int32(0)
-    rows.loc[rows.duplicated(["job", "text"], keep="first"), "verdict"] = REASONS.index(Reason.DUPLICATE_ROW)
-    rows.loc[_superseded(rows[rows["verdict"] < 0]), "verdict"] = REASONS.index(Reason.SUPERSEDED)
-    runs = rows[rows["verdict"] < 0].sort_values(["job", "start", "line"], kind="stable")
-    rows.loc[runs.index, "restart"] = runs.groupby("job").cumcount().astype(np.int32)
-    return rows.sort_values("line")
-
-
-def _superseded(rows: pd.DataFrame) -> pd.Index[Any]:
-    """Return the rows that a later row of the same run replaces.
-
-    Such rows come from exports of one job at two moments of its life.
-    """
-    started = rows["start"] != _NOT_STARTED
-    again = started & rows.duplicated(["job", "start"], keep="last")
-    last = rows.groupby("job")["line"].transform("max")
-    return rows.index[again | (rows["pending"] & (rows["line"] < last))]

@@ -141,14 +141,6 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
-def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
-    """Parse TRES lists.
-
-    An example of one is ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``.
-    """
-    return DistinctColumn(texts, _tres, Tres())
-
-
 def gpus_per_node(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
@@ -171,7 +163,10 @@ def job_ids(texts: pa.Array) -> JobIds:
     Ids are ``12``, ``12_3`` and ``12_[4-9]`` (job arrays), and ``12+1`` (heterogeneous jobs). Ids with a dot are steps.
     """
     if all_digits(texts):
-        return _plain_ids(len(texts))
+        # Most files have plain numbers only, and the pattern is slow.
+        rows = len(texts)
+        nothing, nowhere = pa.nulls(rows, pa.string()), np.zeros(rows, dtype=np.bool_)
+        return JobIds(nowhere, nowhere, nothing, nothing, nothing, np.full(rows, np.nan))
     parts = pc.extract_regex(texts, _JOB_ID)
     master, task, offset = (without(pc.struct_field(parts, name), "") for name in ("master", "task", "offset"))
     step = _matches(texts, _JOB_ID + r"\.")
@@ -185,18 +180,16 @@ def job_ids(texts: pa.Array) -> JobIds:
     )
 
 
-def _plain_ids(rows: int) -> JobIds:
-    # Most files have plain numbers only, and the pattern above is slow.
-    nothing, nowhere = pa.nulls(rows, pa.string()), np.zeros(rows, dtype=np.bool_)
-    return JobIds(nowhere, nowhere, nothing, nothing, nothing, np.full(rows, np.nan))
-
-
 def _matches(texts: pa.Array, pattern: str) -> Mask:
     return np.asarray(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _tres(text: str) -> Tres:
+    """Parse a TRES list.
+
+    An example of one is ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``.
+    """
     counts: dict[str, float] = {}
     typed: dict[str, float] = {}
     for entry in filter(None, text.split(",")):
@@ -498,8 +491,30 @@ class _SacctTranslation(Translation):
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
         elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
         self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
-        self._complete_runs(elapsed)
-        self._read_sizes()
+        # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
+        over = np.ones(len(self.rows), dtype=np.bool_) if "state" not in self.jobs else ~self.is_in(_UNFINISHED)
+        start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NEVER)
+        span = spans(elapsed)
+        ran = over & (elapsed > 0)
+        start = np.where(np.isnat(start) & ran, end - span, start)
+        end = np.where(np.isnat(end) & ran, start + span, end)
+        start = np.where(self._never_started(start, end), NEVER, start)
+        self.jobs["started_at"], self.jobs["ended_at"] = start, end
+        run_time = (end - start) / np.timedelta64(1, "s")
+        self.jobs["run_time_s"] = np.where(np.isnan(run_time) & ran, elapsed, run_time)
+        asked, given = self._tres("reqtres", "tresreq"), self._tres("alloctres", "tresalloc")
+        counts = self.numbers
+        # Before a start, NNodes, NCPUS and AllocCPUS are 0, or what was asked for.
+        self._read_size("nodes", (counts("reqnodes"), asked), (counts("allocnodes"), counts("nnodes"), given))
+        self._read_size("cpus", (counts("reqcpus"), asked), (given, counts("alloccpus"), counts("ncpus")))
+        lists = [gpus_per_node(self.texts(name)) for name in ("reqgres", "allocgres")]
+        asked_each, given_each = (found.floats("gpus") for found in lists)
+        nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
+        asked_nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
+        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_each * nodes))
+        self.jobs["gpus"] = np.nan_to_num(self.jobs["gpus"])
+        self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
+        self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
         named = self.rows.column("cluster", "clustername")
@@ -519,22 +534,6 @@ class _SacctTranslation(Translation):
         self.jobs["het_job_offset"] = parts.het_job_offset
         return parts.is_step
 
-    def _complete_runs(self, elapsed: NDArray[np.float64]) -> None:
-        """Complete start, end and run time from each other.
-
-        For a running job sacct prints the elapsed time so far. So only jobs that have ended get an end and a run time.
-        """
-        over = np.ones(len(self.rows), dtype=np.bool_) if "state" not in self.jobs else ~self.is_in(_UNFINISHED)
-        start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NEVER)
-        span = spans(elapsed)
-        ran = over & (elapsed > 0)
-        start = np.where(np.isnat(start) & ran, end - span, start)
-        end = np.where(np.isnat(end) & ran, start + span, end)
-        start = np.where(self._never_started(start, end), NEVER, start)
-        self.jobs["started_at"], self.jobs["ended_at"] = start, end
-        run_time = (end - start) / np.timedelta64(1, "s")
-        self.jobs["run_time_s"] = np.where(np.isnan(run_time) & ran, elapsed, run_time)
-
     def _time(self, name: str) -> Instants:
         return self.jobs[name] if name in self.jobs else np.full(len(self.rows), NEVER)
 
@@ -547,15 +546,6 @@ class _SacctTranslation(Translation):
         never = np.asarray(unplaced & (start == end) & (state == JobState.CANCELLED.value))
         self.reading.tally[NEVER_STARTED] += int(never.sum())
         return never
-
-    def _read_sizes(self) -> None:
-        asked, given = self._tres("reqtres", "tresreq"), self._tres("alloctres", "tresalloc")
-        counts = self.numbers
-        # Before a start, NNodes, NCPUS and AllocCPUS are 0, or what was asked for.
-        self._read_size("nodes", (counts("reqnodes"), asked), (counts("allocnodes"), counts("nnodes"), given))
-        self._read_size("cpus", (counts("reqcpus"), asked), (given, counts("alloccpus"), counts("ncpus")))
-        self._read_gpus(asked, given)
-        self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
 
     def _read_size(self, name: str, asked: Sequence[Size], given: Sequence[Size]) -> None:
         """Set what a job was allocated, and beside it what it requested.
@@ -571,7 +561,7 @@ class _SacctTranslation(Translation):
         self.jobs[f"{name}_requested"] = np.where(requested > 0, requested, np.nan)
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
-        found = tres_lists(self.texts(*fields))
+        found = DistinctColumn(self.texts(*fields), _tres, Tres())
         self.results.refuse(found.unreadable, Reason.UNREADABLE_TRES)
         return found
 
@@ -584,15 +574,6 @@ class _SacctTranslation(Translation):
         for values in choices:
             chosen = np.where((np.isnan(chosen) | (chosen == 0)) & ~np.isnan(values), values, chosen)
         return chosen
-
-    def _read_gpus(self, asked: DistinctColumn[Tres], given: DistinctColumn[Tres]) -> None:
-        lists = [gpus_per_node(self.texts(name)) for name in ("reqgres", "allocgres")]
-        asked_each, given_each = (found.floats("gpus") for found in lists)
-        nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
-        asked_nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
-        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_each * nodes))
-        self.jobs["gpus"] = np.nan_to_num(self.jobs["gpus"])
-        self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
 
     def _requested(self, name: str) -> NDArray[np.float64]:
         return self._first(self.jobs[f"{name}_requested"], self.jobs[name])

@@ -144,7 +144,16 @@ def write_swf(
     columns = _swf_columns(jobs, start_s, "gpus" if of_gpus else "cpus")
     numbers = jobs["job_id"].astype("int64").to_numpy() if numeric.all() else np.arange(1, len(jobs) + 1)
     table = pa.table({name: columns[name].astype(np.int64) for name in FIELDS} | {"job": numbers})
-    header = _header(jobs, start_s, timezone=timezone, cluster=cluster, machine=machine, of_gpus=of_gpus)
+    lines = ["Version: 2.2", "Conversion: Helios", f"MaxJobs: {len(jobs)}", f"MaxRecords: {len(jobs)}"]
+    lines += [f"UnixStartTime: {start_s}", f"TimeZoneString: {timezone}"]
+    if machine is not None:
+        lines += [f"MaxNodes: {machine.nodes}", f"MaxProcs: {machine.cpus}"]
+    lines.append(f"Note: processors are {'GPUs' if of_gpus else 'CPUs'}")
+    if cluster is not None:
+        names = sorted(jobs["partition"].dropna().astype("str").unique())
+        lines += [f"Computer: {_one_line(cluster)}", f"MaxQueues: {len(names)}"]
+        lines += [f"Queue: {number} {_one_line(name)}" for number, name in enumerate(names, start=1)]
+    header = "".join(f"; {line}\n" for line in lines)
     with created(path) as file:
         file.write(header.encode())
         pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=False, delimiter=" "))
@@ -185,27 +194,6 @@ def _codes(names: pd.Series[Any]) -> NDArray[np.float64]:
     return np.where(codes < 0, np.nan, codes + 1.0)
 
 
-def _header(
-    jobs: pd.DataFrame,
-    start_s: int,
-    *,
-    timezone: str,
-    cluster: str | None,
-    machine: RecordedMachine | None,
-    of_gpus: bool,
-) -> str:
-    lines = ["Version: 2.2", "Conversion: Helios", f"MaxJobs: {len(jobs)}", f"MaxRecords: {len(jobs)}"]
-    lines += [f"UnixStartTime: {start_s}", f"TimeZoneString: {timezone}"]
-    if machine is not None:
-        lines += [f"MaxNodes: {machine.nodes}", f"MaxProcs: {machine.cpus}"]
-    lines.append(f"Note: processors are {'GPUs' if of_gpus else 'CPUs'}")
-    if cluster is not None:
-        names = sorted(jobs["partition"].dropna().astype("str").unique())
-        lines += [f"Computer: {_one_line(cluster)}", f"MaxQueues: {len(names)}"]
-        lines += [f"Queue: {number} {_one_line(name)}" for number, name in enumerate(names, start=1)]
-    return "".join(f"; {line}\n" for line in lines)
-
-
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -225,7 +213,11 @@ def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> Jo
     job = _SwfTranslation(rows, reading)
     status = job.numbers("status")
     job.read_strings(job_id="job")
-    job.jobs["state"] = _states(status)
+    codes = np.full(len(status), -1, dtype=np.int8)
+    for code, number in enumerate(_STATES):
+        codes[status == number] = code
+    names = pd.Index([state.value for state in _STATES.values()], dtype="str")
+    job.jobs["state"] = pd.Categorical.from_codes(codes, categories=names)
     skipped = np.isin(status, _PARTIAL)
     reading.tally[PARTIAL] += int(skipped.sum())
     submitted_s = unix_start_s + job.numbers("submit")
@@ -233,7 +225,13 @@ def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> Jo
     left_queue_s = submitted_s + job.numbers("wait")
     job.jobs["started_at"] = job.instants(left_queue_s)
     job.note_runs()
-    _read_run(job, left_queue_s)
+    run, procs = job.numbers("run"), job.numbers("procs")
+    # By the standard, a job that was cancelled before it started waited until the cancellation, and has neither run
+    # time nor processors.
+    unstarted = job.is_in((JobState.CANCELLED.value,)) & ~(run > 0) & ~(procs > 0)
+    job.jobs["started_at"] = np.where(unstarted, NEVER, job.jobs["started_at"])
+    job.jobs["ended_at"] = job.instants(left_queue_s + np.where(unstarted, 0.0, run))
+    job.jobs["run_time_s"] = np.where(unstarted, np.nan, run)
     given, asked = job.numbers("procs"), job.numbers("requested_procs")
     job.jobs["cpus"] = np.where(given > 0, given, asked)
     job.jobs["cpus_requested"] = np.where(asked > 0, asked, np.nan)
@@ -244,21 +242,3 @@ def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> Jo
     job.jobs["partition"] = category(pc.coalesce(job.texts("queue"), job.texts("partition")))
     job.read_strings(name="executable")
     return job.draft(skipped=skipped)
-
-
-def _read_run(job: Translation, left_queue_s: NDArray[np.float64]) -> None:
-    run, procs = job.numbers("run"), job.numbers("procs")
-    # By the standard, a job that was cancelled before it started waited until the cancellation, and has neither run
-    # time nor processors.
-    unstarted = job.is_in((JobState.CANCELLED.value,)) & ~(run > 0) & ~(procs > 0)
-    job.jobs["started_at"] = np.where(unstarted, NEVER, job.jobs["started_at"])
-    job.jobs["ended_at"] = job.instants(left_queue_s + np.where(unstarted, 0.0, run))
-    job.jobs["run_time_s"] = np.where(unstarted, np.nan, run)
-
-
-def _states(status: NDArray[np.float64]) -> pd.Categorical:
-    codes = np.full(len(status), -1, dtype=np.int8)
-    for code, number in enumerate(_STATES):
-        codes[status == number] = code
-    names = pd.Index([state.value for state in _STATES.values()], dtype="str")
-    return pd.Categorical.from_codes(codes, categories=names)

@@ -306,7 +306,7 @@ def _places(
     row = np.lexsort((kind, partition))
     user = np.empty(len(asked), dtype=np.int64)
     user[row] = _cut(asked[row], rng.permutation(_user_shares(figures.users)))
-    return partition[campaign], _of_two_partitions_at_most(user, partition)[campaign]
+    return partition[campaign], _split_users(user, partition)[campaign]
 
 
 def _partitions(figures: ClusterProfile, asked: Floats, gpus: Counts, rng: np.random.Generator) -> Counts:
@@ -337,7 +337,7 @@ def _cut(weights: Floats, shares: Floats) -> Counts:
     return np.asarray(np.minimum(np.searchsorted(edges, middles), len(shares) - 1), dtype=np.int64)
 
 
-def _of_two_partitions_at_most(user: Counts, partition: Counts) -> Counts:
+def _split_users(user: Counts, partition: Counts) -> Counts:
     """Return users of whom each has at most two partitions.
 
     A user with more of them is split into several users.

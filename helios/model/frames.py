@@ -77,7 +77,7 @@ class FrameKind:
         try:
             return pd.DataFrame(
                 {
-                    column.name: _converted(column, frame[column.name])
+                    column.name: _convert(column, frame[column.name])
                     if column.name in frame
                     else _missing(column, frame.index)
                     for column in self.columns
@@ -132,7 +132,7 @@ class FrameKind:
             raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found}, not {declared}")
 
 
-def _converted(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:
+def _convert(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:
     if not column.dtype.startswith("int") and values.isna().all():
         # An all-missing column has no type of its own: pandas would take None for a time without a zone.
         return _missing(column, values.index)

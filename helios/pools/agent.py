@@ -717,7 +717,15 @@ class Agent:
         """Measure memory, and kill what is above its limit."""
         self._own_peak_mib = max(self._own_peak_mib, psutil.Process().memory_info().rss / _MIB)
         trees = self._trees()
-        self._measure_gpus()
+        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
+            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
+            energy_j, busy = _gpu_use(gpu)
+            before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
+            for trial in on_gpu:
+                if busy is not None:
+                    trial.busy.append(busy)
+                if energy_j is not None and before_j is not None:
+                    trial.energy_j += (energy_j - before_j) / len(on_gpu)
         for number, processes in trees.items():
             trial = self._running[number]
             if trial.gpu is not None:
@@ -733,18 +741,6 @@ class Agent:
                 trial.over_limit = True
                 self._kill_tree(trial)
         self._send({"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}})
-
-    def _measure_gpus(self) -> None:
-        """Share each GPU's recent use among its trials."""
-        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
-            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
-            energy_j, busy = _gpu_use(gpu)
-            before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
-            for trial in on_gpu:
-                if busy is not None:
-                    trial.busy.append(busy)
-                if energy_j is not None and before_j is not None:
-                    trial.energy_j += (energy_j - before_j) / len(on_gpu)
 
     def _trees(self) -> dict[int, list[psutil.Process]]:
         """Return all processes of each running trial."""

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from helios.errors import FileUnwritable, HeliosError, UsageError
 from helios.pools import warm
 from helios.pools.agent import POOL, fill_in
-from helios.pools.space import ContainerChoice, TrainingSweep
+from helios.pools.space import TrainingSweep
 from helios.private_files import make_folder
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -198,15 +198,8 @@ class _Charliecloud(Runtime):
 
     def command(self, image: str, inside: Inside) -> list[str]:
         # ch-run binds TMPDIR at /tmp, and needs a USER.
-        words = [
-            "env",
-            "--unset=TMPDIR",
-            "USER=helios",
-            "ch-run",
-            "--env-no-expand",
-            "--unset-env=*",
-            f"--set-env=PATH={PATH}",
-        ]
+        words = ["env", "--unset=TMPDIR", "USER=helios", "ch-run", "--env-no-expand", "--unset-env=*"]
+        words.append(f"--set-env=PATH={PATH}")
         words += ["--set-env"] if (Path(image) / "ch" / "environment").is_file() else []
         own = {"HOME": inside.notes, **inside.environment}
         words += [f"--set-env={name}={value}" for name, value in own.items()]
@@ -305,9 +298,19 @@ def find_container(sweep: TrainingSweep, folder: Path, *, gpus: bool) -> Contain
             except (OSError, ValueError, subprocess.TimeoutExpired) as reason:
                 faults[name] = str(reason)
                 continue
-            _check(choice, sweep, found)
+            if tuple(found["python"]) < (3, 9):
+                have = ".".join(map(str, found["python"]))
+                raise UsageError(
+                    f"The container image {choice.image} has Python {have}, and 3.9 or newer starts the trials in it.",
+                    hint="Add a newer python3 to it; trials may use another one.",
+                )
+            if not found["found"]:
+                raise UsageError(
+                    f"The command {sweep.command[0]!r} is not in the container image {choice.image}.",
+                    hint="Check its name; paths are relative to the folder in which trials run, which is passed in.",
+                )
             return Container(runtime=name, image=image, gpus=gpus, how=how)
-    machine = _machine_of(Path(choice.image))
+    machine = _image_architecture(Path(choice.image))
     if machine and machine != platform.machine():
         raise UsageError(
             f"The container image {choice.image} is for {machine}, and this machine is {platform.machine()}.",
@@ -361,26 +364,12 @@ def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus
     return found
 
 
-def _check(choice: ContainerChoice, sweep: TrainingSweep, found: Mapping[str, Any]) -> None:
-    if tuple(found["python"]) < (3, 9):
-        have = ".".join(map(str, found["python"]))
-        raise UsageError(
-            f"The container image {choice.image} has Python {have}, and 3.9 or newer starts the trials in it.",
-            hint="Add a newer python3 to it; trials may use another one.",
-        )
-    if not found["found"]:
-        raise UsageError(
-            f"The command {sweep.command[0]!r} is not in the container image {choice.image}.",
-            hint="Check its name; paths are relative to the folder in which trials run, which is passed in.",
-        )
-
-
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
-def _machine_of(image: Path) -> str:
+def _image_architecture(image: Path) -> str:
     """Return the machine that an unpacked image is for, empty if unknown."""
     for name in ("usr/bin/python3", "bin/sh", "usr/bin/env"):
         place = image / name
@@ -444,24 +433,22 @@ def unpack(archive: Path) -> Path:
         if not target.is_dir():
             part = images / f"{key}.part"
             shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
-            _extract(archive, part)
+            if archive.suffix in {".sqfs", ".sqsh", ".squashfs"}:
+                words = ["unsquashfs", "-quiet", "-no-progress", "-no-xattrs", "-dest", str(part), str(archive)]
+            else:
+                part.mkdir()
+                devices = [f"--exclude={prefix}dev/*" for prefix in ("", "./")]
+                words = ["tar", "--extract", f"--file={archive}", f"--directory={part}", "--no-same-owner", *devices]
+            try:
+                done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S)
+            except OSError as reason:
+                raise HeliosError(
+                    f"{words[0]} cannot be run: {reason}", hint="Install it, or unpack the image."
+                ) from reason
+            if done.returncode or not any(part.iterdir()):
+                shutil.rmtree(part, ignore_errors=True)
+                raise ValueError(f"it cannot be unpacked: {_last_line(done.stderr) or 'it is empty'}")
             part.rename(target)
     finally:
         os.close(lock)
     return target
-
-
-def _extract(archive: Path, into: Path) -> None:
-    if archive.suffix in {".sqfs", ".sqsh", ".squashfs"}:
-        words = ["unsquashfs", "-quiet", "-no-progress", "-no-xattrs", "-dest", str(into), str(archive)]
-    else:
-        into.mkdir()
-        devices = [f"--exclude={prefix}dev/*" for prefix in ("", "./")]
-        words = ["tar", "--extract", f"--file={archive}", f"--directory={into}", "--no-same-owner", *devices]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=START_S)
-    except OSError as reason:
-        raise HeliosError(f"{words[0]} cannot be run: {reason}", hint="Install it, or unpack the image.") from reason
-    if done.returncode or not any(into.iterdir()):
-        shutil.rmtree(into, ignore_errors=True)
-        raise ValueError(f"it cannot be unpacked: {_last_line(done.stderr) or 'it is empty'}")

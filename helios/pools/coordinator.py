@@ -497,7 +497,7 @@ class Coordinator:
 
     def _end(self, attempt: _Attempt, grace_s: float) -> None:
         number = attempt.trial.number if attempt.process is None else attempt.process.number
-        if (agent := self._agents.get(_node_of(attempt.device))) is not None:
+        if (agent := self._agents.get(_node_name(attempt.device))) is not None:
             agent.send({"do": "end", "number": number, "grace_s": grace_s})
 
     # Trials before they start.
@@ -569,8 +569,7 @@ class Coordinator:
             self._sync_at_s = time.time() + _SYNC_S
 
     def _trial(self, record: TrialRecord) -> Trial:
-        forecast = TrialForecast(memory_p95_mib=self.sweep.memory_mib)
-        fusible, most_fused = ("", 1)
+        fusible, most_fused = "", 1
         if not record.memory_kills:  # else it needs more room, which a process that it joins has not
             fusible, most_fused = self._fusion.group_key(record.number, record.parameters)
         return Trial(
@@ -581,7 +580,7 @@ class Coordinator:
             attempts=record.attempts,
             peak_memory_mib=record.peak_memory_mib,
             out_of_memory_mib=record.out_of_memory_mib,
-            forecast=forecast,
+            forecast=TrialForecast(memory_p95_mib=self.sweep.memory_mib),
             fusible=fusible,
             most_fused=most_fused,
         )
@@ -599,12 +598,14 @@ class Coordinator:
         forecasts = self._forecast(trials, runs)
         for trial, forecast in zip(trials, forecasts, strict=True):
             limit = forecast.memory_p95_mib or self.sweep.memory_mib
-            expected = replace(trial, forecast=replace(forecast, memory_p95_mib=limit))
-            if trial.number in self._waiting:
-                self._waiting[trial.number] = expected
-            else:
-                self._running[trial.number].trial = expected
+            self._replace_trial(replace(trial, forecast=replace(forecast, memory_p95_mib=limit)))
         self._forecast_at_s = time.time() + max(_DECIDE_S, _COST * (time.time() - now))
+
+    def _replace_trial(self, trial: Trial) -> None:
+        if trial.number in self._waiting:
+            self._waiting[trial.number] = trial
+        else:
+            self._running[trial.number].trial = trial
 
     def _run(self, attempt: _Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
         """Return the use of an attempt."""
@@ -802,7 +803,7 @@ class Coordinator:
 
     def _order_start(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Have the agent of a device start a process."""
-        node = self._nodes.get(_node_of(device))
+        node = self._nodes.get(_node_name(device))
         on_device = device_environment(device) if node is None else node.environment[device.name]
         if (threads := self.sweep.env.get("OMP_NUM_THREADS")) is not None:
             # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
@@ -811,7 +812,7 @@ class Coordinator:
             # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
             limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(order['limit_mib'])}M"}
             on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
-        self._agents[_node_of(device)].send(
+        self._agents[_node_name(device)].send(
             {
                 "do": "start",
                 **order,
@@ -828,7 +829,7 @@ class Coordinator:
 
     def _idle_process(self, trial: Trial, device: Device, limit: float) -> FusedProcess | None:
         """Return an idle process that may take a trial."""
-        if self._fusion.is_separate(trial.number) or trial.out_of_memory_mib is not None:
+        if trial.number in self._fusion.separate or trial.out_of_memory_mib is not None:
             return None
         idle = (each for each in self._processes.values() if not each.trials and not each.closed)
         return next((each for each in idle if each.device is device and each.limit_mib == limit), None)
@@ -891,7 +892,7 @@ class Coordinator:
             if shared and (of_memory or crashed):
                 attempt.ended = {"ended": "together"}
             if crashed:  # who is to blame is not known
-                self._fusion.start_separately(attempt.trial.number)
+                self._fusion.separate.add(attempt.trial.number)
         if shared and of_memory:
             self._fusion.limit_fused(left[0].trial.parameters, len(left) // 2)
         if status == 0:  # it had gone when they were told to it
@@ -905,11 +906,12 @@ class Coordinator:
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "memory":
             for number, mib in event["mib"].items():
-                if (process := self._processes.get(int(number))) is not None:
-                    self._take_memory(process, mib)
-                elif (attempt := self._running.get(int(number))) is not None:
-                    peak = max(mib, attempt.trial.peak_memory_mib or 0.0)
-                    attempt.trial = replace(attempt.trial, memory_mib=mib, peak_memory_mib=peak)
+                process = self._processes.get(int(number))
+                numbers = [int(number)] if process is None else process.trials
+                for attempt in [self._running[each] for each in numbers if each in self._running]:
+                    share = mib / len(numbers)  # the trials of a process in equal parts
+                    peak = max(share, attempt.trial.peak_memory_mib or 0.0)
+                    attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
         elif event["event"] == "warm_failed":
             self._note(f"Trials start without the warm process: {event['reason']}")
         elif event["event"] == "mps_failed":
@@ -921,13 +923,6 @@ class Coordinator:
                 self._process_ended(process, event)
             else:
                 self._attempt_ended(self._running[event["number"]], event)
-
-    def _take_memory(self, process: FusedProcess, mib: float) -> None:
-        """Count the memory of a process in equal parts for its trials."""
-        for number in process.trials:
-            trial, share = self._running[number].trial, mib / len(process.trials)
-            peak = max(share, trial.peak_memory_mib or 0.0)
-            self._running[number].trial = replace(trial, memory_mib=share, peak_memory_mib=peak)
 
     def _read(self, attempt: _Attempt, *, to_end: bool = False) -> None:
         """Handle the reports of a trial."""
@@ -994,11 +989,7 @@ class Coordinator:
         for trial in [*self._waiting.values(), *(each.trial for each in self._running.values())] if changed else ():
             if trial.fusible:
                 fusible, most = self._fusion.group_key(trial.number, trial.parameters)
-                known = replace(trial, fusible=fusible, most_fused=most)
-                if trial.number in self._waiting:
-                    self._waiting[trial.number] = known
-                else:
-                    self._running[trial.number].trial = known
+                self._replace_trial(replace(trial, fusible=fusible, most_fused=most))
 
     def _prune(self, attempt: _Attempt) -> None:
         attempt.pruned = True
@@ -1121,12 +1112,12 @@ class Coordinator:
         self._agents.pop(name).close()
         if not name:
             agent.kill_leftovers(self.state.pool)
-        self._processes = {at: each for at, each in self._processes.items() if _node_of(each.device) != name}
-        for attempt in [each for each in self._running.values() if _node_of(each.device) == name]:
+        self._processes = {at: each for at, each in self._processes.items() if _node_name(each.device) != name}
+        for attempt in [each for each in self._running.values() if _node_name(each.device) == name]:
             event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
             self._attempt_ended(attempt, {**event, "out_of_memory": False, "asked": bool(self._stop_reason)})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
-            self.devices = tuple(device for device in self.devices if _node_of(device) != name)
+            self.devices = tuple(device for device in self.devices if _node_name(device) != name)
             self._by_name = {device.name: device for device in self.devices}
             if not self.devices or not name:
                 raise HeliosError(
@@ -1149,7 +1140,7 @@ class Coordinator:
             self._watcher.event({"at_s": round(time.time(), 3), **event})
 
 
-def _node_of(device: Device) -> str:
+def _node_name(device: Device) -> str:
     """Return the name of a device's node, empty for this one."""
     return device.name.rpartition("/")[0]
 

@@ -99,6 +99,13 @@ class Fusion:
         None where none may.
     searched : bool
         Whether a search chooses the trials.
+
+    Attributes
+    ----------
+    most : int
+        Most trials in a process.
+    separate : set of int
+        Trials that get a new process of their own from now on.
     """
 
     def __init__(self, program: FusedProgram | None, *, searched: bool) -> None:
@@ -108,14 +115,14 @@ class Fusion:
         self._alike: dict[Key, str | None] = {}
         """The structure of all models with the same whole numbers and texts, None where these differ."""
         self._most: dict[str, int] = {}
-        self._alone: set[int] = set()
+        self.separate: set[int] = set()
 
     def group_key(self, number: int, parameters: Mapping[str, Value]) -> tuple[str, int]:
         """Return what trials that may train together have in common.
 
         With it comes how many may at most. The text is empty for a trial that must have a process of its own.
         """
-        if self._program is None or number in self._alone:
+        if self._program is None or number in self.separate:
             return "", 1
         part = self._name(parameters)
         most = self._most.get(part, self.most)
@@ -161,11 +168,3 @@ class Fusion:
         """Have fewer trials like this one in a process from now on."""
         part = self._name(parameters)
         self._most[part] = max(1, min(most, self._most.get(part, self.most)))
-
-    def start_separately(self, number: int) -> None:
-        """Give a trial a new process of its own from now on."""
-        self._alone.add(number)
-
-    def is_separate(self, number: int) -> bool:
-        """Return whether a trial needs a new process."""
-        return number in self._alone

@@ -434,7 +434,7 @@ def read_training_sweep(path: Path) -> TrainingSweep:
     except (tomllib.TOMLDecodeError, RecursionError) as reason:
         raise UsageError(f"{path} cannot be read as TOML: {reason}.", hint=f"See {PAGE} for an example.") from reason
     try:
-        return _sweep(path, _checked(_SweepTable, content))
+        return _sweep(path, _validate(_SweepTable, content))
     except _Refused as reason:
         line = line_number(text, reason.keys)
         hint = reason.hint or f"See {PAGE} for an example."
@@ -486,7 +486,7 @@ def line_number(text: str, keys: Sequence[str | int]) -> int:
     return best
 
 
-def _checked(table: type[Table], content: Any, *at: str) -> Table:
+def _validate(table: type[Table], content: Any, *at: str) -> Table:
     """Return a validated part of the file.
 
     Raises
@@ -533,7 +533,12 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     if fused is None:
         _check_names(command, names, table)
     else:
-        _check_settings(fused, names)
+        for needed, hint in (
+            (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
+            (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),
+        ):
+            if not {*needed} & {*names, *fused.settings}:
+                raise _Refused(f"nothing says {' or '.join(needed)} of trials", "fused", hint=hint)
     longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
     if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
         at = "trials_file" if listed else "parameters"
@@ -570,7 +575,7 @@ def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
     for key in ("command", "container", "events", "reads_parameters"):
         if getattr(table, key):
             raise _Refused(f"[fused] and {key} exclude each other", key, hint=f"Leave {key} or [fused] out.")
-    fused_table = _checked(_FusedTable, table.fused, "fused")
+    fused_table = _validate(_FusedTable, table.fused, "fused")
     if not (cwd / fused_table.program).is_file():
         hint = "Paths are relative to the file, or to cwd."
         raise _Refused(f"{fused_table.program} is not in {cwd}", "fused", "program", hint=hint)
@@ -578,16 +583,6 @@ def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
         raise _Refused("[fused] needs PyTorch", "fused", hint="pip install 'helios-slurm[fused]'")
     settings = fused_table.model_dump(exclude_none=True, exclude={"program", "together"})
     return FusedProgram(program=fused_table.program, together=fused_table.together, settings=settings)
-
-
-def _check_settings(fused: FusedProgram, names: set[str]) -> None:
-    """Refuse a sweep without a length of training or a batch size."""
-    for needed, hint in (
-        (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
-        (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),
-    ):
-        if not {*needed} & {*names, *fused.settings}:
-            raise _Refused(f"nothing says {' or '.join(needed)} of trials", "fused", hint=hint)
 
 
 def _size(value: Any) -> int:
@@ -613,7 +608,7 @@ def _container(given: str | dict[str, Any] | None, folder: Path) -> ContainerCho
     """Return an image that is there, where it is a file."""
     if given is None:
         return None
-    table = _checked(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
+    table = _validate(_ContainerTable, {"image": given} if isinstance(given, str) else given, "container")
     if table.runtime is not None and table.runtime not in RUNTIMES:
         hint = f"Known: {', '.join(RUNTIMES)}; or leave it out."
         raise _Refused(f"the container runtime {table.runtime!r} is unknown", "container", hint=hint)
@@ -747,7 +742,7 @@ def _space(name: str, given: Any) -> tuple[Value, ...] | ValueRange:
 
 def _range(name: str, given: dict[str, Any]) -> ValueRange:
     at = ("parameters", name)
-    table = _checked(_RangeTable, given, *at)
+    table = _validate(_RangeTable, given, *at)
     numbers = [table.low, table.high, *([table.step] if table.step is not None else [])]
     if fault := next(filter(None, map(_value_fault, numbers)), ""):
         raise _Refused(f"an end of {name} {fault}", *at)
@@ -812,25 +807,20 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
     )
     for kind, alone in (("sampler", replace(method, pruner="")), ("pruner", replace(method, sampler=""))):
         try:
-            _try_out(alone)
+            with _silence_warnings():
+                study = load_optuna().create_study(sampler=_make_sampler(alone, 0), pruner=_make_pruner(alone))
+                for _ in range(2):
+                    trial = study.ask()
+                    trial.suggest_float("x", 0.0, 1.0)
+                    trial.report(0.0, 1)
+                    trial.should_prune()
+                    study.tell(trial, 0.0)
         except UsageError:
             raise
         except Exception as reason:  # whatever a class of Optuna, or what it needs, says of its arguments
             hint = "See the class in Optuna's documentation."
             raise _Refused(f"Optuna refuses the {kind}: {reason}", "search", kind, hint=hint) from reason
     return method
-
-
-def _try_out(method: SearchMethod) -> None:
-    """Check a search by running two trials in memory."""
-    with _silence_warnings():
-        study = load_optuna().create_study(sampler=_make_sampler(method, 0), pruner=_make_pruner(method))
-        for _ in range(2):
-            trial = study.ask()
-            trial.suggest_float("x", 0.0, 1.0)
-            trial.report(0.0, 1)
-            trial.should_prune()
-            study.tell(trial, 0.0)
 
 
 def _choice(given: str | dict[str, Any] | None, kind: str, default: str) -> tuple[str, dict[str, Any]]:

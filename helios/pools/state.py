@@ -228,7 +228,14 @@ class StateFile:
                 f"The pool's folder cannot be written: {reason}", hint="Choose another place: --folder FOLDER"
             ) from reason
         try:
-            self._lock(folder)
+            try:
+                fcntl.flock(self._handle, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError as reason:
+                raise UsageError(
+                    f"Another pool is running in {folder}.",
+                    hint="Wait for it or end it, or choose another place: --folder FOLDER. Pools that share a folder "
+                    "all need --shared.",
+                ) from reason
             if shared:
                 make_folder(self._members)
             self._write_lock = open_private(folder / "turn.lock") if shared else -1
@@ -237,16 +244,6 @@ class StateFile:
         except BaseException:
             os.close(self._handle)
             raise
-
-    def _lock(self, folder: Path) -> None:
-        try:
-            fcntl.flock(self._handle, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError as reason:
-            raise UsageError(
-                f"Another pool is running in {folder}.",
-                hint="Wait for it or end it, or choose another place: --folder FOLDER. Pools that share a folder all "
-                "need --shared.",
-            ) from reason
 
     def _read(self, folder: Path, sweep: str) -> None:
         with open(self._handle, "rb", closefd=False) as stream:
@@ -307,22 +304,19 @@ class StateFile:
         self._is_exclusive = True
         try:
             if catch_up:
-                self._catch_up()
+                size = os.fstat(self._handle).st_size
+                if size > self._length:
+                    content = os.pread(self._handle, size - self._length, self._length)
+                    whole = content.rfind(b"\n") + 1
+                    for line in content[:whole].splitlines():
+                        self._apply_entry(json.loads(line))
+                    self._length += whole
+                    if whole < len(content):  # of a pool that was killed
+                        os.ftruncate(self._handle, self._length)
             yield
         finally:
             self._is_exclusive = False
             fcntl.flock(self._write_lock, fcntl.LOCK_UN)
-
-    def _catch_up(self) -> None:
-        size = os.fstat(self._handle).st_size
-        if size > self._length:
-            content = os.pread(self._handle, size - self._length, self._length)
-            whole = content.rfind(b"\n") + 1
-            for line in content[:whole].splitlines():
-                self._apply_entry(json.loads(line))
-            self._length += whole
-            if whole < len(content):  # of a pool that was killed
-                os.ftruncate(self._handle, self._length)
 
     def is_mine(self, trial: TrialRecord) -> bool:
         """Return whether this pool is to run a trial."""
@@ -480,26 +474,23 @@ class StateFile:
 
     def _write(self, *, lasting: bool) -> None:
         with self.exclusive():
-            self._write_now(lasting=lasting)
-
-    def _write_now(self, *, lasting: bool) -> None:
-        lines = b"".join(self._unwritten)
-        try:
-            written = 0
-            while written < len(lines):
-                written += os.pwrite(self._handle, lines[written:], self._length + written)
-            if lasting:
-                os.fdatasync(self._handle)
-        except OSError as reason:
-            os.ftruncate(self._handle, self._length)
-            full = reason.errno in {errno.ENOSPC, errno.EDQUOT}
-            self.problem = "the disk is full" if full else (reason.strerror or str(reason))
-            self._retry_at_s = time.monotonic() + _RETRY_S
-            return
-        self.unsynced = not lasting
-        self._length += len(lines)
-        self._unwritten.clear()
-        self.problem = ""
+            lines = b"".join(self._unwritten)
+            try:
+                written = 0
+                while written < len(lines):
+                    written += os.pwrite(self._handle, lines[written:], self._length + written)
+                if lasting:
+                    os.fdatasync(self._handle)
+            except OSError as reason:
+                os.ftruncate(self._handle, self._length)
+                full = reason.errno in {errno.ENOSPC, errno.EDQUOT}
+                self.problem = "the disk is full" if full else (reason.strerror or str(reason))
+                self._retry_at_s = time.monotonic() + _RETRY_S
+                return
+            self.unsynced = not lasting
+            self._length += len(lines)
+            self._unwritten.clear()
+            self.problem = ""
 
     def close(self) -> None:
         """Close the file, which frees the lock."""

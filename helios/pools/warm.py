@@ -92,7 +92,11 @@ def run_segment(modules: list[str]) -> None:
             message = json.loads(line)
             if message["do"] == "end":
                 if trial:
-                    _terminate(trial)
+                    try:
+                        os.killpg(trial, signal.SIGTERM)
+                    except OSError:  # it has none of its own yet
+                        with contextlib.suppress(OSError):
+                            os.kill(trial, signal.SIGTERM)
                 continue
             order = message
             trial = _fork_trial(order, libc, (woken, wake))
@@ -120,15 +124,6 @@ def _fork_trial(order: dict[str, Any], libc: ctypes.CDLL, pipe: tuple[int, int])
         _become_trial(order, server, libc)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return trial
-
-
-def _terminate(trial: int) -> None:
-    """Ask a trial and its process group to end."""
-    try:
-        os.killpg(trial, signal.SIGTERM)
-    except OSError:  # it has none of its own yet
-        with contextlib.suppress(OSError):
-            os.kill(trial, signal.SIGTERM)
 
 
 def _wait() -> Any:

@@ -240,7 +240,7 @@ def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
             steps.setdefault(job, {})[step] = row
         elif (job_values := _job(row)) is not None:
             jobs[job] = job_values
-    found = [{"job_id": job, **values, **_used(steps.get(job, {}).values())} for job, values in jobs.items()]
+    found = [{"job_id": job, **values, **_sum_usage(steps.get(job, {}).values())} for job, values in jobs.items()]
     return pd.DataFrame(found, columns=[*USAGE_COLUMNS, *USED])
 
 
@@ -263,7 +263,7 @@ def _job(row: Mapping[str, str]) -> dict[str, object] | None:
     }
 
 
-def _used(steps: Iterable[Mapping[str, str]]) -> dict[str, float]:
+def _sum_usage(steps: Iterable[Mapping[str, str]]) -> dict[str, float]:
     """Return the sums over a job's steps, NaN if unknown."""
     sums = dict.fromkeys(USED, np.nan)
     for step in steps:

@@ -282,11 +282,11 @@ def _job_gpus(field: Mapping[str, str]) -> parse.Gpus:
     """
     nodes, tasks = parse.whole(field["NumNodes"]) or 1, parse.whole(field["NumTasks"]) or 1
     asked = ((field["tres-per-job"], 1), (field["tres-per-node"], nodes), (field["tres-per-task"], tasks))
-    return _gpus_of(field["tres-alloc"], tuple(pair for pair in asked if "gpu" in pair[0]))
+    return _count_gpus(field["tres-alloc"], tuple(pair for pair in asked if "gpu" in pair[0]))
 
 
 @lru_cache(maxsize=20_000)
-def _gpus_of(counted_text: str, asked: tuple[tuple[str, int], ...]) -> parse.Gpus:
+def _count_gpus(counted_text: str, asked: tuple[tuple[str, int], ...]) -> parse.Gpus:
     counted = parse.gpus(counted_text)
     found = [(parse.gpus(text), times) for text, times in asked]
     total = max((gpus.count * times for gpus, times in found), default=0)

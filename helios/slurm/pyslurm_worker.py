@@ -140,7 +140,16 @@ def raw_job(job: Any) -> dict[str, Any]:
     pending = state == "PENDING"
     array_tasks = _array_tasks(job)
     tres = job.tres  # parsed anew by each access, like the others of this kind
-    gpus = _job_gpus(job, tres)
+    # The request counts where the site does not account for GPUs as TRES.
+    per_task = job.tres_per_task
+    counted = count_gpus(tres.gres if tres else None)
+    by_node = count_gpus(job.gres_per_node)
+    by_task = count_gpus(per_task.gres if per_task else None)
+    asked = max(by_node["count"] * (_number(job.num_nodes) or 1), by_task["count"] * (_number(job.ntasks) or 1))
+    kinds = {gpus["kind"] for gpus in (counted, by_node, by_task)} - {None}
+    gpus = {"count": counted["count"] or asked, "kind": kinds.pop() if len(kinds) == 1 else None}
+    memory = tres.mem if tres else None
+    reason = read(job, "state_reason")
     return {
         "job_id": str(job.id),
         "restart": job.requeue_count or 0,
@@ -156,7 +165,7 @@ def raw_job(job: Any) -> dict[str, Any]:
         "qos": read(job, "qos"),
         "partition": read(job, "partition"),
         "state": state,
-        "reason": _reason(job),
+        "reason": None if reason in (None, "None") else str(reason).replace(" ", "_"),  # as squeue writes it
         "submitted": job.submit_time or 0,
         "eligible": job.eligible_time,
         "started": None if pending else job.start_time,
@@ -167,7 +176,7 @@ def raw_job(job: Any) -> dict[str, Any]:
         "cpus": _number(job.cpus),
         "gpus": gpus["count"],
         "gpu_type": gpus["kind"],
-        "memory_mib": _memory_mib(job, tres),
+        "memory_mib": float(memory.count) if memory else _number(job.memory),
         "node_list": None if pending else read(job, "allocated_nodes"),
         "priority": _number(job.priority),
         "reservation": read(job, "reservation"),
@@ -238,25 +247,6 @@ def count_tasks(tasks: str) -> int:
     return max(count, 1)
 
 
-def _job_gpus(job: Any, tres: Any) -> dict[str, Any]:
-    """Return a job's GPUs, from TRES or from its request.
-
-    The request counts where the site does not account for GPUs as TRES.
-    """
-    per_task = job.tres_per_task
-    counted = count_gpus(tres.gres if tres else None)
-    by_node = count_gpus(job.gres_per_node)
-    by_task = count_gpus(per_task.gres if per_task else None)
-    asked = max(by_node["count"] * (_number(job.num_nodes) or 1), by_task["count"] * (_number(job.ntasks) or 1))
-    kinds = {gpus["kind"] for gpus in (counted, by_node, by_task)} - {None}
-    return {"count": counted["count"] or asked, "kind": kinds.pop() if len(kinds) == 1 else None}
-
-
-def _memory_mib(job: Any, tres: Any) -> float | None:
-    memory = tres.mem if tres else None
-    return float(memory.count) if memory else _number(job.memory)
-
-
 def _array_tasks(job: Any) -> str | None:
     if not job.array_id:
         return None
@@ -264,11 +254,6 @@ def _array_tasks(job: Any) -> str | None:
         return str(job.array_task_id or 0)
     at_once = _number(job.array_tasks_parallel)
     return f"{job.array_tasks_waiting}%{at_once}" if at_once else str(job.array_tasks_waiting)
-
-
-def _reason(job: Any) -> str | None:
-    reason = read(job, "state_reason")
-    return None if reason in (None, "None") else str(reason).replace(" ", "_")  # as squeue writes it
 
 
 def _number(value: Any) -> int | None:
@@ -336,7 +321,9 @@ SETTINGS = {
 
 def main() -> None:
     """Answer requests until standard input closes."""
-    answers = _take_standard_output()
+    # Whatever C libraries print on descriptor 1 then goes to standard error.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     _send(answers, {"protocol": PROTOCOL, "python": platform.python_version()})
     try:
         import pyslurm  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - may end the process: after the greeting
@@ -375,16 +362,6 @@ def _library() -> str | None:
     except (AttributeError, OSError):
         return None
     return _LIBRARY.get(number, f"libslurm {number}")
-
-
-def _take_standard_output() -> IO[bytes]:
-    """Return a stream to standard output, and redirect descriptor 1.
-
-    Whatever C libraries print then goes to standard error.
-    """
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return answers
 
 
 def _send(answers: IO[bytes], line: dict[str, Any]) -> None:

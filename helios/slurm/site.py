@@ -276,7 +276,7 @@ def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Shar
     ConfigurationInvalid
         The text is not such a table, a value is not understood, or clusters are mixed.
     """
-    rows = _of_cluster(table(text, needed=("account",), made_by="sacctmgr show assoc tree -P"), cluster)
+    rows = _select_cluster(table(text, needed=("account",), made_by="sacctmgr show assoc tree -P"), cluster)
     found: dict[tuple[str, str], Share] = {}
     for row, parent in _with_parents(rows, notes):
         share = _share(row, parent)
@@ -288,7 +288,7 @@ def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Shar
     return tuple(found.values())
 
 
-def _of_cluster(rows: list[AssociationRow], cluster: str) -> list[AssociationRow]:
+def _select_cluster(rows: list[AssociationRow], cluster: str) -> list[AssociationRow]:
     names = {row.text("cluster") for row in rows}
     if len(names) < 2:
         return rows

@@ -82,7 +82,20 @@ class MachineCounts:
 
     def add(self, line: ConfLine, names: tuple[str, ...]) -> None:
         """Add the nodes of one line."""
-        group = _node_group(line, names)
+        threads = line.whole("threadspercore", 1)
+        boards = line.whole("boards", 1)
+        sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
+        cpus = line.whole("cpus", line.whole("procs", 0)) or sockets * line.whole("corespersocket", 1) * threads
+        kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
+        features = line.text("features") or line.text("feature")
+        group = NodeGroup(
+            names=names,
+            cpus=max(1, cpus - kept_back),
+            memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
+            gpus=_gpus(line),
+            weight=line.whole("weight", 1),
+            features=tuple(re.split(r"[,&|]", features)) if features else (),
+        )
         self.nodes |= {name: replace(group, names=(name,)) for name in names}
 
     def set_partitions(self, members: Mapping[str, Sequence[str]]) -> None:
@@ -108,7 +121,7 @@ class MachineCounts:
             self._node_defaults |= line.words
             return
         whole = replace(line, words={**self._node_defaults, **line.words})
-        names = _expanded(whole, "nodename", whole.text("nodename"))
+        names = _expand_names(whole, "nodename", whole.text("nodename"))
         self._note_unknown_keys(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
         state = whole.text("state").lower()
         if state.startswith(_DOWN_STATES):
@@ -140,7 +153,7 @@ class MachineCounts:
             elif word in self.sets:
                 members += self.sets[word]
             elif word:
-                members += _expanded(line, "nodes", word)
+                members += _expand_names(line, "nodes", word)
         if missing := [name for name in dict.fromkeys(members) if name not in self.nodes]:
             self.notes.append(
                 f"{line.words.get(line.title)} has {len(missing):,} nodes that are not described or left out, "
@@ -176,7 +189,7 @@ def parse_sinfo(text: str) -> MachineCounts:
     for number, row in printed[1:]:
         words = {head.lower(): word for head, word in zip(heads, row.split(separator), strict=False)}
         line = ConfLine(number=number, title="nodelist", words=words)
-        names = _expanded(line, "nodelist", line.text("nodelist"))
+        names = _expand_names(line, "nodelist", line.text("nodelist"))
         translated = {
             "cpus": words.get("cpus", ""),
             "realmemory": re.sub(r"\D.*", "", words.get("memory", "")),
@@ -196,7 +209,7 @@ def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]
     members: dict[str, list[str]] = {}
     unwell = 0
     for line in nodes:
-        names = _expanded(line, "nodename", line.text("nodename"))
+        names = _expand_names(line, "nodename", line.text("nodename"))
         translated = {
             **{key: line.text(key) for key in ("gres", "weight", "realmemory", "memspeclimit")},
             "cpus": line.text("cpuefctv") or line.text("cputot"),
@@ -240,27 +253,6 @@ def _mib(line: ConfLine, key: str) -> int:
     return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
 
 
-def _node_group(line: ConfLine, names: tuple[str, ...]) -> NodeGroup:
-    threads = line.whole("threadspercore", 1)
-    cpus = line.whole("cpus", line.whole("procs", 0)) or _count_cpus(line) * threads
-    kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
-    features = line.text("features") or line.text("feature")
-    return NodeGroup(
-        names=names,
-        cpus=max(1, cpus - kept_back),
-        memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
-        gpus=_gpus(line),
-        weight=line.whole("weight", 1),
-        features=tuple(re.split(r"[,&|]", features)) if features else (),
-    )
-
-
-def _count_cpus(line: ConfLine) -> int:
-    boards = line.whole("boards", 1)
-    sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
-    return sockets * line.whole("corespersocket", 1)
-
-
 def _gpus(line: ConfLine) -> dict[str, int]:
     """Return the GPUs of each type in a line's GRES.
 
@@ -279,7 +271,7 @@ def _gpus(line: ConfLine) -> dict[str, int]:
     return found
 
 
-def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
+def _expand_names(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
     try:
         return expand(text)
     except HostlistInvalid as reason:

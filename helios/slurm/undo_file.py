@@ -197,7 +197,7 @@ class JobsUndo:
 
     def refresh(self) -> None:
         """Read the files again if they changed."""
-        state = (_state_of(self._path), _state_of(self._hook_path))
+        state = (_file_state(self._path), _file_state(self._hook_path))
         if state == self._read_as:
             return
         if state[0] != self._read_as[0]:
@@ -279,7 +279,7 @@ class JobsUndo:
             raise UndoNotWritten(
                 f"{self._path} cannot be written: {reason.strerror}", hint="Give Helios its [control] state_folder."
             ) from reason
-        self._read_as = (_state_of(self._path), self._read_as[1])
+        self._read_as = (_file_state(self._path), self._read_as[1])
 
     def _recorded_keys(self, job: RawJob) -> Sequence[_Job]:
         """Return the keys under which a job may be recorded, latest first.
@@ -345,7 +345,7 @@ def _key(entry: UndoEntry) -> tuple[JobSetting, _Job]:
     return entry.setting, (entry.job_id, entry.submitted)
 
 
-def _state_of(path: Path | None) -> object:
+def _file_state(path: Path | None) -> object:
     if path is None:
         return None
     try:

@@ -233,7 +233,7 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
     """
     blank = _empty_row(kind.name).take([0] * len(rows)).reset_index(drop=True)
     named = [name for name in kind.names if any(name in row for row in rows)]
-    columns = {name: _typed(kind, name, rows) for name in named}
+    columns = {name: _typed_column(kind, name, rows) for name in named}
     return blank.assign(**{name: values for name, values in columns.items() if values is not None})
 
 
@@ -248,7 +248,7 @@ def _empty_row(kind_name: str) -> pd.DataFrame:
     return kind.conform(pd.DataFrame(index=[0]))
 
 
-def _typed(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.Series[Any] | None:
+def _typed_column(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.Series[Any] | None:
     """Return the values of one column, or None where no row has one."""
     values, dtype = [row.get(name) for row in rows], kind.by_name[name].dtype
     absent = pd.isna(np.array(values, dtype=object))

@@ -129,7 +129,7 @@ class PoweredNodes:
         In that time nodes fall asleep, wake, or go down because they do not wake, in the order of these events.
         """
         until = self.now + passes
-        while (event := self._next()) is not None and event[0] <= until:
+        while (event := self._next_event()) is not None and event[0] <= until:
             self.now = max(self.now, event[0])
             event[1]()
             self._schedule()
@@ -240,11 +240,11 @@ class PoweredNodes:
             node.told_to_sleep = False
             self._power_down(node)
 
-    def _next(self) -> tuple[datetime, Callable[[], None]] | None:
-        events = [event for node in self._nodes.values() if (event := self._event_of(node)) is not None]
+    def _next_event(self) -> tuple[datetime, Callable[[], None]] | None:
+        events = [event for node in self._nodes.values() if (event := self._node_event(node)) is not None]
         return min(events, key=lambda event: event[0], default=None)
 
-    def _event_of(self, node: PoweredNode) -> tuple[datetime, Callable[[], None]] | None:
+    def _node_event(self, node: PoweredNode) -> tuple[datetime, Callable[[], None]] | None:
         if node.down:
             return None
         if node.power is NodePower.FALLING_ASLEEP:
