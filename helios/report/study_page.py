@@ -212,7 +212,7 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
         axes.plot([min(known), max(known)], [place[name]] * 2, color=PALE if len(values) == 3 else GREY, lw=1.5)
     if len(values) == 5:
         _, low, median, high, _ = values
-        for name in set(low) & set(high):
+        for name in (name for name in low if name in high):
             axes.plot([low[name], high[name]], [place[name]] * 2, color=BLUE, lw=7, alpha=0.45, solid_capstyle="butt")
         axes.scatter(
             list(median.values()), [place[name] for name in median], color=BLUE, s=26, zorder=3, label="median"

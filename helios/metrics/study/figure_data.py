@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -136,6 +136,48 @@ def series(name: str, x: ArrayLike | Sequence[str], y: ArrayLike) -> Series:
     places = np.asarray(x)
     known = np.isfinite(values)
     return Series(name=name, x=tuple(places[known].tolist()), y=tuple(values[known].tolist()))
+
+
+def panel(
+    kind: str,
+    x: tuple[str, str],
+    y: tuple[str, str],
+    lines: Iterable[Series],
+    *,
+    title: str = "",
+    beside: tuple[Series, ...] = (),
+) -> Panel:
+    """Return a panel; ``x`` and ``y`` are kind and unit of an axis."""
+    (x_kind, x_unit), (y_kind, y_unit) = x, y
+    return Panel(
+        title=title,
+        kind=kind,
+        x_kind=x_kind,
+        x_unit=x_unit,
+        y_kind=y_kind,
+        y_unit=y_unit,
+        series=tuple(lines),
+        beside=beside,
+    )
+
+
+def quantile_series(
+    names: ArrayLike | Sequence[str],
+    groups: Iterable[Callable[[float], float]],
+    parts: Mapping[str, float],
+    label: str = "{}",
+) -> list[Series]:
+    """Return a series for each quantile in ``parts``, over groups that each give their quantiles."""
+    quantiles = list(groups)
+    return [
+        series(label.format(name), names, [quantile(part) for quantile in quantiles]) for name, part in parts.items()
+    ]
+
+
+def divide(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
+    """Return a ratio, NaN where the whole is not above 0."""
+    ratio: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    return ratio
 
 
 def no_figure(key: str, title: str, missing: str) -> FigureData:
