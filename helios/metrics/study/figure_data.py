@@ -176,8 +176,8 @@ def quantile_series(
 
 def divide(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
     """Return a ratio, NaN where the whole is not above 0."""
-    ratio: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
-    return ratio
+    found: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    return found
 
 
 def no_figure(key: str, title: str, missing: str) -> FigureData:
@@ -245,8 +245,8 @@ class FigureSource:
         """Jobs that were cancelled while they waited, whatever run time is recorded."""
         history = self.history
         without_run = ~(np.nan_to_num(history.run_time_s) > 0) & (history.started_s == NEVER_S)
-        flags: Flags = without_run & (history.state == CANCELLED) & history.has_starts
-        return flags
+        found: Flags = without_run & (history.state == CANCELLED) & history.has_starts
+        return found
 
     @cached_property
     def _run_times(self) -> tuple[Floats, Flags]:
@@ -292,8 +292,7 @@ class FigureSource:
     @cached_property
     def wait_known(self) -> Flags:
         """Jobs with a known wait, over or not."""
-        flags: Flags = (self.wait_ends_s >= 0) & (self.history.size > 0) & self.history.has_starts
-        return flags
+        return (self.wait_ends_s >= 0) & (self.history.size > 0) & self.history.has_starts
 
     @cached_property
     def first_waits(self) -> Flags:
@@ -301,8 +300,8 @@ class FigureSource:
 
         Only the first run of a requeued job counts.
         """
-        flags: Flags = self.sized & (self.history.restart == 0) & self.wait_known
-        return flags
+        found: Flags = self.sized & (self.history.restart == 0) & self.wait_known
+        return found
 
     def waits(self, chosen: NDArray[Any] | None = None) -> CensoredTimes:
         """Return the waits of jobs for their first start.

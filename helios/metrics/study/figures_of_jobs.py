@@ -130,8 +130,7 @@ class _WeightedTimes:
 
     def share_within(self, limits: NDArray[np.float64] | tuple[int, ...]) -> Floats:
         """Return the share of the weight at or below each limit."""
-        found: Floats = self.reached[np.searchsorted(self.times_s, limits, side="right")] / self.total
-        return found
+        return self.reached[np.searchsorted(self.times_s, limits, side="right")] / self.total
 
     def quantile(self, part: float) -> float:
         """Return a weighted quantile of the times."""
