@@ -35,8 +35,7 @@ class Oversized(StrEnum):
 
 
 Cluster = Annotated[
-    str | None,
-    Option("--cluster", help="Loaded cluster to use. Default: setting database.cluster, else the only one."),
+    str | None, Option("--cluster", help="Loaded cluster to use. Default: setting database.cluster, else the only one.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Format = Annotated[

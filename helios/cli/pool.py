@@ -54,8 +54,7 @@ def run_(
         str | None, Option(help="Service that decides what is started where. Default: fixed slots.")
     ] = None,
     warm: Annotated[
-        list[str] | None,
-        Option(help="Module to import once for all trials of a Python program, as torch. Repeatable."),
+        list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
     ] = None,
     mps: Annotated[
         bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")

@@ -672,13 +672,7 @@ def release_entries(result: ReleaseResult, *, now: datetime, reason: str) -> Aud
 
 
 def record_release(
-    ledger: Ledger,
-    audit: AuditLog,
-    left: Callable[[], AppliedChanges],
-    *,
-    table: FrameKind,
-    now: datetime,
-    holder: str,
+    ledger: Ledger, audit: AuditLog, left: Callable[[], AppliedChanges], *, table: FrameKind, now: datetime, holder: str
 ) -> bool:
     """Record a release in the ledger.
 

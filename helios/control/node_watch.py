@@ -74,25 +74,21 @@ def update_nodes(memory: NodeControllerState, applied: AppliedChanges, observati
     watch = _update_weights(watch, observation)
     watch = _update_keep_awake(watch, observation)
     watch = _update_wakes(watch, observation)
-    shadow = {key: row for key, row in watch.applied.shadow.items() if _may_apply_in_shadow(row, observation)}
-    return replace(
-        watch,
-        memory=replace(watch.memory, idle=_idle_times(watch.memory, observation), looked_at=observation.at),
-        applied=replace(watch.applied, shadow=shadow),
-    )
-
-
-def _idle_times(memory: NodeControllerState, observation: NodeObservation) -> dict[str, datetime]:
+    idle_nodes = {node.name for node in observation.nodes.values() if node.idle}
+    shadow = {
+        key: row
+        for key, row in watch.applied.shadow.items()
+        if row.setting is not NodeSetting.POWER or row.target in idle_nodes  # a job on it would have woken it
+    }
+    memory = watch.memory
     follows = memory.looked_at is not None and timedelta(0) <= observation.at - memory.looked_at <= APART
     before = memory.idle if follows else {}
-    return {node.name: before.get(node.name, observation.at) for node in observation.nodes.values() if node.idle}
-
-
-def _may_apply_in_shadow(row: AppliedChange, observation: NodeObservation) -> bool:
-    if row.setting is not NodeSetting.POWER:
-        return True
-    node = observation.nodes.get(row.target)
-    return node is not None and node.idle  # a job on it would have woken it
+    idle = {node.name: before.get(node.name, observation.at) for node in observation.nodes.values() if node.idle}
+    return replace(
+        watch,
+        memory=replace(memory, idle=idle, looked_at=observation.at),
+        applied=replace(watch.applied, shadow=shadow),
+    )
 
 
 def _update_power(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeWatch:
@@ -104,8 +100,9 @@ def _update_power(memory: NodeControllerState, applied: AppliedChanges, observat
         if node.is_away and not node.down:
             real[row.key] = row if row.confirmed else replace(row, after=str(node.power))
             continue
-        if _may_still_fall_asleep(row, node, observation):
-            continue
+        asked_to_sleep = not row.confirmed and row.value != AWAKE
+        if asked_to_sleep and node.power is NodePower.AWAKE and observation.at - row.written_at < FALLS_WITHIN:
+            continue  # it may still fall asleep
         del real[row.key]
         if observation.released or not row.confirmed:
             continue
@@ -120,11 +117,6 @@ def _update_power(memory: NodeControllerState, applied: AppliedChanges, observat
         elif node.power is NodePower.WAKING:  # woken by a cycle that ended before it could record so
             memory = memory.with_wake(row.target, WakeUp(since=observation.at, by="Helios"))
     return NodeWatch(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
-
-
-def _may_still_fall_asleep(row: AppliedChange, node: ObservedNode, observation: NodeObservation) -> bool:
-    entered_only = not row.confirmed and row.value != AWAKE
-    return entered_only and node.power is NodePower.AWAKE and observation.at - row.written_at < FALLS_WITHIN
 
 
 def _woken_by_others(
@@ -197,12 +189,30 @@ def _update_wakes(watch: NodeWatch, observation: NodeObservation) -> NodeWatch:
         memory = replace(memory, wakes={node: other for node, other in memory.wakes.items() if node != name})
         if result:
             memory = memory.with_failure(Failure(node=name, at=observation.at, what=result), observation.settings)
-            lines.append(_failed_wake_entry(name, wake, result))
+            lines.append(
+                AuditEntry(
+                    service=HELIOS,
+                    mode=Mode.ACTIVE,
+                    action="FailedWake",
+                    target=name,
+                    reason=f"{wake.by} told it to wake at {wake.since:%Y-%m-%d %H:%M:%S} UTC",
+                    outcome=f"{Result.FAILED}: {result}; it is not put to sleep until a person clears it",
+                )
+            )
             notes.append(
                 f"tell somebody: node {name} {result}; it is not put to sleep until: helios power clear {name}"
             )
     if memory.protected and not was_protected:
-        lines.append(_protection_entry(memory))
+        lines.append(
+            AuditEntry(
+                service=HELIOS,
+                mode=Mode.ACTIVE,
+                action="Protected",
+                target="",
+                reason=f"{len(memory.failures)} wakes failed in 24 hours",
+                outcome=f"{Result.REFUSED}: nothing is put to sleep until a person says: helios power clear",
+            )
+        )
     return replace(watch, memory=memory, lines=tuple(lines), notes=tuple(notes))
 
 
@@ -222,28 +232,6 @@ def _wake_result(node: ObservedNode | None, wake: WakeUp, observation: NodeObser
     ):
         return None
     return f"did not wake within {observation.power.resume_timeout_s:g} s: it is {node.power or 'not responding'}"
-
-
-def _failed_wake_entry(node: str, wake: WakeUp, result: str) -> AuditEntry:
-    return AuditEntry(
-        service=HELIOS,
-        mode=Mode.ACTIVE,
-        action="FailedWake",
-        target=node,
-        reason=f"{wake.by} told it to wake at {wake.since:%Y-%m-%d %H:%M:%S} UTC",
-        outcome=f"{Result.FAILED}: {result}; it is not put to sleep until a person clears it",
-    )
-
-
-def _protection_entry(memory: NodeControllerState) -> AuditEntry:
-    return AuditEntry(
-        service=HELIOS,
-        mode=Mode.ACTIVE,
-        action="Protected",
-        target="",
-        reason=f"{len(memory.failures)} wakes failed in 24 hours",
-        outcome=f"{Result.REFUSED}: nothing is put to sleep until a person says: helios power clear",
-    )
 
 
 def _overridden_entry(row: AppliedChange, *, read: str) -> AuditEntry:

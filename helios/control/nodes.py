@@ -351,10 +351,7 @@ class NodeDomain:
         return reversion[:most], [*waiting, *(late.key for late in reversion[most:])]
 
     def _why_revert(
-        self,
-        row: AppliedChange,
-        modes: Mapping[str, ServiceMode],
-        requested: Mapping[str, RequestedChanges[str]],
+        self, row: AppliedChange, modes: Mapping[str, ServiceMode], requested: Mapping[str, RequestedChanges[str]]
     ) -> str:
         if row.service not in modes:
             return f"service {row.service} may not write now"

@@ -273,13 +273,7 @@ class Daemon:
         return True
 
 
-def run(
-    tasks: DaemonOperations,
-    *,
-    settings: Settings,
-    nightly: bool,
-    environment: Mapping[str, str],
-) -> Ending:
+def run(tasks: DaemonOperations, *, settings: Settings, nightly: bool, environment: Mapping[str, str]) -> Ending:
     """Run the tasks until SIGTERM or SIGINT.
 
     SIGHUP changes nothing, and is logged.

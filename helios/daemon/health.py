@@ -269,11 +269,7 @@ LEVELS: Mapping[str, tuple[str, str, float]] = {
         "Share of GPU time in jobs that failed after more than an hour",
         1.0,
     ),
-    "hours_at_time_limit": (
-        "helios_gpu_time_cut_at_limit_ratio",
-        "Share of GPU time in jobs cut at their limit",
-        1.0,
-    ),
+    "hours_at_time_limit": ("helios_gpu_time_cut_at_limit_ratio", "Share of GPU time in jobs cut at their limit", 1.0),
 }
 """Gauges of the study of the last seven days by the statement's name, with the factor of its unit."""
 ENERGY_LEVELS: Mapping[str, tuple[str, str, float]] = {

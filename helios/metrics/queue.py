@@ -59,12 +59,7 @@ class QueueSummary:
 
 
 def summarize_queue(
-    *,
-    submitted_s: Seconds,
-    ended_s: Seconds,
-    run_time_s: Seconds,
-    gpus: NDArray[np.int32],
-    total_gpus: int,
+    *, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds, gpus: NDArray[np.int32], total_gpus: int
 ) -> QueueSummary:
     """Compute the metrics of a queue of at least one job.
 
@@ -184,5 +179,5 @@ def _area_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) ->
     height = np.concatenate([[0], np.cumsum(weight)])
     missed = np.concatenate([[0], np.cumsum(weight * since_s)])
     begun = np.searchsorted(moments_s, at_s, side="right")
-    area: NDArray[np.int64] = (at_s - at_s[0]) * height[begun] - missed[begun]
-    return area
+    found: NDArray[np.int64] = (at_s - at_s[0]) * height[begun] - missed[begun]
+    return found

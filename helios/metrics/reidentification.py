@@ -171,8 +171,7 @@ def _cells(known: pd.DataFrame) -> NDArray[np.int64]:
 def _has_single_owner(cells: NDArray[np.int64], owners: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return the jobs alone in their cell, by owner."""
     grouped = pd.Series(owners).groupby(cells)
-    alone: NDArray[np.bool_] = (grouped.transform("min") == grouped.transform("max")).to_numpy()
-    return alone
+    return (grouped.transform("min") == grouped.transform("max")).to_numpy()
 
 
 def _share_of_users(jobs: NDArray[np.bool_], owners: NDArray[np.int64]) -> float:

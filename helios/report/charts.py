@@ -144,8 +144,8 @@ def date_axis(axes: Axes, *, narrow: bool, offset: bool = True) -> None:
 
 def local_times(times: pd.Series, timezone: str) -> NDArray[np.datetime64]:
     """Return moments in local time, without a zone, for axis labels."""
-    shown: NDArray[np.datetime64] = times.dt.tz_convert(timezone).dt.tz_localize(None).to_numpy(dtype="datetime64[s]")
-    return shown
+    found: NDArray[np.datetime64] = times.dt.tz_convert(timezone).dt.tz_localize(None).to_numpy(dtype="datetime64[s]")
+    return found
 
 
 def rare_share_axis(axes: Axes) -> None:
@@ -597,7 +597,8 @@ def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
         axes = drawing.panels[0]
         axes.axhline(0, color=INK, lw=1)
         for run, colour in zip(runs, LINES[1:], strict=False):
-            saved, kept = saved_gpu_hours(run, result.baseline), _evenly_spaced(len(run.submitted_s))
+            saved, length = saved_gpu_hours(run, result.baseline), len(run.submitted_s)
+            kept = np.unique(np.linspace(0, length - 1, min(length, MOST_POINTS)).astype(np.int64))
             moments = run.submitted_s[kept].astype("datetime64[s]")
             axes.step(moments, saved[kept], where="post", color=colour, lw=1.8, label=run.label)
         axes.set_ylabel(f"{result.unit} hours of waiting")
@@ -648,11 +649,3 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
         axes.set_ylabel("mean wait then")
         drawing.figure.legend(loc="outside upper left", ncols=1 if narrow else 3)
     return drawing.svg
-
-
-def _evenly_spaced(length: int) -> NDArray[np.int64]:
-    """Return the positions of the points that a curve is drawn through.
-
-    All, or ``MOST_POINTS`` evenly spread ones with the first and the last.
-    """
-    return np.unique(np.linspace(0, length - 1, min(length, MOST_POINTS)).astype(np.int64))

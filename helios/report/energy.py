@@ -522,7 +522,16 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
         if control := result.of(name):
             sentences.append(f"{_compare_control(ces, control)} {what}.")
     if timer := result.of(TIMER):
-        sentences.append(_timer_sentence(ces, timer))
+        kwh = ces.saved_kwh - timer.saved_kwh
+        short = (
+            f"{timer.node_hours_short:,.1f} node hours short instead of {ces.node_hours_short:,.1f}"
+            if timer.jobs_delayed is None
+            else f"{timer.jobs_delayed:,} jobs delayed instead of {ces.jobs_delayed or 0:,}"
+        )
+        sentences.append(
+            f"Slurm's idle timer of 30 min would save {abs(kwh):,.0f} kWh {'less' if kwh >= 0 else 'more'}, for "
+            f"{timer.wakeups_per_day:.1f} wake-ups a day and {short}."
+        )
     if ces.jobs_delayed == 0:
         sentences.append("No job waited for a node to boot.")
     elif ces.jobs_delayed is not None:
@@ -640,20 +649,3 @@ def _compare_control(ces: PolicyResult, control: PolicyResult) -> str:
 def _share_saved(policy: PolicyResult) -> str:
     whole = policy.energy_kwh + policy.saved_kwh
     return f" ({percent(policy.saved_kwh / whole, 1)})" if whole > 0 else ""
-
-
-def _timer_sentence(ces: PolicyResult, timer: PolicyResult) -> str:
-    """Compare CES with Slurm's own idle timer.
-
-    With what the timer costs in wake-ups and delays, because it may save more energy.
-    """
-    kwh = ces.saved_kwh - timer.saved_kwh
-    short = (
-        f"{timer.node_hours_short:,.1f} node hours short instead of {ces.node_hours_short:,.1f}"
-        if timer.jobs_delayed is None
-        else f"{timer.jobs_delayed:,} jobs delayed instead of {ces.jobs_delayed or 0:,}"
-    )
-    return (
-        f"Slurm's idle timer of 30 min would save {abs(kwh):,.0f} kWh {'less' if kwh >= 0 else 'more'}, for "
-        f"{timer.wakeups_per_day:.1f} wake-ups a day and {short}."
-    )

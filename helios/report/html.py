@@ -169,9 +169,7 @@ def render_sections(
     )
 
 
-def filled_sections(
-    sections: Sequence[PageSection],
-) -> list[tuple[PageSection, list[Markup], list[TableCells]]]:
+def filled_sections(sections: Sequence[PageSection]) -> list[tuple[PageSection, list[Markup], list[TableCells]]]:
     """Return sections with figures drawn and tables as text.
 
     Those without content are left out.

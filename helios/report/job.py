@@ -139,14 +139,7 @@ class JobExplanation:
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
-        lines = [
-            self._headline(),
-            *self._start(),
-            self._prediction(),
-            self._remaining(),
-            self.rests_on,
-            *self._place(),
-        ]
+        lines = [self._headline(), *self._start(), self._prediction(), self._remaining(), self.rests_on, *self._place()]
         return [line for line in (*lines, *self._activity(), *self.remarks) if line]
 
     def _headline(self) -> str:

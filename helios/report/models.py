@@ -46,8 +46,39 @@ def models_table(
     for name in ("Learned until", "First job", "Trained at") if wide else ():
         table.add_column(name, justify="right")
     for model in models:
-        table.add_row(*_model_cells(model, wide=wide), style="bold" if model["promoted"] else None)
-    return Group(table, "", *_lines_below(models, decisions, drift))
+        scores = model["scores"].get("scores", {}) if model["scores"] else {}
+        mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
+        cells = [
+            PROMOTED if model["promoted"] else "",
+            model["model_id"],
+            f"{model['jobs']:,}",
+            figure(mine.get("spearman")),
+            figure(mine.get("median_abs_log_error")),
+            f"{figure(shrinkage.get('spearman'))} {figure(shrinkage.get('median_abs_log_error'))}"
+            if shrinkage
+            else "-",
+            percent(mine.get("coverage_p10_p90")),
+        ]
+        first = model["manifest"].get("first_submission")
+        times = (_utc_minute(model["trained_until"]), first[:10] if first else "-", _utc_minute(model["trained_at"]))
+        table.add_row(*([*cells, *times] if wide else cells), style="bold" if model["promoted"] else None)
+    chosen = [model["model_id"] for model in models if model["promoted"]]
+    lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
+    if decisions:
+        last = decisions[-1]
+        at = _utc_minute(last["promoted_at"])
+        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
+    elif chosen:
+        lines.append("Nothing was ever decided: the newest is active.")
+    lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
+    if drift:
+        lines.append(f"Drift: {drift}.")
+    legend = (
+        "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
+        "untrained control on the same jobs; p10-p90: share of jobs inside the interval (80 % is right). "
+        "Dash: too short to judge.[/]"
+    )
+    return Group(table, "", *(escape(line) for line in lines), "", legend)
 
 
 def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
@@ -105,7 +136,22 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
 
     Inputs against those of training, errors beside those of shrinkage.
     """
-    parts: list[RenderableType] = [_drift_caption(drift), "", _inputs(drift, width), ""]
+    training = drift["training"]
+    shares = [
+        f"{what} {percent(drift[key], 1)} (in training {percent(training[key], 1)})"
+        for key, what in (("new_users", "jobs of new users"), ("new_names", "jobs of a name never seen"))
+        if drift[key] is not None
+    ]
+    parts: list[RenderableType] = [
+        escape(
+            f"{drift['model_id']} learned from {training['jobs']:,} jobs; compared are {drift['jobs']:,} of the "
+            f"{drift['days']:g} days before {_utc_minute(drift['as_of'])} UTC"
+            + (f": {', '.join(shares)}." if shares else ".")
+        ),
+        "",
+        _inputs(drift, width),
+        "",
+    ]
     if drift["weeks"]:
         parts += [_weeks(drift["weeks"]), ""]
     legend = (
@@ -114,45 +160,6 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
         "share of jobs inside the interval (80 % is right).[/]"
     )
     return Group(*parts, escape(f"In a line: {drift['line']}."), "", legend)
-
-
-def _model_cells(model: Mapping[str, Any], *, wide: bool) -> list[str]:
-    scores = model["scores"].get("scores", {}) if model["scores"] else {}
-    mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
-    cells = [
-        PROMOTED if model["promoted"] else "",
-        model["model_id"],
-        f"{model['jobs']:,}",
-        figure(mine.get("spearman")),
-        figure(mine.get("median_abs_log_error")),
-        f"{figure(shrinkage.get('spearman'))} {figure(shrinkage.get('median_abs_log_error'))}" if shrinkage else "-",
-        percent(mine.get("coverage_p10_p90")),
-    ]
-    first = model["manifest"].get("first_submission")
-    times = (_utc_minute(model["trained_until"]), first[:10] if first else "-", _utc_minute(model["trained_at"]))
-    return [*cells, *times] if wide else cells
-
-
-def _lines_below(
-    models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None
-) -> list[str]:
-    chosen = [model["model_id"] for model in models if model["promoted"]]
-    lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
-    if decisions:
-        last = decisions[-1]
-        at = _utc_minute(last["promoted_at"])
-        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
-    elif chosen:
-        lines.append("Nothing was ever decided: the newest is active.")
-    lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
-    if drift:
-        lines.append(f"Drift: {drift}.")
-    legend = (
-        "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
-        "untrained control on the same jobs; p10-p90: share of jobs inside the interval (80 % is right). "
-        "Dash: too short to judge.[/]"
-    )
-    return [*(escape(line) for line in lines), "", legend]
 
 
 def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
@@ -175,20 +182,6 @@ def _sentence(comparison: Mapping[str, Any], name: str) -> str:
     worse, better = against["worse_in"], against["better_in"]
     parts = [f"better in {' and '.join(better)}"] * bool(better) + [f"worse in {' and '.join(worse)}"] * bool(worse)
     return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
-
-
-def _drift_caption(drift: Mapping[str, Any]) -> str:
-    training = drift["training"]
-    shares = [
-        f"{what} {percent(drift[key], 1)} (in training {percent(training[key], 1)})"
-        for key, what in (("new_users", "jobs of new users"), ("new_names", "jobs of a name never seen"))
-        if drift[key] is not None
-    ]
-    return escape(
-        f"{drift['model_id']} learned from {training['jobs']:,} jobs; compared are {drift['jobs']:,} of the "
-        f"{drift['days']:g} days before {_utc_minute(drift['as_of'])} UTC"
-        + (f": {', '.join(shares)}." if shares else ".")
-    )
 
 
 def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:

@@ -464,11 +464,26 @@ class OrderCheck:
         """Return the verdict in sentences, the decision first."""
         if self.has_no_waits:
             return [NOBODY_WAITS]
-        return [
-            _decision(self),
-            *(_order_sentence(self, order) for order in (CheckedOrder.PREDICTIONS, CheckedOrder.SIZE)),
-            _method_sentence(self),
-        ]
+        first, last = self.window
+        short = " These draws cannot show that other jobs might have come: take seven days or more."
+        sentences = [_decision(self)]
+        for order, name in (
+            (CheckedOrder.PREDICTIONS, "Predictions (qssf)"),
+            (CheckedOrder.SIZE, "Size, equally aged"),
+        ):
+            longest, large = (
+                geometric_mean([getattr(one, key) for one in self.ratios[order]]) for key in ("longest", "large")
+            )
+            waits = f"mean wait {self.beside_own(order)}, longest x {longest:.2f}"
+            waits += f", mean of large jobs x {large:.2f}" if isfinite(large) else ""
+            sentences.append(f"{name}: {waits} of the site's own order.")
+        sentences.append(
+            f"Over {self.draws} draws of {first:%Y-%m-%d} to {last:%Y-%m-%d}, {MOVED[self.over]}; geometric means, "
+            "95 % intervals in brackets; less than 10 % is called chance. The site's own order: first in, first out. "
+            "All with EASY backfill by time limits, as on a live Slurm."
+            f"{short if self.over is ResampledUnit.SEEDS else ''}"
+        )
+        return sentences
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -519,21 +534,3 @@ def _decision(check: OrderCheck) -> str:
     worse = [name for name, found in (("predictions", ours), ("size", size)) if found.is_longer]
     behind = f"; longer beyond chance: {' and '.join(worse)}" if worse else ""
     return f"Keep the site's own order and run Helios in shadow mode: nothing beats it beyond chance{behind}."
-
-
-def _order_sentence(check: OrderCheck, order: CheckedOrder) -> str:
-    name = {CheckedOrder.PREDICTIONS: "Predictions (qssf)", CheckedOrder.SIZE: "Size, equally aged"}[order]
-    found = check.ratios[order]
-    longest, large = (geometric_mean([getattr(one, key) for one in found]) for key in ("longest", "large"))
-    of_large = f", mean of large jobs x {large:.2f}" if isfinite(large) else ""
-    return f"{name}: mean wait {check.beside_own(order)}, longest x {longest:.2f}{of_large} of the site's own order."
-
-
-def _method_sentence(check: OrderCheck) -> str:
-    first, last = check.window
-    short = " These draws cannot show that other jobs might have come: take seven days or more."
-    return (
-        f"Over {check.draws} draws of {first:%Y-%m-%d} to {last:%Y-%m-%d}, {MOVED[check.over]}; geometric means, 95 % "
-        "intervals in brackets; less than 10 % is called chance. The site's own order: first in, first out. All with "
-        f"EASY backfill by time limits, as on a live Slurm.{short if check.over is ResampledUnit.SEEDS else ''}"
-    )

@@ -105,7 +105,12 @@ def _draw(figure: FigureData, *, narrow: bool = False, as_pdf: bool = False) -> 
         greys = dict.fromkeys(one.name for panel in panels for one in panel.beside)
         dashes = dict(zip(greys, DASHES * 2, strict=False))
         for axes, panel in zip(drawing.panels, panels, strict=True):
-            _draw_panel(axes, panel, dashes, width=width, narrow=narrow)
+            if panel.kind == "range":
+                _draw_ranges(axes, panel, narrow=narrow)
+            elif panel.kind == "line":
+                _draw_lines(axes, panel, dashes, narrow=narrow)
+            else:
+                _draw_bars(axes, panel, width=width)
             if panel.title:
                 axes.set_title(panel.title)
         _add_legend(drawing, panels, narrow=narrow)
@@ -116,15 +121,6 @@ def _height(panel: Panel, width: float) -> float:
     rows = len(_names(panel.series))
     named = panel.kind == "range" or (panel.kind != "line" and _is_upright(panel, width))
     return 1.3 + ROW_IN * rows if named else LINE_IN + 0.5
-
-
-def _draw_panel(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, width: float, narrow: bool) -> None:
-    if panel.kind == "range":
-        _draw_ranges(axes, panel, narrow=narrow)
-    elif panel.kind == "line":
-        _draw_lines(axes, panel, dashes, narrow=narrow)
-    else:
-        _draw_bars(axes, panel, width=width)
 
 
 def _draw_lines(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, narrow: bool) -> None:
@@ -212,7 +208,7 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
         axes.plot([min(known), max(known)], [place[name]] * 2, color=PALE if len(values) == 3 else GREY, lw=1.5)
     if len(values) == 5:
         _, low, median, high, _ = values
-        for name in set(low) & set(high):
+        for name in (name for name in low if name in high):
             axes.plot([low[name], high[name]], [place[name]] * 2, color=BLUE, lw=7, alpha=0.45, solid_capstyle="butt")
         axes.scatter(
             list(median.values()), [place[name] for name in median], color=BLUE, s=26, zorder=3, label="median"
@@ -349,14 +345,23 @@ def write_files(folder: Path, found: Sequence[Statement], figures: Sequence[Figu
     UsageError
         The folder cannot be written.
     """
+    names = ("number", "name", "value", "unit", "low", "high", "n", "coverage", "verdict", "command", "sentence")
     contents: dict[str, bytes] = {
-        "statements.csv": _statements_csv(found),
+        "statements.csv": _csv(names, ([getattr(one, name) for name in names] for one in found)),
         "study.tex": _latex(found),
         "sources.bib": SOURCES.encode(),
     }
     for figure in figures:
         if (drawn := draw_pdf(figure)) is not None:
-            contents[f"{figure.key}.csv"] = _figure_csv(figure)
+            header = ("panel", "cluster", "series", "x", "x_unit", "y", "y_unit")
+            rows = [
+                (panel.title or figure.key, cluster, one.name, x, panel.x_unit, y, panel.y_unit)
+                for panel in figure.panels
+                for cluster, lines in (("here", panel.series), ("published", panel.beside))
+                for one in lines
+                for x, y in zip(one.x, one.y, strict=True)
+            ]
+            contents[f"{figure.key}.csv"] = _csv(header, rows)
             contents[f"{figure.key}.pdf"] = drawn
     try:
         make_folder(folder)
@@ -373,23 +378,6 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     writer.writerow(header)
     writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def _statements_csv(found: Sequence[Statement]) -> bytes:
-    names = ("number", "name", "value", "unit", "low", "high", "n", "coverage", "verdict", "command", "sentence")
-    return _csv(names, ([getattr(one, name) for name in names] for one in found))
-
-
-def _figure_csv(figure: FigureData) -> bytes:
-    header = ("panel", "cluster", "series", "x", "x_unit", "y", "y_unit")
-    rows = [
-        (panel.title or figure.key, cluster, one.name, x, panel.x_unit, y, panel.y_unit)
-        for panel in figure.panels
-        for cluster, lines in (("here", panel.series), ("published", panel.beside))
-        for one in lines
-        for x, y in zip(one.x, one.y, strict=True)
-    ]
-    return _csv(header, rows)
 
 
 def _latex(found: Sequence[Statement]) -> bytes:
@@ -417,11 +405,7 @@ def latex(text: str) -> str:
 
 
 def study_sections(
-    *,
-    found: Sequence[Statement],
-    figures: Sequence[FigureData],
-    beside: HereAndThere | None,
-    notes: Sequence[str],
+    *, found: Sequence[Statement], figures: Sequence[FigureData], beside: HereAndThere | None, notes: Sequence[str]
 ) -> list[PageSection]:
     """Return the sections of a study's page.
 

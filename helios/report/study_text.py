@@ -94,27 +94,26 @@ class Statement:
         return value_text(Estimate(value=self.value, low=self.low, high=self.high), self.unit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Words:
-    """Wording of one finding.
-
-    Attributes
-    ----------
-    nothing, some : float, optional
-        A value of at most ``nothing`` argues against the command, one of at least ``some`` for it. None: the finding
-        is for orientation.
-    judged : str, optional
-        Part of the finding that is compared in place of the value.
-    """
+    """Wording of one finding; ``describe`` takes the finding and the unit."""
 
     name: str
     title: str
     unit: str
-    tell: Callable[[Finding, str], str]
-    command: str | None = None
-    nothing: float | None = None
-    some: float | None = None
-    judged: str | None = None
+    describe: Callable[[Finding, str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Thresholds:
+    """A value of at most ``nothing`` argues against the command, one of at least ``some`` for it.
+
+    ``compared`` is the part of the finding that is compared in place of the value.
+    """
+
+    nothing: float
+    some: float
+    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +147,7 @@ def statements(findings: Sequence[Finding], *, unit: str, source: Source) -> lis
         ``GPU`` or ``CPU``.
     """
     ordered = sorted(findings, key=lambda finding: finding.number)
-    return [_statement(finding, WORDS[finding.number], unit, source) for finding in ordered]
+    return [_statement(finding, unit, source) for finding in ordered]
 
 
 def first_statements(found: Sequence[Statement]) -> list[Statement]:
@@ -215,16 +214,17 @@ def _number_text(value: float | None, unit: str) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2g}" if abs(value) < 1 else f"{value:,.1f}"
 
 
-def _statement(finding: Finding, words: _Words, unit: str, source: Source) -> Statement:
-    estimate = finding.estimate
-    verdict = _verdict(finding, words)
+def _statement(finding: Finding, unit: str, source: Source) -> Statement:
+    estimate, words, command = finding.estimate, WORDS[finding.number], COMMANDS.get(finding.number)
+    verdict = _verdict(finding)
     if verdict is Verdict.UNKNOWN:
         sentence = f"Not known here: the history lacks {finding.missing}."
     else:
-        sentence = words.tell(finding, unit)
-        if verdict is Verdict.NOTHING and words.command:
+        sentence = words.describe(finding, unit)
+        if verdict is Verdict.NOTHING and command:
             sentence = f"{sentence} There is little to gain here."
-    asked = words.command if verdict in {Verdict.TRY, Verdict.UNCLEAR, Verdict.LEVEL} else None
+    if verdict not in {Verdict.TRY, Verdict.UNCLEAR, Verdict.LEVEL}:
+        command = None
     return Statement(
         number=finding.number,
         name=words.name,
@@ -237,44 +237,44 @@ def _statement(finding: Finding, words: _Words, unit: str, source: Source) -> St
         coverage=finding.coverage,
         verdict=verdict,
         sentence=sentence,
-        command=_command(asked, source) if asked else None,
+        command=_complete_command(command, source) if command else None,
         hours_per_week=finding.hours_per_week,
         lacks=finding.missing,
         parts=finding.parts,
     )
 
 
-def _command(asked: str, source: Source) -> str:
+def _complete_command(command: str, source: Source) -> str:
     """Return a command with what names the history."""
-    asked = asked.replace("{nodes}", "N" if source.nodes is None else str(source.nodes))
-    if not asked.startswith(OF_THE_WAREHOUSE):
-        return f"{asked} {source.options}".rstrip()
-    return f"{source.load}{source.load and ' && '}{asked} {source.cluster}".rstrip()
+    command = command.replace("{nodes}", "N" if source.nodes is None else str(source.nodes))
+    if not command.startswith(OF_THE_WAREHOUSE):
+        return f"{command} {source.options}".rstrip()
+    return f"{source.load}{source.load and ' && '}{command} {source.cluster}".rstrip()
 
 
-def _verdict(finding: Finding, words: _Words) -> Verdict:
-    estimate = finding.estimate
+def _verdict(finding: Finding) -> Verdict:
+    estimate, thresholds = finding.estimate, THRESHOLDS.get(finding.number)
     if estimate.value is None:
         return Verdict.UNKNOWN
-    if words.nothing is None or words.some is None:
+    if thresholds is None:
         return Verdict.LEVEL
     low, high = estimate.low, estimate.high
-    if words.judged is not None:
-        judged = finding.parts.get(words.judged)
-        if judged is None:
+    if thresholds.compared:
+        compared = finding.parts.get(thresholds.compared)
+        if compared is None:
             return Verdict.LEVEL
-        low = high = float(judged)
+        low = high = float(compared)
     elif low is None or high is None:
         low = high = estimate.value
-    if low >= words.some:
+    if low >= thresholds.some:
         return Verdict.TRY
-    if high > words.nothing:
+    if high > thresholds.nothing:
         return Verdict.UNCLEAR
     # A lower bound argues for something, never against it.
     return Verdict.LEVEL if finding.parts.get("lower_bound") else Verdict.NOTHING
 
 
-# How each finding is told.
+# The sentences of each finding.
 
 
 def _value(finding: Finding, unit: str = "share") -> str:
@@ -490,141 +490,63 @@ def _cpu_jobs(finding: Finding, unit: str) -> str:
 _HOURS = "{unit} hours a week"
 WORDS: Mapping[int, _Words] = {
     1: _Words(
-        name="idle_while_jobs_wait_elsewhere",
-        title="{unit}s idle in one partition while jobs wait in another",
-        unit=_HOURS,
-        tell=_idle_elsewhere,
-        command="helios whatif --nodes {nodes}",
-        judged="share_of_service",
-        nothing=0.005,
-        some=0.02,
+        "idle_while_jobs_wait_elsewhere",
+        "{unit}s idle in one partition while jobs wait in another",
+        _HOURS,
+        _idle_elsewhere,
     ),
-    2: _Words(
-        name="unusable_idle",
-        title="Free {unit}s that no waiting job could use",
-        unit=_HOURS,
-        tell=_unusable,
-        command="helios simulate --service node_fill_order",
-        judged="share_of_service",
-        nothing=0.005,
-        some=0.02,
-    ),
-    3: _Words(
-        name="idle_behind_oldest_job",
-        title="{unit}s idle behind the oldest waiting job",
-        unit=_HOURS,
-        tell=_behind_oldest,
-        command="helios whatif",
-        judged="share_of_service",
-        nothing=0.002,
-        some=0.01,
-    ),
-    4: _Words(
-        name="idle_nodes",
-        title="Nodes idle longer than an hour",
-        unit="share",
-        tell=_idle_nodes,
-        command="helios energy whatif",
-        nothing=0.02,
-        some=0.05,
-    ),
-    5: _Words(name="utilization", title="Use and its swing", unit="share", tell=_utilization),
-    6: _Words(name="imbalance", title="Use of partitions against each other", unit="share", tell=_imbalance),
-    7: _Words(
-        name="long_failures",
-        title="Hours in jobs that failed after more than an hour",
-        unit="share",
-        tell=_long_failures,
-        command="helios report users",
-        nothing=0.01,
-        some=0.03,
-    ),
-    8: _Words(
-        name="repeated_failures",
-        title="Failures that repeat",
-        unit="share",
-        tell=_repeated_failures,
-        command="helios report users",
-        judged="share_of_hours_in_streaks",
-        nothing=0.005,
-        some=0.02,
-    ),
-    9: _Words(
-        name="hours_at_time_limit",
-        title="Hours in jobs that ended at their time limit",
-        unit="share",
-        tell=_at_limit,
-        command="helios report partitions",
-        nothing=0.02,
-        some=0.1,
-    ),
-    10: _Words(
-        name="long_time_limits",
-        title="Limits asked too long",
-        unit="ratio",
-        tell=_long_limits,
-        command="helios simulate --service soft_limits",
-        judged="median_by_jobs",
-        nothing=1.2,
-        some=2.0,
-    ),
-    11: _Words(name="concentration", title="Who holds the {unit}s", unit="share", tell=_concentration),
-    12: _Words(
-        name="who_waits",
-        title="Who waits",
-        unit="share",
-        tell=_who_waits,
-        command="helios whatif",
-        judged="short_p90",
-        nothing=0.1,
-        some=0.5,
-    ),
-    13: _Words(
-        name="short_behind_long",
-        title="Short jobs behind long ones",
-        unit="share",
-        tell=_short_behind_long,
-        command="helios whatif",
-        nothing=0.01,
-        some=0.05,
-    ),
-    14: _Words(
-        name="repetition",
-        title="Jobs that repeat an earlier one",
-        unit="share",
-        tell=_repetition,
-        command="helios model evaluate",
-        judged="rank_correlation",
-        nothing=0.1,
-        some=0.3,
-    ),
-    15: _Words(name="bursts", title="Bursts of submissions", unit="ratio", tell=_bursts),
-    16: _Words(
-        name="one_gpu_jobs",
-        title="Work for a shared or small GPU",
-        unit="share",
-        tell=_one_gpu,
-        command="helios report trials",
-        nothing=0.05,
-        some=0.1,
-    ),
-    17: _Words(name="large_and_long_jobs", title="Large and long holders", unit="share", tell=_large_and_long),
-    18: _Words(name="drift", title="Change from week to week", unit="ratio", tell=_drift, command="helios model drift"),
-    19: _Words(
-        name="requeues",
-        title="Hours lost to requeues",
-        unit="share",
-        tell=_requeues,
-        nothing=0.005,
-        some=0.02,
-    ),
-    20: _Words(
-        name="cpu_jobs_on_gpu_nodes",
-        title="CPU jobs on GPU nodes",
-        unit="node hours a week",
-        tell=_cpu_jobs,
-    ),
+    2: _Words("unusable_idle", "Free {unit}s that no waiting job could use", _HOURS, _unusable),
+    3: _Words("idle_behind_oldest_job", "{unit}s idle behind the oldest waiting job", _HOURS, _behind_oldest),
+    4: _Words("idle_nodes", "Nodes idle longer than an hour", "share", _idle_nodes),
+    5: _Words("utilization", "Use and its swing", "share", _utilization),
+    6: _Words("imbalance", "Use of partitions against each other", "share", _imbalance),
+    7: _Words("long_failures", "Hours in jobs that failed after more than an hour", "share", _long_failures),
+    8: _Words("repeated_failures", "Failures that repeat", "share", _repeated_failures),
+    9: _Words("hours_at_time_limit", "Hours in jobs that ended at their time limit", "share", _at_limit),
+    10: _Words("long_time_limits", "Limits asked too long", "ratio", _long_limits),
+    11: _Words("concentration", "Who holds the {unit}s", "share", _concentration),
+    12: _Words("who_waits", "Who waits", "share", _who_waits),
+    13: _Words("short_behind_long", "Short jobs behind long ones", "share", _short_behind_long),
+    14: _Words("repetition", "Jobs that repeat an earlier one", "share", _repetition),
+    15: _Words("bursts", "Bursts of submissions", "ratio", _bursts),
+    16: _Words("one_gpu_jobs", "Work for a shared or small GPU", "share", _one_gpu),
+    17: _Words("large_and_long_jobs", "Large and long holders", "share", _large_and_long),
+    18: _Words("drift", "Change from week to week", "ratio", _drift),
+    19: _Words("requeues", "Hours lost to requeues", "share", _requeues),
+    20: _Words("cpu_jobs_on_gpu_nodes", "CPU jobs on GPU nodes", "node hours a week", _cpu_jobs),
 }
+COMMANDS = {
+    1: "helios whatif --nodes {nodes}",
+    2: "helios simulate --service node_fill_order",
+    3: "helios whatif",
+    4: "helios energy whatif",
+    7: "helios report users",
+    8: "helios report users",
+    9: "helios report partitions",
+    10: "helios simulate --service soft_limits",
+    12: "helios whatif",
+    13: "helios whatif",
+    14: "helios model evaluate",
+    16: "helios report trials",
+    18: "helios model drift",
+}
+"""What to type next, by finding."""
+THRESHOLDS: Mapping[int, _Thresholds] = {
+    1: _Thresholds(nothing=0.005, some=0.02, compared="share_of_service"),
+    2: _Thresholds(nothing=0.005, some=0.02, compared="share_of_service"),
+    3: _Thresholds(nothing=0.002, some=0.01, compared="share_of_service"),
+    4: _Thresholds(nothing=0.02, some=0.05),
+    7: _Thresholds(nothing=0.01, some=0.03),
+    8: _Thresholds(nothing=0.005, some=0.02, compared="share_of_hours_in_streaks"),
+    9: _Thresholds(nothing=0.02, some=0.1),
+    10: _Thresholds(nothing=1.2, some=2.0, compared="median_by_jobs"),
+    12: _Thresholds(nothing=0.1, some=0.5, compared="short_p90"),
+    13: _Thresholds(nothing=0.01, some=0.05),
+    14: _Thresholds(nothing=0.1, some=0.3, compared="rank_correlation"),
+    16: _Thresholds(nothing=0.05, some=0.1),
+    19: _Thresholds(nothing=0.005, some=0.02),
+}
+"""Findings that argue for or against something; the others are for orientation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -713,8 +635,12 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> StudyDiffer
     # Shares of GPU hours and of CPU hours are two things.
     known = first is not None and second is not None and one.get("unit") == other.get("unit")
     difference = float(second) - float(first) if known else None  # type: ignore[arg-type]  # because both are known
-    half = _half_width(one, other)
-    low, high = (None, None) if difference is None or half is None else (difference - half, difference + half)
+    bounds = [study.get(bound) for study in (one, other) for bound in ("low", "high")]
+    low = high = None
+    if difference is not None and None not in bounds:
+        first_low, first_high, second_low, second_high = map(float, bounds)  # type: ignore[arg-type]  # because none is None
+        half = hypot((first_high - first_low) / 2, (second_high - second_low) / 2)
+        low, high = difference - half, difference + half
     return StudyDifference(
         number=int(one["number"]),
         name=str(one["name"]),
@@ -727,14 +653,3 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> StudyDiffer
         high=high,
         more_than_chance=None if low is None or high is None else bool(low > 0 or high < 0),
     )
-
-
-def _half_width(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
-    """Return half the width of a difference's interval."""
-    widths = []
-    for found in (one, other):
-        low, high = found.get("low"), found.get("high")
-        if low is None or high is None:
-            return None
-        widths.append((float(high) - float(low)) / 2)
-    return hypot(*widths)

@@ -269,11 +269,7 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
     summary = run.summary
     by_size = summary.mean_wait_s_by_size
     label = f"{run.label} (today)" if run is baseline and run.is_today else run.label
-    cells = [
-        label,
-        _mark_best("mean", summary.mean_wait_s, best),
-        _mark_best("longest", summary.max_wait_s, best),
-    ]
+    cells = [label, _mark_best("mean", summary.mean_wait_s, best), _mark_best("longest", summary.max_wait_s, best)]
     if width >= MIDDLE:
         cells += [
             "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),

@@ -92,7 +92,7 @@ class PageMissing(UsageError):
     """There is no such page, or not for this reader."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """A path of the site.
 
@@ -246,14 +246,7 @@ def _state(site: Site) -> tuple[dict[str, Any], list[str]]:
 
 
 def _queue_table(rows: pd.DataFrame) -> TableCells:
-    header = [
-        ("JobID", True),
-        ("User", True),
-        ("Partition", True),
-        ("GPUs", False),
-        ("Waited", False),
-        ("Predicted", False),
-    ]
+    names = ("JobID", "User", "Partition", "GPUs", "Waited", "Predicted")
     cells = [
         (
             str(row["job_id"]),
@@ -267,7 +260,7 @@ def _queue_table(rows: pd.DataFrame) -> TableCells:
         )
         for row in rows.to_dict("records")
     ]
-    return TableCells(header=header, rows=cells)
+    return TableCells(header=[(name, place < 3) for place, name in enumerate(names)], rows=cells)
 
 
 def _records(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -339,13 +332,10 @@ WINDOW = ("from", "to")
 CHOICE = (*WINDOW, "user", "account", "partition")
 
 
-def _usage(group: str) -> Callable[[Site, Reader, Mapping[str, str]], Page]:
-    def make(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
-        return _report(
-            f"Use by {group}", reports.usage_report(site.report_query(given), group=group), form_fields=CHOICE
-        )
-
-    return make
+def usage_page(group: str, site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of use by user, account or partition."""
+    answer = reports.usage_report(site.report_query(given), group=group)
+    return _report(f"Use by {group}", answer, form_fields=CHOICE)
 
 
 def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -405,9 +395,7 @@ def energy_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
     ledger = reports.energy_report(site.report_query(given), energy=site.settings.energy)
     found = _report("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
-    return Page(
-        title=found.title, subtitle=found.subtitle, sections=found.sections, values=ledger.to_json(), form_fields=WINDOW
-    )
+    return replace(found, values=ledger.to_json())
 
 
 # Files in the report folder.
@@ -532,75 +520,61 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 
 ROUTES = (
-    Route(path="/", summary="The queue now, and what Helios may do", make=now_page, menu_name="Now", for_users=True),
-    Route(path="/jobs/{job}", summary="One job: prediction, place, what Helios did", make=job_page, for_users=True),
+    Route("/", "The queue now, and what Helios may do", now_page, menu_name="Now", for_users=True),
+    Route("/jobs/{job}", "One job: prediction, place, what Helios did", job_page, for_users=True),
+    Route("/nodes", "Pools of nodes: asleep, waking, failed", nodes_page, menu_name="Nodes", for_users=True),
+    Route("/nodes/{node}", "One node and what Helios did to it", node_page),
+    Route("/queue", "Who waits, by partition and user", queue_page, query=CHOICE, menu_name="Who waits"),
     Route(
-        path="/nodes",
-        summary="Pools of nodes: asleep, waking, failed",
-        make=nodes_page,
-        menu_name="Nodes",
-        for_users=True,
-    ),
-    Route(path="/nodes/{node}", summary="One node and what Helios did to it", make=node_page),
-    Route(
-        path="/queue", summary="Who waits, by partition and user", make=queue_page, query=CHOICE, menu_name="Who waits"
-    ),
-    Route(
-        path="/partitions",
-        summary="Jobs, hours and waits by partition",
-        make=_usage("partition"),
+        "/partitions",
+        "Jobs, hours and waits by partition",
+        partial(usage_page, "partition"),
         query=CHOICE,
         menu_name="Partitions",
         for_users=True,
     ),
     Route(
-        path="/accounts",
-        summary="Jobs, hours and waits by account",
-        make=_usage("account"),
+        "/accounts",
+        "Jobs, hours and waits by account",
+        partial(usage_page, "account"),
         query=CHOICE,
         menu_name="Accounts",
     ),
-    Route(path="/users", summary="Jobs, hours and waits by user", make=_usage("user"), query=CHOICE, menu_name="Users"),
-    Route(path="/users/{user}", summary="One user's use and queue", make=user_page, query=WINDOW, for_users=True),
+    Route("/users", "Jobs, hours and waits by user", partial(usage_page, "user"), query=CHOICE, menu_name="Users"),
+    Route("/users/{user}", "One user's use and queue", user_page, query=WINDOW, for_users=True),
     Route(
-        path="/predictions",
-        summary="How far off predicted run times were",
-        make=predictions_page,
+        "/predictions",
+        "How far off predicted run times were",
+        predictions_page,
         query=(*WINDOW, "by"),
         menu_name="Predictions",
         for_users=True,
     ),
+    Route("/decisions", "The audit log", decisions_page, query=(*CHOICE, "result"), menu_name="Decisions"),
     Route(
-        path="/decisions",
-        summary="The audit log",
-        make=decisions_page,
-        query=(*CHOICE, "result"),
-        menu_name="Decisions",
-    ),
-    Route(
-        path="/services",
-        summary="What services asked for, by day",
-        make=services_page,
+        "/services",
+        "What services asked for, by day",
+        services_page,
         query=WINDOW,
         menu_name="Services",
         for_users=True,
     ),
     Route(
-        path="/energy",
-        summary="Node hours, energy, and what sleep saved",
-        make=energy_page,
+        "/energy",
+        "Node hours, energy, and what sleep saved",
+        energy_page,
         query=WINDOW,
         menu_name="Energy",
         for_users=True,
     ),
-    Route(path="/study", summary="The latest study: statements and figures", make=study_page, menu_name="Study"),
+    Route("/study", "The latest study: statements and figures", study_page, menu_name="Study"),
     Route(
-        path="/advice",
-        summary="Requests that do not fit what jobs need",
-        make=advice_page,
+        "/advice",
+        "Requests that do not fit what jobs need",
+        advice_page,
         query=(*WINDOW, "user"),
         menu_name="Advice",
         for_users=True,
     ),
-    Route(path="/reports", summary="Reports and what-ifs that were written", make=reports_page, menu_name="Reports"),
+    Route("/reports", "Reports and what-ifs that were written", reports_page, menu_name="Reports"),
 )

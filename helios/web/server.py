@@ -155,7 +155,10 @@ def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
         except HeliosError as reason:
             return _problem_response(request, reader, reason, 400 if isinstance(reason, UsageError) else 503)
         if _wants_json(request):
-            return JSONResponse(_replace_non_finite(page.values), headers=HEADERS)
+            # JSON has no NaN and no infinity: they become null.
+            return JSONResponse(
+                json.loads(json.dumps(page.values, default=str), parse_constant=lambda _: None), headers=HEADERS
+            )
         return _page_response(request, reader, page, given)
 
     return answer
@@ -365,8 +368,3 @@ def open_server(settings: Settings, *, token: str, cluster: str | None = None) -
 
 def _names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
-
-
-def _replace_non_finite(value: Any) -> Any:
-    """Return values as JSON has them, numbers that are none as null."""
-    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

@@ -97,8 +97,8 @@ class Blocks:
 
     def spread(self, begins_s: Seconds, ends_s: Seconds, weight: NDArray[Any]) -> Floats:
         """Return the integral of intervals over each block, weight x s."""
-        held: Floats = self.spread_groups(begins_s, ends_s, weight, np.zeros(len(weight), dtype=np.int8), 1)[0]
-        return held
+        found: Floats = self.spread_groups(begins_s, ends_s, weight, np.zeros(len(weight), dtype=np.int8), 1)[0]
+        return found
 
     def spread_groups(
         self, begins_s: Seconds, ends_s: Seconds, weight: NDArray[Any], group: NDArray[Any], n_groups: int
@@ -130,8 +130,7 @@ class Blocks:
         held += np.bincount(row + first, weight * (self.edges_s[first + 1] - begins_s[across]), size)
         change = np.bincount(row + first + 1, weight, size) - np.bincount(row + last, weight, size)
         between = np.maximum(np.cumsum(change.reshape(n_groups, -1), axis=1), 0)
-        found: Floats = held.reshape(n_groups, -1)[:, : self.n] + between[:, : self.n] * self.seconds
-        return found
+        return held.reshape(n_groups, -1)[:, : self.n] + between[:, : self.n] * self.seconds
 
     def ratio(self, numerator: Floats, denominator: Floats) -> Estimate:
         """Return the ratio of two sums over blocks, with its interval.

@@ -79,11 +79,7 @@ def find_placement(history: StudyHistory) -> HeldNodes | None:
     job = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(job)) - np.repeat(np.cumsum(count) - count, count)
     return HeldNodes(
-        names=names,
-        job=job,
-        node=members[first[codes[job]] + within],
-        share=1.0 / count[job],
-        coverage=coverage,
+        names=names, job=job, node=members[first[codes[job]] + within], share=1.0 / count[job], coverage=coverage
     )
 
 
@@ -242,8 +238,8 @@ class Capacity:
     @property
     def total(self) -> NDArray[np.float64]:
         """Units in service on each day, over all pools."""
-        total: NDArray[np.float64] = self.units.sum(axis=0)
-        return total
+        found: NDArray[np.float64] = self.units.sum(axis=0)
+        return found
 
     def pools_of(self, history: StudyHistory) -> NDArray[np.int64]:
         """Return the pool of each job, -1 where it has none."""
@@ -291,7 +287,22 @@ def find_capacity(
     """
     edges_s = local_edges(history.first_s, history.end_s, timezone=history.timezone)
     if given:
-        found = _from_given(history, given, units_per_node, edges_s)
+        names, n_days = tuple(given), len(edges_s) - 1
+        only = len(names) == 1 and (names[0] in POOL_NAMES or names[0] not in history.partition.values)
+        pool_of = np.full(len(history.partition.values) + 1, 0 if len(names) == 1 else MISSING, dtype=np.int64)
+        if not only:
+            number = {name: position for position, name in enumerate(names)}
+            pool_of[:-1] = [_first_pool(value, number) for value in history.partition.values]
+        units = np.array([count * units_per_node for count in given.values()], dtype=np.float64)
+        found = Capacity(
+            pools=names,
+            pool_of=pool_of,
+            edges_s=edges_s,
+            units=np.repeat(units[:, None], n_days, axis=1),
+            source="given",
+            at_least=False,
+            units_per_node=(units_per_node if units_per_node > 1 else 0,) * len(names),
+        )
     else:
         placement = find_placement(history)
         known = nodes is not None and bool((nodes[history.resource] > 0).any())
@@ -299,34 +310,24 @@ def find_capacity(
             found = _from_nodes(history, nodes if known else None, events, placement, edges_s)
         else:
             found = _from_use(history, edges_s)
-    return _with_notes(history, found)
+    notes = list(found.notes)
+    pool = found.pools_of(history)
+    homeless = (history.size > 0) & (pool < 0)
+    if homeless.any():
+        jobs = count_in_words(int(homeless.sum()), "job")
+        notes.append(f"{jobs} ran or waited in partitions whose capacity is not known, and are left out of levels.")
+    if history.has_starts:
+        excess = _days_of_excess(history, found, pool)
+        if excess:
+            more = f", and {len(excess) - _MOST_NAMED} more" if len(excess) > _MOST_NAMED else ""
+            notes.append(f"More in use than in service, shown as it is: {'; '.join(excess[:_MOST_NAMED])}{more}.")
+    return replace(found, notes=tuple(notes))
 
 
 def takes_no_jobs(state: str) -> bool:
     """Return whether a node in a Slurm state is out of service."""
     words = {re.sub(r"[^A-Z_].*$", "", word) for word in state.upper().split("+")}
     return not words.isdisjoint(OUT_OF_SERVICE)
-
-
-def _from_given(
-    history: StudyHistory, given: Mapping[str, int], units_per_node: int, edges_s: NDArray[np.int64]
-) -> Capacity:
-    names, n_days = tuple(given), len(edges_s) - 1
-    only = len(names) == 1 and (names[0] in POOL_NAMES or names[0] not in history.partition.values)
-    pool_of = np.full(len(history.partition.values) + 1, 0 if len(names) == 1 else MISSING, dtype=np.int64)
-    if not only:
-        number = {name: position for position, name in enumerate(names)}
-        pool_of[:-1] = [_first_pool(value, number) for value in history.partition.values]
-    units = np.array([count * units_per_node for count in given.values()], dtype=np.float64)
-    return Capacity(
-        pools=names,
-        pool_of=pool_of,
-        edges_s=edges_s,
-        units=np.repeat(units[:, None], n_days, axis=1),
-        source="given",
-        at_least=False,
-        units_per_node=(units_per_node if units_per_node > 1 else 0,) * len(names),
-    )
 
 
 def _first_pool(partition: str, number: Mapping[str, int]) -> int:
@@ -507,13 +508,7 @@ def _from_use(history: StudyHistory, edges_s: NDArray[np.int64]) -> Capacity:
             pools, units = [WHOLE], at_once[None, :]
             pool_of = np.zeros_like(pool_of)
     return Capacity(
-        pools=tuple(pools),
-        pool_of=pool_of,
-        edges_s=edges_s,
-        units=units,
-        source="jobs",
-        at_least=True,
-        notes=(note,),
+        pools=tuple(pools), pool_of=pool_of, edges_s=edges_s, units=units, source="jobs", at_least=True, notes=(note,)
     )
 
 
@@ -538,22 +533,6 @@ def peak_in_steps(
     peak = np.zeros(len(edges_s) - 1)
     np.maximum.at(peak, day, level[settled])
     return peak
-
-
-def _with_notes(history: StudyHistory, found: Capacity) -> Capacity:
-    """Return the capacity with notes on what does not fit it."""
-    notes = list(found.notes)
-    pool = found.pools_of(history)
-    homeless = (history.size > 0) & (pool < 0)
-    if homeless.any():
-        jobs = count_in_words(int(homeless.sum()), "job")
-        notes.append(f"{jobs} ran or waited in partitions whose capacity is not known, and are left out of levels.")
-    if history.has_starts:
-        excess = _days_of_excess(history, found, pool)
-        if excess:
-            more = f", and {len(excess) - _MOST_NAMED} more" if len(excess) > _MOST_NAMED else ""
-            notes.append(f"More in use than in service, shown as it is: {'; '.join(excess[:_MOST_NAMED])}{more}.")
-    return replace(found, notes=tuple(notes))
 
 
 def _days_of_excess(history: StudyHistory, found: Capacity, pool: NDArray[np.int64]) -> list[str]:

@@ -336,8 +336,8 @@ def _growth(by_week: list[float]) -> float | None:
 
 def _first_runs(history: StudyHistory) -> Flags:
     """Return the jobs of the window whose wait counts, the first runs."""
-    first: Flags = history.sized & (history.restart == 0)
-    return first
+    found: Flags = history.sized & (history.restart == 0)
+    return found
 
 
 def _waiting(history: StudyHistory, jobs: Seconds, until_s: Seconds, edges_s: Seconds) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -138,6 +138,48 @@ def series(name: str, x: ArrayLike | Sequence[str], y: ArrayLike) -> Series:
     return Series(name=name, x=tuple(places[known].tolist()), y=tuple(values[known].tolist()))
 
 
+def panel(
+    kind: str,
+    x: tuple[str, str],
+    y: tuple[str, str],
+    lines: Iterable[Series],
+    *,
+    title: str = "",
+    beside: tuple[Series, ...] = (),
+) -> Panel:
+    """Return a panel; ``x`` and ``y`` are kind and unit of an axis."""
+    (x_kind, x_unit), (y_kind, y_unit) = x, y
+    return Panel(
+        title=title,
+        kind=kind,
+        x_kind=x_kind,
+        x_unit=x_unit,
+        y_kind=y_kind,
+        y_unit=y_unit,
+        series=tuple(lines),
+        beside=beside,
+    )
+
+
+def quantile_series(
+    names: ArrayLike | Sequence[str],
+    groups: Iterable[Callable[[float], float]],
+    parts: Mapping[str, float],
+    label: str = "{}",
+) -> list[Series]:
+    """Return a series for each quantile in ``parts``, over groups that each give their quantiles."""
+    quantiles = list(groups)
+    return [
+        series(label.format(name), names, [quantile(part) for quantile in quantiles]) for name, part in parts.items()
+    ]
+
+
+def divide(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
+    """Return a ratio, NaN where the whole is not above 0."""
+    found: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    return found
+
+
 def no_figure(key: str, title: str, missing: str) -> FigureData:
     """Return a figure that the history cannot give, with why."""
     return FigureData(key=key, title=title, missing=missing)
@@ -203,8 +245,8 @@ class FigureSource:
         """Jobs that were cancelled while they waited, whatever run time is recorded."""
         history = self.history
         without_run = ~(np.nan_to_num(history.run_time_s) > 0) & (history.started_s == NEVER_S)
-        flags: Flags = without_run & (history.state == CANCELLED) & history.has_starts
-        return flags
+        found: Flags = without_run & (history.state == CANCELLED) & history.has_starts
+        return found
 
     @cached_property
     def _run_times(self) -> tuple[Floats, Flags]:
@@ -250,8 +292,7 @@ class FigureSource:
     @cached_property
     def wait_known(self) -> Flags:
         """Jobs with a known wait, over or not."""
-        flags: Flags = (self.wait_ends_s >= 0) & (self.history.size > 0) & self.history.has_starts
-        return flags
+        return (self.wait_ends_s >= 0) & (self.history.size > 0) & self.history.has_starts
 
     @cached_property
     def first_waits(self) -> Flags:
@@ -259,8 +300,8 @@ class FigureSource:
 
         Only the first run of a requeued job counts.
         """
-        flags: Flags = self.sized & (self.history.restart == 0) & self.wait_known
-        return flags
+        found: Flags = self.sized & (self.history.restart == 0) & self.wait_known
+        return found
 
     def waits(self, chosen: NDArray[Any] | None = None) -> CensoredTimes:
         """Return the waits of jobs for their first start.

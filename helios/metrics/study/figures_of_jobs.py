@@ -18,6 +18,8 @@ from helios.metrics.study.figure_data import (
     Panel,
     Series,
     no_figure,
+    panel,
+    quantile_series,
     series,
 )
 from helios.metrics.study.history import (
@@ -76,9 +78,17 @@ def run_times(source: FigureSource) -> FigureData:
     if of_gpus and others.n >= FEWEST_CPU_JOBS:
         of_others = [series("jobs without GPUs", at_s, 100 * others.share_within(at_s))]
         panels.append(_run_time_panel("Jobs without GPUs", "% of jobs without GPUs", of_others, "cpu_run_time"))
+    median_s = times.quantile(0.5)
+    title = (
+        f"Half of the {unit} jobs run {duration_in_words(median_s)} or less"
+        if np.isfinite(median_s)
+        else f"Less than half of the {unit} jobs have ended"
+    )
+    if of_hours.total > 0:
+        title += f"; half of the {unit} hours are in runs of {duration_in_words(of_hours.quantile(0.5))} or more"
     return FigureData(
         key="run_times",
-        title=_run_time_title(times.quantile(0.5), of_hours, unit),
+        title=f"{title}.",
         definition=(
             f"Share of the jobs that ran, and of their {unit} hours inside the window, in runs of at most so long; "
             f"all final states" + (f"; {times.censored:,} still running, by Kaplan and Meier" if times.censored else "")
@@ -91,27 +101,7 @@ def run_times(source: FigureSource) -> FigureData:
 
 
 def _run_time_panel(title: str, y_unit: str, curves: list[Series], grey: str) -> Panel:
-    return Panel(
-        title=title,
-        kind="line",
-        x_kind="duration",
-        x_unit="s",
-        y_kind="percent",
-        y_unit=y_unit,
-        series=tuple(curves),
-        beside=published(grey),
-    )
-
-
-def _run_time_title(median_s: float, of_hours: _WeightedTimes, unit: str) -> str:
-    by_jobs = (
-        f"Half of the {unit} jobs run {duration_in_words(median_s)} or less"
-        if np.isfinite(median_s)
-        else f"Less than half of the {unit} jobs have ended"
-    )
-    if of_hours.total <= 0:
-        return f"{by_jobs}."
-    return f"{by_jobs}; half of the {unit} hours are in runs of {duration_in_words(of_hours.quantile(0.5))} or more."
+    return panel("line", ("duration", "s"), ("percent", y_unit), curves, title=title, beside=published(grey))
 
 
 def clamp(history: StudyHistory) -> str:
@@ -140,8 +130,7 @@ class _WeightedTimes:
 
     def share_within(self, limits: NDArray[np.float64] | tuple[int, ...]) -> Floats:
         """Return the share of the weight at or below each limit."""
-        found: Floats = self.reached[np.searchsorted(self.times_s, limits, side="right")] / self.total
-        return found
+        return self.reached[np.searchsorted(self.times_s, limits, side="right")] / self.total
 
     def quantile(self, part: float) -> float:
         """Return a weighted quantile of the times."""
@@ -183,14 +172,11 @@ def sizes(source: FigureSource) -> FigureData:
 
 
 def _size_panel(y_unit: str, at: NDArray[np.int64], found: _WeightedTimes, grey: str, history: StudyHistory) -> Panel:
-    return Panel(
-        title="",
-        kind="line",
-        x_kind="size",
-        x_unit=f"{history.unit}s",
-        y_kind="percent",
-        y_unit=y_unit,
-        series=(series(y_unit.removeprefix("% of "), at, 100 * found.share_within(at.astype(np.float64))),),
+    return panel(
+        "line",
+        ("size", f"{history.unit}s"),
+        ("percent", y_unit),
+        [series(y_unit.removeprefix("% of "), at, 100 * found.share_within(at.astype(np.float64)))],
         beside=published(grey) if history.resource == "gpus" else (),
     )
 
@@ -228,11 +214,7 @@ def _waits(source: FigureSource, key: str, question: str, by: tuple[str, ...]) -
         n=every.n,
         coverage=every.n / max(1, int((source.sized & (source.history.restart == 0)).sum())),
         panels=tuple(panels),
-        notes=tuple(
-            note
-            for note in (f"{every.censored:,} jobs never started or still wait." if every.censored else "",)
-            if note
-        ),
+        notes=(f"{every.censored:,} jobs never started or still wait.",) if every.censored else (),
     )
 
 
@@ -262,17 +244,12 @@ def _wait_panel(source: FigureSource, by: str, found: list[tuple[str, CensoredTi
     unit = source.history.unit
     noun = _noun(source, by)
     x = [float(name) if by == "week" else name for name, _ in found]
-    return Panel(
+    return panel(
+        "line" if by == "week" else "range",
+        ("date" if by == "week" else "name", {"week": "beginning", "size": f"{unit}s"}.get(by, noun)),
+        ("duration", "s waited"),
+        quantile_series(x, [times.quantile for _, times in found], WAIT_SHARES, "{} started within"),
         title=f"By {noun if by != 'size' else f'{unit}s'}" if by != "week" else f"By {source.history.blocks.kind[:-1]}",
-        kind="line" if by == "week" else "range",
-        x_kind="date" if by == "week" else "name",
-        x_unit={"week": "beginning", "size": f"{unit}s"}.get(by, noun),
-        y_kind="duration",
-        y_unit="s waited",
-        series=tuple(
-            series(f"{name} started within", x, [times.quantile(part) for _, times in found])
-            for name, part in WAIT_SHARES.items()
-        ),
     )
 
 
@@ -317,15 +294,7 @@ def wait_share(source: FigureSource) -> FigureData:
         n=int(chosen.sum()),
         coverage=share(chosen, source.sized),
         panels=(
-            Panel(
-                title="",
-                kind="line",
-                x_kind="percent",
-                x_unit="% of its time that a job waited, at most",
-                y_kind="percent",
-                y_unit="% of jobs",
-                series=tuple(curves),
-            ),
+            panel("line", ("percent", "% of its time that a job waited, at most"), ("percent", "% of jobs"), curves),
         ),
     )
 
@@ -374,14 +343,11 @@ def _state_panel(source: FigureSource, y_unit: str, known: Flags, weight: Floats
         source.size_class[known] * n_states + state, weights=weight[known], minlength=len(SIZES) * n_states
     ).reshape(len(SIZES), n_states)
     places = [place for place in range(len(SIZES)) if table[place].sum() > 0]
-    return Panel(
-        title="",
-        kind="stack",
-        x_kind="name",
-        x_unit=f"{source.history.unit}s of a job",
-        y_kind="percent",
-        y_unit=y_unit,
-        series=tuple(
+    return panel(
+        "stack",
+        ("name", f"{source.history.unit}s of a job"),
+        ("percent", y_unit),
+        [
             series(
                 _state_name(name),
                 [SIZES[size] for size in places],
@@ -389,7 +355,7 @@ def _state_panel(source: FigureSource, y_unit: str, known: Flags, weight: Floats
             )
             for place, name in enumerate(STATES)
             if table[:, place].any()
-        ),
+        ],
     )
 
 
@@ -417,17 +383,11 @@ def limits(source: FigureSource) -> FigureData:
         coverage=share(chosen, ended),
         covered="jobs that completed or timed out",
         panels=(
-            Panel(
-                title="",
-                kind="range",
-                x_kind="name",
-                x_unit="partition",
-                y_kind="ratio",
-                y_unit="limit / run time",
-                series=tuple(
-                    series(name, [group for group, _ in found], [times.quantile(part) for _, times in found])
-                    for name, part in SPREAD.items()
-                ),
+            panel(
+                "range",
+                ("name", "partition"),
+                ("ratio", "limit / run time"),
+                quantile_series([group for group, _ in found], [times.quantile for _, times in found], SPREAD),
             ),
         ),
     )
@@ -451,19 +411,29 @@ def users(source: FigureSource) -> FigureData:
     if float(waited[active].sum()) > 0:
         curves.append(_lorenz("time waited", waited[active]))
     panels = [
-        Panel(
+        panel(
+            "line",
+            ("percent", "% of users, largest first"),
+            ("percent", "% of the total"),
+            curves,
             title="Who holds, who waits",
-            kind="line",
-            x_kind="percent",
-            x_unit="% of users, largest first",
-            y_kind="percent",
-            y_unit="% of the total",
-            series=tuple(curves),
         )
     ]
     ended = known & ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
     if ended.any():
-        panels.append(_completion_panel(source, ended))
+        jobs = history.user.sum(ended.astype(np.float64))
+        completed = history.user.sum((ended & (history.state == COMPLETED)).astype(np.float64))
+        place = np.minimum((10 * completed[jobs > 0] / jobs[jobs > 0]).astype(np.int64), 9)
+        shares = [f"{10 * one}-{10 * one + 10}" for one in range(10)]
+        panels.append(
+            panel(
+                "bars",
+                ("name", "% of a user's jobs"),
+                ("number", "users"),
+                [series("users", shares, np.bincount(place, minlength=10))],
+                title="Users by share of their jobs that complete",
+            )
+        )
     top = max(1, round(0.05 * n))
     largest = np.sort(hours[active])[::-1]
     return FigureData(
@@ -480,13 +450,7 @@ def users(source: FigureSource) -> FigureData:
         panels=tuple(panels),
         notes=(
             "Published curves of users are not drawn: they count people without any GPU job, too.",
-            *(
-                ()
-                if len(curves) > 1
-                else ("Waiting is not shown: " + NO_STARTS + ".",)
-                if not history.has_starts
-                else ()
-            ),
+            *(() if len(curves) > 1 or history.has_starts else (f"Waiting is not shown: {NO_STARTS}.",)),
         ),
     )
 
@@ -498,25 +462,6 @@ def _lorenz(name: str, held: Floats) -> Series:
     # A few hundred points draw any curve.
     keep = np.unique(np.concatenate([np.arange(min(len(x), 100)), np.linspace(0, len(x) - 1, 100).astype(np.int64)]))
     return series(name, x[keep], y[keep])
-
-
-def _completion_panel(source: FigureSource, ended: Flags) -> Panel:
-    history = source.history
-    jobs = history.user.sum(ended.astype(np.float64))
-    completed = history.user.sum((ended & (history.state == COMPLETED)).astype(np.float64))
-    some = jobs > 0
-    place = np.minimum((10 * completed[some] / jobs[some]).astype(np.int64), 9)
-    return Panel(
-        title="Users by share of their jobs that complete",
-        kind="bars",
-        x_kind="name",
-        x_unit="% of a user's jobs",
-        y_kind="number",
-        y_unit="users",
-        series=(
-            series("users", [f"{10 * one}-{10 * one + 10}" for one in range(10)], np.bincount(place, minlength=10)),
-        ),
-    )
 
 
 def repetition(source: FigureSource) -> FigureData:
@@ -536,14 +481,11 @@ def repetition(source: FigureSource) -> FigureData:
         n=int(chosen.sum()),
         coverage=share(chosen, source.sized),
         panels=(
-            Panel(
-                title="",
-                kind="bars",
-                x_kind="name",
-                x_unit="earlier jobs alike",
-                y_kind="percent",
-                y_unit="% of jobs",
-                series=(series("jobs", list(REPEATS), 100 * counts / counts.sum()),),
+            panel(
+                "bars",
+                ("name", "earlier jobs alike"),
+                ("percent", "% of jobs"),
+                [series("jobs", list(REPEATS), 100 * counts / counts.sum())],
             ),
         ),
         notes=()
@@ -603,15 +545,5 @@ def holders(source: FigureSource) -> FigureData:
         noun=f"{noun}s",
         coverage=share(source.hours[names.known], source.hours),
         covered=f"{unit} hours",
-        panels=(
-            Panel(
-                title="",
-                kind="bars",
-                x_kind="name",
-                x_unit=noun,
-                y_kind="percent",
-                y_unit="% of the total",
-                series=tuple(bars),
-            ),
-        ),
+        panels=(panel("bars", ("name", noun), ("percent", "% of the total"), bars),),
     )

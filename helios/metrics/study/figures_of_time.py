@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -16,18 +18,14 @@ from helios.metrics.study.figure_data import (
     Panel,
     Series,
     days,
+    divide,
     no_figure,
+    panel,
+    quantile_series,
     series,
 )
 from helios.metrics.study.figures_of_jobs import NO_STARTS, SPREAD, WAIT, holds
-from helios.metrics.study.history import (
-    COMPLETED,
-    NOT_ENDED,
-    UNKNOWN,
-    Floats,
-    Seconds,
-    share,
-)
+from helios.metrics.study.history import COMPLETED, NOT_ENDED, UNKNOWN, Floats, Seconds, share
 from helios.metrics.study.outcomes import failed_late, reached_limit
 from helios.metrics.study.published import FOOTNOTES, published
 from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
@@ -43,6 +41,8 @@ FEWEST_IN_BLOCK = 20
 AGES = 400
 """Moments at which the oldest wait is shown."""
 WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
+STARTED_WITHIN = {"half": 0.5, "9 in 10": 0.9}
+NO_HOURS = "no such hours, or capacity is not known here"
 AT_LEAST = "Capacity is the most that was ever in use in four weeks, so at least that."
 
 
@@ -53,38 +53,34 @@ def hour_of_day(source: FigureSource) -> FigureData:
     lasted_s = np.bincount(hour, weights=source.step_s, minlength=24)
     of_hour = np.searchsorted(source.edges_s, history.submitted_s[source.sized], side="right") - 1
     counts = np.bincount(hour[of_hour], minlength=24)
-    submitted = np.divide(counts * HOUR_S, lasted_s, out=np.full(24, np.nan), where=lasted_s > 0)
+    submitted = divide(counts * HOUR_S, lasted_s)
     panels = []
     title, gpus = "", history.resource == "gpus"
     if history.has_starts:
         used = np.bincount(hour, weights=source.in_use * source.step_s, minlength=24)
         in_service = source.in_service(source.edges_s)
         base = lasted_s if in_service is None else np.bincount(hour, weights=in_service * source.step_s, minlength=24)
-        level = np.divide(used, base, out=np.full(24, np.nan), where=base > 0) * (1 if in_service is None else 100)
+        level = divide(used, base) * (1 if in_service is None else 100)
         y_unit = f"mean {unit}s in use" if in_service is None else f"mean % of {unit}s in use"
         panels.append(
-            Panel(
+            panel(
+                "line",
+                ("hour", "hour of the day"),
+                ("number" if in_service is None else "percent", y_unit),
+                [series(f"{unit}s in use", np.arange(24), level)],
                 title=f"{unit}s in use",
-                kind="line",
-                x_kind="hour",
-                x_unit="hour of the day",
-                y_kind="number" if in_service is None else "percent",
-                y_unit=y_unit,
-                series=(series(f"{unit}s in use", np.arange(24), level),),
                 beside=published("hour_use") if gpus and in_service is not None else (),
             )
         )
         swing = float(np.nanmax(level) - np.nanmin(level))
         title = f"{unit}s in use swing by {swing:.0f} {'points' if in_service is not None else f'{unit}s'} over the day"
     panels.append(
-        Panel(
+        panel(
+            "line",
+            ("hour", "hour of the day"),
+            ("number", f"{unit} jobs submitted in the hour"),
+            [series(f"{unit} jobs submitted", np.arange(24), submitted)],
             title="Submissions",
-            kind="line",
-            x_kind="hour",
-            x_unit="hour of the day",
-            y_kind="number",
-            y_unit=f"{unit} jobs submitted in the hour",
-            series=(series(f"{unit} jobs submitted", np.arange(24), submitted),),
             beside=published("hour_submissions") if gpus else (),
         )
     )
@@ -128,36 +124,42 @@ def months(source: FigureSource) -> FigureData:
         for name, of in sizes.items()
     }
     panels = [
-        Panel(
+        panel(
+            "bars",
+            ("name", "month"),
+            ("number", f"{unit} jobs submitted in the month"),
+            [series(name, names, of) for name, of in counts.items()],
             title="Jobs submitted",
-            kind="bars",
-            x_kind="name",
-            x_unit="month",
-            y_kind="number",
-            y_unit=f"{unit} jobs submitted in the month",
-            series=tuple(series(name, names, of) for name, of in counts.items()),
         )
     ]
     if history.has_starts:
         in_service = source.in_service(edges_s)
         whole = 1.0 if in_service is None else _mean_in_service(source, edges_s) / 100
         panels.append(
-            Panel(
+            panel(
+                "stack",
+                ("name", "month"),
+                (
+                    "number" if in_service is None else "percent",
+                    f"mean {unit}s" if in_service is None else f"mean % of {unit}s",
+                ),
+                [series(name, names, source.held(of, edges_s) / whole) for name, of in sizes.items()],
                 title=f"{unit}s that they held",
-                kind="stack",
-                x_kind="name",
-                x_unit="month",
-                y_kind="number" if in_service is None else "percent",
-                y_unit=f"mean {unit}s" if in_service is None else f"mean % of {unit}s",
-                series=tuple(series(name, names, source.held(of, edges_s) / whole) for name, of in sizes.items()),
             )
         )
     length = days(edges_s)
     whole_months = length >= WHOLE_MONTH_DAYS
     part = [name for name, whole_one in zip(names, whole_months, strict=True) if not whole_one]
+    single, larger = counts.values()
+    days_s = max(float(length.sum()), 1 / 24)
+    title = f"{single.sum() / days_s:,.0f} jobs of one {unit} and {larger.sum() / days_s:,.0f} of more arrive a day."
+    parts = [(of / length)[whole_months] for of in (single, larger)]
+    if whole_months.sum() >= 2 and all(part.min() > 0 for part in parts):
+        one, many = (float(part.max() / part.min()) for part in parts)
+        title = f"Jobs of one {unit} vary {one:.1f} times between the months, those of more {unit}s {many:.1f} times."
     return FigureData(
         key="months",
-        title=_month_title(counts, length, whole_months, unit),
+        title=title,
         definition=f"{unit} jobs by month of submission; {unit}s held by all jobs in the month, on the cluster's clock",
         n=source.n,
         coverage=_start_coverage(source),
@@ -174,27 +176,13 @@ def _mean_in_service(source: FigureSource, edges_s: Seconds) -> Floats:
     place = np.searchsorted(edges_s, source.edges_s[:-1], side="right") - 1
     held = np.bincount(place, weights=in_service * source.step_s, minlength=len(edges_s) - 1)
     lasted = np.bincount(place, weights=source.step_s, minlength=len(edges_s) - 1)
-    mean: Floats = np.divide(held, lasted, out=np.full(len(held), np.nan), where=(lasted > 0) & (held > 0))
-    return mean
+    return divide(held, np.where(held > 0, lasted, 0))
 
 
 def _month_names(edges_s: Seconds, timezone: str) -> list[str]:
     return [
         str(name) for name in pd.to_datetime(edges_s[:-1], unit="s", utc=True).tz_convert(timezone).strftime("%Y-%m")
     ]
-
-
-def _month_title(counts: dict[str, Floats], length: Floats, whole: NDArray[np.bool_], unit: str) -> str:
-    single, larger = counts.values()
-    if whole.sum() >= 2:
-        parts = [(of / length)[whole] for of in (single, larger)]
-        if all(part.min() > 0 for part in parts):
-            one, many = (float(part.max() / part.min()) for part in parts)
-            return (
-                f"Jobs of one {unit} vary {one:.1f} times between the months, those of more {unit}s {many:.1f} times."
-            )
-    days_s = max(float(length.sum()), 1 / 24)
-    return f"{single.sum() / days_s:,.0f} jobs of one {unit} and {larger.sum() / days_s:,.0f} of more arrive a day."
 
 
 def partitions(source: FigureSource) -> FigureData:
@@ -211,14 +199,10 @@ def partitions(source: FigureSource) -> FigureData:
     relative = all(units is not None for units in in_service)
     if relative:
         levels = [
-            np.divide(100 * level, units, out=np.full(len(level), np.nan), where=units > 0)
-            for level, units in zip(levels, in_service, strict=True)
-            if units is not None
+            divide(100 * level, units) for level, units in zip(levels, in_service, strict=True) if units is not None
         ]
-    spread = {
-        name: [float(np.quantile(level[np.isfinite(level)], part)) for level in levels] for name, part in SPREAD.items()
-    }
-    medians = spread["median"]
+    known = [level[np.isfinite(level)] for level in levels]
+    medians = [float(np.quantile(level, 0.5)) for level in known]
     low, high = int(np.argmin(medians)), int(np.argmax(medians))
     what = f"% of its {unit}s" if relative else f"{unit}s"
     title = (
@@ -229,29 +213,22 @@ def partitions(source: FigureSource) -> FigureData:
     )
     waits = [source.waits(jobs) for _, jobs, _ in found]
     panels = [
-        Panel(
+        panel(
+            "range",
+            ("name", "partition"),
+            ("percent" if relative else "number", f"% of {unit}s in use" if relative else f"{unit}s in use"),
+            quantile_series(names, [partial(np.quantile, level) for level in known], SPREAD),
             title=f"{unit}s in use",
-            kind="range",
-            x_kind="name",
-            x_unit="partition",
-            y_kind="percent" if relative else "number",
-            y_unit=f"% of {unit}s in use" if relative else f"{unit}s in use",
-            series=tuple(series(name, names, values) for name, values in spread.items()),
         )
     ]
     if any(times.n for times in waits):
         panels.append(
-            Panel(
+            panel(
+                "range",
+                ("name", "partition"),
+                ("duration", "s waited"),
+                quantile_series(names, [times.quantile for times in waits], STARTED_WITHIN, "{} started within"),
                 title="Wait",
-                kind="range",
-                x_kind="name",
-                x_unit="partition",
-                y_kind="duration",
-                y_unit="s waited",
-                series=tuple(
-                    series(f"{name} started within", names, [times.quantile(part) for times in waits])
-                    for name, part in {"half": 0.5, "9 in 10": 0.9}.items()
-                ),
             )
         )
     at_least = source.capacity is not None and source.capacity.at_least and relative
@@ -296,21 +273,13 @@ def used_and_waited(source: FigureSource) -> FigureData:
         n=int(source.wait_known.sum()),
         coverage=_start_coverage(source),
         covered="jobs that ran and whose start is known",
-        panels=(_over_time("", f"mean {unit}s", "number", lines),),
+        panels=(_over_time(f"mean {unit}s", lines),),
         notes=(AT_LEAST,) if of and source.capacity is not None and source.capacity.at_least else (),
     )
 
 
-def _over_time(title: str, y_unit: str, y_kind: str, lines: list[Series]) -> Panel:
-    return Panel(
-        title=title,
-        kind="line",
-        x_kind="date",
-        x_unit="beginning",
-        y_kind=y_kind,
-        y_unit=y_unit,
-        series=tuple(lines),
-    )
+def _over_time(y_unit: str, lines: list[Series], *, title: str = "", y_kind: str = "number") -> Panel:
+    return panel("line", ("date", "beginning"), (y_kind, y_unit), lines, title=title)
 
 
 def idle_beside(source: FigureSource) -> FigureData:
@@ -319,11 +288,7 @@ def idle_beside(source: FigureSource) -> FigureData:
     question = f"{unit}s that idle in one partition while jobs that fit wait in others"
     levels = [one for one in source.idle_beside if len(one.level)]
     if not levels:
-        return no_figure(
-            "idle_beside",
-            question,
-            NO_STARTS if not history.has_starts else "no such hours, or capacity is not known here",
-        )
+        return no_figure("idle_beside", question, NO_HOURS if history.has_starts else NO_STARTS)
     blocks = history.blocks
     means = {one.name: _by_block(source, one) for one in levels}
     order = sorted(means, key=lambda name: -float(np.nansum(means[name])))[: MOST_NAMES // 2]
@@ -338,11 +303,7 @@ def idle_beside(source: FigureSource) -> FigureData:
         n=source.n,
         coverage=_start_coverage(source),
         covered="jobs that ran and whose start is known",
-        panels=(
-            _over_time(
-                "", f"mean {unit}s idle", "number", [series(name, blocks.edges_s[:-1], means[name]) for name in order]
-            ),
-        ),
+        panels=(_over_time(f"mean {unit}s idle", [series(name, blocks.edges_s[:-1], means[name]) for name in order]),),
     )
 
 
@@ -352,11 +313,7 @@ def fragmentation(source: FigureSource) -> FigureData:
     question = f"Free {unit}s that no waiting job could use"
     levels = [one for one in source.unusable if one.level.any()]
     if not levels:
-        return no_figure(
-            "fragmentation",
-            question,
-            NO_STARTS if not history.has_starts else "no such hours, or capacity is not known here",
-        )
+        return no_figure("fragmentation", question, NO_HOURS if history.has_starts else NO_STARTS)
     means = {one.name: _by_block(source, one) for one in levels}
     total = {one.name: float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels}
     first = max(total, key=lambda name: total[name])
@@ -373,10 +330,7 @@ def fragmentation(source: FigureSource) -> FigureData:
         covered="jobs that ran and whose start is known",
         panels=(
             _over_time(
-                "",
-                f"mean {unit}s free",
-                "number",
-                [series(name, history.blocks.edges_s[:-1], of) for name, of in means.items()],
+                f"mean {unit}s free", [series(name, history.blocks.edges_s[:-1], of) for name, of in means.items()]
             ),
         ),
         notes=() if len(source.unusable) > 1 else ("Reasons are not known: jobs' nodes are not recorded here.",),
@@ -387,8 +341,7 @@ def _by_block(source: FigureSource, one: NamedLevel) -> Floats:
     """Return the mean level in each block, NaN if unknown."""
     blocks, lasted = source.history.blocks, np.diff(one.edges_s).astype(np.float64)
     held, whole = (blocks.sum(one.edges_s[:-1], weight) for weight in (one.level * lasted, lasted))
-    mean: Floats = np.divide(held, whole, out=np.full(blocks.n, np.nan), where=whole > 0)
-    return mean
+    return divide(held, whole)
 
 
 def idle_nodes(source: FigureSource) -> FigureData:
@@ -423,9 +376,12 @@ def idle_nodes(source: FigureSource) -> FigureData:
         covered="hours",
         panels=(
             _over_time(
-                "Idle spells", "% of node hours", "percent", [series("idle", begins_s, _percent_of(hours, served))]
+                "% of node hours",
+                [series("idle", begins_s, divide(100 * hours, served))],
+                title="Idle spells",
+                y_kind="percent",
             ),
-            _over_time("Energy", f"kWh in each of the {kind}", "number", [series("kWh", begins_s, kwh)]),
+            _over_time(f"kWh in each of the {kind}", [series("kWh", begins_s, kwh)], title="Energy"),
         ),
         notes=("Nodes of jobs are not recorded: nodes are taken to be filled in one order.",) if at_least else (),
     )
@@ -440,7 +396,8 @@ def energy(source: FigureSource) -> FigureData:
     blocks, kind = history.blocks, history.blocks.kind
     used_s = history.hours_by_block() * HOUR_S
     of_gpus = history.resource == "gpus"
-    load = np.array([energy_kwh(_busy(one, of_gpus=of_gpus), model) for one in used_s])
+    busy = "gpus_busy" if of_gpus else "cpus_busy"
+    load = np.array([energy_kwh(NodeSeconds(**{busy: one}), model) for one in used_s])
     awake = _awake_s(source)
     rest = np.array([energy_kwh(NodeSeconds(idle=one), model) for one in awake]) if awake is not None else None
     total = load if rest is None else load + rest
@@ -464,13 +421,9 @@ def energy(source: FigureSource) -> FigureData:
         n=source.n,
         coverage=_start_coverage(source),
         covered="jobs that ran and whose start is known",
-        panels=(_over_time("", f"kWh in each of the {kind}", "number", lines),),
+        panels=(_over_time(f"kWh in each of the {kind}", lines),),
         notes=("Nodes are not known: only the load of jobs counts.",) if rest is None else (),
     )
-
-
-def _busy(seconds: float, *, of_gpus: bool) -> NodeSeconds:
-    return NodeSeconds(gpus_busy=seconds) if of_gpus else NodeSeconds(cpus_busy=seconds)
 
 
 def _awake_s(source: FigureSource) -> Floats | None:
@@ -497,7 +450,7 @@ def before_after(source: FigureSource) -> FigureData:
     if not all(times.n for times in waits.values()):
         return no_figure("before_after", question, f"no jobs before or none after {date}")
     in_service = source.in_service(source.edges_s)
-    level = source.in_use if in_service is None else _percent_of(source.in_use, in_service)
+    level = source.in_use if in_service is None else divide(100 * source.in_use, in_service)
     early = source.edges_s[:-1] < source.change_s
     of_part = {"before": level[early & np.isfinite(level)], "after": level[~early & np.isfinite(level)]}
     of_part = {name: values for name, values in of_part.items() if len(values)}
@@ -522,29 +475,21 @@ def before_after(source: FigureSource) -> FigureData:
         coverage=_start_coverage(source),
         covered="jobs that ran and whose start is known",
         panels=(
-            Panel(
+            panel(
+                "range",
+                ("name", ""),
+                ("duration", "s waited"),
+                quantile_series(
+                    list(waits), [times.quantile for times in waits.values()], STARTED_WITHIN, "{} started within"
+                ),
                 title="Wait",
-                kind="range",
-                x_kind="name",
-                x_unit="",
-                y_kind="duration",
-                y_unit="s waited",
-                series=tuple(
-                    series(f"{name} started within", list(waits), [times.quantile(part) for times in waits.values()])
-                    for name, part in {"half": 0.5, "9 in 10": 0.9}.items()
-                ),
             ),
-            Panel(
+            panel(
+                "range",
+                ("name", ""),
+                ("number" if in_service is None else "percent", f"{noun} in use"),
+                quantile_series(list(of_part), [partial(np.quantile, values) for values in of_part.values()], SPREAD),
                 title=f"{unit}s in use",
-                kind="range",
-                x_kind="name",
-                x_unit="",
-                y_kind="number" if in_service is None else "percent",
-                y_unit=f"{unit}s in use" if in_service is None else f"% of {unit}s in use",
-                series=tuple(
-                    series(name, list(of_part), [float(np.quantile(values, part)) for values in of_part.values()])
-                    for name, part in SPREAD.items()
-                ),
             ),
         ),
     )
@@ -558,10 +503,15 @@ def queue(source: FigureSource) -> FigureData:
     waiting = source.asked(weight=np.ones(len(history.size), dtype=np.int64))
     hour = source.hour_of_step
     lasted = np.bincount(hour, weights=source.step_s, minlength=168)
-    mean = np.bincount(hour, weights=waiting * source.step_s, minlength=168)
-    mean = np.divide(mean, lasted, out=np.full(168, np.nan), where=lasted > 0)
+    mean = divide(np.bincount(hour, weights=waiting * source.step_s, minlength=168), lasted)
     at_s = np.linspace(history.first_s, history.end_s - 1, AGES).astype(np.int64)
-    age_s = _oldest_waits(source, at_s)
+    # The first job whose wait ends later than a moment is the first at which the latest end so far does.
+    first = source.wait_known & (history.restart == 0)
+    order = np.argsort(history.eligible_s[first], kind="stable")
+    eligible_s, until_s = history.eligible_s[first][order], source.wait_ends_s[first][order]
+    place = np.searchsorted(np.maximum.accumulate(until_s), at_s, side="right")
+    since_s = np.append(eligible_s, np.iinfo(np.int64).max)[place]
+    age_s = (at_s - np.minimum(since_s, at_s)).astype(np.float64)
     top = int(np.nanargmax(mean))
     return FigureData(
         key="queue",
@@ -574,30 +524,16 @@ def queue(source: FigureSource) -> FigureData:
         n=int(source.wait_known.sum()),
         coverage=share(source.wait_known, history.size > 0),
         panels=(
-            Panel(
+            panel(
+                "line",
+                ("week hour", "hour of the week"),
+                ("number", "mean jobs waiting"),
+                [series("jobs waiting", np.arange(168), mean)],
                 title="Jobs waiting",
-                kind="line",
-                x_kind="week hour",
-                x_unit="hour of the week",
-                y_kind="number",
-                y_unit="mean jobs waiting",
-                series=(series("jobs waiting", np.arange(168), mean),),
             ),
-            _over_time("Oldest wait", "h waited", "number", [series("oldest wait", at_s, age_s / HOUR_S)]),
+            _over_time("h waited", [series("oldest wait", at_s, age_s / HOUR_S)], title="Oldest wait"),
         ),
     )
-
-
-def _oldest_waits(source: FigureSource, at_s: Seconds) -> Floats:
-    """Return the longest current wait at each moment, s."""
-    history, of = source.history, source.wait_known & (source.history.restart == 0)
-    order = np.argsort(history.eligible_s[of], kind="stable")
-    eligible_s, until_s = history.eligible_s[of][order], source.wait_ends_s[of][order]
-    # The first job whose wait ends later is the first at which the latest end so far does.
-    place = np.searchsorted(np.maximum.accumulate(until_s), at_s, side="right")
-    since_s = np.append(eligible_s, np.iinfo(np.int64).max)[place]
-    age_s: Floats = (at_s - np.minimum(since_s, at_s)).astype(np.float64)
-    return age_s
 
 
 def demand(source: FigureSource) -> FigureData:
@@ -630,14 +566,11 @@ def demand(source: FigureSource) -> FigureData:
         coverage=_start_coverage(source),
         covered="jobs that ran and whose start is known",
         panels=(
-            Panel(
-                title="",
-                kind="line",
-                x_kind="number",
-                x_unit=f"% of {unit}s asked for, at least",
-                y_kind="percent",
-                y_unit="% of the time",
-                series=tuple(series(name, at, values) for name, values in exceeded.items()),
+            panel(
+                "line",
+                ("number", f"% of {unit}s asked for, at least"),
+                ("percent", "% of the time"),
+                [series(name, at, values) for name, values in exceeded.items()],
             ),
         ),
         notes=(AT_LEAST,) if source.capacity is not None and source.capacity.at_least else (),
@@ -673,18 +606,15 @@ def group_hours(source: FigureSource) -> FigureData:
         coverage=share(source.hours[names.known], source.hours),
         covered=f"{unit} hours",
         panels=(
-            Panel(
-                title="",
-                kind="stack",
-                x_kind="name",
-                x_unit="month",
-                y_kind="number",
-                y_unit=f"{unit} hours",
-                series=tuple(
+            panel(
+                "stack",
+                ("name", "month"),
+                ("number", f"{unit} hours"),
+                [
                     series(name, _month_names(edges_s, history.timezone), row)
                     for name, row in zip(labels, table, strict=True)
                     if row.any()
-                ),
+                ],
             ),
         ),
     )
@@ -708,10 +638,10 @@ def hours_lost(source: FigureSource) -> FigureData:
     begins_s, kind = history.blocks.edges_s[:-1], history.blocks.kind
     panels = [
         _over_time(
-            "Lost",
             f"% of {unit} hours",
-            "percent",
-            [series(name, begins_s, _percent_of(of, held)) for name, of in lost.items()],
+            [series(name, begins_s, divide(100 * of, held)) for name, of in lost.items()],
+            title="Lost",
+            y_kind="percent",
         )
     ]
     completed = limited & (history.state == COMPLETED) & np.isfinite(history.run_time_s)
@@ -721,12 +651,8 @@ def hours_lost(source: FigureSource) -> FigureData:
         used = history.blocks.sum(
             history.submitted_s, np.where(completed, np.nan_to_num(history.run_time_s), 0.0) * history.size / HOUR_S
         )
-        y = np.divide(unused, used, out=np.full(len(used), np.nan), where=used > 0)
-        panels.append(
-            _over_time(
-                "Asked for beyond the run", "times the hours used", "number", [series("completed jobs", begins_s, y)]
-            )
-        )
+        lines = [series("completed jobs", begins_s, divide(unused, used))]
+        panels.append(_over_time("times the hours used", lines, title="Asked for beyond the run"))
     parts = [percent(float(of.sum() / held.sum()), 1) for of in lost.values()]
     return FigureData(
         key="hours_lost",
@@ -742,11 +668,6 @@ def hours_lost(source: FigureSource) -> FigureData:
         covered=f"{unit} hours",
         panels=tuple(panels),
     )
-
-
-def _percent_of(part: Floats, whole: Floats) -> Floats:
-    parts: Floats = np.divide(100 * part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
-    return parts
 
 
 def arrivals(source: FigureSource) -> FigureData:
@@ -782,23 +703,19 @@ def arrivals(source: FigureSource) -> FigureData:
         n=source.n,
         coverage=1.0,
         panels=(
-            Panel(
+            panel(
+                "line",
+                ("number", "h later"),
+                ("number", "correlation"),
+                [series(name, lags, of) for name, of in correlations.items()],
                 title="Autocorrelation",
-                kind="line",
-                x_kind="number",
-                x_unit="h later",
-                y_kind="number",
-                y_unit="correlation",
-                series=tuple(series(name, lags, of) for name, of in correlations.items()),
             ),
-            Panel(
+            panel(
+                "bars",
+                ("name", "window"),
+                ("number", "variance / mean"),
+                [series(name, list(BURST_SCALES_S.values()), of) for name, of in bursts.items()],
                 title="Bursts",
-                kind="bars",
-                x_kind="name",
-                x_unit="window",
-                y_kind="number",
-                y_unit="variance / mean",
-                series=tuple(series(name, list(BURST_SCALES_S.values()), of) for name, of in bursts.items()),
             ),
         ),
     )
@@ -848,15 +765,13 @@ def drift(source: FigureSource) -> FigureData:
         n=sum(one.n for one in times),
         coverage=share(float(sum(one.n for one in times)), source.sized),
         panels=(
-            Panel(
+            panel(
+                "line",
+                ("date", "beginning"),
+                ("duration", "s run"),
+                [series(f"{name} ran at most", begins_s, of) for name, of in quantiles.items()],
                 title="Run times",
-                kind="line",
-                x_kind="date",
-                x_unit="beginning",
-                y_kind="duration",
-                y_unit="s run",
-                series=tuple(series(f"{name} ran at most", begins_s, of) for name, of in quantiles.items()),
             ),
-            _over_time("Sizes", f"mean {unit}s of a job", "number", [series("jobs", begins_s, sizes)]),
+            _over_time(f"mean {unit}s of a job", [series("jobs", begins_s, sizes)], title="Sizes"),
         ),
     )

@@ -236,8 +236,8 @@ class StudyHistory:
         if not self.has_starts:
             return np.where(self.submitted, weight * np.nan_to_num(self.run_time_s), 0.0) / HOUR_S
         held_s = np.minimum(self.ended_s, self.end_s) - np.maximum(self.started_s, self.first_s)
-        hours: Floats = np.maximum(held_s, 0) * weight / HOUR_S
-        return hours
+        found: Floats = np.maximum(held_s, 0) * weight / HOUR_S
+        return found
 
     def hours_by_block(self, chosen: Flags | None = None, *, weight: Floats | Seconds | None = None) -> Floats:
         """Return the hours of the chosen jobs in each block."""

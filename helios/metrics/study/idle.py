@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, inline_jit
-from helios.metrics.study.blocks import WEEK_HOURS, Estimate, Finding, unknown_finding
+from helios.metrics.study.blocks import WEEK_HOURS, Finding, unknown_finding
 from helios.metrics.study.capacity import LEAST_PLACED, Capacity, HeldNodes, NodeShapes
 from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.units import HOUR_S
@@ -165,7 +165,7 @@ def idle_by_day(history: StudyHistory, capacity: Capacity) -> IdleByDay:
 
 def idle_beside_waiting(
     history: StudyHistory, capacity: Capacity, found: IdleByDay | None = None
-) -> tuple[Finding, Finding, Finding]:
+) -> tuple[Finding, ...]:
     """Return findings 1, 2 and 3, each in GPU hours a week.
 
     They are what could be used by jobs of other partitions, what no waiting job could use, and what younger jobs could
@@ -177,22 +177,25 @@ def idle_beside_waiting(
         What ``idle_by_day`` returned, where it is known already.
     """
     if not history.has_starts:
-        return (
-            unknown_finding(1, MISSING_STARTS),
-            unknown_finding(2, MISSING_STARTS),
-            unknown_finding(3, MISSING_STARTS),
-        )
+        return tuple(unknown_finding(number, MISSING_STARTS) for number in (1, 2, 3))
     if not len(capacity.pools) or not capacity.total.any():
-        return (
-            unknown_finding(1, MISSING_CAPACITY),
-            unknown_finding(2, MISSING_CAPACITY),
-            unknown_finding(3, MISSING_CAPACITY),
-        )
+        return tuple(unknown_finding(number, MISSING_CAPACITY) for number in (1, 2, 3))
     found = found or idle_by_day(history, capacity)
+    weeks, why, known = history.weeks, found.pools.sum(axis=(0, 1)) / HOUR_S, found.level == "nodes"
+    reasons = {name: float(why[list(columns)].sum()) / weeks for name, columns in REASONS.items()}
+    unusable = {
+        "reasons": reasons if known else None,
+        "reasons_missing": "" if known else NOT_KNOWN_HERE,
+        "by_partition": _hours_by_pool(capacity, found, UNUSABLE, weeks),
+    }
+    behind_oldest = {
+        "fits_at_all": float(found.pools[:, :, OWN].sum()) / HOUR_S / weeks,
+        "by_partition": _hours_by_pool(capacity, found, BEHIND_OLDEST, weeks),
+    }
     return (
         _finding_elsewhere(history, capacity, found),
-        _finding_unusable(history, capacity, found),
-        _finding_behind_oldest(history, capacity, found),
+        _finding(2, UNUSABLE, history, capacity, found, more=unusable),
+        _finding(3, BEHIND_OLDEST, history, capacity, found, more=behind_oldest),
     )
 
 
@@ -411,32 +414,37 @@ def _machines(
     )
 
 
-def _by_week(history: StudyHistory, capacity: Capacity, by_day: Floats) -> tuple[Estimate, float]:
-    """Return the hours a week, as estimate and as number."""
+def _finding(
+    number: int, column: int, history: StudyHistory, capacity: Capacity, found: IdleByDay, *, more: dict[str, Any]
+) -> Finding:
+    """Return the finding of one measure, in hours a week; ``more`` are parts of this finding alone."""
+    by_day = found.pools[:, :, column].sum(axis=1)
     hours = history.blocks.sum(capacity.edges_s[:-1], by_day / HOUR_S)
     estimate = history.blocks.ratio(hours, history.blocks.seconds / (WEEK_HOURS * HOUR_S)).bounded()
-    return estimate, estimate.value or 0.0
-
-
-def _shared_parts(history: StudyHistory, capacity: Capacity, found: IdleByDay, by_day: Floats) -> dict[str, Any]:
     served = float(capacity.unit_hours.sum()) * HOUR_S
-    return {
+    parts = {
         "level": found.level,
         "share_of_service": float(by_day.sum()) / served if served else None,
         "mean": float(by_day.sum()) / (history.end_s - history.first_s),
         "capacity": capacity.source,
         "at_least": capacity.at_least,
     }
+    return Finding(
+        number=number,
+        estimate=estimate,
+        n=found.waited,
+        coverage=found.coverage,
+        hours_per_week=estimate.value or 0.0,
+        parts=parts | more,
+    )
 
 
 def _finding_elsewhere(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
-    by_day = found.pools[:, :, LENT].sum(axis=1)
-    estimate, hours = _by_week(history, capacity, by_day)
     window_s = history.end_s - history.first_s
     pools, totals = found.pools.sum(axis=0) / window_s, found.totals.sum(axis=0) / window_s
     names = ("idle", "waiting", "same_partition", "lent", "sent")
     columns = (IDLE, WAITING, SAME_POOL, LENT, SENT)
-    parts = _shared_parts(history, capacity, found, by_day) | {
+    parts = {
         "mean_idle": float(pools[:, IDLE].sum()),
         "mean_waiting": float(pools[:, WAITING].sum()),
         "share_of_time_with_both": float(totals[BOTH_S]),
@@ -449,12 +457,11 @@ def _finding_elsewhere(history: StudyHistory, capacity: Capacity, found: IdleByD
             for place, name in enumerate(capacity.pools)
         },
     }
-    if not _has_others(capacity, found):
-        parts |= {"share_of_service": None, "mean": None, "other_partition_fits": None}
-        return Finding(number=1, n=found.waited, coverage=found.coverage, missing=MISSING_PARTITIONS, parts=parts)
-    return Finding(
-        number=1, estimate=estimate, n=found.waited, coverage=found.coverage, hours_per_week=hours, parts=parts
-    )
+    finding = _finding(1, LENT, history, capacity, found, more=parts)
+    if _has_others(capacity, found):
+        return finding
+    parts = {**finding.parts, "share_of_service": None, "mean": None, "other_partition_fits": None}
+    return Finding(number=1, n=found.waited, coverage=found.coverage, missing=MISSING_PARTITIONS, parts=parts)
 
 
 def _has_others(capacity: Capacity, found: IdleByDay) -> bool:
@@ -462,45 +469,6 @@ def _has_others(capacity: Capacity, found: IdleByDay) -> bool:
     if found.level == "nodes" and capacity.nodes is not None:
         return not capacity.nodes.member[:, capacity.nodes.member.any(axis=0)].all()
     return len(capacity.pools) > 1
-
-
-def _finding_unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
-    by_day = found.pools[:, :, UNUSABLE].sum(axis=1)
-    estimate, hours = _by_week(history, capacity, by_day)
-    weeks, why = history.weeks, found.pools.sum(axis=(0, 1)) / HOUR_S
-    known = found.level == "nodes"
-    return Finding(
-        number=2,
-        estimate=estimate,
-        n=found.waited,
-        coverage=found.coverage,
-        hours_per_week=hours,
-        parts=_shared_parts(history, capacity, found, by_day)
-        | {
-            "reasons": {name: float(why[list(columns)].sum()) / weeks for name, columns in REASONS.items()}
-            if known
-            else None,
-            "reasons_missing": "" if known else NOT_KNOWN_HERE,
-            "by_partition": _hours_by_pool(capacity, found, UNUSABLE, weeks),
-        },
-    )
-
-
-def _finding_behind_oldest(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:
-    by_day = found.pools[:, :, BEHIND_OLDEST].sum(axis=1)
-    estimate, hours = _by_week(history, capacity, by_day)
-    return Finding(
-        number=3,
-        estimate=estimate,
-        n=found.waited,
-        coverage=found.coverage,
-        hours_per_week=hours,
-        parts=_shared_parts(history, capacity, found, by_day)
-        | {
-            "fits_at_all": float(found.pools[:, :, OWN].sum()) / HOUR_S / history.weeks,
-            "by_partition": _hours_by_pool(capacity, found, BEHIND_OLDEST, history.weeks),
-        },
-    )
 
 
 def _hours_by_pool(capacity: Capacity, found: IdleByDay, column: int, weeks: float) -> dict[str, float]:

@@ -6,6 +6,7 @@ the capacity: more in use than in service is shown.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,22 +73,45 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     out_s = history.blocks.spread(nodes.out.start_s, nodes.out.end_s, np.ones(len(nodes.out.node)))
     served_s = history.blocks.seconds * n_nodes - out_s
     units_s = history.blocks.spread(begins_s, ends_s, nodes.units[node])
-    days = (history.end_s - history.first_s) / DAY_S
+    return _idle_finding(
+        history,
+        by_block=[idle_s, served_s],
+        n=n_nodes,
+        coverage=placement.coverage,
+        unit_hours=float(units_s.sum()) / HOUR_S,
+        spells=len(node),
+        mean_spell_h=float((ends_s - begins_s).mean()) / HOUR_S if len(node) else None,
+        bounds={"at_least": capacity.at_least, "level": "nodes"},
+    )
+
+
+def _idle_finding(
+    history: StudyHistory,
+    *,
+    by_block: Sequence[Floats],
+    n: int,
+    coverage: float | None,
+    unit_hours: float,
+    spells: int,
+    mean_spell_h: float | None,
+    bounds: Mapping[str, Any],
+) -> Finding:
+    """Return finding 4 from node seconds idle and in service by block."""
+    idle_s, served_s = by_block
     return Finding(
         number=4,
         estimate=history.blocks.ratio(idle_s, served_s).bounded(0.0, 1.0),
-        n=n_nodes,
-        coverage=placement.coverage,
-        hours_per_week=float(units_s.sum()) / HOUR_S / history.weeks,
+        n=n,
+        coverage=coverage,
+        hours_per_week=unit_hours / history.weeks,
         parts={
             "node_hours_per_week": float(idle_s.sum()) / HOUR_S / history.weeks,
-            "spells_per_day": len(node) / days,
-            "mean_spell_h": float((ends_s - begins_s).mean()) / HOUR_S if len(node) else None,
+            "spells_per_day": spells / ((history.end_s - history.first_s) / DAY_S),
+            "mean_spell_h": mean_spell_h,
             "longer_than_h": LONG_IDLE_S / HOUR_S,
-            "at_least": capacity.at_least,
-            "level": "nodes",
-            "hours_by_block": _plain_hours(idle_s),
-            "served_hours_by_block": _plain_hours(served_s),
+            **bounds,
+            "hours_by_block": (idle_s / HOUR_S).tolist(),
+            "served_hours_by_block": (served_s / HOUR_S).tolist(),
         },
     )
 
@@ -124,31 +148,17 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
             long += int(kept.sum())
         served_s += there * lasted_s
         nodes += layers
-    by_block = [history.blocks.sum(edges_s[:-1], of) for of in (idle_s, served_s)]
-    days = (history.end_s - history.first_s) / DAY_S
     total_s = float(idle_s.sum())
-    return Finding(
-        number=4,
-        estimate=history.blocks.ratio(*by_block).bounded(0.0, 1.0),
+    return _idle_finding(
+        history,
+        by_block=[history.blocks.sum(edges_s[:-1], of) for of in (idle_s, served_s)],
         n=nodes,
         coverage=_coverage(history, capacity),
-        hours_per_week=units_s / HOUR_S / history.weeks,
-        parts={
-            "node_hours_per_week": total_s / HOUR_S / history.weeks,
-            "spells_per_day": long / days,
-            "mean_spell_h": total_s / HOUR_S / long if long else None,
-            "longer_than_h": LONG_IDLE_S / HOUR_S,
-            "at_least": True,
-            "lower_bound": True,
-            "level": "counts",
-            "hours_by_block": _plain_hours(by_block[0]),
-            "served_hours_by_block": _plain_hours(by_block[1]),
-        },
+        unit_hours=units_s / HOUR_S,
+        spells=long,
+        mean_spell_h=total_s / HOUR_S / long if long else None,
+        bounds={"at_least": True, "lower_bound": True, "level": "counts"},
     )
-
-
-def _plain_hours(seconds: Floats) -> list[float]:
-    return [float(value) for value in seconds / HOUR_S]
 
 
 def _runs(flags: Flags) -> tuple[Seconds, Seconds]:
@@ -372,8 +382,8 @@ def _by_hour_of_week(share: Floats, begins_s: Seconds, timezone: str) -> Floats:
     known = np.isfinite(share)
     count = np.bincount(hour[known], minlength=WEEK_HOURS)
     total = np.bincount(hour[known], weights=share[known], minlength=WEEK_HOURS)
-    mean: Floats = np.divide(total, count, out=np.full(WEEK_HOURS, np.nan), where=count > 0)
-    return mean
+    found: Floats = np.divide(total, count, out=np.full(WEEK_HOURS, np.nan), where=count > 0)
+    return found
 
 
 def _plain_estimate(estimate: Estimate) -> dict[str, float | None]:
@@ -447,8 +457,7 @@ def _overlap(held: tuple[Seconds, Seconds, Floats], waits: tuple[Seconds, Second
         place = np.searchsorted(edges_s, moment_s, side="right")
         inside = place % 2 == 1
         begun_s = edges_s[np.maximum(place - 1, 0)] if len(edges_s) else np.zeros(len(moment_s), dtype=np.int64)
-        found: Seconds = passed_s[place // 2] + np.where(inside, moment_s - begun_s, 0)
-        return found
+        return passed_s[place // 2] + np.where(inside, moment_s - begun_s, 0)
 
     # On a clock that stands still while none of them holds, every interval is as long as its overlap.
     return replace(blocks, edges_s=until(blocks.edges_s)).spread(until(begins_s), until(ends_s), weight)

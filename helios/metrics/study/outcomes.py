@@ -5,8 +5,9 @@ A cancelled job is not counted as a failure, and neither is one that reached its
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import NDArray
 
 from helios.metrics.study.blocks import Finding, unknown_finding
 from helios.metrics.study.history import (
@@ -39,8 +40,8 @@ def reached_limit(history: StudyHistory) -> Flags:
     """
     limited = np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
     close = limited & (history.run_time_s >= AT_LIMIT * history.time_limit_s)
-    flags: Flags = (history.state == TIMEOUT) | (close & ~np.isin(history.state, (COMPLETED, NOT_ENDED)))
-    return flags
+    found: Flags = (history.state == TIMEOUT) | (close & ~np.isin(history.state, (COMPLETED, NOT_ENDED)))
+    return found
 
 
 def failed_late(history: StudyHistory) -> Flags:
@@ -49,8 +50,7 @@ def failed_late(history: StudyHistory) -> Flags:
     Jobs that reached their time limit are left out.
     """
     failed = np.isin(history.state, (FAILED, NODE_FAILED)) & (history.run_time_s > LONG_FAILURE_S)
-    flags: Flags = failed & ~reached_limit(history)
-    return flags
+    return failed & ~reached_limit(history)
 
 
 def long_failures(history: StudyHistory) -> Finding:
@@ -66,7 +66,7 @@ def long_failures(history: StudyHistory) -> Finding:
         number=7,
         estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
         n=int((failed & (history.size > 0)).sum()),
-        coverage=_covered(history, known),
+        coverage=share(history.hours()[known], history.hours()),
         hours_per_week=float(lost.sum()) / history.weeks,
         parts={"share_of_hours_by_nodes": share(history.hours_by_block(by_nodes), hours)},
     )
@@ -122,7 +122,7 @@ def hours_at_limit(history: StudyHistory) -> Finding:
         number=9,
         estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
         n=int((at_limit & (history.size > 0)).sum()),
-        coverage=_covered(history, known),
+        coverage=share(history.hours()[known], history.hours()),
         hours_per_week=float(lost.sum()) / history.weeks,
         parts={
             "share_of_these_hours_sent_again": None if again is None else share(history.hours_by_block(again), lost)
@@ -140,6 +140,19 @@ def long_limits(history: StudyHistory) -> Finding:
         return unknown_finding(10, "time limits of jobs with a known end", n=int(history.sized.sum()), coverage=0.0)
     ratio = history.time_limit_s[chosen] / history.run_time_s[chosen]
     hours = history.size[chosen] * history.run_time_s[chosen] / HOUR_S
+    code = history.partition.code[chosen]
+    found: list[dict[str, Any]] = []
+    for number in np.unique(code[code >= 0]):
+        inside = code == number
+        found.append(
+            {
+                "partition": history.partition.values[number],
+                "jobs": int(inside.sum()),
+                "hours": float(hours[inside].sum()),
+                "median": weighted_median(ratio[inside], hours[inside]),
+            }
+        )
+    found.sort(key=lambda row: (-row["hours"], row["partition"]))
     return Finding(
         number=10,
         estimate=history.blocks.weighted_median(ratio, history.submitted_s[chosen], hours).bounded(least=1.0),
@@ -148,9 +161,7 @@ def long_limits(history: StudyHistory) -> Finding:
         parts={
             "share_of_jobs_unlimited": _mean(unlimited[history.sized]),
             "median_by_jobs": float(np.median(ratio)),
-            "by_partition": _limits_by_partition(
-                history.partition.code[chosen], history.partition.values, ratio, hours
-            ),
+            "by_partition": found[:MOST_PARTITIONS],
         },
     )
 
@@ -175,8 +186,7 @@ def started_again(history: StudyHistory) -> Flags:
     """Return whether a later run of the same job is recorded."""
     keys = history.jobs[["job_id", "submitted_at"]].assign(restart=history.restart)
     newest = keys.groupby(["job_id", "submitted_at"], sort=False, observed=True)["restart"].transform("max")
-    flags: Flags = history.restart < newest.to_numpy()
-    return flags
+    return history.restart < newest.to_numpy()
 
 
 def weighted_median(values: Floats, weight: Floats) -> float:
@@ -185,29 +195,6 @@ def weighted_median(values: Floats, weight: Floats) -> float:
     reached = np.cumsum(weight[order])
     place = int(np.searchsorted(reached, reached[-1] / 2)) if len(values) else 0
     return float(values[order][min(place, len(values) - 1)]) if len(values) else float("nan")
-
-
-def _limits_by_partition(
-    code: NDArray[np.int32], names: tuple[str, ...], ratio: Floats, hours: Floats
-) -> list[dict[str, object]]:
-    found = []
-    for number in np.unique(code[code >= 0]):
-        inside = code == number
-        found.append(
-            {
-                "partition": names[number],
-                "jobs": int(inside.sum()),
-                "hours": float(hours[inside].sum()),
-                "median": weighted_median(ratio[inside], hours[inside]),
-            }
-        )
-    return sorted(found, key=lambda row: (-float(str(row["hours"])), str(row["partition"])))[:MOST_PARTITIONS]
-
-
-def _covered(history: StudyHistory, known: Flags) -> float | None:
-    """Return the share of hours of known jobs."""
-    total = float(history.hours().sum())
-    return float(history.hours()[known].sum()) / total if total > 0 else None
 
 
 def _mean(flags: Flags) -> float | None:

@@ -20,11 +20,7 @@ from helios.units import duration, percent
 
 DATA = Path(__file__).parent / "data" / "published.csv"
 CLUSTERS = ("Venus", "Earth", "Saturn", "Uranus", "Helios", "Seren", "Kalos", "Philly")
-NOT_COMPARED = {
-    "gpu_run_time": ("Kalos", "Philly"),
-    "cpu_run_time": ("Kalos",),
-    "size_hours": ("Kalos", "Philly"),
-}
+NOT_COMPARED = {"gpu_run_time": ("Kalos", "Philly"), "cpu_run_time": ("Kalos",), "size_hours": ("Kalos", "Philly")}
 """Clusters whose definition differs."""
 KALOS = "Kalos is not drawn: it states run times from the submission."
 PHILLY = "Philly is not drawn: its run times hold retries and the waits between them."

@@ -227,8 +227,8 @@ def may_share(history: StudyHistory) -> Flags:
 
     They used one GPU, and ran. Of a requeued job it is the first run.
     """
-    one: Flags = (history.size == 1) & history.ran & (history.restart == 0)
-    return one
+    found: Flags = (history.size == 1) & history.ran & (history.restart == 0)
+    return found
 
 
 def saved_hours(history: StudyHistory, group: NDArray[np.int64], gain: float) -> Floats:

@@ -197,7 +197,15 @@ def nightly_digest(night: Night) -> Digest:
         PageSection(
             title="How far off predictions were",
             sentences=list(_accuracy_sentences(ended, night)),
-            tables=[_worst_table(ended, night)],
+            tables=[
+                ReportTable(
+                    title="Worst predictions",
+                    fields=WORST,
+                    rows=worst_predictions(ended, night.predictions, most=MOST_WORST),
+                    empty="No predicted job ended that day.",
+                    timezone=night.timezone,
+                )
+            ],
         ),
         PageSection(
             title="What the shadow would have changed",
@@ -485,16 +493,6 @@ def _waits_table(daily: pd.DataFrame, night: Night) -> ReportTable:
     )
 
 
-def _worst_table(ended: pd.DataFrame, night: Night) -> ReportTable:
-    return ReportTable(
-        title="Worst predictions",
-        fields=WORST,
-        rows=worst_predictions(ended, night.predictions, most=MOST_WORST),
-        empty="No predicted job ended that day.",
-        timezone=night.timezone,
-    )
-
-
 def waits_by_day(daily: pd.DataFrame, timezone: str, *, narrow: bool = False) -> str | None:
     """Draw mean and p95 wait of the jobs started on each day.
 
@@ -509,7 +507,8 @@ def waits_by_day(daily: pd.DataFrame, timezone: str, *, narrow: bool = False) ->
         axes.bar(days, daily["p95_wait_s"], color=colours, width=0.8, label="one in 20 waits longer")
         axes.plot(days, daily["mean_wait_s"], color=BLUE, marker="o", ms=3.5, lw=1.4, label="mean")
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MultipleLocator(_tick_s(float(daily["p95_wait_s"].max()))))
+        top_s = float(daily["p95_wait_s"].max())
+        axes.yaxis.set_major_locator(MultipleLocator(next((tick for tick in TICKS_S if top_s <= 4 * tick), top_s / 4)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds) if seconds else "0"))
         date_axis(axes, narrow=narrow, offset=False)
         drawing.figure.legend(loc="outside lower center", ncols=2)
@@ -537,11 +536,3 @@ def queue_by_hour(hourly: pd.DataFrame, timezone: str, *, narrow: bool = False) 
         date_axis(axes, narrow=narrow, offset=False)
         drawing.figure.legend(loc="outside lower center", ncols=2)
     return drawing.svg
-
-
-def _tick_s(top_s: float) -> float:
-    """Return a round tick distance for an axis from 0 to ``top_s``.
-
-    In s; the shortest with at most four ticks.
-    """
-    return next((tick for tick in TICKS_S if top_s <= 4 * tick), top_s / 4)

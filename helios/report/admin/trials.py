@@ -182,7 +182,10 @@ def trials_by(
     """
     fields, shown = GROUPS_BY[by]
     jobs = _amounts(history, trials, chosen, gains)
-    users = _user_rows(jobs)
+    sums = jobs.drop(columns=["group", "position", "sure"]).groupby("user", sort=False).sum()
+    groups = jobs[jobs["group"] >= 0].groupby("user", sort=False)["group"].nunique()
+    sums["groups"] = groups.reindex(sums.index, fill_value=0)
+    users = sums.reset_index()[[field.column for field in BY_USER]]
     total = {"user": "total"} | {str(name): value for name, value in users.drop(columns="user").sum().items()}
     rows = users[users["groups"] > 0] if by == "user" else _group_rows(jobs, history, trials, chosen)
     key = "fusible_hours_high" if by == "user" else "gpu_hours"
@@ -227,13 +230,6 @@ def _amounts(
         }
     )
     return table[chosen & (history.size > 0)]
-
-
-def _user_rows(jobs: pd.DataFrame) -> pd.DataFrame:
-    sums = jobs.drop(columns=["group", "position", "sure"]).groupby("user", sort=False).sum()
-    groups = jobs[jobs["group"] >= 0].groupby("user", sort=False)["group"].nunique()
-    sums["groups"] = groups.reindex(sums.index, fill_value=0)
-    return sums.reset_index()[[field.column for field in BY_USER]]
 
 
 def _group_rows(jobs: pd.DataFrame, history: StudyHistory, trials: Trials, chosen: NDArray[np.bool_]) -> pd.DataFrame:

@@ -53,8 +53,7 @@ def eligible_since(jobs: pd.DataFrame) -> pd.Series[Any]:
 
 def is_in(jobs: pd.DataFrame, states: Collection[str]) -> Flags:
     """Return which jobs are in one of ``states``."""
-    found: Flags = jobs["state"].isin([str(state) for state in states]).to_numpy()
-    return found
+    return jobs["state"].isin([str(state) for state in states]).to_numpy()
 
 
 def waiting_at(jobs: pd.DataFrame, at: datetime) -> Flags:
@@ -198,6 +197,8 @@ def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
     waited = wait_s(jobs)
     # A start after the window's end is not known at that end.
     waited[waiting] = np.nan
+    limit_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("time_limit_s", "run_time_s"))
+    whole = is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy()
     return pd.DataFrame(
         {
             "group": jobs[group].cat.add_categories([UNKNOWN]).fillna(UNKNOWN).array,
@@ -211,20 +212,10 @@ def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
             "timeout": np.where(known, is_in(jobs, {JobState.TIMEOUT}).astype(np.float64), np.nan),
             "lost_gpu_hours": gpu_hours * failed,
             "lost_cpu_hours": cpu_hours * failed,
-            "over_asked": _limit_ratio(jobs),
+            "over_asked": np.where(whole & np.isfinite(limit_s), limit_s / np.maximum(run_s, 1.0), np.nan),
             "log_off": _log_off(jobs),
         }
     )
-
-
-def _limit_ratio(jobs: pd.DataFrame) -> Floats:
-    """Return time limit over run time of each job.
-
-    NaN unless it completed, timed out, or has no known state.
-    """
-    limit_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("time_limit_s", "run_time_s"))
-    whole = is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy()
-    return np.where(whole & np.isfinite(limit_s), limit_s / np.maximum(run_s, 1.0), np.nan)
 
 
 def _log_off(jobs: pd.DataFrame) -> Floats:
