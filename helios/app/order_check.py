@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
+from helios.app.predicted_replay import InsidePredictor
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import AGED, Options, Scenario
 from helios.app.whatif import (
@@ -33,7 +34,7 @@ from helios.errors import HeliosError, UsageError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
-from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
+from helios.predict.replay_predictor import UserLast
 from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
 from helios.report.significance import LEAST_WAIT_S, NOTICED_S, CheckedOrder, OrderCheck, Ratios
 from helios.simulate import Backfill, Replay
@@ -299,7 +300,7 @@ def _replays(window: DrawnWindow, progress: Progress) -> dict[str, QueueSummary]
     """Return the queue summaries of a window as it was, by replay."""
     setup, request = window.setup, window.request
     jobs, before = setup.machine.jobs, setup.before
-    shrinkage = ReplayTrainedPredictor(
+    shrinkage = InsidePredictor(
         jobs, history=before, model=None, refit=False, seed=request.seed, timezone=setup.timezone
     )
 
