@@ -226,6 +226,32 @@ class Machine:
         return {"nodes": nodes, "gpus_per_node": per_node, "default_time_limit_s": settings.whatif.default_time_limit_s}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """Options that say how jobs are replayed."""
+
+    predict_again: PredictAgain = None
+    resource: OfResource = None
+    oversized: IfOversized = Oversized.FAIL
+
+    def as_arguments(self) -> list[str]:
+        """Return the options that were given."""
+        oversized = "skip" if self.oversized is Oversized.SKIP else None
+        given = (("--resource", self.resource), ("--oversized", oversized), ("--predict-again", self.predict_again))
+        return _given_options(*given)
+
+    def request_fields(self, settings: Settings) -> dict[str, Any]:
+        """Return the resource, the jobs and the seed as a what-if request names them."""
+        skip = self.oversized is Oversized.SKIP
+        return {"resource": self.resource, "skip_oversized": skip, "seed": settings.model.seed}
+
+    def predict_again_s(self) -> int | None:
+        """Return how often waiting jobs are predicted again, s."""
+        from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - numba; most commands replay nothing
+
+        return None if self.predict_again is None else repredict_interval_s(self.predict_again) or 0
+
+
 def _given_options(*given: tuple[str, object]) -> list[str]:
     return [str(word) for name, value in given if value is not None for word in (name, value)]
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from helios.pools.space import TrainingSweep
 
 commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
+Folder = Annotated[
+    Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
+]
 _REFRESH_S = 0.25
 _LINE_S = 30.0
 """How often a line is printed where there is no terminal."""
@@ -35,9 +38,7 @@ _LINE_S = 30.0
 @commands.command("run", epilog="Example: helios pool run sweep.toml --slots 2 --report sweep.html")
 def run_(
     sweep: Annotated[Path, Argument(help="The sweep file: a command, its parameters, and how they are searched.")],
-    folder: Annotated[
-        Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
-    ] = None,
+    folder: Folder = None,
     slots: Annotated[
         int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
     ] = None,
@@ -115,9 +116,7 @@ def run_(
 @commands.command("submit", epilog="Example: helios pool submit sweep.toml --gpus 4 --time 8:00:00 --chain 3")
 def submit_(
     sweep: Annotated[Path, Argument(help="The sweep file.")],
-    folder: Annotated[
-        Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
-    ] = None,
+    folder: Folder = None,
     slots: Annotated[int | None, Option(help="Most trials at the same time on a device.")] = None,
     partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
     account: Annotated[str | None, Option(help="Account of Slurm.")] = None,

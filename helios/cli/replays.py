@@ -39,11 +39,8 @@ from helios.choices import Domain, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
-    IfOversized,
     Machine,
-    OfResource,
-    Oversized,
-    PredictAgain,
+    ReplayOptions,
     Report,
     WindowOptions,
     configuration,
@@ -351,9 +348,7 @@ def simulate_(
     source: HistoryOptions,
     machine: Machine,
     window: WindowOptions,
-    predict_again: PredictAgain = None,
-    resource: OfResource = None,
-    oversized: IfOversized = Oversized.FAIL,
+    replay: ReplayOptions,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -366,16 +361,14 @@ def simulate_(
     Example: helios simulate --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
     """
     settings = configuration().settings
-    services = requested_services(settings, names=service, options=option or [])
+    services, again = requested_services(settings, names=service, options=option or []), replay.predict_again
     with progress_bars() as progress:
         history = source.read(progress)
         request = WhatIfRequest(
             plans=(),
             **window.request_fields(history),
             **machine.request_fields(settings, history.machine),
-            resource=resource,
-            skip_oversized=oversized is Oversized.SKIP,
-            seed=settings.model.seed,
+            **replay.request_fields(settings),
         )
         result = simulate_services(
             history,
@@ -385,7 +378,7 @@ def simulate_(
             site_factor_most=settings.slurm.site_factor_most,
             failures_to_suspend=settings.control.failures_to_suspend,
             most_of_one_user=settings.control.most_of_one_user,
-            predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
+            predict_again_s=PREDICT_AGAIN_S if again is None else repredict_interval_s(again),
             progress=progress,
         )
     print_notes(result.whatif.notes)

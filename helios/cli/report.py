@@ -67,6 +67,9 @@ End = Annotated[str | None, Option("-E", "--endtime", help="End of the window. D
 Services = Annotated[
     list[str] | None, Option("--service", callback=rename_services, help="Only these services, separated by commas.")
 ]
+Nodes = Annotated[
+    str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
+]
 Day = Annotated[str, Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
 
 
@@ -254,9 +257,7 @@ def energy(
 def shadow(
     cluster: Cluster = None,
     day: Day = "yesterday",
-    nodes: Annotated[
-        str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
-    ] = None,
+    nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     most: Annotated[int, Option(min=0, help="Number of moved jobs to list.")] = 10,
     json: AsJson = False,
@@ -319,9 +320,7 @@ def trials(
             f"Default: {GAINS[0]},{GAINS[1]}."
         ),
     ] = None,
-    nodes: Annotated[
-        str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
-    ] = None,
+    nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     draws: Annotated[
         int, Option(min=0, help="Draws of the window for the ranges of the replays. 0: only the window itself.")

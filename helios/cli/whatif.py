@@ -14,11 +14,8 @@ from helios.cli.options import (
     AsJson,
     Draws,
     HistoryOptions,
-    IfOversized,
     Machine,
-    OfResource,
-    Oversized,
-    PredictAgain,
+    ReplayOptions,
     Report,
     WindowOptions,
     configuration,
@@ -71,9 +68,7 @@ def whatif_(
     frontier: Annotated[
         bool, Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait.")
     ] = False,
-    predict_again: PredictAgain = None,
-    resource: OfResource = None,
-    oversized: IfOversized = Oversized.FAIL,
+    replay: ReplayOptions,
     draws: Draws = 5,
     repeat: Annotated[
         int,
@@ -131,7 +126,6 @@ def whatif_(
     if context.invoked_subcommand is not None:
         return
     from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - see cli.replays
-    from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli import replays  # noqa: PLC0415 - as above
 
@@ -152,10 +146,8 @@ def whatif_(
             plans=chosen,
             **window.request_fields(history),
             **machine.request_fields(settings, history.machine),
-            resource=resource,
-            skip_oversized=oversized is Oversized.SKIP,
-            predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
-            seed=settings.model.seed,
+            **replay.request_fields(settings),
+            predict_again_s=replay.predict_again_s(),
         )
         if sweep_file is not None:
             swept = replays.run_sweep(
@@ -179,9 +171,7 @@ def whatif_(
         print_message(f"note: {replays.live_setting(settings)}")
     if report is not None:
         typed = [*source.as_arguments(history), *machine.as_arguments(), *window.as_arguments()]
-        typed += [] if resource is None else ["--resource", resource]
-        typed += ["--oversized", "skip"] if oversized is Oversized.SKIP else []
-        typed += [] if predict_again is None else ["--predict-again", predict_again]
+        typed += replay.as_arguments()
         replays.write_whatif(report, history, found.whatif, found.differences, options=typed)
     replays.show_whatif(found, as_json=as_json, has_page=report is not None)
 
@@ -215,9 +205,7 @@ def explain_in_replay(
         list[str] | None,
         Option("--set", help="Set an option of the policy: POLICY.OPTION=VALUE, as in helios whatif. Repeatable."),
     ] = None,
-    predict_again: PredictAgain = None,
-    resource: OfResource = None,
-    oversized: IfOversized = Oversized.FAIL,
+    replay: ReplayOptions,
     as_json: AsJson = False,
 ) -> None:
     """Say why one job waited in a replay.
@@ -228,7 +216,6 @@ def explain_in_replay(
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
     from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
-    from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
     from helios.report.job import wait_table  # noqa: PLC0415 - as above
@@ -244,10 +231,8 @@ def explain_in_replay(
             plans=with_options(plans, option or []),
             **window.request_fields(history),
             **machine.request_fields(settings, history.machine),
-            resource=resource,
-            skip_oversized=oversized is Oversized.SKIP,
-            predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
-            seed=settings.model.seed,
+            **replay.request_fields(settings),
+            predict_again_s=replay.predict_again_s(),
         )
         story = explain_wait(history, request, job, progress=progress)
     print_notes(story.notes)

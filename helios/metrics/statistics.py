@@ -56,9 +56,9 @@ def poisson_interval(events: int, days: float) -> tuple[float, float]:
     return low / days, float(gammaincinv(events + 1, _UPPER)) / days
 
 
-def share_interval(count: int, of: int) -> tuple[float, float]:
+def share_interval(count: int, total: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927)."""
-    share, z_n = count / of, student_t(1e9) ** 2 / of
+    share, z_n = count / total, student_t(1e9) ** 2 / total
     middle, half = share + z_n / 2, sqrt(z_n * share * (1 - share) + z_n**2 / 4)
     return max((middle - half) / (1 + z_n), 0.0), min((middle + half) / (1 + z_n), 1.0)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from helios.metrics.statistics import share_interval
 from helios.model import JobState
 from helios.model.jobs import split_words
+from helios.report.admin.sacct_format import slurm_length
 from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words, percent
 
 FITS = 0.95
@@ -135,14 +136,14 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
     """
     ran = with_name_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
     counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
-    found = [one for alike in alike_jobs(counted, "time_limit_s") for one in _limit_too_long(alike)]
+    found = [_limit_too_long(alike) for alike in alike_jobs(counted, "time_limit_s")]
     for state, request in ((JobState.TIMEOUT, "time_limit_s"), (JobState.OUT_OF_MEMORY, "memory_mib")):
         ended = (ran["state"] == state).to_numpy()
         if np.count_nonzero(ended) < FEWEST_LOST:
             continue
-        for alike in alike_jobs(ran, request, fewest=FEWEST_LOST, counted=ended):
-            found += _ended_jobs_advice(alike, state, request)
-    return found
+        groups = alike_jobs(ran, request, fewest=FEWEST_LOST, counted=ended)
+        found += [_ended_jobs_advice(alike, state, request) for alike in groups]
+    return [one for one in found if one is not None]
 
 
 def usage_advice(used: pd.DataFrame) -> list[Advice]:
@@ -154,11 +155,9 @@ def usage_advice(used: pd.DataFrame) -> list[Advice]:
         As :func:`helios.slurm.accounting.read_usage` returns it.
     """
     measured = with_name_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
-    found: list[Advice] = []
-    for alike in alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE):
-        for unused in (_memory, _cpus, _gpus):
-            found += unused(alike)
-    return found
+    groups = alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE)
+    found = [unused(alike) for alike in groups for unused in (_memory, _cpus, _gpus)]
+    return [one for one in found if one is not None]
 
 
 def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[Advice]:
@@ -242,52 +241,48 @@ def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
     return Interval(meaning=meaning, low=float(low), high=float(high), unit=unit)
 
 
-def _limit_too_long(alike: pd.DataFrame) -> list[Advice]:
+def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
     limit_s = float(alike["time_limit_s"].iloc[0])
     run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
     # A job that reached its limit would have run longer, for an unknown time.
     needed_s = _upper_bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
     if not math.isfinite(needed_s) or math.isnan(limit_s):
-        return []
+        return None
     step_s = 15 * MINUTE_S if needed_s < 4 * HOUR_S else HOUR_S
     proposed_s = math.ceil(TIME_MARGIN * needed_s / step_s) * step_s
     if limit_s < TOO_MUCH * proposed_s or limit_s - proposed_s < LEAST_SPARE_S:
-        return []
+        return None
     asked = "no time limit" if math.isinf(limit_s) else f"a limit of {duration_in_words(limit_s)}"
-    return [
-        Advice(
-            kind="limit_too_long",
-            which=_describe_group(alike, f" with {asked}"),
-            sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
-            "gaps of the queue, and start earlier.",
-            option=f"--time={_slurm_length(proposed_s)}",
-            interval=_central_interval(run_s, "the middle 8 of 10 ran", "s"),
-            **_hours_held(alike),
-        )
-    ]
+    return Advice(
+        kind="limit_too_long",
+        which=_describe_group(alike, f" with {asked}"),
+        sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
+        "gaps of the queue, and start earlier.",
+        option=f"--time={slurm_length(proposed_s)}",
+        interval=_central_interval(run_s, "the middle 8 of 10 ran", "s"),
+        **_hours_held(alike),
+    )
 
 
-def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> list[Advice]:
+def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> Advice | None:
     ended = alike["state"] == state
     count = int(ended.sum())
     if count < FEWEST_LOST:
-        return []
+        return None
     low, high = share_interval(count, len(alike))
     if low < OFTEN:
-        return []
+        return None
     kind, what, then = ENDS[state]
     asked = float(alike[request].iloc[0])
     size = "" if math.isnan(asked) else f" with {_format_request(request, asked)}"
     lost = _hours_held(alike[ended])
-    return [
-        Advice(
-            kind=kind,
-            which=_describe_group(alike, size),
-            sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
-            interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
-            **_hours_held(alike),
-        )
-    ]
+    return Advice(
+        kind=kind,
+        which=_describe_group(alike, size),
+        sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
+        interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
+        **_hours_held(alike),
+    )
 
 
 def _format_request(request: str, amount: float) -> str:
@@ -296,74 +291,62 @@ def _format_request(request: str, amount: float) -> str:
     return "no time limit" if math.isinf(amount) else f"a limit of {duration_in_words(amount)}"
 
 
-def _memory(alike: pd.DataFrame) -> list[Advice]:
+def _memory(alike: pd.DataFrame) -> Advice | None:
     had_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
     needed_mib = _upper_bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
     if len(alike) < FEWEST_JOBS or math.isnan(had_mib) or not math.isfinite(needed_mib):
-        return []
+        return None
     proposed_gib = math.ceil(MEMORY_MARGIN * needed_mib / 1024)
     if had_mib < TOO_MUCH * 1024 * proposed_gib or (alike["nodes"] > 1).any():  # --mem is for each node
-        return []
-    return [
-        Advice(
-            kind="memory_too_large",
-            which=_describe_group(alike, f" with {had_mib / 1024:.3g} GiB"),
-            sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
-            option=f"--mem={proposed_gib}G",
-            interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
-            **_hours_held(alike),
-        )
-    ]
+        return None
+    return Advice(
+        kind="memory_too_large",
+        which=_describe_group(alike, f" with {had_mib / 1024:.3g} GiB"),
+        sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
+        option=f"--mem={proposed_gib}G",
+        interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
+        **_hours_held(alike),
+    )
 
 
-def _cpus(alike: pd.DataFrame) -> list[Advice]:
+def _cpus(alike: pd.DataFrame) -> Advice | None:
     had, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
     needed = _upper_bound(busy)
     if len(alike) < FEWEST_JOBS or math.isnan(had) or not math.isfinite(needed):
-        return []
+        return None
     proposed = max(math.ceil(needed), 1)
     if had < TOO_MUCH * proposed:
-        return []
-    return [
-        Advice(
-            kind="cpus_unused",
-            which=_describe_group(alike),
-            sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
-            option=f"{proposed} instead of {had:.0f} CPUs (--cpus-per-task)",
-            interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
-            **_hours_held(alike),
-        )
-    ]
+        return None
+    return Advice(
+        kind="cpus_unused",
+        which=_describe_group(alike),
+        sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
+        option=f"{proposed} instead of {had:.0f} CPUs (--cpus-per-task)",
+        interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
+        **_hours_held(alike),
+    )
 
 
-def _gpus(alike: pd.DataFrame) -> list[Advice]:
+def _gpus(alike: pd.DataFrame) -> Advice | None:
     known = alike[alike["gpu_percent"].notna() & (alike["gpus"] > 0)]
     if len(known) < FEWEST_IDLE:
-        return []
+        return None
     had = int(known["gpus"].iloc[0])
     most_busy = np.ceil(known["gpu_percent"].to_numpy(dtype=np.float64) / 100)
     needed = _upper_bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
     if needed > 0 and (len(known) < FEWEST_JOBS or had < TOO_MUCH * needed):
-        return []
+        return None
     some = int((most_busy < had).sum())
     low, high = share_interval(some, len(known))
     used = "none" if needed == 0 else f"at most {needed:.0f}"
-    return [
-        Advice(
-            kind="gpus_unused",
-            which=_describe_group(known),
-            sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
-            option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
-            interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
-            **_hours_held(known),
-        )
-    ]
-
-
-def _slurm_length(seconds: float) -> str:
-    minutes = round(seconds / MINUTE_S)
-    days, hours = divmod(minutes // 60, 24)
-    return f"{days}-{hours:02d}:{minutes % 60:02d}:00" if days else f"{hours:02d}:{minutes % 60:02d}:00"
+    return Advice(
+        kind="gpus_unused",
+        which=_describe_group(known),
+        sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
+        option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
+        interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
+        **_hours_held(known),
+    )
 
 
 def sort_by_hours(found: list[Advice]) -> list[Advice]:

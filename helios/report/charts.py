@@ -236,7 +236,7 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
     None where there is nothing to compare.
     """
     ratios = {run: _ratios(run, result.baseline) for run in result.feasible}
-    known = [ratio for of in ratios.values() for ratio in of.values()]
+    known = [ratio for by_size in ratios.values() for ratio in by_size.values()]
     if not known:
         return None
     low, high = 0.75 * min(*known, 0.5), 1.35 * max(*known, 2)
@@ -246,9 +246,11 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
         axes = drawing.panels[0]
         axes.axvspan(low, 1, color=GAINS, zorder=0)
         axes.axvspan(1, high, color=PAYS, zorder=0)
-        for place, of in enumerate(reversed(ratios.values())):
-            axes.plot([min(of.values(), default=1), max(of.values(), default=1)], [place] * 2, color=PALE, lw=2)
-            for name, ratio in of.items():
+        for place, by_size in enumerate(reversed(ratios.values())):
+            axes.plot(
+                [min(by_size.values(), default=1), max(by_size.values(), default=1)], [place] * 2, color=PALE, lw=2
+            )
+            for name, ratio in by_size.items():
                 colour, mark = SIZE_MARKS[name]
                 axes.scatter(ratio, place, color=colour, marker=mark, s=44, zorder=3)
         for name, (colour, mark) in SIZE_MARKS.items():

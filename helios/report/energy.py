@@ -27,8 +27,6 @@ TIMERS_MIN = (30, 10)
 """Settings of Slurm's idle timer to compare with, min; sentences use the first."""
 FINE_BELOW = 100
 """Totals below it are written with a decimal."""
-_HEADS = {"day": "Day", "partition": "Partition", "node": "Node"}
-_NEXT = "What Helios would save: helios energy whatif --cluster {cluster}"
 
 
 def timer_name(minutes: int) -> str:
@@ -177,7 +175,7 @@ def energy_levels(ledger: EnergyLedger) -> dict[str, float]:
 def fields_by(by: str) -> tuple[Field, ...]:
     """Return the fields of the report by ``day``, ``partition`` or ``node``."""
     return declare_fields(
-        (_HEADS[by], "line", FieldKind.TEXT, 10 if by == "day" else 12, f"The {by}"),
+        (by.capitalize(), "line", FieldKind.TEXT, 10 if by == "day" else 12, f"The {by}"),
         ("BusyH", "busy_h", FieldKind.COUNT, 7, "Node hours with a job"),
         ("IdleH", "idle_h", FieldKind.COUNT, 7, "Node hours awake without a job"),
         ("AsleepH", "asleep_h", FieldKind.COUNT, 7, "Node hours asleep"),
@@ -243,10 +241,13 @@ def savings(ledger: EnergyLedger) -> str:
     # A cycle costs energy too: many short ones can cost more than they save.
     verb, sign = ("saved", 1) if saved.kwh >= 0 else ("cost", -1)
     low, high = sorted((sign * saved.low_kwh, sign * saved.high_kwh))
+    against_timer = f"{_kwh(timer.kwh)} of it more than Slurm's idle timer of {TIMERS_MIN[0]} min would have"
+    if timer.kwh < 0:
+        against_timer = f"Slurm's idle timer of {TIMERS_MIN[0]} min would have saved {_kwh(-timer.kwh)} more"
     return (
         f"Nodes asleep {verb} {_kwh(abs(saved.kwh))} ({_rounded(low)} to {_rounded(high)}) and "
         f"{_money(abs(saved.cost), ledger)} in {_days(ledger)} against leaving them on; "
-        f"{_compare_timer(timer, TIMERS_MIN[0])}."
+        f"{against_timer}."
     )
 
 
@@ -275,7 +276,7 @@ def _no_sleep_sentences(ledger: EnergyLedger) -> Iterator[str]:
         yield (
             f"Slurm's idle timer of {TIMERS_MIN[0]} min would have saved {_kwh(-timer.kwh)} "
             f"({_rounded(-timer.high_kwh)} to {_rounded(-timer.low_kwh)}), {_money(-timer.cost, ledger)}. "
-            f"{_NEXT.format(cluster=ledger.cluster)}"
+            f"What Helios would save: helios energy whatif --cluster {ledger.cluster}"
         )
 
 
@@ -286,12 +287,6 @@ def _unseen_sentences(ledger: EnergyLedger) -> Iterator[str]:
             f"Of {total['unseen_h']:,.0f} node hours without a job it is not known whether the nodes were awake; had "
             f"they been, they would have drawn {_kwh(ledger.unseen_kwh)} ({_money(ledger.unseen_cost, ledger)})."
         )
-
-
-def _compare_timer(timer: Saving, minutes: int) -> str:
-    if timer.kwh >= 0:
-        return f"{_kwh(timer.kwh)} of it more than Slurm's idle timer of {minutes} min would have"
-    return f"Slurm's idle timer of {minutes} min would have saved {_kwh(-timer.kwh)} more"
 
 
 def _idle(ledger: EnergyLedger) -> str:
@@ -520,7 +515,12 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
     sentences += _savings_sentences(ces, result.of(ALWAYS_ON))
     for name, what in ((PUBLISHED, "the rule as published"), ("max_3h_plus_5", "max of 3 h + 5 nodes")):
         if control := result.of(name):
-            sentences.append(f"{_compare_control(ces, control)} {what}.")
+            nodes = ces.mean_sleeping_nodes - control.mean_sleeping_nodes
+            wakes = ces.wakeups_per_day - control.wakeups_per_day
+            asleep = f"{abs(nodes):.1f} nodes {'more' if nodes >= 0 else 'fewer'} asleep"
+            joined = "and" if (nodes >= 0) == (wakes <= 0) else "but"
+            fewer = f"{abs(wakes):.2f} wake-ups a day {'fewer' if wakes <= 0 else 'more'}"
+            sentences.append(f"That is {asleep} {joined} {fewer} than {what}.")
     if timer := result.of(TIMER):
         kwh = ces.saved_kwh - timer.saved_kwh
         short = (
@@ -636,14 +636,6 @@ def policy_cells(policy: PolicyResult, names: Sequence[str]) -> list[str]:
     """Return the row of a policy on a page, its name first."""
     cells = _cells(policy, None)
     return [policy.policy, *(cells[name] for name in names)]
-
-
-def _compare_control(ces: PolicyResult, control: PolicyResult) -> str:
-    nodes = ces.mean_sleeping_nodes - control.mean_sleeping_nodes
-    wakes = ces.wakeups_per_day - control.wakeups_per_day
-    asleep = f"{abs(nodes):.1f} nodes {'more' if nodes >= 0 else 'fewer'} asleep"
-    joined = "and" if (nodes >= 0) == (wakes <= 0) else "but"
-    return f"That is {asleep} {joined} {abs(wakes):.2f} wake-ups a day {'fewer' if wakes <= 0 else 'more'} than"
 
 
 def _share_saved(policy: PolicyResult) -> str:

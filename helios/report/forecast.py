@@ -175,7 +175,7 @@ def _score_table(head: str, figures: dict[tuple[str, int], tuple[float, str]]) -
     Each figure has a second one beside it; the smallest of each horizon is bold.
     """
     table = plain_table(head, *(name for hour in JUDGED_H for name in (f"{hour} h", "")))
-    least = {hour: min((of[0] for (_, at), of in figures.items() if at == hour), default=0.0) for hour in JUDGED_H}
+    least = {hour: min((cell[0] for (_, at), cell in figures.items() if at == hour), default=0.0) for hour in JUDGED_H}
     for method in dict.fromkeys(method for method, _ in figures):
         cells: list[str] = []
         for hour in JUDGED_H:

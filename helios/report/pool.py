@@ -138,21 +138,25 @@ def pool_table(result: PoolResult) -> RenderableType:
         "Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3
     )
     for trial in [*shown, *failed[:MOST_SHOWN]]:
-        value = result.values.get(trial["number"])
-        table.add_row(
-            str(trial["number"]),
-            escape(write_parameters(trial["parameters"])),
-            escape(str(trial["state"])),
-            "" if value is None else f"{value:.5g}",
-            rounded_duration(trial["seconds"]),
-            memory_in_words(trial["peak_memory_mib"]),
-            str(trial["attempts"]),
-        )
+        table.add_row(*map(escape, _trial_cells(result, trial)))
     lines: list[RenderableType] = [table, ""]
     if (more := len(result.trials) - len(shown) - len(failed[:MOST_SHOWN])) > 0:
         lines.append(f"{more:,} more: --json, or --report FILE")
     lines += [escape(f"Trial {trial['number']} failed: {trial.get('reason', '')}") for trial in failed[:MOST_SHOWN]]
     return Group(*lines, *map(escape, pool_sentences(result)))
+
+
+def _trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
+    value = result.values.get(trial["number"])
+    return [
+        str(trial["number"]),
+        write_parameters(trial["parameters"]),
+        str(trial["state"]),
+        "" if value is None else f"{value:.5g}",
+        rounded_duration(trial["seconds"]),
+        memory_in_words(trial["peak_memory_mib"]),
+        str(trial["attempts"]),
+    ]
 
 
 def pool_sentences(result: PoolResult) -> list[str]:
@@ -233,22 +237,10 @@ def render_pool(result: PoolResult) -> str:
     """Return the page of a pool."""
     header = ("Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", "Device", "Reason")
     text = {"Parameters", "State", "Device", "Reason"}
-    rows = []
-    for trial in order_by_value(result)[:MOST_ROWS]:
-        value = result.values.get(trial["number"])
-        rows.append(
-            (
-                str(trial["number"]),
-                write_parameters(trial["parameters"]),
-                str(trial["state"]),
-                "" if value is None else f"{value:.5g}",
-                rounded_duration(trial["seconds"]),
-                memory_in_words(trial["peak_memory_mib"]),
-                str(trial["attempts"]),
-                trial["device"] or "",
-                trial.get("reason", ""),
-            )
-        )
+    rows = [
+        [*_trial_cells(result, trial), trial["device"] or "", trial.get("reason", "")]
+        for trial in order_by_value(result)[:MOST_ROWS]
+    ]
     devices = [
         (device.name, device.model, memory_in_words(device.memory_mib), str(device.slots)) for device in result.devices
     ]

@@ -204,7 +204,7 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
         dict(zip((str(name) for name in one.x), _drawable(panel.y_kind, one.y), strict=True)) for one in panel.series
     ]
     for name in names:
-        known = [of[name] for of in values if name in of]
+        known = [points[name] for points in values if name in points]
         axes.plot([min(known), max(known)], [place[name]] * 2, color=PALE if len(values) == 3 else GREY, lw=1.5)
     if len(values) == 5:
         _, low, median, high, _ = values
@@ -214,11 +214,11 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
             list(median.values()), [place[name] for name in median], color=BLUE, s=26, zorder=3, label="median"
         )
     else:
-        for of, one, mark, (colour, _) in zip(values, panel.series, MARKS, OWN, strict=False):
-            rows = [place[name] for name in of]
-            axes.scatter(list(of.values()), rows, color=colour, marker=mark, s=26, zorder=3, label=one.name)
+        for points, one, mark, (colour, _) in zip(values, panel.series, MARKS, OWN, strict=False):
+            rows = [place[name] for name in points]
+            axes.scatter(list(points.values()), rows, color=colour, marker=mark, s=26, zorder=3, label=one.name)
     if panel.y_kind == "duration":
-        shown = [seconds for of in values for seconds in of.values()]
+        shown = [seconds for points in values for seconds in points.values()]
         axes.set_xlim(max(LEAST_S, min(shown, default=LEAST_S) / 1.3), max(60.0, 1.3 * max(shown, default=0.0)))
         time_axis(axes, narrow=True)
         axes.set_xlabel("wait")

@@ -118,14 +118,14 @@ def _peak_of_each(
     """Return the most that was held at once in each group."""
     some = ends_s > begins_s
     group, begins_s, ends_s, held = group[some], begins_s[some], ends_s[some], held[some]
-    at_s, of = np.concatenate([ends_s, begins_s]), np.concatenate([group, group])
+    at_s, event_group = np.concatenate([ends_s, begins_s]), np.concatenate([group, group])
     change = np.concatenate([-held, held])
     # Ends come before starts of the same moment.
-    order = np.lexsort((change, at_s, of))
-    level, of = np.cumsum(change[order]), of[order]
+    order = np.lexsort((change, at_s, event_group))
+    level, event_group = np.cumsum(change[order]), event_group[order]
     peak = np.zeros(n_groups)
     # Every group ends at the level it began with, 0, so that one running sum serves all.
-    np.maximum.at(peak, of, level)
+    np.maximum.at(peak, event_group, level)
     return np.maximum(peak, 0.0)
 
 

@@ -160,7 +160,7 @@ def repetition(history: StudyHistory) -> Finding:
     last_s = np.where(both, history.run_time_s[before], np.nan)
     both &= np.isfinite(last_s)
     correlation = rank_correlation(history.run_time_s[both], last_s[both]) if both.sum() > 1 else float("nan")
-    counts = [history.blocks.sum(history.submitted_s[of]) for of in (repeats, chosen)]
+    counts = [history.blocks.sum(history.submitted_s[jobs]) for jobs in (repeats, chosen)]
     return Finding(
         number=14,
         estimate=history.blocks.ratio(*counts).bounded(most=1.0),

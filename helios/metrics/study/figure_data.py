@@ -360,15 +360,15 @@ class FigureSource:
 
     def held(self, chosen: Flags | None = None, edges_s: Seconds | None = None) -> Floats:
         """Return the mean units held in each step."""
-        of = self.in_pools if chosen is None else chosen & self.in_pools
-        return self.history.held(self.edges_s if edges_s is None else edges_s, of)
+        jobs = self.in_pools if chosen is None else chosen & self.in_pools
+        return self.history.held(self.edges_s if edges_s is None else edges_s, jobs)
 
     def asked(self, *, weight: NDArray[np.int64] | None = None, edges_s: Seconds | None = None) -> Floats:
         """Return the mean units waited for in each step."""
-        history, of = self.history, self.wait_known & self.in_pools
+        history, jobs = self.history, self.wait_known & self.in_pools
         weight = history.size if weight is None else weight
         edges_s = self.edges_s if edges_s is None else edges_s
-        return mean_levels(history.eligible_s[of], self.wait_ends_s[of], weight[of], edges_s)
+        return mean_levels(history.eligible_s[jobs], self.wait_ends_s[jobs], weight[jobs], edges_s)
 
     @cached_property
     def in_use(self) -> Floats:

@@ -281,11 +281,11 @@ def wait_share(source: FigureSource) -> FigureData:
     at = np.arange(101)
     halves = {f"the short half ({duration_in_words(median_s)} or less)": short, "the long half": ~short}
     curves = [
-        series(name, at, 100 * np.searchsorted(np.sort(waited[of]), at, side="right") / of.sum())
-        for name, of in halves.items()
-        if of.any()
+        series(name, at, 100 * np.searchsorted(np.sort(waited[jobs]), at, side="right") / jobs.sum())
+        for name, jobs in halves.items()
+        if jobs.any()
     ]
-    medians = [float(np.median(waited[of])) / 100 for of in halves.values() if of.any()]
+    medians = [float(np.median(waited[jobs])) / 100 for jobs in halves.values() if jobs.any()]
     title = f"The median short job spends {percent(medians[0])} of its time waiting"
     return FigureData(
         key="wait_share",
@@ -373,7 +373,7 @@ def limits(source: FigureSource) -> FigureData:
     groups = [("all jobs", chosen)]
     if len(source.partitions) > 1:
         groups += [(name, chosen & jobs) for name, jobs, _ in source.partitions]
-    found = [(name, _WeightedTimes(ratio[of], hours[of])) for name, of in groups if of.any()]
+    found = [(name, _WeightedTimes(ratio[jobs], hours[jobs])) for name, jobs in groups if jobs.any()]
     every = found[0][1]
     return FigureData(
         key="limits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -87,16 +88,14 @@ def hour_of_day(source: FigureSource) -> FigureData:
     busiest, quietest = float(np.nanmax(submitted)), float(np.nanmin(submitted))
     times = f"{busiest / quietest:.1f} times as many as in the quietest" if quietest > 0 else "none in the quietest"
     submissions = f"in the busiest hour {busiest:.1f} jobs are submitted, {times}"
-    return FigureData(
-        key="hour_of_day",
+    return _figure_of_starts(
+        source,
+        "hour_of_day",
         title=f"{title}; {submissions}." if title else f"{submissions[0].upper()}{submissions[1:]}.",
         definition=(
             f"Means over the hours of the window on the cluster's clock ({history.timezone}), divided by how many such "
             "hours there were"
         ),
-        n=source.n,
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=tuple(panels),
         notes=(
             *((AT_LEAST,) if history.has_starts and source.capacity is not None and source.capacity.at_least else ()),
@@ -106,10 +105,20 @@ def hour_of_day(source: FigureSource) -> FigureData:
     )
 
 
-def _start_coverage(source: FigureSource) -> float | None:
-    history = source.history
-    ran = source.sized & history.ran
-    return share(ran & (history.started_s < history.ended_s), ran) if history.has_starts else None
+def _figure_of_starts(
+    source: FigureSource, key: str, *, title: str, definition: str, n: int | None = None, **more: Any
+) -> FigureData:
+    """Return a figure that is known of the jobs whose start is known; ``more`` are its panels and notes."""
+    history, ran = source.history, source.sized & source.history.ran
+    return FigureData(
+        key=key,
+        title=title,
+        definition=definition,
+        n=source.n if n is None else n,
+        coverage=share(ran & (history.started_s < history.ended_s), ran) if history.has_starts else None,
+        covered="jobs that ran and whose start is known",
+        **more,
+    )
 
 
 def months(source: FigureSource) -> FigureData:
@@ -120,15 +129,15 @@ def months(source: FigureSource) -> FigureData:
     sizes = {f"1 {unit}": history.size == 1, f"2 or more {unit}s": history.size > 1}
     month = np.searchsorted(edges_s, history.submitted_s, side="right") - 1
     counts = {
-        name: np.bincount(month[of & source.sized], minlength=len(names)).astype(np.float64)
-        for name, of in sizes.items()
+        name: np.bincount(month[jobs & source.sized], minlength=len(names)).astype(np.float64)
+        for name, jobs in sizes.items()
     }
     panels = [
         panel(
             "bars",
             ("name", "month"),
             ("number", f"{unit} jobs submitted in the month"),
-            [series(name, names, of) for name, of in counts.items()],
+            [series(name, names, values) for name, values in counts.items()],
             title="Jobs submitted",
         )
     ]
@@ -143,7 +152,7 @@ def months(source: FigureSource) -> FigureData:
                     "number" if in_service is None else "percent",
                     f"mean {unit}s" if in_service is None else f"mean % of {unit}s",
                 ),
-                [series(name, names, source.held(of, edges_s) / whole) for name, of in sizes.items()],
+                [series(name, names, source.held(jobs, edges_s) / whole) for name, jobs in sizes.items()],
                 title=f"{unit}s that they held",
             )
         )
@@ -153,17 +162,15 @@ def months(source: FigureSource) -> FigureData:
     single, larger = counts.values()
     days_s = max(float(length.sum()), 1 / 24)
     title = f"{single.sum() / days_s:,.0f} jobs of one {unit} and {larger.sum() / days_s:,.0f} of more arrive a day."
-    parts = [(of / length)[whole_months] for of in (single, larger)]
+    parts = [(values / length)[whole_months] for values in (single, larger)]
     if whole_months.sum() >= 2 and all(part.min() > 0 for part in parts):
         one, many = (float(part.max() / part.min()) for part in parts)
         title = f"Jobs of one {unit} vary {one:.1f} times between the months, those of more {unit}s {many:.1f} times."
-    return FigureData(
-        key="months",
+    return _figure_of_starts(
+        source,
+        "months",
         title=title,
         definition=f"{unit} jobs by month of submission; {unit}s held by all jobs in the month, on the cluster's clock",
-        n=source.n,
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=tuple(panels),
         notes=(f"Not whole: {', '.join(part)}.",) if part else (),
     )
@@ -262,19 +269,18 @@ def used_and_waited(source: FigureSource) -> FigureData:
     lines.append(series("waited for", edges_s[:-1], asked))
     lasted = np.diff(edges_s)
     mean_used, mean_asked = (float(np.average(level, weights=lasted)) for level in (used, asked))
-    of, by_step = "", source.in_service(source.edges_s)
+    of_capacity, by_step = "", source.in_service(source.edges_s)
     if by_step is not None and source.capacity is not None:
         total = float(np.average(by_step, weights=source.step_s))
-        of = f" of {'at least ' if source.capacity.at_least else ''}{total:,.0f}"
-    return FigureData(
-        key="used_and_waited",
-        title=f"On average {mean_used:,.0f}{of} {unit}s are in use while {mean_asked:,.0f} are waited for.",
+        of_capacity = f" of {'at least ' if source.capacity.at_least else ''}{total:,.0f}"
+    return _figure_of_starts(
+        source,
+        "used_and_waited",
+        title=f"On average {mean_used:,.0f}{of_capacity} {unit}s are in use while {mean_asked:,.0f} are waited for.",
         definition=f"Means over {history.blocks.kind}: {unit}s of running jobs and of jobs that may start and wait",
         n=int(source.wait_known.sum()),
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=(_over_time(f"mean {unit}s", lines),),
-        notes=(AT_LEAST,) if of and source.capacity is not None and source.capacity.at_least else (),
+        notes=(AT_LEAST,) if of_capacity and source.capacity is not None and source.capacity.at_least else (),
     )
 
 
@@ -293,16 +299,14 @@ def idle_beside(source: FigureSource) -> FigureData:
     means = {one.name: _by_block(source, one) for one in levels}
     order = sorted(means, key=lambda name: -float(np.nansum(means[name])))[: MOST_NAMES // 2]
     total = sum(float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels)
-    return FigureData(
-        key="idle_beside",
+    return _figure_of_starts(
+        source,
+        "idle_beside",
         title=f"On average {total:,.1f} {unit}s idle while jobs that fit wait elsewhere, most of them in {order[0]}.",
         definition=(
             "After the own queue of each partition is placed greedily: waiting jobs of others, oldest first, that fit; "
             f"means over {blocks.kind}"
         ),
-        n=source.n,
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=(_over_time(f"mean {unit}s idle", [series(name, blocks.edges_s[:-1], means[name]) for name in order]),),
     )
 
@@ -318,19 +322,18 @@ def fragmentation(source: FigureSource) -> FigureData:
     total = {one.name: float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels}
     first = max(total, key=lambda name: total[name])
     why = f", most of them for this reason: {first}" if len(source.unusable) > 1 else ""
-    return FigureData(
-        key="fragmentation",
+    return _figure_of_starts(
+        source,
+        "fragmentation",
         title=f"On average {sum(total.values()):,.1f} {unit}s are free while jobs wait, none of which fits{why}.",
         definition=(
             f"{unit}s left free after the queue of each partition is placed greedily, while a job of it still waits; "
             f"of several reasons that which comes closest to a fit; means over {history.blocks.kind}"
         ),
-        n=source.n,
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=(
             _over_time(
-                f"mean {unit}s free", [series(name, history.blocks.edges_s[:-1], of) for name, of in means.items()]
+                f"mean {unit}s free",
+                [series(name, history.blocks.edges_s[:-1], values) for name, values in means.items()],
             ),
         ),
         notes=() if len(source.unusable) > 1 else ("Reasons are not known: jobs' nodes are not recorded here.",),
@@ -410,17 +413,15 @@ def energy(source: FigureSource) -> FigureData:
     least = "At least " if rest is None else ""
     lines = [series(f"load of {unit}s in use", blocks.edges_s[:-1], load)]
     lines += [] if rest is None else [series("nodes awake", blocks.edges_s[:-1], rest)]
-    return FigureData(
-        key="energy",
+    return _figure_of_starts(
+        source,
+        "energy",
         title=f"{least}{total.sum() / weeks:,.0f} kWh a week by the stated model: {money} and {carbon} a week.",
         definition=(
             f"A node awake {model.node_idle_w:g} W, each {unit} in use {unit_w:g} W more, {model.cooling_factor:g} "
             f"times that for the building; {model.price_per_kwh:g} {model.currency} and {model.co2_g_per_kwh:g} g of "
             "CO2 a kWh (section energy of the configuration). Nodes in service count as awake"
         ),
-        n=source.n,
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=(_over_time(f"kWh in each of the {kind}", lines),),
         notes=("Nodes are not known: only the load of jobs counts.",) if rest is None else (),
     )
@@ -452,28 +453,27 @@ def before_after(source: FigureSource) -> FigureData:
     in_service = source.in_service(source.edges_s)
     level = source.in_use if in_service is None else divide(100 * source.in_use, in_service)
     early = source.edges_s[:-1] < source.change_s
-    of_part = {"before": level[early & np.isfinite(level)], "after": level[~early & np.isfinite(level)]}
-    of_part = {name: values for name, values in of_part.items() if len(values)}
+    levels = {"before": level[early & np.isfinite(level)], "after": level[~early & np.isfinite(level)]}
+    levels = {name: values for name, values in levels.items() if len(values)}
     noun = f"{unit}s" if in_service is None else f"% of {unit}s"
     halves = [times.quantile(0.5) for times in waits.values()]
-    told = [duration_in_words(half) if np.isfinite(half) else "longer than is known" for half in halves]
+    in_words = [duration_in_words(half) if np.isfinite(half) else "longer than is known" for half in halves]
     means = {
-        name: float(np.average(level[of], weights=source.step_s[of]))
-        for name, of in (("before", early & np.isfinite(level)), ("after", ~early & np.isfinite(level)))
-        if of.any()
+        name: float(np.average(level[steps], weights=source.step_s[steps]))
+        for name, steps in (("before", early & np.isfinite(level)), ("after", ~early & np.isfinite(level)))
+        if steps.any()
     }
     use = f"; {means['before']:.0f} and {means['after']:.0f} {noun} were in use" if len(means) > 1 else ""
-    return FigureData(
-        key="before_after",
-        title=f"Before {date} half of the jobs waited {told[0]} or less, after it {told[1]}{use}.",
+    return _figure_of_starts(
+        source,
+        "before_after",
+        title=f"Before {date} half of the jobs waited {in_words[0]} or less, after it {in_words[1]}{use}.",
         definition=(
             f"Jobs submitted before {date} and after, and {unit}s in use in quarters of an hour: 5, 25, 50, 75, 95 %. "
             f"{WAIT}. The change is at --change DATE, else in the middle of the window; what else changed then is not "
             "told apart"
         ),
         n=sum(times.n for times in waits.values()),
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=(
             panel(
                 "range",
@@ -488,7 +488,7 @@ def before_after(source: FigureSource) -> FigureData:
                 "range",
                 ("name", ""),
                 ("number" if in_service is None else "percent", f"{noun} in use"),
-                quantile_series(list(of_part), [partial(np.quantile, values) for values in of_part.values()], SPREAD),
+                quantile_series(list(levels), [partial(np.quantile, values) for values in levels.values()], SPREAD),
                 title=f"{unit}s in use",
             ),
         ),
@@ -558,13 +558,11 @@ def demand(source: FigureSource) -> FigureData:
         name: [100 * float(lasted[level >= one].sum() / lasted.sum()) for one in at] for name, level in levels.items()
     }
     today, then = (float(lasted[level >= 100].sum() / lasted.sum()) for level in levels.values())
-    return FigureData(
-        key="demand",
+    return _figure_of_starts(
+        source,
+        "demand",
         title=f"Jobs ask for all {unit}s in {percent(today)} of the time; with {more} demand in {percent(then)}.",
         definition=f"{unit}s in use and waited for as a share of those in service, in quarters of an hour",
-        n=source.n,
-        coverage=_start_coverage(source),
-        covered="jobs that ran and whose start is known",
         panels=(
             panel(
                 "line",
@@ -590,12 +588,12 @@ def group_hours(source: FigureSource) -> FigureData:
     labels, place = source.leading(names, source.hours, most=MOST_STACKED)
     table: list[Floats] = []
     for one in range(len(labels)):
-        of = place == one
+        jobs = place == one
         if history.has_starts:
-            table.append(source.held(of, edges_s) * np.diff(edges_s) / HOUR_S)
+            table.append(source.held(jobs, edges_s) * np.diff(edges_s) / HOUR_S)
         else:
-            month = np.searchsorted(edges_s, history.submitted_s[of], side="right") - 1
-            table.append(np.bincount(month, source.hours[of], len(edges_s) - 1).astype(np.float64))
+            month = np.searchsorted(edges_s, history.submitted_s[jobs], side="right") - 1
+            table.append(np.bincount(month, source.hours[jobs], len(edges_s) - 1).astype(np.float64))
     largest = int(np.argmax([row.sum() for row in table]))
     return FigureData(
         key="group_hours",
@@ -639,7 +637,7 @@ def hours_lost(source: FigureSource) -> FigureData:
     panels = [
         _over_time(
             f"% of {unit} hours",
-            [series(name, begins_s, divide(100 * of, held)) for name, of in lost.items()],
+            [series(name, begins_s, divide(100 * values, held)) for name, values in lost.items()],
             title="Lost",
             y_kind="percent",
         )
@@ -653,7 +651,7 @@ def hours_lost(source: FigureSource) -> FigureData:
         )
         lines = [series("completed jobs", begins_s, divide(unused, used))]
         panels.append(_over_time("times the hours used", lines, title="Asked for beyond the run"))
-    parts = [percent(float(of.sum() / held.sum()), 1) for of in lost.values()]
+    parts = [percent(float(values.sum() / held.sum()), 1) for values in lost.values()]
     return FigureData(
         key="hours_lost",
         title=f"{parts[0]} of the {unit} hours are in jobs that failed after an hour or more, {parts[1]} in jobs that "
@@ -689,7 +687,7 @@ def arrivals(source: FigureSource) -> FigureData:
         name: [_dispersion(_counts(moments, history.first_s, history.end_s, scale)) for scale in BURST_SCALES_S]
         for name, moments in at_s.items()
     }
-    correlations = {name: _autocorrelation(of, lags) for name, of in hourly.items()}
+    correlations = {name: _autocorrelation(values, lags) for name, values in hourly.items()}
     of_jobs = correlations["jobs"]
     a_day = f", {of_jobs[23]:.2f} a day later" if len(of_jobs) > 23 else ""
     return FigureData(
@@ -707,14 +705,14 @@ def arrivals(source: FigureSource) -> FigureData:
                 "line",
                 ("number", "h later"),
                 ("number", "correlation"),
-                [series(name, lags, of) for name, of in correlations.items()],
+                [series(name, lags, values) for name, values in correlations.items()],
                 title="Autocorrelation",
             ),
             panel(
                 "bars",
                 ("name", "window"),
                 ("number", "variance / mean"),
-                [series(name, list(BURST_SCALES_S.values()), of) for name, of in bursts.items()],
+                [series(name, list(BURST_SCALES_S.values()), values) for name, values in bursts.items()],
                 title="Bursts",
             ),
         ),
@@ -769,7 +767,7 @@ def drift(source: FigureSource) -> FigureData:
                 "line",
                 ("date", "beginning"),
                 ("duration", "s run"),
-                [series(f"{name} ran at most", begins_s, of) for name, of in quantiles.items()],
+                [series(f"{name} ran at most", begins_s, values) for name, values in quantiles.items()],
                 title="Run times",
             ),
             _over_time(f"mean {unit}s of a job", [series("jobs", begins_s, sizes)], title="Sizes"),

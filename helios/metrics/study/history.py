@@ -221,8 +221,8 @@ class StudyHistory:
         chosen : array, optional
             A flag for each job, or positions of jobs. All jobs by default.
         """
-        of = slice(None) if chosen is None else chosen
-        return mean_levels(self.started_s[of], self.ended_s[of], self.size[of], edges_s)
+        jobs = slice(None) if chosen is None else chosen
+        return mean_levels(self.started_s[jobs], self.ended_s[jobs], self.size[jobs], edges_s)
 
     def hours(self, *, weight: Floats | Seconds | None = None) -> Floats:
         """Return the hours of each job in the window, size x time.

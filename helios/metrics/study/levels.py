@@ -151,7 +151,7 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
     total_s = float(idle_s.sum())
     return _idle_finding(
         history,
-        by_block=[history.blocks.sum(edges_s[:-1], of) for of in (idle_s, served_s)],
+        by_block=[history.blocks.sum(edges_s[:-1], seconds) for seconds in (idle_s, served_s)],
         n=nodes,
         coverage=_coverage(history, capacity),
         unit_hours=units_s / HOUR_S,

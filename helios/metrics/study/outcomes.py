@@ -88,7 +88,7 @@ def repeated_failures(history: StudyHistory) -> Finding:
     streak = failed & after_failure
     streak[streak] = after_failure[before[streak]]
     again, chances = (
-        history.blocks.sum(history.submitted_s[of]) for of in (failed & after_failure & seen, after_failure & seen)
+        history.blocks.sum(history.submitted_s[jobs]) for jobs in (failed & after_failure & seen, after_failure & seen)
     )
     if not chances.any():
         return unknown_finding(8, "failed jobs that were repeated", n=0, coverage=1.0)

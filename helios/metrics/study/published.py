@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.figure_data import FigureSource, Series
 from helios.metrics.study.history import CANCELLED, COMPLETED, NOT_ENDED, UNKNOWN, Flags
 from helios.units import duration, percent
@@ -57,10 +58,10 @@ def published(figure: str) -> tuple[Series, ...]:
     """
     points: dict[str, list[tuple[float | str, float]]] = {}
     several = len({row[2] for row in _rows() if row[0] == figure}) > 1
-    for name, cluster, of, x, y in _rows():
+    for name, cluster, what, x, y in _rows():
         if name == figure and cluster not in NOT_COMPARED.get(figure, ()):
             place: float | str = x if "-" in x else float(x)
-            points.setdefault(f"{cluster}: {of}" if several else cluster, []).append((place, y))
+            points.setdefault(f"{cluster}: {what}" if several else cluster, []).append((place, y))
     return tuple(
         Series(name=name, x=tuple(x for x, _ in found), y=tuple(y for _, y in found)) for name, found in points.items()
     )
@@ -69,7 +70,7 @@ def published(figure: str) -> tuple[Series, ...]:
 @cache
 def summary(cluster: str) -> dict[str, float]:
     """Return the published totals of a cluster by name."""
-    return {of: y for name, of_cluster, of, _, y in _rows() if name == "summary" and of_cluster == cluster}
+    return {what: y for name, of_cluster, what, _, y in _rows() if name == "summary" and of_cluster == cluster}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +101,21 @@ def here_and_there(source: FigureSource) -> HereAndThere:
     waited_s = history.wait_s[source.first_waits]
     waited_s = np.maximum(waited_s[np.isfinite(waited_s)], 0)
     ended = (history.state != UNKNOWN) & (history.state != NOT_ENDED)
+    ran_s = history.run_time_s[source.sized & ~source.never_ran]
+    units = np.zeros(0) if source.capacity is None or not source.capacity.units.size else source.capacity.total
     rows: list[tuple[str, str, float | None, Callable[[float], str]]] = [
-        (f"{history.unit}s in service", f"{kind}_num", _units(source.capacity), _whole),
+        (f"{history.unit}s in service", f"{kind}_num", _mean(units), _whole),
         (f"Jobs with {history.unit}s", f"{kind}_job_num", float(source.n), _whole),
-        ("Mean run time", f"avg_run_time_{kind}", _mean_of_ended(source), duration),
+        ("Mean run time", f"avg_run_time_{kind}", _mean(ran_s), duration),
         ("Median run time", f"med_run_time_{kind}", _known(run_times.quantile(0.5)), duration),
-        ("Mean wait", f"avg_que_time_{kind}", _known(float(waited_s.mean())) if len(waited_s) else None, duration),
+        ("Mean wait", f"avg_que_time_{kind}", _mean(waited_s), duration),
         ("Median wait", f"med_que_time_{kind}", float(np.median(waited_s)) if len(waited_s) else None, duration),
-        (f"{history.unit}s of a job, mean", f"avg_{kind}_num", _mean_size(source), lambda size: f"{size:.1f}"),
+        (
+            f"{history.unit}s of a job, mean",
+            f"avg_{kind}_num",
+            _mean(history.size[source.sized]),
+            lambda size: f"{size:.1f}",
+        ),
         ("Jobs that completed", f"complete_rate_{kind}", _rate(source, ended, COMPLETED), percent),
         ("Jobs that were cancelled", f"cancel_rate_{kind}", _rate(source, ended, CANCELLED), percent),
         ("Jobs that failed otherwise", f"fail_rate_{kind}", _rate(source, ended, None), percent),
@@ -144,7 +152,7 @@ def _others(name: str) -> list[float | None]:
     for cluster in CLUSTERS:
         values = summary(cluster)
         if name.endswith("_gpu_time"):
-            total = sum(values[of] for of in ("complete_gpu_time", "cancel_gpu_time", "fail_gpu_time"))
+            total = sum(values[what] for what in ("complete_gpu_time", "cancel_gpu_time", "fail_gpu_time"))
             found.append(values[name] / total)
         else:
             found.append(values.get(name) or (0.0 if name.startswith("med_") and name in values else None))
@@ -157,23 +165,15 @@ def _rate(source: FigureSource, ended: Flags, state: int | None, *, hours: bool 
     None is any but completed and cancelled.
     """
     history, weight = source.history, source.hours if hours else source.sized.astype(np.float64)
-    of = history.state == state if state is not None else ~np.isin(history.state, (COMPLETED, CANCELLED))
+    in_state = history.state == state if state is not None else ~np.isin(history.state, (COMPLETED, CANCELLED))
     total = float(weight[ended].sum())
-    return float(weight[ended & of].sum()) / total if total > 0 else None
+    return float(weight[ended & in_state].sum()) / total if total > 0 else None
 
 
-def _mean_of_ended(source: FigureSource) -> float | None:
-    run_times = source.history.run_time_s[source.sized & ~source.never_ran]
-    known = run_times[np.isfinite(run_times)]
+def _mean(values: NDArray[Any]) -> float | None:
+    """Return the mean of the finite values, None without any."""
+    known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
-
-
-def _mean_size(source: FigureSource) -> float | None:
-    return float(source.history.size[source.sized].mean()) if source.n else None
-
-
-def _units(capacity: Capacity | None) -> float | None:
-    return float(capacity.total.mean()) if capacity is not None and capacity.units.size else None
 
 
 def _known(value: float) -> float | None:
