@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import pandas_dtype
+from pandas.arrays import NumpyExtensionArray
 
 from helios.errors import FrameInvalid
 
@@ -117,11 +118,12 @@ class FrameKind:
             A column is missing or has another type.
         """
         found, names = {}, frame.columns
+        # Private to pandas, so that it may go in any release, and 20 times as fast as taking a column out as a Series.
+        array_at = getattr(frame, "_get_column_array", lambda place: _column_array(frame.iloc[:, place]))
         for name in columns:
             if name not in names:
                 raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
-            # Taking a column out as a Series would take 20 times as long.
-            found[name] = frame._get_column_array(names.get_loc(name))  # type: ignore[operator]  # not in the stubs
+            found[name] = array_at(names.get_loc(name))
             self._check_type(name, found[name].dtype)
         return found
 
@@ -130,6 +132,12 @@ class FrameKind:
         # Plain types are the same objects everywhere, and slow to spell.
         if found is not self._types[name] and str(found) != declared:
             raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found}, not {declared}")
+
+
+def _column_array(values: pd.Series[Any]) -> Any:
+    """Return a column as NumPy's array where it holds plain numbers, else as pandas'."""
+    array = values.array
+    return array.to_numpy() if isinstance(array, NumpyExtensionArray) else array
 
 
 def _convert(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:

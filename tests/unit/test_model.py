@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from helios.errors import FrameInvalid
-from helios.model import JOBS, in_submission_order
+from helios.model import JOBS, QUEUE, in_submission_order
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 
 
@@ -94,3 +94,12 @@ def test_nodes_and_running_jobs_column_by_column_are_plain_arrays() -> None:
     assert np.isnan(snapshot.node_values("power")[1])
     assert snapshot.running_values("node_list").tolist() == ["n2"]
     assert (snapshot.running_values("gpus").dtype, snapshot.running_values("gpus").tolist()) == (np.int32, [2])
+
+
+def test_columns_are_the_same_arrays_without_the_private_method_of_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = a_snapshot(pending=[a_pending_job(job_id="1", user="alice", gpus=2), a_pending_job(job_id="2")]).pending
+    fast = QUEUE.arrays(jobs, QUEUE.names)
+    monkeypatch.delattr(pd.DataFrame, "_get_column_array")
+    for name, values in QUEUE.arrays(jobs, QUEUE.names).items():
+        assert type(values) is type(fast[name])
+        assert pd.Series(values).equals(pd.Series(fast[name]))
