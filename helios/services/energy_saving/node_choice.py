@@ -87,6 +87,8 @@ def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[
     everywhere : sequence of NodeCandidate
         All nodes of the cluster.
     """
+    if count <= 0:
+        return []
     awake = [node for node in everywhere if node.power == NodePower.AWAKE]
     kinds = Counter(kind for node in awake for kind in node.kinds)
     held = Counter(node.rack for node in awake if not node.idle)
@@ -112,12 +114,14 @@ def to_wake(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[N
     Nodes of racks with most awake nodes come first, then the lowest weight, which the cluster fills first, then the
     longest time without a job, so that power cycles are distributed.
     """
+    if count <= 0:
+        return []
     light = Counter(node.rack for node in everywhere if node.rack and node.powered)
     asleep = sorted(
         (node for node in pool if node.asleep),
         key=lambda node: (-light[node.rack], node.rack, node.weight, node.idle_since, node.cycle),
     )
-    return asleep[: max(count, 0)]
+    return asleep[:count]
 
 
 class _NodeRow(NamedTuple):
