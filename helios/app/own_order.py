@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from helios.model import Snapshot, seconds_of
 from helios.simulate import ORDERS, Backfill, ClusterShape, LongestWaits, Workload, replay
+from helios.simulate.ageing import MEMORY_S
 from helios.units import DAY_S
 
-LOOKS_BACK = timedelta(weeks=4)
-"""How far back waits count; it also keeps the hourly replay short."""
+LOOKS_BACK = timedelta(seconds=MEMORY_S)
+"""How far back jobs are replayed."""
 DEFAULT_LIMIT_S = 7 * DAY_S
 """Time limit of a job that has none, s."""
 _COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
+from helios.app.own_order import LOOKS_BACK
 from helios.app.predicted_replay import InsidePredictor
 from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for
 from helios.app.scenarios import AGAIN_S, Scenario
@@ -27,10 +28,9 @@ from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
 from helios.report.whatif import JobNames, Run, WhatIf
 from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
+from helios.simulate.core.state import NEVER
 from helios.units import DAY_S, best_unit, duration_in_words, in_number
 
-LOOKS_BACK = timedelta(weeks=4)
-"""Stretch before the replayed jobs that counts for the longest wait of the site's own order."""
 MOST_SIDE_BY_SIDE = 1_000_000
 """Jobs of all replays together that share a training at once, .7 kB each."""
 STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
@@ -228,21 +228,21 @@ class ReplaySetup:
 
     @cached_property
     def own_order(self) -> LongestWaits:
-        """Longest wait so far under the site's own order.
+        """Longest recent wait under the site's own order.
 
-        That is first in, first out with EASY by time limits. At first it is that of the four weeks before, as far as
-        their jobs are known and fit. These are replayed on their own: the replay starts empty, and what they left
+        That is first in, first out with EASY by time limits. At first the waits of the four weeks before count, as far
+        as their jobs are known and fit. These are replayed on their own: the replay starts empty, and what they left
         running would make the site's own order look worse than it is there.
         """
-        longest = self._waits_of(self.machine)
-        earlier = self._earlier_jobs()
+        longest, earlier = self._waits_of(self.machine), self._earlier_jobs()
         if earlier is None:
             return longest
-        return longest.at_least(self._waits_of(earlier).at(int(self.workload.submitted_s[0])))
+        return longest.with_earlier(self._waits_of(earlier, until_s=int(self.workload.submitted_s[0])))
 
-    def _waits_of(self, machine: ReplayCluster) -> LongestWaits:
+    def _waits_of(self, machine: ReplayCluster, *, until_s: int = NEVER) -> LongestWaits:
         result = machine.replay(ORDERS["fifo"], default_limit_s=self.default_limit_s)
-        return LongestWaits.of(submitted_s=machine.workload().submitted_s, started_s=result.started_s)
+        submitted_s = machine.workload().submitted_s
+        return LongestWaits.of(submitted_s=submitted_s, started_s=result.started_s, until_s=until_s)
 
     def _earlier_jobs(self) -> ReplayCluster | None:
         recent = self.before["submitted_at"] >= self.machine.jobs["submitted_at"].min() - LOOKS_BACK

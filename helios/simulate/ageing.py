@@ -2,13 +2,13 @@
 
 The simple orders are its controls; ties go by submit time, then job id. A key ages as ``ln(key) + submitted / tau``: a
 job of R times the service is passed only by jobs that come within ``tau ln R`` of it. ``tau`` is a share of the longest
-wait that another replay of the same jobs, first in, first out, has caused so far, so that one number means the same on
-every site.
+wait that another replay of the same jobs, first in, first out, has lately caused, so that one number means the same on every
+site.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from helios.errors import UsageError
 from helios.ports import Order
 from helios.simulate.core.state import NEVER
+from helios.units import DAY_S
 
 EVERY_S = 3_600
 """Time between two values of the longest wait, s."""
+MEMORY_S = 28 * DAY_S
+"""How long a wait counts after the job has started, s, live and in replays (docs/experiments.md has others)."""
 LEAST_TAU_S = 3_600
 """Shortest ageing time, s."""
 LEAST_BOUND_S = 3 * 3_600
@@ -27,65 +30,83 @@ LEAST_BOUND_S = 3 * 3_600
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LongestWaits:
-    """Longest wait so far, as a step function of time.
+    """Longest recent wait, as a step function of time.
 
     Attributes
     ----------
     at_s : int64 array of shape (n_steps,)
         When each value comes into force, s since the epoch, ascending; the first is in force from the beginning.
     longest_s : int64 array of shape (n_steps,)
-        s, ascending.
+        s.
     """
 
     at_s: NDArray[np.int64]
     longest_s: NDArray[np.int64]
 
     @classmethod
-    def of(cls, *, submitted_s: NDArray[np.int64], started_s: NDArray[np.int64]) -> LongestWaits:
+    def of(
+        cls,
+        *,
+        submitted_s: NDArray[np.int64],
+        started_s: NDArray[np.int64],
+        until_s: int = NEVER,
+        memory_s: int = MEMORY_S,
+    ) -> LongestWaits:
         """Return the longest waits of a replay, hour by hour.
 
-        At each hour it counts the jobs that had started by then, and how long those had waited that still waited.
+        At each hour the waits of the jobs that wait count, and of those that started within ``memory_s`` before.
 
         Parameters
         ----------
         submitted_s, started_s : int64 arrays of shape (n_jobs,)
             In order of submission.
+        until_s : int
+            Later waits do not count, s since the epoch.
+        memory_s : int
+            s, whole hours.
         """
         if not len(submitted_s):
             return cls(at_s=np.array([-NEVER]), longest_s=np.array([0]))
-        hours = np.arange(submitted_s[0] + EVERY_S, started_s.max() + EVERY_S, EVERY_S)
-        by_start = np.argsort(started_s, kind="stable")
-        longest = np.maximum.accumulate((started_s - submitted_s)[by_start])
-        n_started = np.searchsorted(started_s[by_start], hours, side="right")
-        started_wait = np.where(n_started > 0, longest[np.maximum(n_started - 1, 0)], 0)
+        kept = memory_s // EVERY_S
+        hours = np.arange(submitted_s[0] + EVERY_S, min(int(started_s.max()) + EVERY_S, until_s + 1), EVERY_S)
+        # A start counts at the first hour that is not before it.
+        longest = np.zeros(len(hours) + kept, dtype=np.int64)
+        seen = np.searchsorted(hours, started_s)
+        known = seen < len(hours)
+        np.maximum.at(longest, seen[known], (started_s - submitted_s)[known])
         # The first job that starts later than an hour is the oldest that still waits then.
         oldest = np.searchsorted(np.maximum.accumulate(started_s), hours, side="right")
         waiting_s = hours - submitted_s[np.minimum(oldest, len(submitted_s) - 1)]
-        so_far = np.maximum(started_wait, np.where(oldest < len(submitted_s), waiting_s, 0))
-        so_far = np.maximum.accumulate(np.maximum(so_far, 0))
-        rises = np.flatnonzero(np.diff(so_far, prepend=0) > 0)
-        return cls(
-            at_s=np.concatenate(([-NEVER], hours[rises])).astype(np.int64),
-            longest_s=np.concatenate(([0], so_far[rises])).astype(np.int64),
-        )
+        longest[: len(hours)] = np.maximum(longest[: len(hours)], np.where(oldest < len(submitted_s), waiting_s, 0))
+        recent = np.lib.stride_tricks.sliding_window_view(np.pad(longest, (kept - 1, 0)), kept).max(axis=1)
+        at_s = submitted_s[0] + EVERY_S * np.arange(1, len(longest) + 1)
+        return cls._changes(np.concatenate(([-NEVER], at_s)), np.concatenate(([0], recent)))
+
+    @classmethod
+    def _changes(cls, at_s: NDArray[np.int64], longest_s: NDArray[np.int64]) -> LongestWaits:
+        """Return the steps at which the value changes."""
+        new = np.diff(longest_s, prepend=-1) != 0
+        return cls(at_s=at_s[new].astype(np.int64), longest_s=longest_s[new].astype(np.int64))
 
     def at(self, now_s: int) -> int:
-        """Return the longest wait by ``now_s``, s."""
+        """Return the longest wait at ``now_s``, s."""
         return int(self.longest_s[np.searchsorted(self.at_s, now_s, side="right") - 1])
 
-    def at_least(self, longest_s: int) -> LongestWaits:
-        """Return these waits, and ``longest_s`` while they are shorter."""
-        return replace(self, longest_s=np.maximum(self.longest_s, longest_s))
+    def with_earlier(self, earlier: LongestWaits) -> LongestWaits:
+        """Return the longer of these waits and those of another replay at each moment."""
+        at_s = np.union1d(self.at_s, earlier.at_s)
+        each = [one.longest_s[np.searchsorted(one.at_s, at_s, side="right") - 1] for one in (self, earlier)]
+        return self._changes(at_s, np.maximum(*each))
 
     def wait_bound(self, share: float) -> WaitBound:
-        """Return the wait bound from the longest wait so far.
+        """Return the wait bound from the longest recent wait.
 
         It is ``share`` x that wait, and at least ``LEAST_BOUND_S``.
         """
         return WaitBound(at_s=self.at_s, bound_s=np.maximum(share * self.longest_s, LEAST_BOUND_S).astype(np.int64))
 
     def ageing(self, share: float) -> Ageing:
-        """Return the ageing by ``share`` x the longest wait so far."""
+        """Return the ageing by ``share`` x the longest recent wait."""
         return Ageing(at_s=self.at_s, tau_s=np.maximum(share * self.longest_s, LEAST_TAU_S))
 
 

@@ -128,7 +128,7 @@ class Replay:
     holding : NodeHolding or None
         How many nodes held a job, over time; None: they were not counted.
     bound_s : int or None
-        The last value of the wait bound, s; None: there was none.
+        The wait bound at the last scheduling pass, s; None: there was none.
     """
 
     started_s: NDArray[np.int64]
@@ -296,7 +296,7 @@ def replay(
         believed_s=scores.believed_s,
         estimate_s=None if estimate_s is None and predictor is None else scores.plans.copy(),
         holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.clock["versatile"][0] else None,
-        bound_s=int(state.guard["bound_s"][-1]) if len(state.guard) else None,
+        bound_s=int(state.guard["bound_s"][max(state.clock["bounds"][0] - 1, 0)]) if len(state.guard) else None,
     )
 
 

@@ -108,3 +108,6 @@ def test_what_earlier_jobs_left_running_delays_nobody_in_the_own_order_of_a_repl
     request = WhatIfRequest(plans=(), nodes={"gpu": 2}, gpus_per_node=8, since=opens.to_pydatetime())
     longest = prepare_replay(history, request).own_order
     assert longest.at(int(opens.timestamp())) == longest.at(int((opens + 240 * hour).timestamp())) == 5 * 3600
+    # As live, a wait counts for four weeks: here until four weeks after the start.
+    assert longest.at(int((START + timedelta(days=28) + 4 * hour).timestamp())) == 5 * 3600
+    assert longest.at(int((START + timedelta(days=28) + 6 * hour).timestamp())) == 0

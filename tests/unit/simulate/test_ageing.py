@@ -9,7 +9,7 @@ from helios.errors import UsageError
 from helios.ports import RUN_TIME
 from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import Ageing, Backfill, LongestWaits, WaitBound, replay
-from helios.simulate.ageing import EVERY_S, LEAST_BOUND_S, LEAST_TAU_S, fewest_gpus_first
+from helios.simulate.ageing import EVERY_S, LEAST_BOUND_S, LEAST_TAU_S, MEMORY_S, fewest_gpus_first
 from helios.simulate.core.state import NEVER
 from tests.examples import examples
 
@@ -20,28 +20,49 @@ HOUR = 3_600
 JOBS = st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 20_000), st.integers(1, 8)), min_size=1, max_size=25)
 
 
-def longest_in_plain_words(workload, started_s, at_s):
-    waits = [
-        min(start, at_s) - submitted
-        for submitted, start in zip(workload.submitted_s.tolist(), started_s.tolist(), strict=True)
-        if submitted <= at_s
-    ]
-    return max(waits, default=0)
+def longest_in_plain_words(workload, started_s, at_s, memory_s):
+    """Return the longest wait at a whole hour after the first submission, where starts are noticed hour by hour."""
+    longest, first = 0, int(workload.submitted_s[0])
+    for submitted, start in zip(workload.submitted_s.tolist(), started_s.tolist(), strict=True):
+        noticed = first + max(-(-(start - first) // HOUR), 1) * HOUR
+        if submitted <= at_s < noticed + memory_s:
+            longest = max(longest, min(start, at_s) - submitted)
+    return longest
 
 
-@given(rows=JOBS)
+@given(rows=JOBS, memory_s=st.sampled_from([HOUR, 2 * HOUR, 5 * HOUR, MEMORY_S]))
 @settings(max_examples=examples(20), deadline=None)
-def test_the_longest_wait_so_far_is_the_longest_of_who_started_and_who_still_waits(rows):
+def test_the_longest_wait_is_the_longest_of_who_still_waits_and_who_started_lately(rows, memory_s):
     workload = a_workload(sorted(rows))
     result = replay(workload, ONE_NODE, backfill=Backfill.SKIP, order=fewest_gpus_first)
-    longest = LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s)
-    for hour in range(int(workload.submitted_s[0]) + EVERY_S, int(result.started_s.max()) + 2 * EVERY_S, EVERY_S):
-        so_far = max(
-            longest_in_plain_words(workload, result.started_s, past)
-            for past in range(int(workload.submitted_s[0]) + EVERY_S, hour + 1, EVERY_S)
+    longest = LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s, memory_s=memory_s)
+    ends = int(result.started_s.max()) + 2 * EVERY_S + memory_s
+    for hour in range(int(workload.submitted_s[0]) + EVERY_S, ends, EVERY_S)[:100]:
+        now = longest_in_plain_words(workload, result.started_s, hour, memory_s)
+        assert longest.at(hour) == longest.at(hour + EVERY_S - 1) == now
+    assert longest.at(ends) == 0
+
+
+@given(earlier=JOBS, later=JOBS)
+@settings(max_examples=examples(20), deadline=None)
+def test_the_waits_of_two_replays_are_the_longer_ones_of_both(earlier, later):
+    of = [
+        LongestWaits.of(
+            submitted_s=workload.submitted_s,
+            started_s=replay(workload, ONE_NODE, backfill=Backfill.SKIP, order=fewest_gpus_first).started_s,
+            memory_s=5 * HOUR,
         )
-        assert longest.at(hour) == so_far
-        assert longest.at(hour + EVERY_S - 1) == so_far
+        for workload in map(a_workload, (sorted(earlier), sorted(later)))
+    ]
+    both = of[0].with_earlier(of[1])
+    for at_s in range(-HOUR, 100 * HOUR, 1_800):
+        assert both.at(at_s) == max(one.at(at_s) for one in of)
+
+
+def test_what_starts_later_than_the_end_counts_as_waiting_until_then():
+    hours = {"submitted_s": np.array([0, 0, HOUR]), "started_s": np.array([0, 5 * HOUR, 90 * HOUR])}
+    longest = LongestWaits.of(**hours, until_s=10 * HOUR, memory_s=20 * HOUR)
+    assert [longest.at(hour * HOUR) for hour in (0, 3, 7, 10, 29, 30)] == [wait * HOUR for wait in (0, 3, 6, 9, 9, 0)]
 
 
 def test_no_job_means_no_wait():
