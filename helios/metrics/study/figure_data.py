@@ -97,7 +97,7 @@ class FigureData:
         Why there is no figure; empty where there is one.
     """
 
-    key: str
+    key: str = ""
     title: str
     definition: str = ""
     n: int = 0
@@ -147,7 +147,10 @@ def panel(
     title: str = "",
     beside: tuple[Series, ...] = (),
 ) -> Panel:
-    """Return a panel; ``x`` and ``y`` are kind and unit of an axis."""
+    """Return a panel.
+
+    ``x`` and ``y`` are the kind and the unit of an axis.
+    """
     (x_kind, x_unit), (y_kind, y_unit) = x, y
     return Panel(
         title=title,
@@ -167,7 +170,10 @@ def quantile_series(
     parts: Mapping[str, float],
     label: str = "{}",
 ) -> list[Series]:
-    """Return a series for each quantile in ``parts``, over groups that each give their quantiles."""
+    """Return a series for each quantile in ``parts``.
+
+    ``groups`` are functions that return a quantile of a group, one for each name.
+    """
     quantiles = list(groups)
     return [
         series(label.format(name), names, [quantile(part) for quantile in quantiles]) for name, part in parts.items()
@@ -178,11 +184,6 @@ def divide(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
     """Return a ratio, NaN where the whole is not above 0."""
     found: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
     return found
-
-
-def no_figure(key: str, title: str, missing: str) -> FigureData:
-    """Return a figure that the history cannot give, with why."""
-    return FigureData(key=key, title=title, missing=missing)
 
 
 class FigureSource:
