@@ -111,8 +111,8 @@ class _Words:
 class _Thresholds:
     """Bounds of a finding between which nothing is certain.
 
-    A value of at most ``nothing`` argues against the command, one of at least ``some`` for it. ``compared`` is the part of the
-    finding that is compared in place of the value.
+    A value of at most ``nothing`` argues against the command, one of at least ``some`` for it. ``compared`` is the
+    part of the finding that is compared in place of the value.
     """
 
     nothing: float
