@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,7 +54,17 @@ class Series:
     y: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis(NamedTuple):
+    """What an axis shows.
+
+    ``kind`` is ``duration``, ``size``, ``hour``, ``date``, ``name``, ``percent``, ``ratio`` or ``number``.
+    """
+
+    kind: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
     """One pair of axes.
 
@@ -63,20 +73,16 @@ class Panel:
     kind : str
         ``line``, ``bars`` beside each other, ``stack`` on each other, or ``range``: quantiles of each name, a series
         for each quantile in ascending order.
-    x_kind, y_kind : str
-        ``duration``, ``size``, ``hour``, ``date``, ``name``, ``percent``, ``ratio`` or ``number``.
-    beside : tuple of Series
+    beside : sequence of Series
         Series of published clusters, where definitions agree.
     """
 
-    title: str
     kind: str
-    x_kind: str
-    x_unit: str
-    y_kind: str
-    y_unit: str
-    series: tuple[Series, ...]
-    beside: tuple[Series, ...] = ()
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    title: str = ""
+    beside: Sequence[Series] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,32 +142,6 @@ def series(name: str, x: ArrayLike | Sequence[str], y: ArrayLike) -> Series:
     places = np.asarray(x)
     known = np.isfinite(values)
     return Series(name=name, x=tuple(places[known].tolist()), y=tuple(values[known].tolist()))
-
-
-def panel(
-    kind: str,
-    x: tuple[str, str],
-    y: tuple[str, str],
-    lines: Iterable[Series],
-    *,
-    title: str = "",
-    beside: tuple[Series, ...] = (),
-) -> Panel:
-    """Return a panel.
-
-    ``x`` and ``y`` are the kind and the unit of an axis.
-    """
-    (x_kind, x_unit), (y_kind, y_unit) = x, y
-    return Panel(
-        title=title,
-        kind=kind,
-        x_kind=x_kind,
-        x_unit=x_unit,
-        y_kind=y_kind,
-        y_unit=y_unit,
-        series=tuple(lines),
-        beside=beside,
-    )
 
 
 def quantile_series(

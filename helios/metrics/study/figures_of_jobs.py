@@ -13,11 +13,11 @@ from helios.metrics.study.figure_data import (
     FEWEST_PEOPLE,
     SIZES,
     THE_REST,
+    Axis,
     FigureData,
     FigureSource,
     Panel,
     Series,
-    panel,
     quantile_series,
     series,
 )
@@ -98,7 +98,7 @@ def run_times(source: FigureSource) -> FigureData | str:
 
 
 def _run_time_panel(title: str, y_unit: str, curves: list[Series], grey: str) -> Panel:
-    return panel("line", ("duration", "s"), ("percent", y_unit), curves, title=title, beside=published(grey))
+    return Panel("line", Axis("duration", "s"), Axis("percent", y_unit), curves, title=title, beside=published(grey))
 
 
 def clamp(history: StudyHistory) -> str:
@@ -167,10 +167,10 @@ def sizes(source: FigureSource) -> FigureData | str:
 
 
 def _size_panel(y_unit: str, at: NDArray[np.int64], found: _WeightedTimes, grey: str, history: StudyHistory) -> Panel:
-    return panel(
+    return Panel(
         "line",
-        ("size", f"{history.unit}s"),
-        ("percent", y_unit),
+        Axis("size", f"{history.unit}s"),
+        Axis("percent", y_unit),
         [series(y_unit.removeprefix("% of "), at, 100 * found.share_within(at.astype(np.float64)))],
         beside=published(grey) if history.resource == "gpus" else (),
     )
@@ -224,10 +224,10 @@ def _wait_panel(source: FigureSource, by: str, found: list[tuple[str, CensoredTi
     unit = source.history.unit
     noun = _noun(source, by)
     x = [float(name) if by == "week" else name for name, _ in found]
-    return panel(
+    return Panel(
         "line" if by == "week" else "range",
-        ("date" if by == "week" else "name", {"week": "beginning", "size": f"{unit}s"}.get(by, noun)),
-        ("duration", "s waited"),
+        Axis("date" if by == "week" else "name", {"week": "beginning", "size": f"{unit}s"}.get(by, noun)),
+        Axis("duration", "s waited"),
         quantile_series(x, [times.quantile for _, times in found], WAIT_SHARES, "{} started within"),
         title=f"By {noun if by != 'size' else f'{unit}s'}" if by != "week" else f"By {source.history.blocks.kind[:-1]}",
     )
@@ -273,7 +273,12 @@ def wait_share(source: FigureSource) -> FigureData | str:
         n=int(chosen.sum()),
         coverage=share(chosen, source.sized),
         panels=(
-            panel("line", ("percent", "% of its time that a job waited, at most"), ("percent", "% of jobs"), curves),
+            Panel(
+                "line",
+                Axis("percent", "% of its time that a job waited, at most"),
+                Axis("percent", "% of jobs"),
+                curves,
+            ),
         ),
     )
 
@@ -321,10 +326,10 @@ def _state_panel(source: FigureSource, y_unit: str, known: Flags, weight: Floats
         source.size_class[known] * n_states + state, weights=weight[known], minlength=len(SIZES) * n_states
     ).reshape(len(SIZES), n_states)
     places = [place for place in range(len(SIZES)) if table[place].sum() > 0]
-    return panel(
+    return Panel(
         "stack",
-        ("name", f"{source.history.unit}s of a job"),
-        ("percent", y_unit),
+        Axis("name", f"{source.history.unit}s of a job"),
+        Axis("percent", y_unit),
         [
             series(
                 _state_name(name),
@@ -359,10 +364,10 @@ def limits(source: FigureSource) -> FigureData | str:
         coverage=share(chosen, ended),
         covered="jobs that completed or timed out",
         panels=(
-            panel(
+            Panel(
                 "range",
-                ("name", "partition"),
-                ("ratio", "limit / run time"),
+                Axis("name", "partition"),
+                Axis("ratio", "limit / run time"),
                 quantile_series([group for group, _ in found], [times.quantile for _, times in found], SPREAD),
             ),
         ),
@@ -387,10 +392,10 @@ def users(source: FigureSource) -> FigureData | str:
     if float(waited[active].sum()) > 0:
         curves.append(_lorenz("time waited", waited[active]))
     panels = [
-        panel(
+        Panel(
             "line",
-            ("percent", "% of users, largest first"),
-            ("percent", "% of the total"),
+            Axis("percent", "% of users, largest first"),
+            Axis("percent", "% of the total"),
             curves,
             title="Who holds, who waits",
         )
@@ -402,10 +407,10 @@ def users(source: FigureSource) -> FigureData | str:
         place = np.minimum((10 * completed[jobs > 0] / jobs[jobs > 0]).astype(np.int64), 9)
         shares = [f"{10 * one}-{10 * one + 10}" for one in range(10)]
         panels.append(
-            panel(
+            Panel(
                 "bars",
-                ("name", "% of a user's jobs"),
-                ("number", "users"),
+                Axis("name", "% of a user's jobs"),
+                Axis("number", "users"),
                 [series("users", shares, np.bincount(place, minlength=10))],
                 title="Users by share of their jobs that complete",
             )
@@ -455,10 +460,10 @@ def repetition(source: FigureSource) -> FigureData | str:
         n=int(chosen.sum()),
         coverage=share(chosen, source.sized),
         panels=(
-            panel(
+            Panel(
                 "bars",
-                ("name", "earlier jobs alike"),
-                ("percent", "% of jobs"),
+                Axis("name", "earlier jobs alike"),
+                Axis("percent", "% of jobs"),
                 [series("jobs", list(REPEATS), 100 * counts / counts.sum())],
             ),
         ),
@@ -517,5 +522,5 @@ def holders(source: FigureSource) -> FigureData | str:
         noun=f"{noun}s",
         coverage=share(source.hours[names.known], source.hours),
         covered=f"{unit} hours",
-        panels=(panel("bars", ("name", noun), ("percent", "% of the total"), bars),),
+        panels=(Panel("bars", Axis("name", noun), Axis("percent", "% of the total"), bars),),
     )

@@ -13,6 +13,7 @@ from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.metrics.study.demand import dispersion
 from helios.metrics.study.figure_data import (
     MOST_NAMES,
+    Axis,
     FigureData,
     FigureSource,
     NamedLevel,
@@ -20,7 +21,6 @@ from helios.metrics.study.figure_data import (
     Series,
     days,
     divide,
-    panel,
     quantile_series,
     series,
 )
@@ -63,10 +63,10 @@ def hour_of_day(source: FigureSource) -> FigureData | str:
         level = divide(used, base) * (1 if in_service is None else 100)
         y_unit = f"mean {unit}s in use" if in_service is None else f"mean % of {unit}s in use"
         panels.append(
-            panel(
+            Panel(
                 "line",
-                ("hour", "hour of the day"),
-                ("number" if in_service is None else "percent", y_unit),
+                Axis("hour", "hour of the day"),
+                Axis("number" if in_service is None else "percent", y_unit),
                 [series(f"{unit}s in use", np.arange(24), level)],
                 title=f"{unit}s in use",
                 beside=published("hour_use") if gpus and in_service is not None else (),
@@ -75,10 +75,10 @@ def hour_of_day(source: FigureSource) -> FigureData | str:
         swing = float(np.nanmax(level) - np.nanmin(level))
         title = f"{unit}s in use swing by {swing:.0f} {'points' if in_service is not None else f'{unit}s'} over the day"
     panels.append(
-        panel(
+        Panel(
             "line",
-            ("hour", "hour of the day"),
-            ("number", f"{unit} jobs submitted in the hour"),
+            Axis("hour", "hour of the day"),
+            Axis("number", f"{unit} jobs submitted in the hour"),
             [series(f"{unit} jobs submitted", np.arange(24), submitted)],
             title="Submissions",
             beside=published("hour_submissions") if gpus else (),
@@ -133,10 +133,10 @@ def months(source: FigureSource) -> FigureData | str:
         for name, jobs in sizes.items()
     }
     panels = [
-        panel(
+        Panel(
             "bars",
-            ("name", "month"),
-            ("number", f"{unit} jobs submitted in the month"),
+            Axis("name", "month"),
+            Axis("number", f"{unit} jobs submitted in the month"),
             [series(name, names, values) for name, values in counts.items()],
             title="Jobs submitted",
         )
@@ -145,10 +145,10 @@ def months(source: FigureSource) -> FigureData | str:
         in_service = source.in_service(edges_s)
         whole = 1.0 if in_service is None else _mean_in_service(source, edges_s) / 100
         panels.append(
-            panel(
+            Panel(
                 "stack",
-                ("name", "month"),
-                (
+                Axis("name", "month"),
+                Axis(
                     "number" if in_service is None else "percent",
                     f"mean {unit}s" if in_service is None else f"mean % of {unit}s",
                 ),
@@ -219,20 +219,20 @@ def partitions(source: FigureSource) -> FigureData | str:
     )
     waits = [source.waits(jobs) for _, jobs, _ in found]
     panels = [
-        panel(
+        Panel(
             "range",
-            ("name", "partition"),
-            ("percent" if relative else "number", f"% of {unit}s in use" if relative else f"{unit}s in use"),
+            Axis("name", "partition"),
+            Axis("percent" if relative else "number", f"% of {unit}s in use" if relative else f"{unit}s in use"),
             quantile_series(names, [partial(np.quantile, level) for level in known], SPREAD),
             title=f"{unit}s in use",
         )
     ]
     if any(times.n for times in waits):
         panels.append(
-            panel(
+            Panel(
                 "range",
-                ("name", "partition"),
-                ("duration", "s waited"),
+                Axis("name", "partition"),
+                Axis("duration", "s waited"),
                 quantile_series(names, [times.quantile for times in waits], STARTED_WITHIN, "{} started within"),
                 title="Wait",
             )
@@ -281,7 +281,7 @@ def used_and_waited(source: FigureSource) -> FigureData | str:
 
 
 def _over_time(y_unit: str, lines: list[Series], *, title: str = "", y_kind: str = "number") -> Panel:
-    return panel("line", ("date", "beginning"), (y_kind, y_unit), lines, title=title)
+    return Panel("line", Axis("date", "beginning"), Axis(y_kind, y_unit), lines, title=title)
 
 
 def idle_beside(source: FigureSource) -> FigureData | str:
@@ -462,19 +462,19 @@ def before_after(source: FigureSource) -> FigureData | str:
         ),
         n=sum(times.n for times in waits.values()),
         panels=(
-            panel(
+            Panel(
                 "range",
-                ("name", ""),
-                ("duration", "s waited"),
+                Axis("name", ""),
+                Axis("duration", "s waited"),
                 quantile_series(
                     list(waits), [times.quantile for times in waits.values()], STARTED_WITHIN, "{} started within"
                 ),
                 title="Wait",
             ),
-            panel(
+            Panel(
                 "range",
-                ("name", ""),
-                ("number" if in_service is None else "percent", f"{noun} in use"),
+                Axis("name", ""),
+                Axis("number" if in_service is None else "percent", f"{noun} in use"),
                 quantile_series(list(levels), [partial(np.quantile, values) for values in levels.values()], SPREAD),
                 title=f"{unit}s in use",
             ),
@@ -510,10 +510,10 @@ def queue(source: FigureSource) -> FigureData | str:
         n=int(source.wait_known.sum()),
         coverage=share(source.wait_known, history.size > 0),
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("week hour", "hour of the week"),
-                ("number", "mean jobs waiting"),
+                Axis("week hour", "hour of the week"),
+                Axis("number", "mean jobs waiting"),
                 [series("jobs waiting", np.arange(168), mean)],
                 title="Jobs waiting",
             ),
@@ -548,10 +548,10 @@ def demand(source: FigureSource) -> FigureData | str:
         title=f"Jobs ask for all {unit}s in {percent(today)} of the time; with {more} demand in {percent(then)}.",
         definition=f"{unit}s in use and waited for as a share of those in service, in quarters of an hour",
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("number", f"% of {unit}s asked for, at least"),
-                ("percent", "% of the time"),
+                Axis("number", f"% of {unit}s asked for, at least"),
+                Axis("percent", "% of the time"),
                 [series(name, at, values) for name, values in exceeded.items()],
             ),
         ),
@@ -586,10 +586,10 @@ def group_hours(source: FigureSource) -> FigureData | str:
         coverage=share(source.hours[names.known], source.hours),
         covered=f"{unit} hours",
         panels=(
-            panel(
+            Panel(
                 "stack",
-                ("name", "month"),
-                ("number", f"{unit} hours"),
+                Axis("name", "month"),
+                Axis("number", f"{unit} hours"),
                 [
                     series(name, _month_names(edges_s, history.timezone), row)
                     for name, row in zip(labels, table, strict=True)
@@ -681,17 +681,17 @@ def arrivals(source: FigureSource) -> FigureData | str:
         n=source.n,
         coverage=1.0,
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("number", "h later"),
-                ("number", "correlation"),
+                Axis("number", "h later"),
+                Axis("number", "correlation"),
                 [series(name, lags, values) for name, values in correlations.items()],
                 title="Autocorrelation",
             ),
-            panel(
+            Panel(
                 "bars",
-                ("name", "window"),
-                ("number", "variance / mean"),
+                Axis("name", "window"),
+                Axis("number", "variance / mean"),
                 [series(name, list(BURST_SCALES_S.values()), values) for name, values in bursts.items()],
                 title="Bursts",
             ),
@@ -740,10 +740,10 @@ def drift(source: FigureSource) -> FigureData | str:
         n=sum(one.n for one in times),
         coverage=share(float(sum(one.n for one in times)), source.sized),
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("date", "beginning"),
-                ("duration", "s run"),
+                Axis("date", "beginning"),
+                Axis("duration", "s run"),
                 [series(f"{name} ran at most", begins_s, values) for name, values in quantiles.items()],
                 title="Run times",
             ),
