@@ -87,7 +87,7 @@ def draw_pdf(figure: FigureData) -> bytes | None:
 def alternative_text(figure: FigureData) -> str:
     """Return the alternative text of a figure."""
     panels = "; ".join(
-        f"{panel.title or panel.y_unit}: {', '.join(one.name for one in panel.series)}"
+        f"{panel.title or panel.y.unit}: {', '.join(one.name for one in panel.series)}"
         + (f", beside {', '.join(one.name for one in panel.beside)}" if panel.beside else "")
         for panel in figure.panels
     )
@@ -125,57 +125,57 @@ def _height(panel: Panel, width: float) -> float:
 
 def _draw_lines(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, narrow: bool) -> None:
     for one in panel.beside:
-        axes.plot(one.x, _drawable(panel.y_kind, one.y), color=GREY, ls=dashes[one.name], lw=0.9, label=one.name)
+        axes.plot(one.x, _drawable(panel.y.kind, one.y), color=GREY, ls=dashes[one.name], lw=0.9, label=one.name)
     for one, (colour, dash) in zip(panel.series, OWN * 2, strict=False):
-        x = np.array(one.x, dtype=np.int64).astype("datetime64[s]") if panel.x_kind == "date" else np.array(one.x)
+        x = np.array(one.x, dtype=np.int64).astype("datetime64[s]") if panel.x.kind == "date" else np.array(one.x)
         few = len(x) <= 3
-        y = _drawable(panel.y_kind, one.y)
+        y = _drawable(panel.y.kind, one.y)
         axes.plot(x, y, color=colour, ls=dash, lw=2, marker="o" if few else "", ms=4, label=one.name, zorder=3)
-    if panel.y_kind == "duration":
+    if panel.y.kind == "duration":
         time_axis(axes, narrow=True, upright=True)
     else:
         lowest = min((min(one.y) for one in (*panel.series, *panel.beside) if one.y), default=0)
         axes.set_ylim(bottom=min(0, lowest), top=101 if _is_share(panel) else None)
-        _number_axis(axes, panel.y_kind, upright=True)
+        _number_axis(axes, panel.y.kind, upright=True)
     # Ticks of a time axis have units of their own.
-    axes.set_ylabel(panel.y_unit.removeprefix("s ") if panel.y_kind == "duration" else panel.y_unit)
+    axes.set_ylabel(panel.y.unit.removeprefix("s ") if panel.y.kind == "duration" else panel.y.unit)
     _place_axis(axes, panel, narrow=narrow)
 
 
 def _is_share(panel: Panel) -> bool:
     """Return whether a curve runs to all of something."""
     highest = max((max(one.y) for one in panel.series if one.y), default=0)
-    return panel.y_kind == "percent" and 50 < highest <= 100
+    return panel.y.kind == "percent" and 50 < highest <= 100
 
 
 def _place_axis(axes: Axes, panel: Panel, *, narrow: bool) -> None:
     x = [float(place) for one in panel.series for place in one.x]
-    if panel.x_kind == "duration":
+    if panel.x.kind == "duration":
         axes.set_xlim(max(LEAST_S, min(x)), max(*x, 2 * LEAST_S))
         time_axis(axes, narrow=True)
         axes.set_xlabel("run time at most")
-    elif panel.x_kind == "size":
+    elif panel.x.kind == "size":
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(x), max(*x, 2))
         every = 2 if (narrow and max(x) > 64) or max(x) > 512 else 1
         ticks = sorted(set(x))[::every]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel(f"{panel.x_unit} of a job, at most")
-    elif panel.x_kind == "date":
+        axes.set_xlabel(f"{panel.x.unit} of a job, at most")
+    elif panel.x.kind == "date":
         date_axis(axes, narrow=True)
         if len(set(x)) == 1:
             axes.set_xticks([np.datetime64(int(x[0]), "s")])
-    elif panel.x_kind == "week hour":
+    elif panel.x.kind == "week hour":
         axes.set_xticks(range(0, 7 * DAY_H, DAY_H), WEEKDAYS, ha="left")
         axes.set_xlim(0, 7 * DAY_H - 1)
-    elif panel.x_kind == "hour":
+    elif panel.x.kind == "hour":
         axes.set_xticks([0, 6, 12, 18, 23])
-        axes.set_xlabel(panel.x_unit)
+        axes.set_xlabel(panel.x.unit)
     else:
         axes.set_xlim(min(x), max(*x, min(x) + 1))
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set_xlabel(panel.x_unit)
+        axes.set_xlabel(panel.x.unit)
 
 
 def _number_axis(axes: Axes, kind: str, *, upright: bool) -> None:
@@ -201,7 +201,7 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
     names = _names(panel.series)
     place = {name: len(names) - 1 - row for row, name in enumerate(names)}
     values = [
-        dict(zip((str(name) for name in one.x), _drawable(panel.y_kind, one.y), strict=True)) for one in panel.series
+        dict(zip((str(name) for name in one.x), _drawable(panel.y.kind, one.y), strict=True)) for one in panel.series
     ]
     for name in names:
         known = [points[name] for points in values if name in points]
@@ -217,23 +217,23 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
         for points, one, mark, (colour, _) in zip(values, panel.series, MARKS, OWN, strict=False):
             rows = [place[name] for name in points]
             axes.scatter(list(points.values()), rows, color=colour, marker=mark, s=26, zorder=3, label=one.name)
-    if panel.y_kind == "duration":
+    if panel.y.kind == "duration":
         shown = [seconds for points in values for seconds in points.values()]
         axes.set_xlim(max(LEAST_S, min(shown, default=LEAST_S) / 1.3), max(60.0, 1.3 * max(shown, default=0.0)))
         time_axis(axes, narrow=True)
         axes.set_xlabel("wait")
-    elif panel.y_kind == "ratio":
+    elif panel.y.kind == "ratio":
         axes.set_xscale("log")
         low_x, high_x = axes.get_xlim()
         powers = [10.0**power for power in range(-3, 7) if low_x <= 10.0**power <= high_x]
         axes.set_xticks(powers, [f"{tick:g} x" for tick in powers])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel(panel.y_unit)
+        axes.set_xlabel(panel.y.unit)
     else:
         axes.set_xlim(left=0)
-        _number_axis(axes, panel.y_kind, upright=False)
-        axes.set_xlabel(panel.y_unit)
-    _name_axis(axes, names[::-1], panel.x_unit if narrow or not panel.title else "")
+        _number_axis(axes, panel.y.kind, upright=False)
+        axes.set_xlabel(panel.y.unit)
+    _name_axis(axes, names[::-1], panel.x.unit if narrow or not panel.title else "")
 
 
 def _name_axis(axes: Axes, names: Sequence[str], label: str) -> None:
@@ -248,7 +248,7 @@ def _name_axis(axes: Axes, names: Sequence[str], label: str) -> None:
 def _is_upright(panel: Panel, width: float) -> bool:
     """Return whether names of bars are too long to stand below them."""
     names = _names(panel.series)
-    return panel.x_unit != "month" and sum(len(shorten(name)) + 1 for name in names) > CHARACTERS_PER_INCH * width
+    return panel.x.unit != "month" and sum(len(shorten(name)) + 1 for name in names) > CHARACTERS_PER_INCH * width
 
 
 def _draw_bars(axes: Axes, panel: Panel, *, width: float) -> None:
@@ -269,17 +269,17 @@ def _draw_bars(axes: Axes, panel: Panel, *, width: float) -> None:
         axes.set_yticks(at, [shorten(name) for name in names])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-        _number_axis(axes, panel.y_kind, upright=False)
-        axes.set_xlabel(panel.y_unit)
+        _number_axis(axes, panel.y.kind, upright=False)
+        axes.set_xlabel(panel.y.unit)
         return
     every = max(1, int(np.ceil(sum(len(name) + 1 for name in names) / (CHARACTERS_PER_INCH * width))))
     axes.set_xticks(at[::every], names[::every])
     axes.tick_params(axis="x", length=0, labelsize="small")
     axes.grid(visible=False, axis="x")
-    _number_axis(axes, panel.y_kind, upright=True)
-    if panel.x_unit != "month":
-        axes.set_xlabel(panel.x_unit)
-    axes.set_ylabel(panel.y_unit)
+    _number_axis(axes, panel.y.kind, upright=True)
+    if panel.x.unit != "month":
+        axes.set_xlabel(panel.x.unit)
+    axes.set_ylabel(panel.y.unit)
 
 
 def _add_legend(drawing: Canvas, panels: Sequence[Panel], *, narrow: bool) -> None:
@@ -355,7 +355,7 @@ def write_files(folder: Path, found: Sequence[Statement], figures: Sequence[Figu
         if (drawn := draw_pdf(figure)) is not None:
             header = ("panel", "cluster", "series", "x", "x_unit", "y", "y_unit")
             rows = [
-                (panel.title or figure.key, cluster, one.name, x, panel.x_unit, y, panel.y_unit)
+                (panel.title or figure.key, cluster, one.name, x, panel.x.unit, y, panel.y.unit)
                 for panel in figure.panels
                 for cluster, lines in (("here", panel.series), ("published", panel.beside))
                 for one in lines

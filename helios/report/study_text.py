@@ -96,7 +96,10 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Wording of one finding; ``describe`` takes the finding and the unit."""
+    """Wording of one finding.
+
+    ``describe`` takes the finding and the unit.
+    """
 
     name: str
     title: str
@@ -106,9 +109,10 @@ class _Words:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Thresholds:
-    """A value of at most ``nothing`` argues against the command, one of at least ``some`` for it.
+    """Bounds of a finding between which nothing is certain.
 
-    ``compared`` is the part of the finding that is compared in place of the value.
+    A value of at most ``nothing`` argues against the command, one of at least ``some`` for it. ``compared`` is the
+    part of the finding that is compared in place of the value.
     """
 
     nothing: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,7 +54,17 @@ class Series:
     y: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis(NamedTuple):
+    """What an axis shows.
+
+    ``kind`` is ``duration``, ``size``, ``hour``, ``date``, ``name``, ``percent``, ``ratio`` or ``number``.
+    """
+
+    kind: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
     """One pair of axes.
 
@@ -63,20 +73,16 @@ class Panel:
     kind : str
         ``line``, ``bars`` beside each other, ``stack`` on each other, or ``range``: quantiles of each name, a series
         for each quantile in ascending order.
-    x_kind, y_kind : str
-        ``duration``, ``size``, ``hour``, ``date``, ``name``, ``percent``, ``ratio`` or ``number``.
-    beside : tuple of Series
+    beside : sequence of Series
         Series of published clusters, where definitions agree.
     """
 
-    title: str
     kind: str
-    x_kind: str
-    x_unit: str
-    y_kind: str
-    y_unit: str
-    series: tuple[Series, ...]
-    beside: tuple[Series, ...] = ()
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    title: str = ""
+    beside: Sequence[Series] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,7 @@ class FigureData:
         Why there is no figure; empty where there is one.
     """
 
-    key: str
+    key: str = ""
     title: str
     definition: str = ""
     n: int = 0
@@ -138,36 +144,16 @@ def series(name: str, x: ArrayLike | Sequence[str], y: ArrayLike) -> Series:
     return Series(name=name, x=tuple(places[known].tolist()), y=tuple(values[known].tolist()))
 
 
-def panel(
-    kind: str,
-    x: tuple[str, str],
-    y: tuple[str, str],
-    lines: Iterable[Series],
-    *,
-    title: str = "",
-    beside: tuple[Series, ...] = (),
-) -> Panel:
-    """Return a panel; ``x`` and ``y`` are kind and unit of an axis."""
-    (x_kind, x_unit), (y_kind, y_unit) = x, y
-    return Panel(
-        title=title,
-        kind=kind,
-        x_kind=x_kind,
-        x_unit=x_unit,
-        y_kind=y_kind,
-        y_unit=y_unit,
-        series=tuple(lines),
-        beside=beside,
-    )
-
-
 def quantile_series(
     names: ArrayLike | Sequence[str],
     groups: Iterable[Callable[[float], float]],
     parts: Mapping[str, float],
     label: str = "{}",
 ) -> list[Series]:
-    """Return a series for each quantile in ``parts``, over groups that each give their quantiles."""
+    """Return a series for each quantile in ``parts``.
+
+    ``groups`` are functions that return a quantile of a group, one for each name.
+    """
     quantiles = list(groups)
     return [
         series(label.format(name), names, [quantile(part) for quantile in quantiles]) for name, part in parts.items()
@@ -178,11 +164,6 @@ def divide(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
     """Return a ratio, NaN where the whole is not above 0."""
     found: Floats = np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
     return found
-
-
-def no_figure(key: str, title: str, missing: str) -> FigureData:
-    """Return a figure that the history cannot give, with why."""
-    return FigureData(key=key, title=title, missing=missing)
 
 
 class FigureSource:

@@ -13,12 +13,11 @@ from helios.metrics.study.figure_data import (
     FEWEST_PEOPLE,
     SIZES,
     THE_REST,
+    Axis,
     FigureData,
     FigureSource,
     Panel,
     Series,
-    no_figure,
-    panel,
     quantile_series,
     series,
 )
@@ -56,13 +55,12 @@ WAIT = (
 )
 
 
-def run_times(source: FigureSource) -> FigureData:
+def run_times(source: FigureSource) -> FigureData | str:
     """Return how long jobs run, by jobs and by hours."""
     history, unit = source.history, source.history.unit
-    question = f"How long {unit} jobs run"
     times = source.run_times(source.sized)
     if not times.n:
-        return no_figure("run_times", question, "run times are not recorded here")
+        return "run times are not recorded here"
     ended = source.sized & np.isfinite(history.run_time_s) & ~source.never_ran
     of_hours = _WeightedTimes(history.run_time_s[ended], source.hours[ended])
     # The last point holds every job, so that the curve ends where the data does.
@@ -87,7 +85,6 @@ def run_times(source: FigureSource) -> FigureData:
     if of_hours.total > 0:
         title += f"; half of the {unit} hours are in runs of {duration_in_words(of_hours.quantile(0.5))} or more"
     return FigureData(
-        key="run_times",
         title=f"{title}.",
         definition=(
             f"Share of the jobs that ran, and of their {unit} hours inside the window, in runs of at most so long; "
@@ -101,7 +98,7 @@ def run_times(source: FigureSource) -> FigureData:
 
 
 def _run_time_panel(title: str, y_unit: str, curves: list[Series], grey: str) -> Panel:
-    return panel("line", ("duration", "s"), ("percent", y_unit), curves, title=title, beside=published(grey))
+    return Panel("line", Axis("duration", "s"), Axis("percent", y_unit), curves, title=title, beside=published(grey))
 
 
 def clamp(history: StudyHistory) -> str:
@@ -138,12 +135,11 @@ class _WeightedTimes:
         return float(self.times_s[min(place, len(self.times_s) - 1)])
 
 
-def sizes(source: FigureSource) -> FigureData:
+def sizes(source: FigureSource) -> FigureData | str:
     """Return how large jobs are, by jobs and by hours."""
     history, unit = source.history, source.history.unit
-    question = f"How many {unit}s jobs ask for"
     if not source.n:
-        return no_figure("sizes", question, f"no job of the window asks for {unit}s")
+        return f"no job of the window asks for {unit}s"
     size, hours = history.size[source.sized], source.hours[source.sized]
     powers = 2 ** np.arange(max(4, int(np.ceil(np.log2(size.max()))) + 1))
     of_jobs = _WeightedTimes(size.astype(np.float64), np.ones(len(size)))
@@ -158,7 +154,6 @@ def sizes(source: FigureSource) -> FigureData:
         half = f", half of the {unit} hours are in jobs of {of_hours.quantile(0.5):.0f} or more" if held else ""
         title = f"Half of the {unit} jobs ask for {of_jobs.quantile(0.5):.0f} {unit}s or fewer{half}."
     return FigureData(
-        key="sizes",
         title=title,
         definition=f"Share of the jobs, and of their {unit} hours in the window, in jobs of so many {unit}s or fewer",
         n=source.n,
@@ -172,10 +167,10 @@ def sizes(source: FigureSource) -> FigureData:
 
 
 def _size_panel(y_unit: str, at: NDArray[np.int64], found: _WeightedTimes, grey: str, history: StudyHistory) -> Panel:
-    return panel(
+    return Panel(
         "line",
-        ("size", f"{history.unit}s"),
-        ("percent", y_unit),
+        Axis("size", f"{history.unit}s"),
+        Axis("percent", y_unit),
         [series(y_unit.removeprefix("% of "), at, 100 * found.share_within(at.astype(np.float64)))],
         beside=published(grey) if history.resource == "gpus" else (),
     )
@@ -184,31 +179,16 @@ def _size_panel(y_unit: str, at: NDArray[np.int64], found: _WeightedTimes, grey:
 # Waits.
 
 
-def waits(source: FigureSource) -> FigureData:
-    """Return waits by partition, size and week."""
-    return _waits(source, "waits", "Who waits how long", ("partition", "size", "week"))
-
-
-def waits_by_group(source: FigureSource) -> FigureData:
-    """Return waits by group of users and week."""
-    return _waits(source, "waits_by_group", "Which groups wait how long", ("group", "week"))
-
-
-def waits_by_size(source: FigureSource) -> FigureData:
-    """Return waits by size."""
-    return _waits(source, "waits_by_size", f"How the wait grows with {source.history.unit}s", ("size",))
-
-
-def _waits(source: FigureSource, key: str, question: str, by: tuple[str, ...]) -> FigureData:
+def waits(source: FigureSource, *, by: tuple[str, ...]) -> FigureData | str:
+    """Return waits by partition, size, week or group of users."""
     if not source.history.has_starts or not source.first_waits.any():
-        return no_figure(key, question, NO_STARTS)
+        return NO_STARTS
     splits = {one: _split(source, one) for one in by}
     every = source.waits()
     panels = [_wait_panel(source, one, found) for one, found in splits.items() if len(found) > (one != "size")]
     # Of one group in one week, there is nothing to split.
     panels = panels or [_wait_panel(source, by[0], [("all jobs", every)])]
     return FigureData(
-        key=key,
         title=_wait_title(source, every, _noun(source, by[0]), splits[by[0]]),
         definition=f"{WAIT}. Jobs submitted in the window, by Kaplan and Meier",
         n=every.n,
@@ -244,10 +224,10 @@ def _wait_panel(source: FigureSource, by: str, found: list[tuple[str, CensoredTi
     unit = source.history.unit
     noun = _noun(source, by)
     x = [float(name) if by == "week" else name for name, _ in found]
-    return panel(
+    return Panel(
         "line" if by == "week" else "range",
-        ("date" if by == "week" else "name", {"week": "beginning", "size": f"{unit}s"}.get(by, noun)),
-        ("duration", "s waited"),
+        Axis("date" if by == "week" else "name", {"week": "beginning", "size": f"{unit}s"}.get(by, noun)),
+        Axis("duration", "s waited"),
         quantile_series(x, [times.quantile for _, times in found], WAIT_SHARES, "{} started within"),
         title=f"By {noun if by != 'size' else f'{unit}s'}" if by != "week" else f"By {source.history.blocks.kind[:-1]}",
     )
@@ -267,12 +247,12 @@ def _wait_title(source: FigureSource, every: CensoredTimes, noun: str, split: li
     return f"{title}; at worst {duration_in_words(worst_s)} ({where})."
 
 
-def wait_share(source: FigureSource) -> FigureData:
+def wait_share(source: FigureSource) -> FigureData | str:
     """Return the share of JCT that jobs wait, by run time."""
-    history, question = source.history, "Who waits longest beside how long they run"
+    history = source.history
     chosen = source.first_waits & np.isfinite(history.wait_s) & np.isfinite(history.run_time_s)
     if not chosen.any():
-        return no_figure("wait_share", question, NO_STARTS)
+        return NO_STARTS
     wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
     whole_s = wait_s + run_time_s
     waited = np.divide(100 * wait_s, whole_s, out=np.zeros(len(whole_s)), where=whole_s > 0)
@@ -288,13 +268,17 @@ def wait_share(source: FigureSource) -> FigureData:
     medians = [float(np.median(waited[jobs])) / 100 for jobs in halves.values() if jobs.any()]
     title = f"The median short job spends {percent(medians[0])} of its time waiting"
     return FigureData(
-        key="wait_share",
         title=f"{title}, the median long one {percent(medians[1])}." if len(medians) > 1 else f"{title}.",
         definition="Wait / (wait + run time) of jobs that started and ended, split at the median run time",
         n=int(chosen.sum()),
         coverage=share(chosen, source.sized),
         panels=(
-            panel("line", ("percent", "% of its time that a job waited, at most"), ("percent", "% of jobs"), curves),
+            Panel(
+                "line",
+                Axis("percent", "% of its time that a job waited, at most"),
+                Axis("percent", "% of jobs"),
+                curves,
+            ),
         ),
     )
 
@@ -302,12 +286,12 @@ def wait_share(source: FigureSource) -> FigureData:
 # Ends.
 
 
-def states(source: FigureSource) -> FigureData:
+def states(source: FigureSource) -> FigureData | str:
     """Return how jobs end by size, by jobs and by hours."""
     history, unit = source.history, source.history.unit
     known = source.sized & ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
     if not known.any():
-        return no_figure("states", "How jobs end", "how jobs ended is not recorded here")
+        return "how jobs ended is not recorded here"
     hours = source.hours
     panels = [_state_panel(source, f"% of {unit} jobs", known, known.astype(np.float64))]
     title = f"{percent(share(known & (history.state != COMPLETED), known))} of the {unit} jobs did not end completed"
@@ -321,7 +305,6 @@ def states(source: FigureSource) -> FigureData:
         title = f"{percent(1 - (parts['completed'] or 0.0))} of the {unit} hours did not end completed"
         title += f": {named}" if named else ""
     return FigureData(
-        key="states",
         title=f"{title}.",
         definition=(
             f"Final states of the jobs submitted in the window, and their {unit} hours inside it. Cancelled is not "
@@ -343,10 +326,10 @@ def _state_panel(source: FigureSource, y_unit: str, known: Flags, weight: Floats
         source.size_class[known] * n_states + state, weights=weight[known], minlength=len(SIZES) * n_states
     ).reshape(len(SIZES), n_states)
     places = [place for place in range(len(SIZES)) if table[place].sum() > 0]
-    return panel(
+    return Panel(
         "stack",
-        ("name", f"{source.history.unit}s of a job"),
-        ("percent", y_unit),
+        Axis("name", f"{source.history.unit}s of a job"),
+        Axis("percent", y_unit),
         [
             series(
                 _state_name(name),
@@ -359,15 +342,14 @@ def _state_panel(source: FigureSource, y_unit: str, known: Flags, weight: Floats
     )
 
 
-def limits(source: FigureSource) -> FigureData:
+def limits(source: FigureSource) -> FigureData | str:
     """Return how much longer limits are than runs, by partition."""
     history, unit = source.history, source.history.unit
-    question = "How much longer time limits are than runs"
     ended = source.sized & ((history.state == COMPLETED) | (history.state == TIMEOUT))
     limited = ended & np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
     chosen = limited & (np.nan_to_num(history.run_time_s) > 0)
     if not chosen.any():
-        return no_figure("limits", question, "time limits of jobs that completed are not recorded here")
+        return "time limits of jobs that completed are not recorded here"
     ratio = np.divide(history.time_limit_s, history.run_time_s, out=np.ones(len(chosen)), where=chosen)
     hours = history.size * np.nan_to_num(history.run_time_s) / 3600
     groups = [("all jobs", chosen)]
@@ -376,17 +358,16 @@ def limits(source: FigureSource) -> FigureData:
     found = [(name, _WeightedTimes(ratio[jobs], hours[jobs])) for name, jobs in groups if jobs.any()]
     every = found[0][1]
     return FigureData(
-        key="limits",
         title=f"Half of the {unit} hours are in jobs whose limit is {every.quantile(0.5):.1f} times their run or more.",
         definition=f"Limit / run time of COMPLETED and TIMEOUT jobs, weighted by {unit} hours; 5, 25, 50, 75, 95 %",
         n=int(chosen.sum()),
         coverage=share(chosen, ended),
         covered="jobs that completed or timed out",
         panels=(
-            panel(
+            Panel(
                 "range",
-                ("name", "partition"),
-                ("ratio", "limit / run time"),
+                Axis("name", "partition"),
+                Axis("ratio", "limit / run time"),
                 quantile_series([group for group, _ in found], [times.quantile for _, times in found], SPREAD),
             ),
         ),
@@ -396,25 +377,25 @@ def limits(source: FigureSource) -> FigureData:
 # Users.
 
 
-def users(source: FigureSource) -> FigureData:
+def users(source: FigureSource) -> FigureData | str:
     """Return how unequal users are in hours, in waiting and in completion."""
-    history, unit, question = source.history, source.history.unit, "How unequal users are"
+    history, unit = source.history, source.history.unit
     known = source.sized & history.user.known
     if not known.any():
-        return no_figure("users", question, NO_USERS)
+        return NO_USERS
     hours, waited = history.user.sum(source.hours), history.user.sum(source.wait_hours)
     active = hours > 0
     n = int(active.sum())
     if n < FEWEST_PEOPLE:
-        return no_figure("users", question, f"fewer than {FEWEST_PEOPLE} users have {unit} hours here")
+        return f"fewer than {FEWEST_PEOPLE} users have {unit} hours here"
     curves = [_lorenz(f"{unit} hours", hours[active])]
     if float(waited[active].sum()) > 0:
         curves.append(_lorenz("time waited", waited[active]))
     panels = [
-        panel(
+        Panel(
             "line",
-            ("percent", "% of users, largest first"),
-            ("percent", "% of the total"),
+            Axis("percent", "% of users, largest first"),
+            Axis("percent", "% of the total"),
             curves,
             title="Who holds, who waits",
         )
@@ -426,10 +407,10 @@ def users(source: FigureSource) -> FigureData:
         place = np.minimum((10 * completed[jobs > 0] / jobs[jobs > 0]).astype(np.int64), 9)
         shares = [f"{10 * one}-{10 * one + 10}" for one in range(10)]
         panels.append(
-            panel(
+            Panel(
                 "bars",
-                ("name", "% of a user's jobs"),
-                ("number", "users"),
+                Axis("name", "% of a user's jobs"),
+                Axis("number", "users"),
                 [series("users", shares, np.bincount(place, minlength=10))],
                 title="Users by share of their jobs that complete",
             )
@@ -437,7 +418,6 @@ def users(source: FigureSource) -> FigureData:
     top = max(1, round(0.05 * n))
     largest = np.sort(hours[active])[::-1]
     return FigureData(
-        key="users",
         title=f"The top 5 % of users ({top} of {n:,}) hold {percent(share(largest[:top], largest))} of {unit} hours.",
         definition=(
             f"Users with {unit} hours in the window, sorted down in each curve; waiting is that in the window of their "
@@ -464,27 +444,26 @@ def _lorenz(name: str, held: Floats) -> Series:
     return series(name, x[keep], y[keep])
 
 
-def repetition(source: FigureSource) -> FigureData:
+def repetition(source: FigureSource) -> FigureData | str:
     """Return how many earlier jobs like it each job has."""
-    history, question = source.history, "How often jobs repeat earlier ones"
+    history = source.history
     chosen = source.sized & history.user.known
     if not chosen.any():
-        return no_figure("repetition", question, NO_USERS)
+        return NO_USERS
     before = _ended_before(history)[chosen]
     place = np.searchsorted(list(REPEATS.values()), before, side="right") - 1
     counts = np.bincount(place, minlength=len(REPEATS))
     alike = ["user", "account", "size", *(["words of the name"] if history.stem.known.any() else [])]
     return FigureData(
-        key="repetition",
         title=f"{percent(float((before > 0).mean()))} of the jobs repeat one that had ended before.",
         definition=f"Earlier jobs of the same {', '.join(alike)} that had ended when a job was submitted",
         n=int(chosen.sum()),
         coverage=share(chosen, source.sized),
         panels=(
-            panel(
+            Panel(
                 "bars",
-                ("name", "earlier jobs alike"),
-                ("percent", "% of jobs"),
+                Axis("name", "earlier jobs alike"),
+                Axis("percent", "% of jobs"),
                 [series("jobs", list(REPEATS), 100 * counts / counts.sum())],
             ),
         ),
@@ -511,23 +490,22 @@ def holds(noun: str, name: str) -> str:
     return f"{name.capitalize()} hold" if name in {THE_REST, FEW_PEOPLE} else f"{noun.capitalize()} {name} holds"
 
 
-def holders(source: FigureSource) -> FigureData:
+def holders(source: FigureSource) -> FigureData | str:
     """Return who holds most and who waits most.
 
     Users for the admin, groups for others.
     """
     history, unit, admin = source.history, source.history.unit, source.audience == "admin"
-    question = "Who holds, who waits"
     if admin and history.user.known.any():
         noun, names = "user", history.user
     elif source.groups is not None:
         noun, names = source.groups
     else:
-        return no_figure("holders", question, "neither users nor accounts nor partitions are recorded here")
+        return "neither users nor accounts nor partitions are recorded here"
     weights = [(f"of {unit} hours", source.hours), ("of the time waited", source.wait_hours)]
     weights = [(name, weight) for name, weight in weights if float(weight.sum()) > 0]
     if not weights:
-        return no_figure("holders", question, "neither run times nor starts are recorded here")
+        return "neither run times nor starts are recorded here"
     labels, place = source.leading(names, weights[0][1])
     if not any(float(weight[place == len(labels) - 1].sum()) > 0 for _, weight in weights):
         labels = labels[:-1]
@@ -538,12 +516,11 @@ def holders(source: FigureSource) -> FigureData:
     top = bars[0].y[0]
     waiting = f" and {bars[1].y[0]:.0f} % of the waiting" if len(bars) > 1 else ""
     return FigureData(
-        key="holders",
         title=f"{holds(noun, labels[0])} {top:.0f} % of the {unit} hours{waiting}.",
         definition=f"The {len(labels) - (THE_REST in labels)} {noun}s with the most {unit} hours inside the window",
         n=int((np.bincount(names.code[names.known & source.sized], minlength=1) > 0).sum()),
         noun=f"{noun}s",
         coverage=share(source.hours[names.known], source.hours),
         covered=f"{unit} hours",
-        panels=(panel("bars", ("name", noun), ("percent", "% of the total"), bars),),
+        panels=(Panel("bars", Axis("name", noun), Axis("percent", "% of the total"), bars),),
     )

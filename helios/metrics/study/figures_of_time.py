@@ -13,6 +13,7 @@ from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.metrics.study.demand import dispersion
 from helios.metrics.study.figure_data import (
     MOST_NAMES,
+    Axis,
     FigureData,
     FigureSource,
     NamedLevel,
@@ -20,8 +21,6 @@ from helios.metrics.study.figure_data import (
     Series,
     days,
     divide,
-    no_figure,
-    panel,
     quantile_series,
     series,
 )
@@ -47,7 +46,7 @@ NO_HOURS = "no such hours, or capacity is not known here"
 AT_LEAST = "Capacity is the most that was ever in use in four weeks, so at least that."
 
 
-def hour_of_day(source: FigureSource) -> FigureData:
+def hour_of_day(source: FigureSource) -> FigureData | str:
     """Return use and submissions by hour of the day."""
     history, unit = source.history, source.history.unit
     hour = source.hour_of_step % 24
@@ -64,10 +63,10 @@ def hour_of_day(source: FigureSource) -> FigureData:
         level = divide(used, base) * (1 if in_service is None else 100)
         y_unit = f"mean {unit}s in use" if in_service is None else f"mean % of {unit}s in use"
         panels.append(
-            panel(
+            Panel(
                 "line",
-                ("hour", "hour of the day"),
-                ("number" if in_service is None else "percent", y_unit),
+                Axis("hour", "hour of the day"),
+                Axis("number" if in_service is None else "percent", y_unit),
                 [series(f"{unit}s in use", np.arange(24), level)],
                 title=f"{unit}s in use",
                 beside=published("hour_use") if gpus and in_service is not None else (),
@@ -76,10 +75,10 @@ def hour_of_day(source: FigureSource) -> FigureData:
         swing = float(np.nanmax(level) - np.nanmin(level))
         title = f"{unit}s in use swing by {swing:.0f} {'points' if in_service is not None else f'{unit}s'} over the day"
     panels.append(
-        panel(
+        Panel(
             "line",
-            ("hour", "hour of the day"),
-            ("number", f"{unit} jobs submitted in the hour"),
+            Axis("hour", "hour of the day"),
+            Axis("number", f"{unit} jobs submitted in the hour"),
             [series(f"{unit} jobs submitted", np.arange(24), submitted)],
             title="Submissions",
             beside=published("hour_submissions") if gpus else (),
@@ -90,7 +89,6 @@ def hour_of_day(source: FigureSource) -> FigureData:
     submissions = f"in the busiest hour {busiest:.1f} jobs are submitted, {times}"
     return _figure_of_starts(
         source,
-        "hour_of_day",
         title=f"{title}; {submissions}." if title else f"{submissions[0].upper()}{submissions[1:]}.",
         definition=(
             f"Means over the hours of the window on the cluster's clock ({history.timezone}), divided by how many such "
@@ -106,12 +104,14 @@ def hour_of_day(source: FigureSource) -> FigureData:
 
 
 def _figure_of_starts(
-    source: FigureSource, key: str, *, title: str, definition: str, n: int | None = None, **more: Any
+    source: FigureSource, *, title: str, definition: str, n: int | None = None, **more: Any
 ) -> FigureData:
-    """Return a figure that is known of the jobs whose start is known; ``more`` are its panels and notes."""
+    """Return a figure that is known of the jobs whose start is known.
+
+    ``more`` are its panels and notes.
+    """
     history, ran = source.history, source.sized & source.history.ran
     return FigureData(
-        key=key,
         title=title,
         definition=definition,
         n=source.n if n is None else n,
@@ -121,7 +121,7 @@ def _figure_of_starts(
     )
 
 
-def months(source: FigureSource) -> FigureData:
+def months(source: FigureSource) -> FigureData | str:
     """Return jobs and use by month, of one unit and of more."""
     history, unit = source.history, source.history.unit
     edges_s = source.calendar_edges("MS")
@@ -133,10 +133,10 @@ def months(source: FigureSource) -> FigureData:
         for name, jobs in sizes.items()
     }
     panels = [
-        panel(
+        Panel(
             "bars",
-            ("name", "month"),
-            ("number", f"{unit} jobs submitted in the month"),
+            Axis("name", "month"),
+            Axis("number", f"{unit} jobs submitted in the month"),
             [series(name, names, values) for name, values in counts.items()],
             title="Jobs submitted",
         )
@@ -145,10 +145,10 @@ def months(source: FigureSource) -> FigureData:
         in_service = source.in_service(edges_s)
         whole = 1.0 if in_service is None else _mean_in_service(source, edges_s) / 100
         panels.append(
-            panel(
+            Panel(
                 "stack",
-                ("name", "month"),
-                (
+                Axis("name", "month"),
+                Axis(
                     "number" if in_service is None else "percent",
                     f"mean {unit}s" if in_service is None else f"mean % of {unit}s",
                 ),
@@ -168,7 +168,6 @@ def months(source: FigureSource) -> FigureData:
         title = f"Jobs of one {unit} vary {one:.1f} times between the months, those of more {unit}s {many:.1f} times."
     return _figure_of_starts(
         source,
-        "months",
         title=title,
         definition=f"{unit} jobs by month of submission; {unit}s held by all jobs in the month, on the cluster's clock",
         panels=tuple(panels),
@@ -192,14 +191,14 @@ def _month_names(edges_s: Seconds, timezone: str) -> list[str]:
     ]
 
 
-def partitions(source: FigureSource) -> FigureData:
+def partitions(source: FigureSource) -> FigureData | str:
     """Return use and waits by partition."""
-    history, unit, question = source.history, source.history.unit, "How partitions differ"
+    history, unit = source.history, source.history.unit
     if not history.has_starts:
-        return no_figure("partitions", question, NO_STARTS)
+        return NO_STARTS
     found = source.partitions
     if not found:
-        return no_figure("partitions", question, "partitions are not recorded here")
+        return "partitions are not recorded here"
     names = [name for name, _, _ in found]
     levels = [source.held(jobs) for _, jobs, _ in found]
     in_service = [None if pool is None else source.in_service(source.edges_s, pool) for _, _, pool in found]
@@ -220,27 +219,26 @@ def partitions(source: FigureSource) -> FigureData:
     )
     waits = [source.waits(jobs) for _, jobs, _ in found]
     panels = [
-        panel(
+        Panel(
             "range",
-            ("name", "partition"),
-            ("percent" if relative else "number", f"% of {unit}s in use" if relative else f"{unit}s in use"),
+            Axis("name", "partition"),
+            Axis("percent" if relative else "number", f"% of {unit}s in use" if relative else f"{unit}s in use"),
             quantile_series(names, [partial(np.quantile, level) for level in known], SPREAD),
             title=f"{unit}s in use",
         )
     ]
     if any(times.n for times in waits):
         panels.append(
-            panel(
+            Panel(
                 "range",
-                ("name", "partition"),
-                ("duration", "s waited"),
+                Axis("name", "partition"),
+                Axis("duration", "s waited"),
                 quantile_series(names, [times.quantile for times in waits], STARTED_WITHIN, "{} started within"),
                 title="Wait",
             )
         )
     at_least = source.capacity is not None and source.capacity.at_least and relative
     return FigureData(
-        key="partitions",
         title=title,
         definition=f"{unit}s in use in quarters of an hour: 5, 25, 50, 75, 95 %. {WAIT}",
         n=int(sum((jobs & source.sized).sum() for _, jobs, _ in found)),
@@ -254,12 +252,11 @@ def partitions(source: FigureSource) -> FigureData:
     )
 
 
-def used_and_waited(source: FigureSource) -> FigureData:
+def used_and_waited(source: FigureSource) -> FigureData | str:
     """Return used, idle and requested units by week."""
     history, unit = source.history, source.history.unit
-    question = f"{unit}s used, idle and waited for"
     if not history.has_starts:
-        return no_figure("used_and_waited", question, NO_STARTS)
+        return NO_STARTS
     edges_s = history.blocks.edges_s
     used, asked = source.held(edges_s=edges_s), source.asked(edges_s=edges_s)
     lines = [series("in use", edges_s[:-1], used)]
@@ -275,7 +272,6 @@ def used_and_waited(source: FigureSource) -> FigureData:
         of_capacity = f" of {'at least ' if source.capacity.at_least else ''}{total:,.0f}"
     return _figure_of_starts(
         source,
-        "used_and_waited",
         title=f"On average {mean_used:,.0f}{of_capacity} {unit}s are in use while {mean_asked:,.0f} are waited for.",
         definition=f"Means over {history.blocks.kind}: {unit}s of running jobs and of jobs that may start and wait",
         n=int(source.wait_known.sum()),
@@ -285,23 +281,21 @@ def used_and_waited(source: FigureSource) -> FigureData:
 
 
 def _over_time(y_unit: str, lines: list[Series], *, title: str = "", y_kind: str = "number") -> Panel:
-    return panel("line", ("date", "beginning"), (y_kind, y_unit), lines, title=title)
+    return Panel("line", Axis("date", "beginning"), Axis(y_kind, y_unit), lines, title=title)
 
 
-def idle_beside(source: FigureSource) -> FigureData:
+def idle_beside(source: FigureSource) -> FigureData | str:
     """Return what idles in partitions while jobs that fit wait in others."""
     history, unit = source.history, source.history.unit
-    question = f"{unit}s that idle in one partition while jobs that fit wait in others"
     levels = [one for one in source.idle_beside if len(one.level)]
     if not levels:
-        return no_figure("idle_beside", question, NO_HOURS if history.has_starts else NO_STARTS)
+        return NO_HOURS if history.has_starts else NO_STARTS
     blocks = history.blocks
     means = {one.name: _by_block(source, one) for one in levels}
     order = sorted(means, key=lambda name: -float(np.nansum(means[name])))[: MOST_NAMES // 2]
     total = sum(float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels)
     return _figure_of_starts(
         source,
-        "idle_beside",
         title=f"On average {total:,.1f} {unit}s idle while jobs that fit wait elsewhere, most of them in {order[0]}.",
         definition=(
             "After the own queue of each partition is placed greedily: waiting jobs of others, oldest first, that fit; "
@@ -311,20 +305,18 @@ def idle_beside(source: FigureSource) -> FigureData:
     )
 
 
-def fragmentation(source: FigureSource) -> FigureData:
+def fragmentation(source: FigureSource) -> FigureData | str:
     """Return the free capacity beside waiting jobs, by reason."""
     history, unit = source.history, source.history.unit
-    question = f"Free {unit}s that no waiting job could use"
     levels = [one for one in source.unusable if one.level.any()]
     if not levels:
-        return no_figure("fragmentation", question, NO_HOURS if history.has_starts else NO_STARTS)
+        return NO_HOURS if history.has_starts else NO_STARTS
     means = {one.name: _by_block(source, one) for one in levels}
     total = {one.name: float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels}
     first = max(total, key=lambda name: total[name])
     why = f", most of them for this reason: {first}" if len(source.unusable) > 1 else ""
     return _figure_of_starts(
         source,
-        "fragmentation",
         title=f"On average {sum(total.values()):,.1f} {unit}s are free while jobs wait, none of which fits{why}.",
         definition=(
             f"{unit}s left free after the queue of each partition is placed greedily, while a job of it still waits; "
@@ -347,11 +339,11 @@ def _by_block(source: FigureSource, one: NamedLevel) -> Floats:
     return divide(held, whole)
 
 
-def idle_nodes(source: FigureSource) -> FigureData:
+def idle_nodes(source: FigureSource) -> FigureData | str:
     """Return idle spells of nodes and their energy."""
-    history, finding, question = source.history, source.findings.get(4), "How long nodes idle"
+    history, finding = source.history, source.findings.get(4)
     if finding is None or finding.estimate.value is None:
-        return no_figure("idle_nodes", question, finding.missing if finding is not None else NO_STARTS)
+        return finding.missing if finding is not None else NO_STARTS
     hours, served = (np.array(finding.parts[name]) for name in ("hours_by_block", "served_hours_by_block"))
     kwh = np.array(
         [
@@ -365,7 +357,6 @@ def idle_nodes(source: FigureSource) -> FigureData:
     at_least = "At least " if finding.parts["level"] == "counts" else ""
     share_idle = percent(finding.estimate.value, 1)
     return FigureData(
-        key="idle_nodes",
         title=f"{at_least}{share_idle} of node hours are in idle spells above an hour: {a_day:,.0f} kWh a day if they "
         "slept.",
         definition=(
@@ -390,12 +381,11 @@ def idle_nodes(source: FigureSource) -> FigureData:
     )
 
 
-def energy(source: FigureSource) -> FigureData:
+def energy(source: FigureSource) -> FigureData | str:
     """Return energy, cost and emissions of the nodes."""
     history, unit, model = source.history, source.history.unit, source.energy
-    question = "Energy, money and carbon dioxide"
     if not history.has_starts:
-        return no_figure("energy", question, NO_STARTS)
+        return NO_STARTS
     blocks, kind = history.blocks, history.blocks.kind
     used_s = history.hours_by_block() * HOUR_S
     of_gpus = history.resource == "gpus"
@@ -405,7 +395,7 @@ def energy(source: FigureSource) -> FigureData:
     rest = np.array([energy_kwh(NodeSeconds(idle=one), model) for one in awake]) if awake is not None else None
     total = load if rest is None else load + rest
     if not total.any():
-        return no_figure("energy", question, "nodes are not known here")
+        return "nodes are not known here"
     weeks = history.weeks
     money = f"{total.sum() * model.price_per_kwh / weeks:,.0f} {model.currency}"
     carbon = f"{total.sum() * model.co2_g_per_kwh / 1e6 / weeks:,.2f} t of CO2"
@@ -415,7 +405,6 @@ def energy(source: FigureSource) -> FigureData:
     lines += [] if rest is None else [series("nodes awake", blocks.edges_s[:-1], rest)]
     return _figure_of_starts(
         source,
-        "energy",
         title=f"{least}{total.sum() / weeks:,.0f} kWh a week by the stated model: {money} and {carbon} a week.",
         definition=(
             f"A node awake {model.node_idle_w:g} W, each {unit} in use {unit_w:g} W more, {model.cooling_factor:g} "
@@ -439,17 +428,16 @@ def _awake_s(source: FigureSource) -> Floats | None:
     return blocks.sum(capacity.edges_s[:-1], nodes.sum(axis=0) * np.diff(capacity.edges_s))
 
 
-def before_after(source: FigureSource) -> FigureData:
+def before_after(source: FigureSource) -> FigureData | str:
     """Return use and waits before and after a change."""
     history, unit = source.history, source.history.unit
-    question = "Before and after a change"
     if not history.has_starts or not source.first_waits.any():
-        return no_figure("before_after", question, NO_STARTS)
+        return NO_STARTS
     date = f"{pd.Timestamp(source.change_s, unit='s', tz='UTC').tz_convert(history.timezone):%Y-%m-%d %H:%M}"
     parts = {"before": history.submitted_s < source.change_s, "after": history.submitted_s >= source.change_s}
     waits = {name: source.waits(jobs) for name, jobs in parts.items()}
     if not all(times.n for times in waits.values()):
-        return no_figure("before_after", question, f"no jobs before or none after {date}")
+        return f"no jobs before or none after {date}"
     in_service = source.in_service(source.edges_s)
     level = source.in_use if in_service is None else divide(100 * source.in_use, in_service)
     early = source.edges_s[:-1] < source.change_s
@@ -466,7 +454,6 @@ def before_after(source: FigureSource) -> FigureData:
     use = f"; {means['before']:.0f} and {means['after']:.0f} {noun} were in use" if len(means) > 1 else ""
     return _figure_of_starts(
         source,
-        "before_after",
         title=f"Before {date} half of the jobs waited {in_words[0]} or less, after it {in_words[1]}{use}.",
         definition=(
             f"Jobs submitted before {date} and after, and {unit}s in use in quarters of an hour: 5, 25, 50, 75, 95 %. "
@@ -475,19 +462,19 @@ def before_after(source: FigureSource) -> FigureData:
         ),
         n=sum(times.n for times in waits.values()),
         panels=(
-            panel(
+            Panel(
                 "range",
-                ("name", ""),
-                ("duration", "s waited"),
+                Axis("name", ""),
+                Axis("duration", "s waited"),
                 quantile_series(
                     list(waits), [times.quantile for times in waits.values()], STARTED_WITHIN, "{} started within"
                 ),
                 title="Wait",
             ),
-            panel(
+            Panel(
                 "range",
-                ("name", ""),
-                ("number" if in_service is None else "percent", f"{noun} in use"),
+                Axis("name", ""),
+                Axis("number" if in_service is None else "percent", f"{noun} in use"),
                 quantile_series(list(levels), [partial(np.quantile, values) for values in levels.values()], SPREAD),
                 title=f"{unit}s in use",
             ),
@@ -495,11 +482,11 @@ def before_after(source: FigureSource) -> FigureData:
     )
 
 
-def queue(source: FigureSource) -> FigureData:
+def queue(source: FigureSource) -> FigureData | str:
     """Return the queue and its oldest wait over the week."""
-    history, question = source.history, "When the queue is long"
+    history = source.history
     if not history.has_starts or not source.wait_known.any():
-        return no_figure("queue", question, NO_STARTS)
+        return NO_STARTS
     waiting = source.asked(weight=np.ones(len(history.size), dtype=np.int64))
     hour = source.hour_of_step
     lasted = np.bincount(hour, weights=source.step_s, minlength=168)
@@ -514,7 +501,6 @@ def queue(source: FigureSource) -> FigureData:
     age_s = (at_s - np.minimum(since_s, at_s)).astype(np.float64)
     top = int(np.nanargmax(mean))
     return FigureData(
-        key="queue",
         title=f"The queue is longest on {WEEKDAYS[top // 24]} at {top % 24} h, {mean[top]:,.1f} jobs on average; "
         f"the oldest one waited up to {duration_in_words(float(age_s.max()))}.",
         definition=(
@@ -524,10 +510,10 @@ def queue(source: FigureSource) -> FigureData:
         n=int(source.wait_known.sum()),
         coverage=share(source.wait_known, history.size > 0),
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("week hour", "hour of the week"),
-                ("number", "mean jobs waiting"),
+                Axis("week hour", "hour of the week"),
+                Axis("number", "mean jobs waiting"),
                 [series("jobs waiting", np.arange(168), mean)],
                 title="Jobs waiting",
             ),
@@ -536,18 +522,17 @@ def queue(source: FigureSource) -> FigureData:
     )
 
 
-def demand(source: FigureSource) -> FigureData:
+def demand(source: FigureSource) -> FigureData | str:
     """Return demand as a share of capacity.
 
     Also with 30 % more capacity.
     """
     history, unit = source.history, source.history.unit
-    question = f"When the {unit}s would be full"
     if not history.has_starts:
-        return no_figure("demand", question, NO_STARTS)
+        return NO_STARTS
     in_service = source.in_service(source.edges_s)
     if in_service is None:
-        return no_figure("demand", question, "capacity is not known here")
+        return "capacity is not known here"
     some = in_service > 0
     asked = 100 * (source.in_use + source.asked_for)[some] / in_service[some]
     lasted = source.step_s[some]
@@ -560,14 +545,13 @@ def demand(source: FigureSource) -> FigureData:
     today, then = (float(lasted[level >= 100].sum() / lasted.sum()) for level in levels.values())
     return _figure_of_starts(
         source,
-        "demand",
         title=f"Jobs ask for all {unit}s in {percent(today)} of the time; with {more} demand in {percent(then)}.",
         definition=f"{unit}s in use and waited for as a share of those in service, in quarters of an hour",
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("number", f"% of {unit}s asked for, at least"),
-                ("percent", "% of the time"),
+                Axis("number", f"% of {unit}s asked for, at least"),
+                Axis("percent", "% of the time"),
                 [series(name, at, values) for name, values in exceeded.items()],
             ),
         ),
@@ -575,14 +559,13 @@ def demand(source: FigureSource) -> FigureData:
     )
 
 
-def group_hours(source: FigureSource) -> FigureData:
+def group_hours(source: FigureSource) -> FigureData | str:
     """Return hours by group and month."""
     history, unit = source.history, source.history.unit
-    question = f"{unit} hours by group"
     if source.groups is None:
-        return no_figure("group_hours", question, "neither accounts nor partitions are recorded here")
+        return "neither accounts nor partitions are recorded here"
     if float(source.hours.sum()) <= 0:
-        return no_figure("group_hours", question, "run times are not recorded here")
+        return "run times are not recorded here"
     noun, names = source.groups
     edges_s = source.calendar_edges("MS")
     labels, place = source.leading(names, source.hours, most=MOST_STACKED)
@@ -596,7 +579,6 @@ def group_hours(source: FigureSource) -> FigureData:
             table.append(np.bincount(month, source.hours[jobs], len(edges_s) - 1).astype(np.float64))
     largest = int(np.argmax([row.sum() for row in table]))
     return FigureData(
-        key="group_hours",
         title=f"{holds(noun, labels[largest])} {percent(share(table[largest], np.array(table)))} of the {unit} hours.",
         definition=f"{unit} hours of each {noun} "
         + ("inside each month" if history.has_starts else "of the jobs submitted in each month"),
@@ -604,10 +586,10 @@ def group_hours(source: FigureSource) -> FigureData:
         coverage=share(source.hours[names.known], source.hours),
         covered=f"{unit} hours",
         panels=(
-            panel(
+            Panel(
                 "stack",
-                ("name", "month"),
-                ("number", f"{unit} hours"),
+                Axis("name", "month"),
+                Axis("number", f"{unit} hours"),
                 [
                     series(name, _month_names(edges_s, history.timezone), row)
                     for name, row in zip(labels, table, strict=True)
@@ -618,16 +600,16 @@ def group_hours(source: FigureSource) -> FigureData:
     )
 
 
-def hours_lost(source: FigureSource) -> FigureData:
+def hours_lost(source: FigureSource) -> FigureData | str:
     """Return lost hours by reason.
 
     Reasons are late failures, time limits, and limits longer than needed.
     """
-    history, unit, question = source.history, source.history.unit, "Where hours are lost"
+    history, unit = source.history, source.history.unit
     known = ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
     held = history.hours_by_block(known)
     if not known.any() or held.sum() <= 0:
-        return no_figure("hours_lost", question, "how jobs ended is not recorded here")
+        return "how jobs ended is not recorded here"
     limited = np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
     lost = {
         "failed after an hour or more": history.hours_by_block(failed_late(history)),
@@ -653,7 +635,6 @@ def hours_lost(source: FigureSource) -> FigureData:
         panels.append(_over_time("times the hours used", lines, title="Asked for beyond the run"))
     parts = [percent(float(values.sum() / held.sum()), 1) for values in lost.values()]
     return FigureData(
-        key="hours_lost",
         title=f"{parts[0]} of the {unit} hours are in jobs that failed after an hour or more, {parts[1]} in jobs that "
         "ended at their limit.",
         definition=(
@@ -668,9 +649,9 @@ def hours_lost(source: FigureSource) -> FigureData:
     )
 
 
-def arrivals(source: FigureSource) -> FigureData:
+def arrivals(source: FigureSource) -> FigureData | str:
     """Return autocorrelation and burstiness of submissions."""
-    history, question = source.history, "How submissions come"
+    history = source.history
     at_s = {"jobs": np.sort(history.submitted_s[source.sized])}
     array = history.jobs["array_job_id"]
     if source.n and bool(array.notna().any()):
@@ -681,7 +662,7 @@ def arrivals(source: FigureSource) -> FigureData:
     hourly = {name: _counts(moments, history.first_s, history.end_s, HOUR_S) for name, moments in at_s.items()}
     counts = hourly["jobs"]
     if len(counts) < 48 or not counts.any() or float(counts.std()) == 0:
-        return no_figure("arrivals", question, "fewer than two days of submissions")
+        return "fewer than two days of submissions"
     lags = np.arange(1, min(MOST_LAG_H, len(counts) // 3) + 1)
     bursts = {
         name: [_dispersion(_counts(moments, history.first_s, history.end_s, scale)) for scale in BURST_SCALES_S]
@@ -691,7 +672,6 @@ def arrivals(source: FigureSource) -> FigureData:
     of_jobs = correlations["jobs"]
     a_day = f", {of_jobs[23]:.2f} a day later" if len(of_jobs) > 23 else ""
     return FigureData(
-        key="arrivals",
         title=f"Submissions of an hour correlate by {of_jobs[0]:.2f} with those of the next{a_day}; their variance is "
         f"{bursts['jobs'][2]:,.0f} times their mean.",
         definition=(
@@ -701,17 +681,17 @@ def arrivals(source: FigureSource) -> FigureData:
         n=source.n,
         coverage=1.0,
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("number", "h later"),
-                ("number", "correlation"),
+                Axis("number", "h later"),
+                Axis("number", "correlation"),
                 [series(name, lags, values) for name, values in correlations.items()],
                 title="Autocorrelation",
             ),
-            panel(
+            Panel(
                 "bars",
-                ("name", "window"),
-                ("number", "variance / mean"),
+                Axis("name", "window"),
+                Axis("number", "variance / mean"),
                 [series(name, list(BURST_SCALES_S.values()), values) for name, values in bursts.items()],
                 title="Bursts",
             ),
@@ -737,15 +717,13 @@ def _autocorrelation(counts: Floats, lags: NDArray[np.int64]) -> Floats:
     return np.array([float(np.dot(off[lag:], off[:-lag]) / np.dot(off, off)) for lag in lags])
 
 
-def drift(source: FigureSource) -> FigureData:
+def drift(source: FigureSource) -> FigureData | str:
     """Return how run times and sizes change from week to week."""
-    history, unit, question = source.history, source.history.unit, "How the work changes"
+    history, unit = source.history, source.history.unit
     begins_s = history.blocks.edges_s[:-1]
     times = [source.run_times(jobs) for jobs in source.sized_by_block]
     if sum(1 for one in times if one.n >= FEWEST_IN_BLOCK) < 2:
-        return no_figure(
-            "drift", question, f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
-        )
+        return f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
     quantiles = {
         name: np.array([one.quantile(part) if one.n >= FEWEST_IN_BLOCK else np.nan for one in times])
         for name, part in {"1 in 10": 0.1, "half": 0.5, "9 in 10": 0.9}.items()
@@ -755,7 +733,6 @@ def drift(source: FigureSource) -> FigureData:
     low, high = (float(half.min()), float(half.max())) if len(half) else (float("nan"),) * 2
     kind = history.blocks.kind[:-1]
     return FigureData(
-        key="drift",
         title=f"The median run time of a {kind} lies between {duration_in_words(low)} and {duration_in_words(high)}."
         if len(half)
         else "Most jobs still run.",
@@ -763,10 +740,10 @@ def drift(source: FigureSource) -> FigureData:
         n=sum(one.n for one in times),
         coverage=share(float(sum(one.n for one in times)), source.sized),
         panels=(
-            panel(
+            Panel(
                 "line",
-                ("date", "beginning"),
-                ("duration", "s run"),
+                Axis("date", "beginning"),
+                Axis("duration", "s run"),
                 [series(f"{name} ran at most", begins_s, values) for name, values in quantiles.items()],
                 title="Run times",
             ),

@@ -85,9 +85,8 @@ class Names:
 
     def sum(self, weight: Floats) -> Floats:
         """Return the sum of a weight over the jobs of each value."""
-        return np.bincount(self.code[self.known], weights=weight[self.known], minlength=len(self.values)).astype(
-            np.float64
-        )
+        sums = np.bincount(self.code[self.known], weights=weight[self.known], minlength=len(self.values))
+        return sums.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -417,7 +417,10 @@ def _machines(
 def _finding(
     number: int, column: int, history: StudyHistory, capacity: Capacity, found: IdleByDay, *, more: dict[str, Any]
 ) -> Finding:
-    """Return the finding of one measure, in hours a week; ``more`` are parts of this finding alone."""
+    """Return the finding of one measure, in hours a week.
+
+    ``more`` are the parts that this finding alone has.
+    """
     by_day = found.pools[:, :, column].sum(axis=1)
     hours = history.blocks.sum(capacity.edges_s[:-1], by_day / HOUR_S)
     estimate = history.blocks.ratio(hours, history.blocks.seconds / (WEEK_HOURS * HOUR_S)).bounded()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from helios.metrics.node_usage import BusyIntervals
 from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate, Finding, local_edges, unknown_finding
 from helios.metrics.study.capacity import Capacity, peak_in_steps
-from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
+from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS
 from helios.units import HOUR_S, count_in_words
 
@@ -349,8 +349,7 @@ def _missing_levels(history: StudyHistory, capacity: Capacity) -> str:
 def _coverage(history: StudyHistory, capacity: Capacity) -> float | None:
     """Return the share of hours held in pools of known capacity."""
     hours = history.hours()
-    total = float(hours.sum())
-    return float(hours[capacity.pools_of(history) >= 0].sum()) / total if total else None
+    return share(hours[capacity.pools_of(history) >= 0], hours)
 
 
 def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats]:

@@ -17,7 +17,7 @@ from helios.app.history import LoadedHistory, read_file
 from helios.app.study import NodeRecords, Study, idle_levels, study, unusable_levels, write_study
 from helios.config import Energy
 from helios.metrics.study.figure_data import FEW_PEOPLE, FigureData, FigureSource
-from helios.metrics.study.figures import FIGURES, ORDER, study_figures
+from helios.metrics.study.figures import ORDER, study_figure, study_figures
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.published import NOT_COMPARED, here_and_there, published
 from helios.report.study_page import latex
@@ -154,7 +154,7 @@ def test_idle_levels_add_up_to_the_first_statement() -> None:
 
 
 def figure(history: StudyHistory, key: str, **options: Any) -> FigureData:
-    return FIGURES[key](FigureSource(history, None, **options))
+    return study_figure(key, FigureSource(history, None, **options))
 
 
 def test_users_below_five_are_pooled_for_all_but_the_admin() -> None:
@@ -197,7 +197,7 @@ def figure_of(found: Study, key: str, **options: Any) -> FigureData:
     source = FigureSource(
         found.history, found.capacity, unusable=unusable_levels(found), findings=found.findings, **options
     )
-    return FIGURES[key](source)
+    return study_figure(key, source)
 
 
 def test_fragmentation_names_its_reason() -> None:
