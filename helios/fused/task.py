@@ -516,10 +516,6 @@ def main(program: str, trials: str) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
-
-
 class MemoryCount(TorchDispatchMode):  # type: ignore[misc]  # because torch is not followed: it is optional
     """Counts the bytes of all tensors that are made and still exist."""
 
@@ -622,3 +618,7 @@ def _fits(peak: Callable[[int], int], count: int, memory_bytes: int) -> bool:
         if isinstance(error, OutOfMemory) or "out of memory" in str(error).lower():
             return False
         raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
