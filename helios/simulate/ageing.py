@@ -2,8 +2,8 @@
 
 The simple orders are its controls; ties go by submit time, then job id. A key ages as ``ln(key) + submitted / tau``: a
 job of R times the service is passed only by jobs that come within ``tau ln R`` of it. ``tau`` is a share of the longest
-wait that another replay of the same jobs, first in, first out, has lately caused, so that one number means the same on every
-site.
+wait that another replay of the same jobs, first in, first out, has lately caused, so that one number means the same on
+every site.
 """
 
 from __future__ import annotations
