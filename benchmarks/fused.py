@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional
 
 from helios.fused import FusedTrainer, epoch_order, peak_bytes
-from helios.fused.task import MemoryCount
+from helios.fused.trainer import MemoryCount
 from helios.report.charts import canvas
 
 K = 8

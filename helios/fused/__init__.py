@@ -11,8 +11,7 @@ except ImportError as reason:
 
 from helios.fused.configurations import epoch_order, make_optimizer
 from helios.fused.lightning import from_lightning
-from helios.fused.task import models_that_fit, peak_bytes
-from helios.fused.trainer import Epoch, Finished, FusedTrainer
+from helios.fused.trainer import Epoch, Finished, FusedTrainer, models_that_fit, peak_bytes
 
 __all__ = [
     "Epoch",
