@@ -171,7 +171,7 @@ def ask(world: World, directory: Path, *, moments: int, jobs_each: int, seed: in
             )  # fmt: skip
             asked.append((job, answer))
         del seen
-    while cluster.go_on() is not None:
+    while cluster.advance_to_decision() is not None:
         pass
     truth = cluster.started_s.astype(np.float64)
     return [replace(answer, truth_s=truth[job] - answer.at_s) for job, answer in asked]

@@ -119,7 +119,7 @@ class ReplayPredictions:
         return self._n_predicted > 0
 
     def due_s(self) -> dict[str, int]:
-        """Return the times of the next updates, as ``go_on`` takes them."""
+        """Return the times of the next updates, as ``advance_to_decision`` takes them."""
         again_every_s = self._period_s or NEVER
         return {"before_s": self._own_order_at_s, "again_s": self._predict_at_s, "again_every_s": again_every_s}
 
@@ -461,7 +461,7 @@ class _ReplayRun:
             elif not active.suspended:
                 due_s, arrivals = applied.next_s(), True
             asks_from_s = min(asks_from_s, due_s)
-        return self._cluster.go_on(
+        return self._cluster.advance_to_decision(
             arrivals=arrivals,
             asks_from_s=asks_from_s,
             alarm_s=self._alarm_s,

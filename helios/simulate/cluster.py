@@ -163,7 +163,7 @@ class SimCluster(SimulatedCluster):
         advance_replay(self._state, self._seen, Stops(until=until_s), self.now_s, False)
         self.now_s = until_s
 
-    def go_on(
+    def advance_to_decision(
         self,
         *,
         arrivals: bool = True,
@@ -176,7 +176,7 @@ class SimCluster(SimulatedCluster):
     ) -> StopPoint | None:
         """Advance to the next moment at which a service may have to decide.
 
-        See :meth:`SimulatedCluster.go_on`.
+        See :meth:`SimulatedCluster.advance_to_decision`.
         """
         stops = Stops(NEVER, before_s, again_s, again_every_s, arrivals, asks_from_s, alarm_s, alarm_from_s)
         between = self._between

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import entry_point, kernel
-from helios.simulate.core.events import admit_due, awaits, end_due, next_moment, schedule_touched
+from helios.simulate.core.events import admit_due, awaits_key, end_due, next_moment, schedule_touched
 from helios.simulate.core.nodes import room
 from helios.simulate.core.queue import before
 from helios.simulate.core.running import reservation
@@ -76,14 +76,14 @@ def _count_ahead(state: EngineState, job: int, status: NDArray[np.int64]) -> Non
 
 
 @entry_point
-def _carry_noting(
+def _run_and_record(
     state: EngineState, scored: int, until_s: int, status: NDArray[np.int64], notes: NDArray[np.void]
 ) -> int:
     job = status[JOB]
     status[TAKEN] = 0
     while status[BUDGET] > 0 and status[TAKEN] < len(notes):
         now = next_moment(state)
-        if now == NEVER or now >= until_s or awaits(state, now, scored):
+        if now == NEVER or now >= until_s or awaits_key(state, now, scored):
             state.clock[0].next_s = now
             return _REACHED
         status[BUDGET] -= end_due(state, now) + admit_due(state, now)
@@ -117,7 +117,7 @@ class JobTrace:
         status, reached = self._status, _FULL
         status[BUDGET] = budget
         while reached == _FULL:
-            reached = _carry_noting(state, scored, until_s, status, self._buffer)
+            reached = _run_and_record(state, scored, until_s, status, self._buffer)
             if status[TAKEN]:
                 self._taken.append(self._buffer[: status[TAKEN]].copy())
         return reached == _REACHED

@@ -257,9 +257,9 @@ def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np
     needed = np.ascontiguousarray(needed)
     for _ in range(_HALVINGS):
         price = (low + high) / 2
-        n_wakes = int((np.diff(_optimum(needed, price)) > 0).sum())
+        n_wakes = int((np.diff(_cheapest_levels(needed, price)) > 0).sum())
         low, high = (price, high) if n_wakes > most_wakes else (low, price)
-    return _optimum(needed, high)
+    return _cheapest_levels(needed, high)
 
 
 LONGEST_STRETCH = 4_032
@@ -267,10 +267,10 @@ LONGEST_STRETCH = 4_032
 _HALVINGS = 40
 
 
-def _optimum(needed: NDArray[np.float64], price: float) -> NDArray[np.float64]:
+def _cheapest_levels(needed: NDArray[np.float64], price: float) -> NDArray[np.float64]:
     n_steps = len(needed)
     cost, begun = np.full(n_steps + 1, np.inf), np.zeros(n_steps + 1, dtype=np.int64)
-    _stretch(needed, price, LONGEST_STRETCH, cost, begun)
+    _cheapest_stretches(needed, price, LONGEST_STRETCH, cost, begun)
     levels = np.zeros(n_steps)
     after = n_steps
     while after > 0:
@@ -282,7 +282,7 @@ def _optimum(needed: NDArray[np.float64], price: float) -> NDArray[np.float64]:
 
 
 @entry_point
-def _stretch(
+def _cheapest_stretches(
     needed: NDArray[np.float64], price: float, longest: int, cost: NDArray[np.float64], begun: NDArray[np.int64]
 ) -> None:
     cost[0] = -price

@@ -482,10 +482,10 @@ class SimulatedPool:
                 self._ended_since.append(number)
                 self._learn_length(number)
                 self._learn_peak(number)
-                self._leave(attempt)
+                self._remove_attempt(attempt)
             elif attempt.leaves_s <= now:
                 self._state[number] = TrialState.PAUSED
-                self._leave(attempt)
+                self._remove_attempt(attempt)
             elif not attempt.computes and attempt.ready_s <= now:
                 if self._fits(attempt):
                     attempt.computes = self._outdated = True
@@ -530,9 +530,9 @@ class SimulatedPool:
         self._state[number] = TrialState.WAITING
         if others and (attempt.limit is None or self.trials[number].memory_mib <= attempt.limit):
             self._note(self._names[self.trials[number].family], self._group(attempt, others), 0.0)
-        self._leave(attempt)
+        self._remove_attempt(attempt)
 
-    def _leave(self, attempt: _Attempt) -> None:
+    def _remove_attempt(self, attempt: _Attempt) -> None:
         del self._running[attempt.number]
         self._on[attempt.device].remove(attempt)
         self._new_group(attempt.device)

@@ -21,7 +21,7 @@ from helios.model import STEP_S
 from helios.ports import RUN_TIME, Order, ReplayPredictor
 from helios.simulate.ageing import Ageing, WaitBound
 from helios.simulate.cluster_nodes import NodeHolding, node_holding
-from helios.simulate.core.events import put_anew, run
+from helios.simulate.core.events import queue_again, run
 from helios.simulate.core.state import (
     EASY,
     GUARD,
@@ -448,10 +448,10 @@ class JobKeys:
         if not self.planned:
             self.plans[these] = self._planned(quantiles)
         if not self.ranked:
-            self._believe(these, quantiles)
+            self._keep_estimates(these, quantiles)
             self.rank(these)
 
-    def queue_anew(
+    def new_keys(
         self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return new keys and plans of pending ``jobs``.
@@ -463,7 +463,7 @@ class JobKeys:
         if not self.planned:
             plans = self._planned(quantiles)
         if not self.ranked:
-            self._believe(jobs, quantiles)
+            self._keep_estimates(jobs, quantiles)
             keys = np.where(np.isneginf(keys), keys, self._keys(jobs))
         return keys, plans
 
@@ -471,7 +471,7 @@ class JobKeys:
         """Compute the keys of ``these`` jobs by the order."""
         self.keys[these] = self._keys(these)
 
-    def _believe(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
+    def _keep_estimates(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
         self.believed_s[jobs] = quantiles[:, self.reads]
 
     def age(self, jobs: NDArray[np.int64], tau_s: float) -> NDArray[np.float64]:
@@ -572,8 +572,8 @@ class PredictorQueries:
             running = self._state.ends[: self._state.clock["running"][0]].astype(np.int64)
             since_s = self._state.jobs["resumed_s"][running]
             quantiles = self._predictor.waiting(jobs, now, running=running, since_s=since_s)
-            keys, plans = self._scores.queue_anew(quantiles, jobs)
-            put_anew(self._state, jobs, keys, plans)
+            keys, plans = self._scores.new_keys(quantiles, jobs)
+            queue_again(self._state, jobs, keys, plans)
 
     def _report_ended(self) -> None:
         reported, ended = int(self._scores.n_reported[0]), int(self._state.clock["ended"][0])
@@ -587,27 +587,27 @@ class AgeingRunner:
     """Runner that requeues jobs when the ageing time changes."""
 
     def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Carry) -> None:
-        self._ageing, self._scores, self._carry = ageing, scores, carry
+        self._ageing, self._scores, self._run_until = ageing, scores, carry
         self._index = PendingIndex(state.jobs["started_s"])
         self._due_s = self._next_s(int(state.jobs["submitted_s"][0])) if len(state.jobs) else NEVER
 
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
         """Run the replay as ``run`` does, keeping the keys up to date."""
-        while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
+        while self._run_until(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
             next_s = int(state.clock["next_s"][0])
             is_due = next_s >= self._due_s
             if is_due:
-                self._queue_anew(state, next_s)
+                self._queue_again(state, next_s)
             if next_s >= until_s or not is_due:
                 return True
         return False
 
-    def _queue_anew(self, state: EngineState, now_s: int) -> None:
+    def _queue_again(self, state: EngineState, now_s: int) -> None:
         self._due_s = self._next_s(now_s)
         waiting = self._index.waiting(int(state.clock["arrived"][0]))
         if len(waiting):
             keys = self._scores.age(waiting, float(self._ageing.at(np.array([now_s]))[0]))
-            put_anew(state, waiting, keys, self._scores.plans[waiting])
+            queue_again(state, waiting, keys, self._scores.plans[waiting])
 
     def _next_s(self, now_s: int) -> int:
         step = int(np.searchsorted(self._ageing.at_s, now_s, side="right"))

@@ -150,7 +150,7 @@ class SimulatedCluster(ABC):
         """Advance to ``until_s``, which does not lie in the past."""
 
     @abstractmethod
-    def go_on(
+    def advance_to_decision(
         self,
         *,
         arrivals: bool = True,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import entry_point, kernel
-from helios.simulate.core.nodes import fell, get_up, next_change, time_out
+from helios.simulate.core.nodes import finish_boots, finish_falling_asleep, next_change, time_out
 from helios.simulate.core.queue import push, remove
 from helios.simulate.core.running import end
 from helios.simulate.core.scheduling import schedule
@@ -31,7 +31,7 @@ def next_moment(state: EngineState) -> int:
 
 
 @kernel
-def awaits(state: EngineState, now: int, scored: int) -> bool:
+def awaits_key(state: EngineState, now: int, scored: int) -> bool:
     """Return whether a job that has no key yet arrives ``now``."""
     arrived = state.clock[0].arrived
     return bool(scored <= arrived < len(state.jobs) and state.jobs[arrived].submitted_s == now)
@@ -48,18 +48,18 @@ def end_due(state: EngineState, now: int) -> int:
     if state.clock[0].versatile:
         _arrive(state, now)
     while state.clock[0].running > 0 and state.jobs[state.ends[0]].ends_s == now:
-        touch(state, state.jobs[state.ends[0]].partition)
+        mark_partition_due(state, state.jobs[state.ends[0]].partition)
         end(state, state.ends[0])
     return int(state.clock[0].ended) - n_ended
 
 
 @kernel
 def _arrive(state: EngineState, now: int) -> None:
-    get_up(state, now)
-    partition = fell(state, now)
+    finish_boots(state, now)
+    partition = finish_falling_asleep(state, now)
     while partition != NOBODY:
-        touch(state, partition)
-        partition = fell(state, now)
+        mark_partition_due(state, partition)
+        partition = finish_falling_asleep(state, now)
 
 
 @kernel
@@ -71,14 +71,14 @@ def admit_due(state: EngineState, now: int) -> int:
     clock = state.clock[0]
     first = clock.arrived
     while clock.arrived < len(state.jobs) and state.jobs[clock.arrived].submitted_s == now:
-        touch(state, state.jobs[clock.arrived].partition)
+        mark_partition_due(state, state.jobs[clock.arrived].partition)
         push(state, clock.arrived)
         clock.arrived += 1
     return int(clock.arrived - first)
 
 
 @kernel
-def touch(state: EngineState, partition: int) -> None:
+def mark_partition_due(state: EngineState, partition: int) -> None:
     """Mark ``partition`` as due for a scheduling pass."""
     clock, home = state.clock[0], state.partitions[partition]
     if not home.touched:
@@ -162,7 +162,7 @@ def run(state: EngineState, scored: int, until_s: int, budget: int) -> bool:
     """
     while budget > 0:
         now = next_moment(state)
-        if now == NEVER or now >= until_s or awaits(state, now, scored):
+        if now == NEVER or now >= until_s or awaits_key(state, now, scored):
             state.clock[0].next_s = now
             return True
         budget -= end_due(state, now) + admit_due(state, now)
@@ -171,7 +171,7 @@ def run(state: EngineState, scored: int, until_s: int, budget: int) -> bool:
 
 
 @entry_point
-def put_anew(
+def queue_again(
     state: EngineState, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
 ) -> None:
     """Give pending ``jobs`` new keys and estimates.
@@ -183,4 +183,4 @@ def put_anew(
         remove(state, job)
         state.pending[job].key, state.pending[job].estimate_s = keys[place], estimates_s[place]
         push(state, job)
-        touch(state, state.jobs[job].partition)
+        mark_partition_due(state, state.jobs[job].partition)

@@ -17,7 +17,7 @@ from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, NOBODY, WA
 
 
 @kernel
-def enlist(state: EngineState, node: int) -> None:
+def add_idle_node(state: EngineState, node: int) -> None:
     """Put ``node``, idle and awake, into the list of idle nodes.
 
     The list is by how long they have been idle. A node that is kept awake stays out.
@@ -35,7 +35,7 @@ def enlist(state: EngineState, node: int) -> None:
 
 
 @kernel
-def strike(state: EngineState, node: int) -> None:
+def remove_idle_node(state: EngineState, node: int) -> None:
     """Remove ``node`` from the idle nodes."""
     clock, record = state.clock[0], state.nodes[node]
     if record.earlier != NOBODY or clock.idle_first == node:
@@ -60,7 +60,7 @@ def _join(state: EngineState, ahead: int, behind: int) -> None:
 
 
 @kernel
-def bring_up(state: EngineState, partition: int) -> None:
+def count_node_seconds(state: EngineState, partition: int) -> None:
     """Add the node seconds of ``partition`` since they were last counted."""
     tally, now = state.partitions[partition], state.clock[0].now_s
     length = now - tally.counted_s
@@ -79,14 +79,14 @@ def bring_up(state: EngineState, partition: int) -> None:
 def count_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Count ``gpus`` more of ``node`` as held."""
     if state.nodes[node].power == AWAKE:
-        bring_up(state, partition)
+        count_node_seconds(state, partition)
         state.partitions[partition].gpus += gpus
 
 
 @kernel
 def count_holding(state: EngineState, partition: int, node: int, by: int) -> None:
     """Count ``node`` as holding a job (``by`` 1), or no longer (-1)."""
-    bring_up(state, partition)
+    count_node_seconds(state, partition)
     tally = state.partitions[partition]
     tally.holding += by
     if state.nodes[node].power == AWAKE:
@@ -97,7 +97,7 @@ def count_holding(state: EngineState, partition: int, node: int, by: int) -> Non
 @kernel
 def count_power(state: EngineState, partition: int, power: int, by: int) -> None:
     """Count one node more (``by`` 1) or less (-1) in state ``power``."""
-    bring_up(state, partition)
+    count_node_seconds(state, partition)
     tally = state.partitions[partition]
     if power == AWAKE:
         tally.awake += by
@@ -170,7 +170,7 @@ def room(state: EngineState, partition: int) -> int:
     count, sleeping ones do.
     """
     if not state.clock[0].versatile:
-        return room_awake(state, partition)
+        return largest_awake_fit(state, partition)
     home = state.partitions[partition]
     free, full = 0, home.gpus_per_node
     for power in (AWAKE, WAKING, ASLEEP):
@@ -179,7 +179,7 @@ def room(state: EngineState, partition: int) -> int:
 
 
 @kernel
-def room_awake(state: EngineState, partition: int) -> int:
+def largest_awake_fit(state: EngineState, partition: int) -> int:
     """Return the size of the largest job that awake nodes can hold."""
     home = state.partitions[partition]
     full = home.gpus_per_node
@@ -228,16 +228,16 @@ def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -
     count_gpus(state, partition, node, -gpus)
     if before == home.gpus_per_node:
         count_holding(state, partition, node, 1)
-        strike(state, node)
+        remove_idle_node(state, node)
     elif after == home.gpus_per_node:
         count_holding(state, partition, node, -1)
         record.idle_since_s = clock.now_s
         if record.power == AWAKE:
-            enlist(state, node)
+            add_idle_node(state, node)
 
 
 @kernel
-def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
+def plan_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Change the free GPUs of ``node`` by ``gpus`` for a plan only.
 
     Nothing is counted, and the caller has to undo it.
@@ -253,7 +253,7 @@ def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def imagine_power(state: EngineState, partition: int, node: int, power: int) -> None:
+def plan_power(state: EngineState, partition: int, node: int, power: int) -> None:
     """Change the power of an idle ``node`` for a plan only.
 
     It changes from falling asleep to asleep, or back.
@@ -391,7 +391,7 @@ def _count_bits(word: np.uint64) -> int:
 
 
 @kernel
-def home_of(state: EngineState, node: int) -> int:
+def partition_of_node(state: EngineState, node: int) -> int:
     """Return the partition of ``node``."""
     low, high = 0, len(state.partitions)
     while high - low > 1:
@@ -421,7 +421,7 @@ def fall(state: EngineState, partition: int, node: int) -> None:
     No job can use it until it is asleep.
     """
     clock, record = state.clock[0], state.nodes[node]
-    strike(state, node)
+    remove_idle_node(state, node)
     change_power(state, partition, node, FALLING)
     state.partitions[partition].free_gpus -= state.nodes[node].free
     record.until_s = clock.now_s + clock.shutdown_s
@@ -447,22 +447,22 @@ def next_change(state: EngineState) -> int:
 
 
 @kernel
-def get_up(state: EngineState, now: int) -> None:
+def finish_boots(state: EngineState, now: int) -> None:
     """Change the nodes that have booted by ``now`` to awake."""
     clock = state.clock[0]
     while clock.waking > 0 and state.nodes[state.nodes[clock.first_waking].waking].until_s <= now:
         node = state.nodes[clock.first_waking].waking
         clock.first_waking = (clock.first_waking + 1) % len(state.nodes)
         clock.waking -= 1
-        partition = home_of(state, node)
+        partition = partition_of_node(state, node)
         change_power(state, partition, node, AWAKE)
         state.nodes[node].idle_since_s = now
         if state.nodes[node].free == state.partitions[partition].gpus_per_node:
-            enlist(state, node)
+            add_idle_node(state, node)
 
 
 @kernel
-def fell(state: EngineState, now: int) -> int:
+def finish_falling_asleep(state: EngineState, now: int) -> int:
     """Change one node that has fallen asleep by ``now`` to asleep.
 
     Returns its partition; NOBODY: there was none.
@@ -473,7 +473,7 @@ def fell(state: EngineState, now: int) -> int:
     node = state.nodes[clock.first_falling].falling
     clock.first_falling = (clock.first_falling + 1) % len(state.nodes)
     clock.falling -= 1
-    partition = home_of(state, node)
+    partition = partition_of_node(state, node)
     change_power(state, partition, node, ASLEEP)
     state.partitions[partition].free_gpus += state.nodes[node].free
     return partition
@@ -486,4 +486,4 @@ def time_out(state: EngineState, now: int) -> None:
     if clock.suspend_s == NEVER:
         return
     while clock.idle_first != NOBODY and state.nodes[clock.idle_first].idle_since_s + clock.suspend_s <= now:
-        fall(state, home_of(state, clock.idle_first), clock.idle_first)
+        fall(state, partition_of_node(state, clock.idle_first), clock.idle_first)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from helios.jit import kernel
-from helios.simulate.core.nodes import first_node, home_of, n_below, nth_node, shift, wake
+from helios.simulate.core.nodes import first_node, n_below, nth_node, partition_of_node, shift, wake
 from helios.simulate.core.state import ASLEEP, AWAKE, NOBODY, RANDOM, SPREAD, WAKING, WEIGHTED, EngineState
 
 
@@ -130,7 +130,7 @@ def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int)
 
     Only nodes with no higher weight than ``best`` count.
     """
-    partition, tier_end = home_of(state, best), state.nodes[best].tier_end
+    partition, tier_end = partition_of_node(state, best), state.nodes[best].tier_end
     n_alike = 0
     for node_set in range(lowest, end):
         n_alike += n_below(state, partition, node_set, tier_end)

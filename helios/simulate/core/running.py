@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import kernel
-from helios.simulate.core.nodes import count_delay, home_of
+from helios.simulate.core.nodes import count_delay, partition_of_node
 from helios.simulate.core.placement import forget, lift, place
 from helios.simulate.core.state import EASY, NEVER, NOBODY, NODES, EngineState
 from helios.simulate.ends import drop, rise
@@ -210,7 +210,7 @@ def next_falling(state: EngineState, partition: int, place: int) -> int:
     Places are those among the nodes that are falling asleep; their number: there is none.
     """
     n_falling = state.clock[0].falling
-    while place < n_falling and home_of(state, falling_node(state, place)) != partition:
+    while place < n_falling and partition_of_node(state, falling_node(state, place)) != partition:
         place += 1
     return place
 

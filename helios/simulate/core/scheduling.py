@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from helios.jit import kernel
-from helios.simulate.core.nodes import imagine, imagine_power, room, room_awake, set_aside, with_reserved
+from helios.simulate.core.nodes import largest_awake_fit, plan_gpus, plan_power, room, set_aside, with_reserved
 from helios.simulate.core.placement import choice, lift
 from helios.simulate.core.queue import before, first_within, push, remove
 from helios.simulate.core.running import (
@@ -55,7 +55,7 @@ def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
             _lift(state, overdue_job(state, partition, overdue), 1)
             overdue += 1
         while _falls_s(state, falls) == shadow:
-            imagine_power(state, partition, falling_node(state, falls), ASLEEP)
+            plan_power(state, partition, falling_node(state, falls), ASLEEP)
             fallen = falls + 1
             falls = next_falling(state, partition, fallen)
     _choose(state, partition, head)
@@ -64,7 +64,7 @@ def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
 
 
 @kernel
-def hold_back(state: EngineState, partition: int, idle_gpus: int) -> None:
+def keep_first_reserved(state: EngineState, partition: int, idle_gpus: int) -> None:
     """Keep only the first of the reserved nodes.
 
     Together they have no more than ``idle_gpus`` free GPUs.
@@ -89,13 +89,13 @@ def _choose(state: EngineState, partition: int, head: int) -> None:
         _note(state, partition, choice(state, head, full, gpus % full), gpus % full)
     for place in range(home.reserved):
         whole = place < gpus // full
-        imagine(state, partition, nodes[home.first_node + place].reserved, full if whole else gpus % full)
+        plan_gpus(state, partition, nodes[home.first_node + place].reserved, full if whole else gpus % full)
 
 
 @kernel
 def _note(state: EngineState, partition: int, node: int, gpus: int) -> None:
     home = state.partitions[partition]
-    imagine(state, partition, node, -gpus)
+    plan_gpus(state, partition, node, -gpus)
     state.nodes[home.first_node + home.reserved].reserved = node
     home.reserved += 1
 
@@ -113,7 +113,7 @@ def _undo(state: EngineState, partition: int, planned: int, overdue: int, fallen
         _lift(state, overdue_job(state, partition, place), -1)
     place = next_falling(state, partition, 0)
     while place < fallen:
-        imagine_power(state, partition, falling_node(state, place), FALLING)
+        plan_power(state, partition, falling_node(state, place), FALLING)
         place = next_falling(state, partition, place + 1)
 
 
@@ -125,7 +125,7 @@ def _lift(state: EngineState, job: int, sign: int) -> None:
     """
     share = state.jobs[job].first_share
     while share >= 0:
-        imagine(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
+        plan_gpus(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
         share = state.shares[share].next
 
 
@@ -192,7 +192,7 @@ def _easy(state: EngineState, partition: int, now: int) -> None:
         home.planned_for = head
     shadow, extra = home.shadow_s, home.extra
     while True:
-        job = _first_harmless(state, partition, shadow - now, extra)
+        job = _first_beside_reservation(state, partition, shadow - now, extra)
         if job < 0:
             return
         if state.pending[job].estimate_s > _window_s(state, partition, state.jobs[job].gpus, shadow - now):
@@ -219,7 +219,7 @@ def _by_nodes(state: EngineState, partition: int, now: int) -> None:
     if promoted and clock.closed:
         window_s = -1
     elif not promoted:
-        hold_back(state, partition, clock.idle_gpus)
+        keep_first_reserved(state, partition, clock.idle_gpus)
     set_aside(state, partition, -1)
     job = _first_beside(state, partition, window_s)
     while job >= 0:
@@ -288,7 +288,7 @@ def first_up_to(state: EngineState, partition: int, gpus: int) -> int:
 
 
 @kernel
-def _first_harmless(state: EngineState, partition: int, window_s: int, extra: int) -> int:
+def _first_beside_reservation(state: EngineState, partition: int, window_s: int, extra: int) -> int:
     """Return the first job that EASY may start beside its reservation.
 
     It fits, and ends within the window or needs only extra GPUs. NOBODY: there is none.
@@ -329,7 +329,9 @@ def _first_beside(state: EngineState, partition: int, window_s: int) -> int:
 @kernel
 def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
     """Return the same as ``_window_s``, with the reserved nodes in use too."""
-    if not state.clock[0].versatile or gpus <= with_reserved(state, partition, room_awake(state, partition), AWAKE):
+    if not state.clock[0].versatile or gpus <= with_reserved(
+        state, partition, largest_awake_fit(state, partition), AWAKE
+    ):
         return window_s
     return int(window_s - state.clock[0].boot_s)
 
@@ -340,7 +342,7 @@ def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> i
 
     It is less by the boot time where awake nodes cannot hold the job.
     """
-    if not state.clock[0].versatile or gpus <= room_awake(state, partition):
+    if not state.clock[0].versatile or gpus <= largest_awake_fit(state, partition):
         return window_s
     return int(window_s - state.clock[0].boot_s)
 

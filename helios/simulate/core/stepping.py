@@ -14,8 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import Table, entry_point, kernel
-from helios.simulate.core.events import admit_due, end_due, next_moment, schedule_touched, touch
-from helios.simulate.core.nodes import bring_up, enlist, fall, home_of, strike, wake
+from helios.simulate.core.events import admit_due, end_due, mark_partition_due, next_moment, schedule_touched
+from helios.simulate.core.nodes import (
+    add_idle_node,
+    count_node_seconds,
+    fall,
+    partition_of_node,
+    remove_idle_node,
+    wake,
+)
 from helios.simulate.core.queue import push, remove
 from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WORD_BITS, EngineState
 
@@ -140,7 +147,7 @@ def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
         remove(state, job)
         state.pending[job].key = -level
         push(state, job)
-        touch(state, state.jobs[job].partition)
+        mark_partition_due(state, state.jobs[job].partition)
     return DONE
 
 
@@ -255,7 +262,7 @@ def withdraw(state: EngineState, jobs: _Jobs) -> None:
     """
     for place in range(len(jobs)):
         remove(state, jobs[place])
-        touch(state, state.jobs[jobs[place]].partition)
+        mark_partition_due(state, state.jobs[jobs[place]].partition)
 
 
 @entry_point
@@ -266,7 +273,7 @@ def admit(state: EngineState, jobs: _Jobs) -> None:
     """
     for place in range(len(jobs)):
         push(state, jobs[place])
-        touch(state, state.jobs[jobs[place]].partition)
+        mark_partition_due(state, state.jobs[jobs[place]].partition)
 
 
 @entry_point
@@ -275,9 +282,9 @@ def set_power(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
     state.clock[0].now_s = now
     for place in range(len(nodes)):
         if power == FALLING:
-            fall(state, home_of(state, nodes[place]), nodes[place])
+            fall(state, partition_of_node(state, nodes[place]), nodes[place])
         else:
-            wake(state, home_of(state, nodes[place]), nodes[place])
+            wake(state, partition_of_node(state, nodes[place]), nodes[place])
 
 
 @entry_point
@@ -286,9 +293,9 @@ def keep_awake(state: EngineState, node: int, kept: bool) -> None:
     record = state.nodes[node]
     record.kept = int(kept)
     if kept:
-        strike(state, node)
-    elif record.power == AWAKE and record.free == state.partitions[home_of(state, node)].gpus_per_node:
-        enlist(state, node)
+        remove_idle_node(state, node)
+    elif record.power == AWAKE and record.free == state.partitions[partition_of_node(state, node)].gpus_per_node:
+        add_idle_node(state, node)
 
 
 @entry_point
@@ -296,7 +303,7 @@ def count_up(state: EngineState, now: int) -> None:
     """Count node seconds up to ``now``."""
     state.clock[0].now_s = now
     for partition in range(len(state.partitions)):
-        bring_up(state, partition)
+        count_node_seconds(state, partition)
 
 
 def rank_nodes(state: EngineState, weight: NDArray[np.int64]) -> None:
@@ -313,10 +320,10 @@ def rank_nodes(state: EngineState, weight: NDArray[np.int64]) -> None:
         nodes["rank"][first + order] = np.arange(n_nodes)
         in_order = weight[these][order]
         nodes["tier_end"][first + order] = np.searchsorted(in_order, in_order, side="right")
-        _shelve(state, home)
+        _sort_nodes_into_sets(state, home)
 
 
-def _shelve(state: EngineState, home: np.void) -> None:
+def _sort_nodes_into_sets(state: EngineState, home: np.void) -> None:
     """Put the nodes of a partition into their sets, by their ranks."""
     first, words, levels = int(home["first_word"]), int(home["words"]), int(home["gpus_per_node"]) + 1
     nodes = state.nodes[int(home["first_node"]) : int(home["first_node"] + home["nodes"])]

@@ -11,8 +11,8 @@ later than necessary.
 from __future__ import annotations
 
 from helios.jit import kernel, plain
-from helios.simulate.slurm.placement import begin_plan, count_units, pick, think_away, units_wanted
-from helios.simulate.slurm.running import allowed, expect_anew, start
+from helios.simulate.slurm.placement import begin_plan, count_units, free_job_in_plan, pick, units_wanted
+from helios.simulate.slurm.running import allowed, extend_overrun_jobs, start
 from helios.simulate.slurm.state import ALL, BY_BACKFILL, MS, NEVER, NOBODY, NOW, PLAN, WORD, SlurmState
 
 # The future as backfill sees it: a list of slots of time, each with the nodes that no planned job has reserved.
@@ -84,7 +84,7 @@ def count_nodes(state: SlurmState) -> int:
 
 
 @kernel
-def mark_picked(state: SlurmState) -> None:
+def copy_picked(state: SlurmState) -> None:
     """Copy the nodes picked into the third set of ``state.words``."""
     clock = state.clock[0]
     base = 2 * clock.words
@@ -191,7 +191,7 @@ def backfill_pass(state: SlurmState) -> None:
     clock, position, started = state.clock[0], plain(0), 0
     now_s, tested = clock.now_ms // MS, 0
     clock.backfill_passes += 1
-    clock.changed = 1 if clock.soft and expect_anew(state) else 0
+    clock.changed = 1 if clock.soft and extend_overrun_jobs(state) else 0
     clock.pushed, clock.planned_idle = 0, 0
     begin_slots(state, now_s)
     for partition in range(len(state.partitions)):
@@ -323,7 +323,7 @@ def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
     """
     step_s = state.clock[0].tolerance_s
     slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s) // step_s * step_s
-    mark_picked(state)
+    copy_picked(state)
     if is_reserved(state, slot_s, slot_end_s):
         return int(begin_s)
     reserve(state, slot_s, slot_end_s)
@@ -353,7 +353,7 @@ def _will_run(  # noqa: PLR0912 - to be compared with Slurm's, branch by branch
                 break
             job = state.expected[place]
             place += 1
-            gained = think_away(state, job, choice, plain(0))
+            gained = free_job_in_plan(state, job, choice, plain(0))
             if gained < 0:
                 continue
             units += gained
@@ -393,7 +393,7 @@ def _start_limit(state: SlurmState, choice: int, now_s: int) -> int:
     least = state.jobs[state.choices[choice].job].time_min
     if least == 0 or least >= limit or state.clock[0].soft:
         return limit
-    mark_picked(state)
+    copy_picked(state)
     slot = plain(0)
     while slot != NOBODY:
         begin_s = state.slots[slot].begin_s

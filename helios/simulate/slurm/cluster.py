@@ -25,7 +25,7 @@ from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
 from helios.simulate.core.stepping import DONE, GONE, REFUSED, UNCHANGED
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
-from helios.simulate.slurm.events import NOBODY_AWAITED, carry_on, is_over
+from helios.simulate.slurm.events import NOBODY_AWAITED, is_over, run_until
 from helios.simulate.slurm.replay import SlurmTimeline
 from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency
@@ -123,14 +123,14 @@ class SimulatedSlurm(SimulatedCluster):
 
     def _advance(self, until_s: int) -> None:
         if until_s * MS >= self._now_ms[0]:
-            self._carry(until_s * MS, first_event=False)
+            self._run_until(until_s * MS, first_event=False)
 
     @property
     def submitted_s(self) -> Jobs:
         """When each job is submitted, s since the epoch."""
         return self._submitted_ms // MS
 
-    def go_on(
+    def advance_to_decision(
         self,
         *,
         arrivals: bool = True,
@@ -143,8 +143,8 @@ class SimulatedSlurm(SimulatedCluster):
     ) -> StopPoint | None:
         """Advance to the next moment at which a service may have to decide.
 
-        It does as :meth:`helios.simulate.SimCluster.go_on`, except that it stops before ``before_s`` itself while jobs
-        wait, since a pass may start one at any time. None: nothing is left to happen.
+        It does as :meth:`helios.simulate.SimCluster.advance_to_decision`, except that it stops before ``before_s``
+        itself while jobs wait, since a pass may start one at any time. None: nothing is left to happen.
         """
         before_s = min(before_s, again_s)
         while not self._is_over():
@@ -168,16 +168,16 @@ class SimulatedSlurm(SimulatedCluster):
         """
         until_ms = min(alarm_ms, self._next_submission_ms())
         if before_ms > until_ms or before_ms == NEVER:
-            self._carry(until_ms, first_event=True)
+            self._run_until(until_ms, first_event=True)
             return True
         now_ms, events = int(self._now_ms[0]), self._events()
         if before_ms > now_ms:
-            self._carry(before_ms - 1, first_event=True)
+            self._run_until(before_ms - 1, first_event=True)
         return self._events() > events
 
-    def _carry(self, until_ms: int, *, first_event: bool) -> None:
+    def _run_until(self, until_ms: int, *, first_event: bool) -> None:
         self._freeze_snapshots()
-        carry_on(self._state, until_ms, True, first_event, NOBODY_AWAITED)
+        run_until(self._state, until_ms, True, first_event, NOBODY_AWAITED)
         self.now_s = int(self._now_ms[0]) // MS
         self._n_arrived = int(np.searchsorted(self._submitted_ms, self._now_ms[0], side="right"))
         self._note_starts()
@@ -250,7 +250,7 @@ class SimulatedSlurm(SimulatedCluster):
             "priority": np.where(self._is_held[jobs] != 0, 0.0, priority),
             "user_soft_limit_s": self._user_soft_limit_s(jobs),
         }
-        if not self._barred(jobs).any():
+        if not self._excluded_jobs(jobs).any():
             return columns
         why = [self._why_excluded(job) or np.nan for job in jobs.tolist()]
         return {**columns, "excluded_reason": np.array(why, dtype=np.object_)}
@@ -286,12 +286,12 @@ class SimulatedSlurm(SimulatedCluster):
         is_helios: NDArray[np.bool_] = (helios > 0) & (self._time_min[jobs] == helios)
         return is_helios
 
-    def _barred(self, jobs: Jobs) -> NDArray[np.bool_]:
+    def _excluded_jobs(self, jobs: Jobs) -> NDArray[np.bool_]:
         site = self._site[jobs]
-        barred: NDArray[np.bool_] = (
+        excluded: NDArray[np.bool_] = (
             self._kept[jobs] | (self._is_held[jobs] != 0) | ((site != 0) & ~ownership.have_helios_mark(site))
         )
-        return barred
+        return excluded
 
     def _why_excluded(self, job: int) -> str:
         if job in self._excluded_reason:
@@ -307,7 +307,7 @@ class SimulatedSlurm(SimulatedCluster):
         named = ~np.isnan(urgency)
         jobs, wanted = jobs[named], ownership.site_factors(urgency[named], n_steps=self._steps)
         results = np.where(self._site[jobs] == wanted, UNCHANGED, DONE)
-        results[self._barred(jobs)] = REFUSED
+        results[self._excluded_jobs(jobs)] = REFUSED
         results[~self._is_pending(jobs)] = GONE
         written = results == DONE
         if written.any():
@@ -320,7 +320,7 @@ class SimulatedSlurm(SimulatedCluster):
         return pending
 
     def _change(self, change: SettingChange[int], job: int) -> Outcome:
-        if (kept := check_change(change, self._ground(change, job))) is not None:
+        if (kept := check_change(change, self._change_context(change, job))) is not None:
             return kept
         its, before = np.array([job]), self._value(change.setting, job)
         if change.setting is JobSetting.ORDER:
@@ -330,7 +330,7 @@ class SimulatedSlurm(SimulatedCluster):
             self.timeline.set_time_min(its, np.array([60.0 * change.wanted]))
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
-    def _ground(self, change: SettingChange[int], job: int) -> ChangeContext:
+    def _change_context(self, change: SettingChange[int], job: int) -> ChangeContext:
         state = self._state
         limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
         return ChangeContext(

@@ -27,18 +27,18 @@ from numpy.typing import NDArray
 
 from helios.jit import entry_point, kernel, plain
 from helios.simulate.slurm.backfill import backfill_pass
-from helios.simulate.slurm.placement import count_units, keep_those_that_fit, pick, units_wanted
+from helios.simulate.slurm.placement import count_units, keep_fitting_choices, pick, units_wanted
 from helios.simulate.slurm.priority import (
     change,
+    compute_priority,
     make_factors,
     queue_up,
-    reweigh,
+    recompute_all_priorities,
+    remove_from_queue,
     settle_usage,
-    take_out,
     update,
-    weigh,
 )
-from helios.simulate.slurm.running import allowed, end, expect_anew, resume, start
+from helios.simulate.slurm.running import allowed, end, extend_overrun_jobs, resume, start
 from helios.simulate.slurm.state import ALL, BY_MAIN, FUTURE, MS, NEVER, NOBODY, NOW, PENDING, RUNNING, SlurmState
 
 FITS, BUSY, TOO_FEW, HELD = 1, 0, -1, -2
@@ -255,7 +255,7 @@ def _grown(state: SlurmState, period_ms: int, since_ms: int) -> int:
 
 
 @kernel
-def happen(state: SlurmState, moment: int) -> None:
+def process_due_events(state: SlurmState, moment: int) -> None:
     """Advance to ``moment`` and process the ends and arrivals due then.
 
     Priorities are recalculated if that is due.
@@ -292,7 +292,7 @@ def _enqueue(state: SlurmState, job: int) -> None:
     clock, record = state.clock[0], state.jobs[job]
     if record.previous_task != NOBODY and state.jobs[record.previous_task].status in (FUTURE, PENDING):
         return
-    weigh(state, job)
+    compute_priority(state, job)
     queue_up(state, job)
     if record.asks:
         change(state, clock.now_ms)
@@ -308,7 +308,7 @@ def make_priorities(state: SlurmState) -> None:
     if clock.fair_weight > 0:
         settle_usage(state)
     clock.last_priority_ms = clock.now_ms
-    if (clock.fair_weight > 0 or clock.age_weight > 0) and reweigh(state):
+    if (clock.fair_weight > 0 or clock.age_weight > 0) and recompute_all_priorities(state):
         clock.changed, clock.unseen = 1, 1
     if clock.queued > 0:
         update(state, clock.now_ms)
@@ -348,7 +348,7 @@ def _backfill(state: SlurmState) -> None:
         update(state, clock.now_ms)
     if records == 0:
         clock.pushed, clock.planned_idle = 0, 0
-    elif clock.changed or (clock.soft and expect_anew(state)):  # an expected end that moves is a change too
+    elif clock.changed or (clock.soft and extend_overrun_jobs(state)):  # an expected end that moves is a change too
         backfill_pass(state)
     if clock.pushed:
         update(state, clock.now_ms)
@@ -362,7 +362,7 @@ def _backfill(state: SlurmState) -> None:
 
 
 @kernel
-def _is_stuck(state: SlurmState) -> bool:
+def _is_finished(state: SlurmState) -> bool:
     """Return whether nothing will happen any more.
 
     Jobs that are pending then wait for ever.
@@ -381,7 +381,7 @@ def keep_choices(state: SlurmState) -> None:
 
     This is tried for all jobs on an empty cluster.
     """
-    keep_those_that_fit(state)
+    keep_fitting_choices(state)
 
 
 @entry_point
@@ -391,7 +391,7 @@ def begin(state: SlurmState) -> None:
 
 
 @entry_point
-def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool, awaited: NDArray[np.int64]) -> None:
+def run_until(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool, awaited: NDArray[np.int64]) -> None:
     """Make the passes due now and advance to ``until_ms``, included.
 
     It ends earlier when nothing is left that can happen. With ``leave_due`` the passes due at ``until_ms`` wait for the
@@ -400,7 +400,7 @@ def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: boo
     """
     started = 0
     schedule(state)
-    while not _is_stuck(state):
+    while not _is_finished(state):
         while started < len(awaited) and state.jobs[awaited[started]].status >= RUNNING:
             started += 1
         if 0 < len(awaited) == started:
@@ -409,7 +409,7 @@ def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: boo
         if moment > until_ms or moment == NEVER:
             break
         events = state.clock[0].ended + state.clock[0].entered
-        happen(state, moment)
+        process_due_events(state, moment)
         if moment == until_ms and leave_due:
             return
         if first_event and state.clock[0].ended + state.clock[0].entered > events:
@@ -443,7 +443,7 @@ def put_running(
 def make_first_priorities(state: SlurmState, jobs: NDArray[np.int64]) -> None:
     """Compute the priority that ``jobs`` have now."""
     for place in range(len(jobs)):
-        weigh(state, jobs[place])
+        compute_priority(state, jobs[place])
 
 
 @entry_point
@@ -452,7 +452,7 @@ def is_over(state: SlurmState) -> bool:
 
     Jobs that are pending then wait for ever.
     """
-    return _is_stuck(state)
+    return _is_finished(state)
 
 
 @entry_point
@@ -462,12 +462,12 @@ def next_event_ms(state: SlurmState) -> int:
 
 
 @entry_point
-def rank_anew(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> None:
+def recompute_priorities(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> None:
     """Recompute the priority of queued ``jobs``."""
     for place in range(len(jobs)):
-        take_out(state, jobs[place], 0)
+        remove_from_queue(state, jobs[place], 0)
     for place in range(len(jobs)):
-        weigh(state, jobs[place])
+        compute_priority(state, jobs[place])
         queue_up(state, jobs[place])
     if len(jobs) > 0:
         _pass_over(state)

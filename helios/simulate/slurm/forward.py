@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model.slurm_site import SlurmSite
-from helios.simulate.slurm.events import begin, carry_on, keep_choices, make_first_priorities, put_running
+from helios.simulate.slurm.events import begin, keep_choices, make_first_priorities, put_running, run_until
 from helios.simulate.slurm.state import MS, NEVER, RUNNING, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency, array_chains, build, link_tasks, node_names
 from helios.simulate.slurm.workload import SlurmWorkload
@@ -148,7 +148,7 @@ class ForwardSimulation:
         link_tasks(tables["jobs"], self._tasks[queued], self._chain[queued])
         state = SlurmState(**tables)
         put_running(state, self._running, self._started_ms, self._first, self._nodes)
-        carry_on(state, until_s * MS, False, False, awaited)
+        run_until(state, until_s * MS, False, False, awaited)
         started = state.jobs["status"][awaited] >= RUNNING
         moments = np.where(started, state.jobs["started_ms"][awaited], NEVER)
         return np.where(started, moments / MS, np.inf)

@@ -238,12 +238,12 @@ def hold(state: SlurmState, choice: int) -> None:
         if state.clock[0].holds_memory == 0:
             memory = 0
         gpus = record.gpus if record.nodes > 0 else (units if record.gpus > 0 else 0)
-        _hold_on(state, job, node, cpus, memory)
+        _hold_on_node(state, job, node, cpus, memory)
         _hold_gpus(state, job, node, gpus, whole)
 
 
 @kernel
-def _hold_on(state: SlurmState, job: int, node: int, cpus: int, memory: int) -> None:
+def _hold_on_node(state: SlurmState, job: int, node: int, cpus: int, memory: int) -> None:
     free = state.free[NOW, node]
     free.cpus -= cpus
     free.memory -= memory
@@ -282,7 +282,7 @@ def _new_holding(state: SlurmState, job: int, node: int) -> int:
 
 
 @kernel
-def let_go(state: SlurmState, job: int, whose: int) -> None:
+def free_job(state: SlurmState, job: int, whose: int) -> None:
     """Free what ``job`` holds.
 
     In a plan its list of holdings is kept.
@@ -323,7 +323,7 @@ def begin_plan(state: SlurmState, base: int) -> None:
 
 
 @kernel
-def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
+def free_job_in_plan(state: SlurmState, job: int, choice: int, base: int) -> int:
     """Free in the plan what ``job`` holds.
 
     Returns how many more units ``choice`` has there. -1: the job holds nothing there.
@@ -354,7 +354,7 @@ def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
 
 
 @kernel
-def keep_those_that_fit(state: SlurmState) -> None:
+def keep_fitting_choices(state: SlurmState) -> None:
     """Drop choices that never fit.
 
     The others are moved to the front of the job's own choices.

@@ -60,7 +60,7 @@ def queue_up(state: SlurmState, job: int) -> None:
 
 
 @kernel
-def take_out(state: SlurmState, job: int, position: int) -> int:
+def remove_from_queue(state: SlurmState, job: int, position: int) -> int:
     """Take all choices of ``job`` out of the queue.
 
     Returns how many of them were before ``position``.
@@ -77,7 +77,7 @@ def take_out(state: SlurmState, job: int, position: int) -> int:
 
 
 @kernel
-def weigh(state: SlurmState, job: int) -> None:
+def compute_priority(state: SlurmState, job: int) -> None:
     """Compute the priority of all choices of ``job`` as of now."""
     clock, record = state.clock[0], state.jobs[job]
     if clock.multifactor == 0:
@@ -102,7 +102,7 @@ def _age_factor(state: SlurmState, job: int) -> float:
 
 
 @kernel
-def reweigh(state: SlurmState) -> bool:
+def recompute_all_priorities(state: SlurmState) -> bool:
     """Recompute the priority of all that is queued, and sort it.
 
     Returns whether the order changed.
@@ -111,7 +111,7 @@ def reweigh(state: SlurmState) -> bool:
     for place in range(clock.queued):
         job = state.choices[state.queue[place]].job
         if state.queue[place] == state.jobs[job].first_choice:
-            weigh(state, job)
+            compute_priority(state, job)
     for place in range(1, clock.queued):
         choice, gap = state.queue[place], place
         while gap > 0 and before(state, choice, state.queue[gap - 1]):

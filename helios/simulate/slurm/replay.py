@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from helios.errors import UsageError
 from helios.model.slurm_site import SlurmSite
-from helios.simulate.slurm.events import NOBODY_AWAITED, begin, carry_on, keep_choices, next_event_ms, rank_anew
+from helios.simulate.slurm.events import (
+    NOBODY_AWAITED,
+    begin,
+    keep_choices,
+    next_event_ms,
+    recompute_priorities,
+    run_until,
+)
 from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, PENDING, RUNNING
 from helios.simulate.slurm.tables import SlurmLatency, build, node_names, refuse_misfits
 from helios.simulate.slurm.workload import SlurmWorkload
@@ -169,7 +176,7 @@ class SlurmTimeline:
         until_ms = NEVER if until_s is None else round(until_s * MS)
         if until_ms < self.state.clock["now_ms"][0]:
             raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
-        carry_on(self.state, until_ms, leave_due, False, NOBODY_AWAITED)
+        run_until(self.state, until_ms, leave_due, False, NOBODY_AWAITED)
 
     def pending(self) -> Ints:
         """Return the positions of pending jobs in the order of the queue.
@@ -193,7 +200,7 @@ class SlurmTimeline:
         Pending ones move in the queue at once.
         """
         self.state.jobs["site"][jobs] = values
-        self._rank_anew(jobs)
+        self._recompute_priorities(jobs)
 
     def set_time_min(self, jobs: Ints, seconds: Floats) -> None:
         """Set TimeMin of ``jobs``, s, rounded up to minutes.
@@ -203,12 +210,12 @@ class SlurmTimeline:
         waiting = np.asarray(jobs)[self.state.jobs["status"][jobs] <= PENDING]
         values = np.ceil(np.broadcast_to(seconds, np.shape(jobs))[self.state.jobs["status"][jobs] <= PENDING] / 60)
         self.state.jobs["time_min"][waiting] = values
-        self._rank_anew(waiting)
+        self._recompute_priorities(waiting)
 
     def set_held(self, jobs: Ints, *, held: bool) -> None:
         """Hold or release pending ``jobs``."""
         self.state.jobs["is_held"][jobs] = held
-        self._rank_anew(jobs)
+        self._recompute_priorities(jobs)
 
     def result(self) -> SlurmReplay:
         """Return the result of each job so far."""
@@ -231,7 +238,7 @@ class SlurmTimeline:
             backfill_tests=int(clock["backfill_tests"]),
         )
 
-    def _rank_anew(self, jobs: Ints) -> None:
+    def _recompute_priorities(self, jobs: Ints) -> None:
         heads = np.asarray(jobs, dtype=np.int64)
         waiting = heads[self.state.jobs["status"][heads] == PENDING]
-        rank_anew(self.state, waiting, int(self.state.clock["now_ms"][0]))
+        recompute_priorities(self.state, waiting, int(self.state.clock["now_ms"][0]))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from helios.jit import kernel, plain
 from helios.simulate.ends import drop, rise
-from helios.simulate.slurm.placement import hold, let_go
-from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, take_out
+from helios.simulate.slurm.placement import free_job, hold
+from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, remove_from_queue
 from helios.simulate.slurm.state import BY_MAIN, ENDED, MS, NEVER, NOBODY, NOW, RUNNING, YEAR_MIN, SlurmState
 
 # Limits of a QOS on what runs at once: of the job's own QOS, and of its partition's, which goes first.
@@ -83,7 +83,7 @@ def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int
     """
     clock, job = state.clock[0], state.choices[choice].job
     record = state.jobs[job]
-    earlier = take_out(state, job, position)
+    earlier = remove_from_queue(state, job, position)
     run_ms = record.run_ms
     if limit_min < YEAR_MIN:
         run_ms = min(run_ms, limit_min * 60 * MS)
@@ -91,7 +91,7 @@ def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int
     clock.starts += 1
     change(state, clock.now_ms)
     if record.next_task != NOBODY:
-        earlier -= _follow(state, job, position - earlier)
+        earlier -= _queue_next_task(state, job, position - earlier)
     return earlier
 
 
@@ -126,7 +126,7 @@ def _run(  # noqa: PLR0917 - numba kernels are called by position
 
 
 @kernel
-def _follow(state: SlurmState, job: int, position: int) -> int:
+def _queue_next_task(state: SlurmState, job: int, position: int) -> int:
     """Queue the next task of an array, with the priority of its record.
 
     Returns how many of its choices go before ``position``.
@@ -149,7 +149,7 @@ def end(state: SlurmState, job: int) -> None:
     clock, record = state.clock[0], state.jobs[job]
     if record.ended_ms > clock.last_priority_ms and clock.fair_weight > 0:
         charge_usage(state, job, record.ended_ms)
-    let_go(state, job, plain(NOW))
+    free_job(state, job, plain(NOW))
     charge(state, job, record.partition, plain(-1))
     record.status = ENDED
     state.ended[clock.ended] = job
@@ -165,7 +165,7 @@ def end(state: SlurmState, job: int) -> None:
 
 
 @kernel
-def expect_anew(state: SlurmState) -> bool:
+def extend_overrun_jobs(state: SlurmState) -> bool:
     """Move the expected ends of jobs that have outrun their soft limits.
 
     The new end is after half of the time that is left until the limit (``_bf_reserve_running`` in ``backfill.c``).

@@ -442,7 +442,7 @@ def test_one_job_that_has_waited_is_a_choice_too_since_its_soft_limit_may_be():
 def halts(cluster, **stops):
     """Let time go on until all is over, and return where it stopped."""
     seen = []
-    while (halt := cluster.go_on(**stops)) is not None:
+    while (halt := cluster.advance_to_decision(**stops)) is not None:
         seen.append((halt.moment_s, halt.before, halt.choice))
     return seen
 
@@ -470,18 +470,20 @@ def test_an_alarm_rings_only_after_a_moment_at_which_there_was_a_choice():
 def test_an_alarm_outlasts_a_stop_for_those_who_wait():
     rows = [(0, 10, 8), (1, 100, 7), (2, 50, 8), (3, 500, 1)]
     cluster = a_sim_cluster(rows, estimates_s=[10, 100, 50, 500])
-    halt = cluster.go_on(arrivals=False, asks_from_s=25, alarm_from_s=25, again_s=12)  # set at 10, where a job ends
+    halt = cluster.advance_to_decision(
+        arrivals=False, asks_from_s=25, alarm_from_s=25, again_s=12
+    )  # set at 10, where a job ends
     assert (halt.before, halt.alarm_s) == (True, 25)
-    halt = cluster.go_on(arrivals=False, asks_from_s=25, alarm_s=halt.alarm_s, alarm_from_s=25)
+    halt = cluster.advance_to_decision(arrivals=False, asks_from_s=25, alarm_s=halt.alarm_s, alarm_from_s=25)
     assert (halt.moment_s, halt.choice) == (25, True)
 
 
 def test_before_a_moment_nothing_of_it_has_happened():
     cluster = a_sim_cluster([(0, 10, 8), (20, 10, 8)])
-    cluster.go_on()
-    halt = cluster.go_on(before_s=7)
+    cluster.advance_to_decision()
+    halt = cluster.advance_to_decision(before_s=7)
     assert (halt.moment_s, halt.before, len(cluster.ended), cluster.now_s) == (10, True, 0, 0)
-    halt = cluster.go_on()
+    halt = cluster.advance_to_decision()
     assert (halt.moment_s, halt.before, len(cluster.ended), cluster.arrived) == (20, False, 1, 2)
 
 
@@ -493,10 +495,10 @@ def test_arrivals_are_no_stops_where_nobody_asks_for_them():
 
 def test_a_stop_for_those_who_wait_is_put_off_while_nobody_does():
     alone = a_sim_cluster([(0, 10, 8), (20, 10, 8), (21, 10, 8)])
-    halt = alone.go_on(arrivals=False, again_s=5, again_every_s=7)  # put off at 10 to 17, and at 20 to 27
+    halt = alone.advance_to_decision(arrivals=False, again_s=5, again_every_s=7)  # put off at 10 to 17, and at 20 to 27
     assert (halt.moment_s, halt.before, halt.again_s) == (30, True, 27)
     queued = a_sim_cluster([(0, 10, 8), (1, 10, 8)])
-    halt = queued.go_on(arrivals=False, again_s=5, again_every_s=7)
+    halt = queued.advance_to_decision(arrivals=False, again_s=5, again_every_s=7)
     assert (halt.moment_s, halt.before, halt.again_s) == (10, True, 5)
 
 
