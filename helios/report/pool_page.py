@@ -7,7 +7,7 @@ from numbers import Real
 
 from helios.report.charts import BLUE, GREEN, SOFT, canvas
 from helios.report.html import PageSection, TableCells, render_sections
-from helios.report.pool import PoolResult, order_by_value, pool_sentences, trial_cells
+from helios.report.pool import PoolResult, memory_in_words, order_by_value, pool_sentences, trial_cells
 
 MOST_ROWS = 1000
 """Trials that a page lists."""
