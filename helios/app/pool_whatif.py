@@ -23,7 +23,7 @@ from helios.pools.space import TrainingSweep, read_training_sweep
 from helios.pools.state import FILE, read_runs
 from helios.ports import Progress, no_progress
 from helios.predict.trials import NORMAL_90, NORMAL_95, TrialModel, trial_facts
-from helios.report.pool import PoolWhatIf
+from helios.report.pool_whatif import PoolWhatIf
 from helios.services.packing import Packing, PackingOptions
 from helios.simulate.pools import PairProfiles, PoolCosts, SimulatedTrial, compare_pool_rules
 from helios.units import count_in_words, rounded_duration

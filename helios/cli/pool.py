@@ -100,7 +100,7 @@ def run_(
         )
     print_notes(result.notes)
     if report is not None:
-        from helios.report.pool import render_pool  # noqa: PLC0415 - draws figures, which takes a second to import
+        from helios.report.pool_page import render_pool  # noqa: PLC0415 - draws figures, which takes a second to import
 
         write_page(report, render_pool(result))
     if events:
@@ -232,7 +232,7 @@ def whatif_(
     docs/packing.md.
     """
     from helios.app.pool_whatif import pool_whatif  # noqa: PLC0415 - no help needs it
-    from helios.report.pool import pool_whatif_table  # noqa: PLC0415 - as above
+    from helios.report.pool_whatif import pool_whatif_table  # noqa: PLC0415 - as above
 
     with progress_bars() as progress:
         found = pool_whatif(

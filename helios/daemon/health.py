@@ -45,6 +45,7 @@ OF_NODES = ("nodes", "by_helios", "protected", "quarantined")
 """Fields in the report of any cycle, of one on jobs and of one on nodes."""
 
 _log = logging.getLogger("helios.daemon.health")
+_http_log = logging.getLogger("helios.daemon.http")
 
 
 class HealthFile:
@@ -464,7 +465,7 @@ class Server:
         self.port = self._server.server_port
         self._thread = Thread(target=self._server.serve_forever, name="server", daemon=True)
         self._thread.start()
-        _log.info("serves /metrics and /healthz on %s port %d", host, self.port)
+        _http_log.info("serves /metrics and /healthz on %s port %d", host, self.port)
 
     def close(self) -> None:
         """Stop the server."""
@@ -535,7 +536,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's names
-        _log.debug("a client was not answered: %s", sys.exc_info()[1])
+        _http_log.debug("a client was not answered: %s", sys.exc_info()[1])
 
 
 class _Server6(_Server):
@@ -550,4 +551,4 @@ class _Handler(WSGIRequestHandler):
         return StringIO()
 
     def log_message(self, format: str, *args: object) -> None:
-        _log.debug(format, *args)
+        _http_log.debug(format, *args)

@@ -171,15 +171,12 @@ class Categories:
             named = [texts[place] for place in known]
             numbers = self._names.of(named)
             codes[:2, known] = numbers, self._stems_of(numbers, named)
-            if user is not None:
-                codes[2, known] = self._families_of(named, user[known])
+            if user is not None and len(named) < _FEW_NAMES:
+                codes[2, known] = [self._families.code(*job) for job in zip(user[known].tolist(), named, strict=True)]
+            elif user is not None:
+                place, uniques = pd.factorize(np.array(named, dtype=object))
+                codes[2, known] = self._families.codes(user[known], place.astype(np.int32), list(uniques))
         return NameCodes(*codes)
-
-    def _families_of(self, names: list[str], user: NDArray[np.int32]) -> Any:
-        if len(names) < _FEW_NAMES:
-            return [self._families.code(*job) for job in zip(user.tolist(), names, strict=True)]
-        place, uniques = pd.factorize(np.array(names, dtype=object))
-        return self._families.codes(user, place.astype(np.int32), list(uniques))
 
     def groups(self, table: JobTable, *, levels: Sequence[int] = range(len(LEVELS))) -> NDArray[np.int32]:
         """Return each job's group at each of ``LEVELS``, -1 for none.

@@ -1,24 +1,18 @@
-"""Reports of a training pool and of a simulated sweep."""
+"""Results and live view of a pool."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from numbers import Real
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.model.pools import Device, PoolSnapshot, Trial, TrialState, by_process
-from helios.report.charts import BLUE, GREEN, SOFT, canvas
-from helios.report.html import PageSection, TableCells, render_sections
 from helios.report.tables import plain_table
-from helios.simulate.pools import PoolComparison, PoolOutcome
-from helios.units import bar, count_in_words, percent, rounded_duration
+from helios.units import bar, count_in_words, rounded_duration
 
 MOST_SHOWN = 20
 """Trials that a table in a terminal shows."""
@@ -138,7 +132,7 @@ def pool_table(result: PoolResult) -> RenderableType:
         "Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3
     )
     for trial in [*shown, *failed[:MOST_SHOWN]]:
-        table.add_row(*map(escape, _trial_cells(result, trial)))
+        table.add_row(*map(escape, trial_cells(result, trial)))
     lines: list[RenderableType] = [table, ""]
     if (more := len(result.trials) - len(shown) - len(failed[:MOST_SHOWN])) > 0:
         lines.append(f"{more:,} more: --json, or --report FILE")
@@ -146,7 +140,8 @@ def pool_table(result: PoolResult) -> RenderableType:
     return Group(*lines, *map(escape, pool_sentences(result)))
 
 
-def _trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
+def trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
+    """Return what tables and pages show of a trial."""
     value = result.values.get(trial["number"])
     return [
         str(trial["number"]),
@@ -226,185 +221,3 @@ def _running_cells(trial: Trial, now_s: float) -> list[str]:
         memory_in_words(trial.memory_mib),
         memory_in_words(trial.memory_limit_mib),
     ]
-
-
-MOST_ROWS = 1000
-"""Trials that a page lists."""
-MOST_PANELS = 4
-
-
-def render_pool(result: PoolResult) -> str:
-    """Return the page of a pool."""
-    header = ("Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", "Device", "Reason")
-    text = {"Parameters", "State", "Device", "Reason"}
-    rows = [
-        [*_trial_cells(result, trial), trial["device"] or "", trial.get("reason", "")]
-        for trial in order_by_value(result)[:MOST_ROWS]
-    ]
-    devices = [
-        (device.name, device.model, memory_in_words(device.memory_mib), str(device.slots)) for device in result.devices
-    ]
-    sections = [
-        PageSection(sentences=pool_sentences(result)),
-        PageSection(title=f"What changes {result.metric}", figures=[partial(_metric_figure, result)]),
-        PageSection(
-            title="Trials",
-            tables=[TableCells(header=[(name, name in text) for name in header], rows=rows)],
-            notes=[
-                *result.notes,
-                *([f"{len(result.trials) - MOST_ROWS:,} more trials."] if len(result.trials) > MOST_ROWS else []),
-            ],
-        ),
-        PageSection(
-            title="Devices",
-            tables=[
-                TableCells(
-                    header=[("Device", True), ("Model", True), ("Memory", False), ("Slots", False)], rows=devices
-                )
-            ],
-        ),
-    ]
-    return render_sections(f"Trials of {result.name}", f"Results and logs: {result.folder}", sections)
-
-
-def _metric_figure(result: PoolResult, *, narrow: bool = False) -> str | None:
-    """Draw the metric against each parameter that is a number."""
-    points = [trial for trial in result.trials if trial["number"] in result.values]
-    names = [
-        name
-        for name in (points[0]["parameters"] if points else {})
-        if len({trial["parameters"].get(name) for trial in points}) > 1
-        and all(
-            isinstance(trial["parameters"].get(name), Real) and not isinstance(trial["parameters"].get(name), bool)
-            for trial in points
-        )
-    ][:MOST_PANELS]
-    if not names:
-        return None
-    best = result.best
-    with canvas(
-        f"{result.metric} of each trial against {', '.join(names)}", height=2.4, narrow=narrow, columns=len(names)
-    ) as drawing:
-        for name, axes in zip(names, drawing.panels, strict=True):
-            xs = [float(trial["parameters"][name]) for trial in points]
-            ys = [result.values[trial["number"]] for trial in points]
-            axes.scatter(xs, ys, s=14, color=BLUE, edgecolor=SOFT, linewidth=0.5)
-            axes.scatter(
-                [x for x, trial in zip(xs, points, strict=True) if trial["number"] == best],
-                [y for y, trial in zip(ys, points, strict=True) if trial["number"] == best],
-                s=40,
-                color=GREEN,
-                label="best",
-            )
-            if min(xs) > 0 and max(xs) / min(xs) >= 50:
-                axes.set_xscale("log")
-            axes.set_xlabel(name)
-        drawing.panels[0].set_ylabel(result.metric)
-        drawing.panels[0].legend()
-    return drawing.svg
-
-
-JOULES = 3_600_000.0
-"""In one kWh."""
-LEAST_GAIN = 0.03
-"""Share of the makespan below which the oracle's gain is not divided."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolWhatIf:
-    """A sweep under several rules of sharing GPUs.
-
-    Attributes
-    ----------
-    trials : int
-        Simulated trials.
-    comparisons : mapping
-        Results by the gain of pairs that were never measured, lowest first. None where all were.
-    watts : pair of float, optional
-        Power of an idle and of a busy GPU, W. NaN for the idle one: only energy of busy ones is known.
-    notes : sequence of str
-        What was assumed.
-    """
-
-    name: str
-    trials: int
-    devices: Sequence[Device]
-    comparisons: Mapping[float | None, PoolComparison]
-    watts: tuple[float, float] | None
-    notes: Sequence[str]
-
-    def energy_kwh(self, outcome: PoolOutcome) -> float | None:
-        """Return the energy of the GPUs, kWh."""
-        if self.watts is None:
-            return None
-        idle, busy = self.watts
-        idle_s = outcome.held_gpu_s - outcome.busy_gpu_s
-        return (outcome.busy_gpu_s * busy + (0.0 if math.isnan(idle) else idle_s * idle)) / JOULES
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the answer of ``helios pool whatif --json``."""
-        return {
-            "sweep": self.name,
-            "trials": self.trials,
-            "devices": [{"name": device.name, "memory_mib": round(device.memory_mib, 1)} for device in self.devices],
-            "comparisons": [
-                {"gain_of_unmeasured_pairs": gain, **self._comparison(found)}
-                for gain, found in self.comparisons.items()
-            ],
-            "notes": list(self.notes),
-        }
-
-    def _comparison(self, found: PoolComparison) -> dict[str, Any]:
-        values = found.to_json()
-        for name, outcome in found.outcomes.items():
-            values["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
-        return values
-
-
-def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
-    """Show each rule, as a range where pairs were never measured.
-
-    In at most 80 columns, which is what a terminal has.
-    """
-    table = plain_table(
-        "Rule", "Makespan", "Mean time\nto result", "GPU\nhours", "Energy", "Memory\nkills", "Of the\noracle's gain"
-    )
-    found = list(result.comparisons.values())
-    for rule in found[0].outcomes:
-        outcomes = [one.outcomes[rule] for one in found]
-        energies = [result.energy_kwh(outcome) for outcome in outcomes]
-        shares = [_share(one, rule) for one in found]
-        table.add_row(
-            escape(rule),
-            _range([rounded_duration(outcome.makespan_s) for outcome in outcomes]),
-            _range([rounded_duration(outcome.mean_result_s) for outcome in outcomes]),
-            _range([f"{outcome.held_gpu_s / 3600:,.3g}" for outcome in outcomes]),
-            _range(["not known" if energy is None else f"{energy:,.2f} kWh" for energy in energies]),
-            _range([f"{outcome.out_of_memory:,}" for outcome in outcomes]),
-            _range(["none" if math.isnan(share) else percent(share) for share in shares]),
-        )
-    device = result.devices[0]
-    lines = [
-        f"{count_in_words(result.trials, 'trial')} of {result.name} on {count_in_words(len(result.devices), 'GPU')} "
-        f"of {memory_in_words(device.memory_mib)}, simulated."
-    ]
-    if None not in result.comparisons:
-        gains = " to ".join(f"{gain:g}" for gain in result.comparisons)
-        lines.append(f"Two trials that never ran together are taken to do {gains} times the work of one: --gain.")
-    if result.watts is not None and math.isnan(result.watts[0]):
-        lines.append("Energy is that of busy GPUs; that of idle ones is not known: --watts IDLE,BUSY.")
-    return Group(table, "", *map(escape, lines))
-
-
-def _share(found: PoolComparison, rule: str) -> float:
-    """Return the share of the oracle's gain.
-
-    It is NaN where that gain is too small to be divided.
-    """
-    least = (1 - LEAST_GAIN) * found.outcomes["exclusive"].makespan_s
-    return found.share_of_gain(rule) if found.outcomes["oracle"].makespan_s < least else math.nan
-
-
-def _range(cells: Sequence[str]) -> str:
-    """Return one cell for all cases, first to last."""
-    return cells[0] if cells[0] == cells[-1] else f"{cells[0]}\nto {cells[-1]}"

@@ -282,7 +282,8 @@ class SqliteBulk(Bulk):
         """
         schema = arrow_schema(query)
         statement = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
-        return pa.Table.from_batches(_batches(_raw(connection).execute(str(statement)), schema), schema)
+        cursor = cast(sqlite3.Connection, connection.connection.driver_connection).execute(str(statement))
+        return pa.Table.from_batches(_batches(cursor, schema), schema)
 
     def elements(self, array: str) -> sa.ColumnElement[str]:
         """Return the SQL expression for the elements of a JSON array of texts.
@@ -290,10 +291,6 @@ class SqliteBulk(Bulk):
         Each element is text.
         """
         return cast(sa.ColumnElement[str], sa.func.json_each(array).table_valued("value").c.value)
-
-
-def _raw(connection: sa.Connection) -> sqlite3.Connection:
-    return cast(sqlite3.Connection, connection.connection.driver_connection)
 
 
 def _insert(table: sa.Table, rows: pa.Table) -> SqliteInsert:
@@ -313,7 +310,7 @@ def _value(column: sa.Column[Any], values: pa.ChunkedArray) -> sa.ColumnElement[
 
 def _execute(connection: sa.Connection, statement: SqliteInsert, rows: pa.Table) -> int:
     compiled: Any = statement.compile(dialect=connection.dialect)
-    bound, raw = rows.select(compiled.positiontup), _raw(connection)
+    bound, raw = rows.select(compiled.positiontup), cast(sqlite3.Connection, connection.connection.driver_connection)
     before, _, rest = str(compiled).partition("VALUES ")
     row, bracket, after = rest.partition(")")
     most = min(ROWS_OF_A_STATEMENT, raw.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // bound.num_columns)

@@ -14,7 +14,7 @@ from helios.app.pool import own_name
 from helios.app.pool_whatif import pool_whatif
 from helios.errors import FileUnreadable, UsageError
 from helios.model.pools import MeasuredSpeed, TrialRun
-from helios.report.pool import pool_whatif_table
+from helios.report.pool_whatif import pool_whatif_table
 from helios.warehouse import Warehouse
 
 SWEEP = """
