@@ -135,7 +135,7 @@ class FrameKind:
 
 
 def _column_array(values: pd.Series[Any]) -> Any:
-    """Return a column as NumPy's array where it holds plain numbers, else as pandas'."""
+    """Return the array of a column, NumPy's where it holds plain numbers."""
     array = values.array
     return array.to_numpy() if isinstance(array, NumpyExtensionArray) else array
 

@@ -87,7 +87,7 @@ def find_devices(
 
 
 def gpus_by_shards(environment: Mapping[str, str]) -> float:
-    """Return the shards of a Slurm job on this node as a number of GPUs.
+    """Return a job's shards on this node as a number of GPUs.
 
     It is infinite where the job has whole GPUs. Slurm keeps nobody from using more than their shards.
 

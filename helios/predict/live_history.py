@@ -529,7 +529,7 @@ class LiveHistory:
 
 @cached_jit
 def _last_burst(some: Any, others: Any) -> int:
-    """Return how many submissions come in a row at the end of two ascending lists."""
+    """Return the length of the burst at the end of two ascending lists."""
     left, right, length, later = len(some), len(others), 0, 0
     while left + right > 0:
         if right == 0 or (left > 0 and some[left - 1] > others[right - 1]):
@@ -546,7 +546,7 @@ def _last_burst(some: Any, others: Any) -> int:
 
 
 def _with_room(table: Any, blank: Any, n_rows: Mapping[str, int]) -> Any:
-    """Return a table with room for so many rows in some of its arrays."""
+    """Return a table with more room in some of its arrays."""
     short = {name: n for name, n in n_rows.items() if n > len(getattr(table, name))}
     longer = {name: _longer(getattr(table, name), n, getattr(blank, name)[0]) for name, n in short.items()}
     return replace(table, **longer) if longer else table

@@ -1,4 +1,4 @@
-"""Common style and axes of all drawings, and the charts of histories, predictions and what-ifs."""
+"""Style of all drawings, and the charts of what-ifs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of a study in words, and their comparison with those of another study."""
+"""Statements of a study in words, and their comparison."""
 
 from __future__ import annotations
 

@@ -185,25 +185,34 @@ class WaitBound:
         return cls(at_s=np.array([-NEVER]), bound_s=np.array([bound_s]))
 
 
-# ruff: noqa: ARG001  because every Order takes all three arguments
+# Every Order takes all three arguments.
 
 
 def first_in_first_out(
-    *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+    *,
+    submitted_s: NDArray[np.int64],
+    gpus: NDArray[np.int32],  # noqa: ARG001
+    run_time_s: NDArray[np.float64],  # noqa: ARG001
 ) -> NDArray[np.float64]:
     """Order by submit time, s since the epoch."""
     return submitted_s.astype(np.float64)
 
 
 def shortest_job_first(
-    *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+    *,
+    submitted_s: NDArray[np.int64],  # noqa: ARG001
+    gpus: NDArray[np.int32],  # noqa: ARG001
+    run_time_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Order by the given run time, s."""
     return run_time_s
 
 
 def fewest_gpus_first(
-    *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+    *,
+    submitted_s: NDArray[np.int64],  # noqa: ARG001
+    gpus: NDArray[np.int32],
+    run_time_s: NDArray[np.float64],  # noqa: ARG001
 ) -> NDArray[np.float64]:
     """Order by the number of GPUs.
 

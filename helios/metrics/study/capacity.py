@@ -1,4 +1,4 @@
-"""GPUs or CPUs in service, by day and pool, and the nodes that jobs held.
+"""GPUs or CPUs in service, and the nodes that jobs held.
 
 Nodes are in service unless an event says that they are down, drained or in maintenance. A node that is powered down to
 save energy is in service, because Slurm wakes it for a job.

@@ -1,4 +1,4 @@
-"""Alike jobs, groups of repeated jobs of few GPUs, and what packing them saves.
+"""Groups of repeated small jobs, and what packing them saves.
 
 Alike jobs have the same user, account, size and name. A job can be predicted only from alike jobs that had ended by its
 submission. Tasks of an array are submitted together, so that the job submitted just before has mostly not ended (see
