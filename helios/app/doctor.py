@@ -13,10 +13,10 @@ from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_ho
 from helios.app.energy.ledger import tariff_from
 from helios.app.history import choose_cluster
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
-from helios.app.job_controller import MEMORY
+from helios.app.job_controller import JOBS_MEMORY
 from helios.app.live_cluster import configured_services, preflight
 from helios.app.modes import current_modes, is_paused
-from helios.app.node_controller import MEMORY as NODE_MEMORY
+from helios.app.node_controller import JOBS_MEMORY as NODE_MEMORY
 from helios.app.notify import channels, check_notify, try_servers
 from helios.app.predictions import UNTRUSTED
 from helios.choices import Domain
@@ -370,7 +370,7 @@ def _recall(settings: Settings, name: str, key: str) -> str | None:
 
 
 def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
-    text = _recall(settings, name, MEMORY)
+    text = _recall(settings, name, JOBS_MEMORY)
     breaker = (ControllerState.from_json(text) if text else ControllerState()).breaker
     state = breaker.state(now=now, settings=settings.control)
     if state is BreakerState.CLOSED:

@@ -30,7 +30,7 @@ Chooser = Callable[[datetime], Chosen]
 """Function that chooses the model for a prediction made at a given time."""
 
 
-def explain(
+def explain_prediction(
     history: LoadedHistory,
     job_id: str,
     *,

@@ -46,14 +46,14 @@ from helios.errors import HeliosError
 from helios.model import CYCLES, PREDICTIONS, Mode, Snapshot
 from helios.warehouse import Warehouse
 
-MEMORY = "cycle"
+JOBS_MEMORY = "cycle"
 
 
 class JobController(Controller[ControllerState]):
     """Controller of the jobs of one cluster."""
 
     domain, lock, kind = Domain.JOBS, LOCK, ControllerState
-    memory, released, released_file = MEMORY, RELEASED, RELEASED_FILE
+    memory, released, released_file = JOBS_MEMORY, RELEASED, RELEASED_FILE
 
     def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
         super().__init__(site, settings, clock=clock)

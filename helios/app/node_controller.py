@@ -51,7 +51,7 @@ from helios.warehouse import Warehouse
 if TYPE_CHECKING:
     from helios.app.node_demand import NodeDemand
 
-MEMORY = "nodes"
+NODES_MEMORY = "nodes"
 RELEASED = "released_nodes"
 """Name of the warehouse's note that a release reverted node changes that are still recorded as applied."""
 RELEASED_FILE = "RELEASED.nodes"
@@ -81,7 +81,7 @@ class NodeController(Controller[NodeControllerState]):
     """
 
     domain, lock, kind = Domain.NODES, LOCK_OF_NODES, NodeControllerState
-    memory, released, released_file = MEMORY, RELEASED, RELEASED_FILE
+    memory, released, released_file = NODES_MEMORY, RELEASED, RELEASED_FILE
 
     def __init__(
         self,
@@ -330,9 +330,9 @@ def delete_damaged_state(warehouse: Warehouse, cluster: str, *, at: datetime) ->
     mode are no reason to pause and none to forget. Changes that were reverted meanwhile no longer count as applied.
     """
     try:
-        NodeControllerState.from_json(warehouse.remembered(cluster, MEMORY) or NodeControllerState().to_json())
+        NodeControllerState.from_json(warehouse.remembered(cluster, NODES_MEMORY) or NodeControllerState().to_json())
     except MemoryDamaged:
-        warehouse.remember(cluster, MEMORY, "", at=at)
+        warehouse.remember(cluster, NODES_MEMORY, "", at=at)
     warehouse.remember(cluster, RELEASED, f"before {at:%Y-%m-%d %H:%M:%S} UTC", at=at)
 
 

@@ -31,8 +31,6 @@ from helios.simulate.simulated_cluster import SimulatedCluster
 # The cap on one user's share: the rule of a live cycle, over columns that change from moment to moment.
 
 Floats = NDArray[np.float64]
-Positions = NDArray[np.int64]
-_SECOND_US = 1_000_000
 _AHEAD, _BEYOND = inline_jit(ahead_of_others), inline_jit(beyond_share)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from helios.app import modes, node_controller
+from helios.app import modes
+from helios.app.node_controller import NODES_MEMORY, RELEASED
 from helios.choices import Domain
 from helios.config import Settings
 from helios.services.registry import installed
@@ -21,6 +22,6 @@ def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str
             nodes=nodes,
             reader=reader,
             node_services=on_nodes,
-            node_memories=[node_controller.MEMORY],
-            common_memories=[modes.PAUSED, modes.RELEASED, node_controller.RELEASED],
+            node_memories=[NODES_MEMORY],
+            common_memories=[modes.PAUSED, modes.RELEASED, RELEASED],
         )

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from helios.app.job_controller import MEMORY
+from helios.app.job_controller import JOBS_MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
 from helios.app.modes import PAUSE_FILE, current_modes, not_paused, pause, pause_here, resume, resume_here, set_mode
 from helios.app.operations import Operations
@@ -218,7 +218,7 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     now = datetime.now(UTC)
     resume(settings.database.url, name, folder, now=now)
     with Warehouse.open(settings.database.url) as warehouse:
-        warehouse.remember(name, MEMORY, "", at=now)
+        warehouse.remember(name, JOBS_MEMORY, "", at=now)
         delete_damaged_state(warehouse, name, at=now)
     _resume_nodes_daemon(folder)
     modes = current_modes(settings.database.url, name, configured_services(settings))

@@ -335,7 +335,7 @@ def explain_(
     Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
-    from helios.app.explain_prediction import explain, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
+    from helios.app.explain_prediction import explain_prediction, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
     from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
@@ -346,6 +346,6 @@ def explain_(
         else:
             choose = stored_model(history, url=settings.database.url, model_id=model_id)
         read_snapshot = None if source.trace is not None else live_snapshot_reader(settings, history.cluster)
-        found = explain(history, job, choose=choose, read_snapshot=read_snapshot, restart=restart)
+        found = explain_prediction(history, job, choose=choose, read_snapshot=read_snapshot, restart=restart)
     print_notes(history.notes)
     print_result(found.to_json(), explanation_screen(found), as_json=as_json)

@@ -74,7 +74,7 @@ def apply_node_guards(
         if _may_be_named(change, context, mode) == "" and is_in_desired_state(change, context, mode.mode)
     ]
     kept = {change.key for change in same}
-    why = {change.key: _refusal(change, context, mode) for change in once if change.key not in kept}
+    why = {change.key: _node_refusal(change, context, mode) for change in once if change.key not in kept}
     return GuardResult(
         allowed=tuple(change for change in once if change.key not in kept and not why[change.key][1]),
         same=tuple(same),
@@ -124,7 +124,7 @@ def why_keep_awake(node: ObservedNode, context: NodeCycleContext) -> str:
     )
 
 
-def _refusal(change: Change[str], context: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
+def _node_refusal(change: Change[str], context: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
     if why := _may_be_named(change, context, mode):
         return Result.REFUSED, why
     if change.setting is NodeSetting.KEEP_AWAKE:

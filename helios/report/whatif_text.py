@@ -139,7 +139,7 @@ def _one_replay(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
 
     Also among how many the one was picked with hindsight.
     """
-    waits = _compare(chosen, result, sure, "mean_wait_s")
+    waits = _compare_waits(chosen, result, sure, "mean_wait_s")
     if waits is None:
         return []
     where = f"Over {sure.repeats} repeats" if sure.repeats else "In the replay of the window as it was"
@@ -215,7 +215,7 @@ def _which_users(proposed: Run, result: WhatIf) -> list[str]:
 
 
 def _longest(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
-    waits = _compare(chosen, result, sure, "max_wait_s")
+    waits = _compare_waits(chosen, result, sure, "max_wait_s")
     if waits is None or not waits.is_noticed:
         return []
     old, new = duration_in_words(waits.old_s), duration_in_words(waits.new_s)
@@ -229,7 +229,7 @@ def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]
     if not knowing:
         return []
     best = min(knowing, key=lambda run: run.summary.mean_wait_s)
-    mine, bound = _compare(chosen, result, sure, "mean_wait_s"), _compare(best, result, sure, "mean_wait_s")
+    mine, bound = _compare_waits(chosen, result, sure, "mean_wait_s"), _compare_waits(best, result, sure, "mean_wait_s")
     if mine is None or bound is None or bound.is_longer or not bound.differs:
         chance = " that chance does not explain" if bound is not None and bound.is_noticed else ""
         return [f"Even with true run times this order would gain nothing here{chance}."]
@@ -252,7 +252,7 @@ def _oracle_alone(result: WhatIf) -> list[str]:
     ]
 
 
-def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
+def _compare_waits(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
     """Compare a figure of a replay with the baseline's.
 
     As in the table of differences. None for no such job.
@@ -270,7 +270,7 @@ def _compare_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> 
     Large jobs are compared as in the table of differences, and others by the one replay.
     """
     if size == SIZE_CLASSES[-1]:
-        return _compare(chosen, result, sure, "mean_wait_large_s")
+        return _compare_waits(chosen, result, sure, "mean_wait_large_s")
     new_s = chosen.summary.mean_wait_s_by_size[size]
     old_s = result.baseline.summary.mean_wait_s_by_size[size]
     found = mean_wait_difference(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))

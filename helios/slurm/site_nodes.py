@@ -92,7 +92,7 @@ class MachineCounts:
             names=names,
             cpus=max(1, cpus - kept_back),
             memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
-            gpus=_gpus(line),
+            gpus=_gpus_of_node(line),
             weight=line.whole("weight", 1),
             features=tuple(re.split(r"[,&|]", features)) if features else (),
         )
@@ -253,7 +253,7 @@ def _mib(line: ConfLine, key: str) -> int:
     return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
 
 
-def _gpus(line: ConfLine) -> dict[str, int]:
+def _gpus_of_node(line: ConfLine) -> dict[str, int]:
     """Return the GPUs of each type in a line's GRES.
 
     Example: ``gpu:a100:4(S:0-1),gpu:8``.

@@ -86,7 +86,7 @@ def energy_on_series(
         The window does not lie within the series, or there is hardly a day before it.
     """
     cut = _cut(request)
-    demand = _forecast(cut, request, history_days=history_days, progress=progress)
+    demand = _forecast_series(cut, request, history_days=history_days, progress=progress)
     runs: dict[str, SeriesRun] = {}
     for done, (policy, levels, every_step) in enumerate(_policies(cut, demand, request.options)):
         progress(f"Replaying {policy}", done / 7)
@@ -112,7 +112,7 @@ def energy_on_series(
         policies=tuple(
             policy_result(policy, run, runs["always_on"], energy, window_s=window_s) for policy, run in runs.items()
         ),
-        notes=(*request.series.notes, *_notes(cut, request, energy, demand.source)),
+        notes=(*request.series.notes, *_notes_on_series(cut, request, energy, demand.source)),
         chosen=_chosen(cut, request, demand),
     )
 
@@ -255,7 +255,7 @@ def forecasts_read(options: CesOptions, nodes: float) -> Wanted:
     return Wanted(point=(), mean=mean, most=most)
 
 
-def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
+def _forecast_series(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
     """Forecast from the weeks on which the first rule is chosen."""
     if (made := request.forecasts) is not None:
         rows = slice(len(cut.busy))
@@ -323,7 +323,7 @@ def _replayed(
     return replace(run, hourly=tuple(replace(hour, gpus_busy=hour.busy * load) for hour in run.hourly))
 
 
-def _notes(cut: _Cut, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
+def _notes_on_series(cut: _Cut, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
     large = float(cut.total.max()) >= LARGE
     return [
         f"Forecasts: {source}, learned anew each day from what was before it, each week before the window. The rule of "

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from helios.jit import cached_jit
 from helios.predict.demand.types import AHEAD, DAY, LEVELS
 
-Values = NDArray[np.float64]
 
 
 def outcomes(busy: Values) -> tuple[Values, Values, Values]:

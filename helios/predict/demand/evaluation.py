@@ -17,7 +17,6 @@ from helios.model import STEP_S
 from helios.predict.demand.baselines import max_of_last_3_h, outcomes, persistence, rises, same_hour_last_week
 from helios.predict.demand.types import AHEAD, AHEAD_S, LEVELS, Forecasts, Wanted
 
-Values = NDArray[np.float64]
 
 JUDGED_H = (1, 3, 6, 24)
 """Evaluated horizons, h."""

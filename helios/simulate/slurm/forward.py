@@ -17,8 +17,6 @@ from helios.simulate.slurm.state import MS, NEVER, RUNNING, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency, array_chains, build, link_tasks, node_names
 from helios.simulate.slurm.workload import SlurmWorkload
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 CLOSED = -1_000_000
 """Number of jobs on a node that gets none, however many jobs that it has now end."""
 RECENT_S = 60

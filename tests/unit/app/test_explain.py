@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.explain import JobUnknown
-from helios.app.explain_prediction import explain, newly_trained_model, stored_model
+from helios.app.explain_prediction import explain_prediction, newly_trained_model, stored_model
 from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
@@ -34,7 +34,7 @@ def no_model(_: datetime) -> tuple[None, tuple[str, ...]]:
 
 def told(town: Town, job: str, **options: Any) -> Explanation:
     history = load_history(url=town.url, cluster="dev")
-    return explain(history, job, **({"choose": no_model, "read_snapshot": town.cluster.snapshot} | options))
+    return explain_prediction(history, job, **({"choose": no_model, "read_snapshot": town.cluster.snapshot} | options))
 
 
 def a_history(*jobs: dict[str, Any]) -> LoadedHistory:
@@ -94,21 +94,21 @@ def test_a_running_job_says_how_long_it_has_run_and_what_remains(town: Town) -> 
 def test_the_last_run_of_a_requeued_job_is_meant_unless_another_is_named() -> None:
     runs = [a_job(job_id="7", restart=n, run_time_s=100.0 * (n + 1), started_at=f"2020-01-0{n + 2}") for n in range(2)]
     history = a_history(*runs)
-    assert explain(history, "7", choose=no_model).run_time_s == 200.0
-    assert explain(history, "7", choose=no_model, restart=0).run_time_s == 100.0
+    assert explain_prediction(history, "7", choose=no_model).run_time_s == 200.0
+    assert explain_prediction(history, "7", choose=no_model, restart=0).run_time_s == 100.0
     with pytest.raises(JobUnknown, match="job 7, run 5"):
-        explain(history, "7", choose=no_model, restart=5)
+        explain_prediction(history, "7", choose=no_model, restart=5)
 
 
 def test_a_task_of_an_array_is_found_by_its_number_in_the_array() -> None:
     history = a_history(a_job(job_id="12", array_job_id="10", array_task_id="3"))
-    assert explain(history, "10_3", choose=no_model).job_id == "12"
+    assert explain_prediction(history, "10_3", choose=no_model).job_id == "12"
 
 
 def test_an_unknown_job_is_an_error_that_names_the_ids_near_it() -> None:
     history = a_history(*(a_job(job_id=str(number)) for number in (100, 101, 102, 450)))
     with pytest.raises(JobUnknown, match=r"It has 101, 102, 450\. Is it in another file"):
-        explain(history, "400", choose=no_model)
+        explain_prediction(history, "400", choose=no_model)
 
 
 def test_where_the_queue_cannot_be_looked_at_the_error_says_so(town: Town) -> None:
@@ -129,7 +129,7 @@ def test_a_cluster_that_is_not_needed_is_not_looked_at(town: Town) -> None:
 
 def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> None:
     history = load_history(url=town.url, cluster="dev")
-    alone = explain(history, "alice39", choose=stored_model(history, url=town.url, model_id=None))
+    alone = explain_prediction(history, "alice39", choose=stored_model(history, url=town.url, model_id=None))
     assert alone.explained.source.startswith("shrinkage")
     assert "helios model train" in alone.notes[0]
 
@@ -137,7 +137,7 @@ def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> N
 def test_a_model_that_is_named_and_not_there_is_an_error(town: Town) -> None:
     history = load_history(url=town.url, cluster="dev")
     with pytest.raises(NotEnoughHistory):
-        explain(history, "alice39", choose=stored_model(history, url=town.url, model_id="nonsense"))
+        explain_prediction(history, "alice39", choose=stored_model(history, url=town.url, model_id="nonsense"))
 
 
 @pytest.fixture
@@ -160,24 +160,24 @@ def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
 ) -> None:
     town, history, early, late = busy
     choose = stored_model(history, url=town.url, model_id=None)
-    of_the_end = explain(history, "alice199", choose=choose)
+    of_the_end = explain_prediction(history, "alice199", choose=choose)
     assert of_the_end.explained.source == early.model_id
     assert of_the_end.notes == ()
-    named = explain(history, "alice199", choose=stored_model(history, url=town.url, model_id=late.model_id))
+    named = explain_prediction(history, "alice199", choose=stored_model(history, url=town.url, model_id=late.model_id))
     assert named.explained.source == late.model_id
     assert "may know this very job" in named.notes[0]
-    assert "may know this very job" in explain(history, "alice3", choose=choose).notes[0]
+    assert "may know this very job" in explain_prediction(history, "alice3", choose=choose).notes[0]
 
 
 def test_for_a_trace_a_model_is_trained_on_what_had_ended_before_the_job() -> None:
     jobs = [a_job(job_id=str(number), run_time_s=30.0 + number % 7) for number in range(1, 400)]
     history = a_history(*jobs)
     choose = newly_trained_model(history, seed=0)
-    late = explain(history, "399", choose=choose)
+    late = explain_prediction(history, "399", choose=choose)
     assert late.explained.source.startswith("dev-2020")
     model, _ = choose(pd.Timestamp(late.submitted_at).to_pydatetime())
     assert model is not None
     assert model.trained_until == late.submitted_at
-    early = explain(history, "20", choose=choose)
+    early = explain_prediction(history, "20", choose=choose)
     assert early.explained.source.startswith("shrinkage")
     assert "takes at least" in early.notes[0]
