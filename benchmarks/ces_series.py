@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
+from helios.app.energy.whatif import EnergySeriesRequest, energy_on_series
 from helios.app.history import read_file
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Energy

@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.energy.whatif_jobs import POLICIES, EnergyJobsRequest, energy_on_jobs
+from helios.app.energy.whatif import POLICIES, EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, read_file
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Settings

@@ -15,11 +15,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from helios.app.controllers import JobController
 from helios.app.history import load_history
-from helios.app.job_controller import JobController
 from helios.app.live_cluster import open_live_cluster
+from helios.app.model_registry import learn
 from helios.app.sync import JOBS as JOBS_READ
-from helios.app.training import learn
 from helios.config import Settings
 from helios.control import CycleReport, ServiceMode
 from helios.ingest import synthetic_trace

@@ -22,8 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JOBS
-from helios.predict.job_names import JobNameFamilies
-from helios.predict.job_table import JobTable, causal_features, past_mean_s
+from helios.predict.job_table import JobNameFamilies, JobTable, causal_features, past_mean_s
 from helios.predict.scores import spearman
 
 TASKS = {"train": 9.5, "pretrain": 10.8, "finetune": 8.5, "eval": 6.5, "debug": 4.5, "preprocess": 7.0}

@@ -26,8 +26,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.app.replay_guards import ReplayGuards
-from helios.app.slurm_workload import SlurmJobs, slurm_jobs
+from helios.app.service_replay import ReplayGuards
+from helios.app.slurm_whatif import SlurmJobs, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite

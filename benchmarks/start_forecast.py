@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from helios.app.history import read_file
 from helios.app.predictions import with_predictions
-from helios.app.slurm_workload import slurm_jobs
+from helios.app.slurm_whatif import slurm_jobs
 from helios.app.start_forecast import FEWEST, LOOKS_BACK, WIDER, QueueForecast, calibrated, compared, wait_quantiles
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import DAY_S, NodeGroup, PartitionRules, PriorityRules, SlurmSite

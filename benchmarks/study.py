@@ -57,27 +57,25 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.draws import day
 from benchmarks.ordering import BLUE, FIRST, KTH, PREDICTED, REST, VENUS, VENUS_USERS, plan
-from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs
+from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, ingest, read_file
+from helios.app.model_registry import judge
 from helios.app.replay_cluster import POOL, parse_nodes
 from helios.app.scenarios import Scenario
 from helios.app.study import NodeRecords, study, study_levels
-from helios.app.training import judge
 from helios.app.trials import PackingCase, find_repeated
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
-from helios.choices import Policy
 from helios.config import Energy, Settings
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.ingest.node_series import read_partition_levels
 from helios.metrics.statistics import rank_correlation
-from helios.metrics.study.figure_data import FigureSource
+from helios.metrics.study.figure_data import FigureSource, published, summary
 from helios.metrics.study.figures import study_figures
-from helios.metrics.study.published import published, summary
 from helios.model import JOBS, NODES
 from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
-from helios.units import HOUR_S, percent
+from helios.units import HOUR_S, Policy, percent
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183

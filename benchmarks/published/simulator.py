@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from helios.errors import UsageError, WorkloadInvalid
 from helios.jit import entry_point, kernel
-from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
+from helios.simulate.core.state import ClusterShape, Workload, refuse_misfits
 
 NEVER = np.iinfo(np.int64).max  # a time that does not come
 NONE = -1  # no node, no share

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.history import ingest, load_history
+from helios.app.model_registry import judge, learn
 from helios.app.order_check import check_order
 from helios.app.scenarios import default_scenarios
-from helios.app.training import judge, learn
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.errors import WarehouseUnavailable
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.app.cycle_summary import NIGHTLY_LEVELS
+from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.history import load_history
 from helios.app.model_registry import DRIFTED, nightly, training_history
-from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.notify import Notice, Notices, channels
+from helios.app.own_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.study import WEEK, WEEKS_COMPARED, keep_study, load_study, read_records, study, weekly_changes
 from helios.app.sync import SyncResult

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from helios import __version__
-from helios.app.cycle_summary import CycleSummary, NodeCycleSummary, error_kind
+from helios.app.controller_state import CycleSummary, NodeCycleSummary, error_kind
 from helios.config import PASSWORD_VARIABLE, Notify, Settings
 from helios.errors import HeliosError, UsageError
 from helios.private_files import make_folder, read_secret, write_private

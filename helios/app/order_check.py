@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.predicted_replay import InsidePredictor
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import AGED, Options, Scenario
 from helios.app.whatif import (
+    InsidePredictor,
     ReplaySetup,
     WhatIfRequest,
     measure,
@@ -29,7 +29,6 @@ from helios.app.whatif import (
     replay_scenario,
     train_predictor,
 )
-from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.errors import HeliosError, UsageError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, ReplayPredictor, no_progress
@@ -38,6 +37,7 @@ from helios.predict.replay_predictor import UserLast
 from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
 from helios.report.significance import LEAST_WAIT_S, NOTICED_S, CheckedOrder, OrderCheck, Ratios
 from helios.simulate import Backfill, Replay
+from helios.units import Policy, ResampledUnit, RunTimes
 
 FEWEST_DRAWS = 2
 LARGE_GPUS = 8
@@ -250,7 +250,7 @@ def value_of_predictions(
     Parameters
     ----------
     train_until, test_fraction, gpu_only
-        As in :func:`helios.app.training.judge`.
+        As in :func:`helios.app.model_registry.judge`.
     model : DurationModel, optional
         The model to begin with. None where it is trained here.
 

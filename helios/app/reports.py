@@ -32,9 +32,8 @@ from helios.report.admin.decisions import (
     service_days,
 )
 from helios.report.admin.predictions import prediction_accuracy
-from helios.report.admin.queue import queue_at, queue_over_time
 from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
-from helios.report.admin.usage import select_jobs, usage_by, wait_s
+from helios.report.admin.usage import queue_at, queue_over_time, select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
 from helios.units import best_unit, in_number
 from helios.warehouse import Warehouse

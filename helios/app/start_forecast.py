@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from helios.app.predictions import with_predictions
-from helios.app.slurm_workload import slurm_jobs
+from helios.app.slurm_whatif import slurm_jobs
 from helios.errors import HostlistInvalid, NoSuchCluster, NotEnoughHistory
 from helios.model import NODE_STATES, QUEUE, Snapshot, seconds_of
-from helios.model.hostlist import expand
+from helios.model.nodes import expand
 from helios.model.slurm_site import DAY_S, SlurmSite
 from helios.predict.live_predictor import CHANCES, LivePredictor, remaining_run_time
 from helios.report.job import EarlierStart, StartForecast
-from helios.simulate.slurm.forward import ForwardSimulation, Moment
+from helios.simulate.slurm.replay import ForwardSimulation, Moment
 from helios.units import duration_in_words
 from helios.warehouse import Warehouse
 

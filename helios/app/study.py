@@ -19,15 +19,15 @@ from helios.app.history import LoadedHistory, choose_cluster
 from helios.config import Energy
 from helios.errors import UsageError
 from helios.metrics.statistics import student_t
-from helios.metrics.study import demand, levels, outcomes
+from helios.metrics.study import jobs as job_findings
+from helios.metrics.study import levels
 from helios.metrics.study.blocks import FEWEST_BLOCKS, Finding, unknown_finding
 from helios.metrics.study.capacity import Capacity, find_capacity
-from helios.metrics.study.figure_data import FigureData, FigureSource, NamedLevel
+from helios.metrics.study.figure_data import FigureData, FigureSource, NamedLevel, here_and_there
 from helios.metrics.study.figures import study_figures
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.metrics.study.levels import RecordedLevels, idle_beside_waiting_levels
-from helios.metrics.study.published import here_and_there
 from helios.ports import Progress, no_progress
 from helios.private_files import file_name, make_folder, write_private
 from helios.report.admin.sacct_format import ReportTable
@@ -478,20 +478,20 @@ def find_all(
         *(
             partial(step, history)
             for step in (
-                outcomes.long_failures,
-                outcomes.repeated_failures,
-                outcomes.hours_at_limit,
-                outcomes.long_limits,
-                outcomes.lost_to_requeues,
-                demand.concentration,
-                demand.who_waits,
-                demand.short_behind_long,
-                demand.repetition,
-                demand.bursts,
-                demand.drift,
+                job_findings.long_failures,
+                job_findings.repeated_failures,
+                job_findings.hours_at_limit,
+                job_findings.long_limits,
+                job_findings.lost_to_requeues,
+                job_findings.concentration,
+                job_findings.who_waits,
+                job_findings.short_behind_long,
+                job_findings.repetition,
+                job_findings.bursts,
+                job_findings.drift,
             )
         ),
-        lambda: demand.small_work(history, node_cpus=node_cpus, node_memory_mib=node_memory_mib),
+        lambda: job_findings.small_work(history, node_cpus=node_cpus, node_memory_mib=node_memory_mib),
     )
     findings: list[Finding] = []
     for number, step in enumerate(steps):

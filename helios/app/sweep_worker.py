@@ -9,8 +9,8 @@ from typing import Any
 
 from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
-from helios.app.executors import RunResult, SweepRun, SweepWorker
 from helios.app.history import LoadedHistory
+from helios.app.sweep import RunResult, SweepRun, SweepWorker
 
 
 class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional

@@ -16,17 +16,17 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from helios.app.job_controller import JOBS_MEMORY
+from helios.app.controllers import JOBS_MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
 from helios.app.modes import PAUSE_FILE, current_modes, not_paused, pause, pause_here, resume, resume_here, set_mode
 from helios.app.operations import Operations
-from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import Mode
 from helios.services.registry import POOL_GROUP, domain_of, installed
+from helios.units import Domain
 from helios.warehouse import Warehouse
 
 MOST_LINES = 40
@@ -213,7 +213,7 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
             {"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {unknown.message}", as_json=as_json
         )
         return
-    from helios.app.node_controller import delete_damaged_state  # noqa: PLC0415 - no pause waits for what it imports
+    from helios.app.controllers import delete_damaged_state  # noqa: PLC0415 - no pause waits for what it imports
 
     now = datetime.now(UTC)
     resume(settings.database.url, name, folder, now=now)
@@ -399,7 +399,7 @@ def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_jso
             "No configured service acts on nodes.", hint="Name one in helios.toml: [services.ces]; see docs/power.md"
         )
     report, modes = _run_cycle(cycles, apply=apply, mode=mode)
-    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
+    from helios.app.controllers import count_states  # noqa: PLC0415 - only where it is shown
     from helios.report.nodes import group_decisions  # noqa: PLC0415 - as above
 
     if as_json:

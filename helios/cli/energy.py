@@ -124,8 +124,7 @@ def whatif(
     if wake_ups is not None:
         options = {**settings.services.get("ces", {}), "wake_ups_per_day": wake_ups}
         settings = settings.model_copy(update={"services": {**settings.services, "ces": options}})
-    from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
-    from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - as above
+    from helios.app.energy.whatif import EnergyJobsRequest, EnergySeriesRequest, energy_on_jobs, energy_on_series  # noqa: PLC0415 - it takes LightGBM  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.simulate import Placement  # noqa: PLC0415 - as above
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from helios.app import model_registry
 from helios.app.history import choose_cluster
-from helios.app.training import judge, learn
+from helios.app.model_registry import judge, learn
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -335,8 +335,8 @@ def explain_(
     Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
-    from helios.app.explain_prediction import explain_prediction, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
-    from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
+    from helios.app.explain import explain_prediction, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
+    from helios.report.models import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
     with progress_bars() as progress:

@@ -20,22 +20,24 @@ from rich.table import Table
 from typer import Option
 
 from helios.actions import Result
-from helios.app.executors import Engine, run_on_dask, run_on_slurm, run_on_this_machine
 from helios.app.history import LoadedHistory
 from helios.app.order_check import check_order, refuse_few
 from helios.app.scenarios import RENAMED, Estimates
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import (
     FEWEST_REPEATS,
+    Engine,
     SweepPlan,
     cross_options,
     read_sweep_plan,
     repeats,
     repredict_interval_s,
+    run_on_dask,
+    run_on_slurm,
+    run_on_this_machine,
     sweep,
 )
 from helios.app.whatif import WhatIfRequest, whatif
-from helios.choices import Domain, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
@@ -63,13 +65,13 @@ from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Progress, Service
 from helios.report.history import describe
-from helios.report.significance import Differences, compare_blocks
+from helios.report.significance import Differences, compare_blocks, has_no_waits
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
-from helios.report.whatif_text import has_no_waits
 from helios.services.qssf import Qssf
 from helios.services.registry import build, checked_options, domain_of
+from helios.units import Domain, Policy, ResampledUnit, RunTimes
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -39,7 +39,6 @@ from helios.metrics.study.trials import GAINS
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
 from helios.report.admin.decisions import moved_table, shadow_table
-from helios.report.admin.queue import NOW, OVER_TIME
 from helios.report.admin.sacct_format import (
     WORDS,
     Field,
@@ -51,7 +50,7 @@ from helios.report.admin.sacct_format import (
     listing,
 )
 from helios.report.admin.trials import fields_of_trials
-from helios.report.admin.usage import fields_by
+from helios.report.admin.usage import NOW, OVER_TIME, fields_by
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy import fields_by as fields_of_energy
 
@@ -368,7 +367,7 @@ def trials(
 def _draw(found: EnergyLedger, path: Path) -> None:
     # Drawing takes a second to import, which no table should wait for.
     if path.suffix == ".png":
-        from helios.report.energy_charts import as_png  # noqa: PLC0415 - as above
+        from helios.report.charts import as_png  # noqa: PLC0415 - as above
 
         content = as_png(found)
     elif path.suffix in {".html", ".htm"}:

@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -29,6 +28,7 @@ from helios.cli.options import (
 from helios.cli.output import frame_table, print_message, print_notes, print_result, progress_bars, write_page
 from helios.config import without_password
 from helios.errors import HeliosError, UsageError
+from helios.units import ExportLayout
 
 if TYPE_CHECKING:
     from helios.warehouse import LoadReport
@@ -397,7 +397,7 @@ def grant(
     cannot write those of jobs. Run it as the owner of the tables, again after an upgrade, and whenever you configure a
     service that acts on nodes.
     """
-    from helios.app.roles import grant_roles  # noqa: PLC0415 - an upgrade needs nothing of what it imports
+    from helios.app.controllers import grant_roles  # noqa: PLC0415 - an upgrade needs nothing of what it imports
 
     settings = configuration().settings
     grant_roles(settings, jobs=jobs, nodes=nodes, reader=reader)

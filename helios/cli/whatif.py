@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from helios.choices import Backfill, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
     AsJson,
     Draws,
@@ -26,6 +25,7 @@ from helios.cli.options import (
 )
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
+from helios.units import Backfill, Policy, ResampledUnit, RunTimes
 
 if TYPE_CHECKING:
     from helios.model import SlurmSite

@@ -12,9 +12,7 @@ from datetime import datetime
 
 from helios.actions import JobSetting, NodeOutcome, Outcome, Result, Revert
 from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions, to_job_changes
-from helios.choices import Domain
 from helios.config import Settings
-from helios.control.applied import SET_AGAIN, AppliedChange, AppliedChanges, Tolerance
 from helios.control.cycle import (
     ROUNDS,
     ActiveService,
@@ -30,11 +28,21 @@ from helios.control.cycle import (
 )
 from helios.control.guards import GuardResult, Preconditions, apply_guards, keep_one_owner, suspension_reasons
 from helios.control.modes import NOTHING, ServiceMode, cluster_for_mode, describe_mode
-from helios.control.observed import PendingJob, cycle_counts, helios_values, pending_jobs
+from helios.control.observed import (
+    SET_AGAIN,
+    AppliedChange,
+    AppliedChanges,
+    PendingJob,
+    Tolerance,
+    cycle_counts,
+    helios_values,
+    pending_jobs,
+)
 from helios.control.report import HELIOS, AuditEntry, CycleReport
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot
 from helios.ports import Cluster, Ledger
+from helios.units import Domain
 
 NOBODY = "it bears Helios' mark and nobody asks for it"
 OF_THE_HIDDEN = (

@@ -27,8 +27,7 @@ from helios.actions import (
     RevertNodes,
 )
 from helios.changes import AWAKE, TIER, Change, Key, Setting, to_job_actions, to_job_changes, to_node_changes
-from helios.control.applied import AppliedChange, Tolerance
-from helios.control.observed import PendingJob, observed_nodes, pending_jobs
+from helios.control.observed import AppliedChange, PendingJob, Tolerance, observed_nodes, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.ports import Cluster, NodeCluster
 

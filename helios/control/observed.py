@@ -1,21 +1,270 @@
-"""Pending jobs and nodes as control observed them.
+"""What control observed on the cluster, and what Helios has applied there.
 
 They are copied from the snapshot before any service receives it, so that a service cannot change what guards check.
+
+Record of the changes that Helios has applied on a cluster. A change is recorded before it is made and confirmed when it
+was read back. Whatever happens in between, the record has at least every changed target. A comparison with the observed
+state shows what somebody else has changed since.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import pandas as pd
 
-from helios.actions import JobSetting
-from helios.changes import Key, Setting
-from helios.model import NodePower, Snapshot, node_pools
+from helios import ownership
+from helios.actions import JobSetting, NodeSetting
+from helios.changes import LIST, Key, Setting
+from helios.config import SlurmSettings
+from helios.errors import HostlistInvalid
+from helios.model import FrameKind, Mode, NodePower, Snapshot, node_pools
+from helios.model.nodes import expand
+
+SET_AGAIN = " (set again)"
+"""Suffix of ``after`` for a change that somebody had undone once, and that Helios made a second time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedChange:
+    """One applied change, as in ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``.
+
+    Attributes
+    ----------
+    target : str
+        Id of a job, or name of a node; empty for the keep-awake list.
+    value : float or str
+        As in ``Change``.
+    after : str
+        Value that was read back. Empty, except for ``SET_AGAIN``, until it was read back.
+    overridden : bool
+        Whether somebody else has changed the setting since.
+    submitted_us : int
+        Submission of a job, microseconds since the epoch, because Slurm reuses ids.
+    own : str
+        The site's own value on a node; empty for its power.
+    """
+
+    setting: Setting
+    target: str
+    service: str
+    mode: Mode
+    value: Any
+    after: str
+    written_at: datetime
+    overridden: bool = False
+    submitted_us: int = 0
+    own: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Setting and target."""
+        return self.setting, self.target
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the requested value was read back."""
+        return self.after not in {"", SET_AGAIN}
+
+    @property
+    def set_again(self) -> bool:
+        """Whether Helios has made this change a second time."""
+        return self.after.endswith(SET_AGAIN)
+
+
+AppliedByKey = dict[Key, AppliedChange]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedChanges:
+    """Changes applied on the cluster, and those that shadows would have applied."""
+
+    real: AppliedByKey = field(default_factory=dict)
+    shadow: AppliedByKey = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, frame: pd.DataFrame, table: FrameKind) -> AppliedChanges:
+        """Return the content of ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``."""
+        frame = table.check(frame)
+        if "submitted_at" in frame:
+            frame = frame.assign(submitted_us=frame["submitted_at"].astype("int64"))
+        texts = [column.name for column in table.columns if column.dtype == "str"]
+        about_jobs = "job_id" in texts
+        rows = [
+            AppliedChange(
+                setting=(JobSetting if about_jobs else NodeSetting)(record["setting"]),
+                target=record["job_id" if about_jobs else "node"],
+                service=str(record["service"]),
+                mode=Mode(record["mode"]),
+                value=record["value"],
+                after=record["after"],
+                written_at=record["written_at"].to_pydatetime(),
+                overridden=bool(record["overridden"]),
+                submitted_us=record.get("submitted_us", 0),
+                own=record.get("own", ""),
+            )
+            for record in frame.assign(**{name: frame[name].fillna("") for name in texts}).to_dict("records")
+        ]
+        return cls(
+            real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
+            shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
+        )
+
+    def frame(self, table: FrameKind) -> pd.DataFrame:
+        """Return both as columns of ``table``."""
+        rows = [*self.real.values(), *self.shadow.values()]
+        if not rows:
+            return table.empty()
+        fields = {"job_id": "target", "node": "target", "submitted_at": "submitted_us"}
+        columns: dict[str, Any] = {name: [getattr(row, fields.get(name, name)) for row in rows] for name in table.names}
+        columns["setting"] = [row.setting.value for row in rows]
+        columns["mode"] = [row.mode.value for row in rows]
+        columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
+        columns["overridden"] = [int(row.overridden) for row in rows]
+        if "submitted_at" in columns:
+            columns["submitted_at"] = pd.to_datetime(columns["submitted_at"], unit="us", utc=True)
+        return table.conform(pd.DataFrame(columns))
+
+    def of(self, mode: Mode) -> AppliedByKey:
+        """Return the changes of services in ``mode``, applied or in shadow."""
+        return self.shadow if mode is Mode.SHADOW else self.real
+
+    def by_helios(self, setting: NodeSetting) -> list[AppliedChange]:
+        """Return Helios' applied changes of one setting."""
+        return [row for row in self.real.values() if row.setting is setting and not row.overridden]
+
+    def own_values(self) -> dict[Key, str]:
+        """Return the site's own values of settings that Helios changed."""
+        return {key: row.own for key, row in self.real.items() if not row.overridden}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undo:
+    """Changes on nodes that would have to be reverted.
+
+    They are stored outside of the database, for the kill switch.
+
+    Attributes
+    ----------
+    asleep : tuple of str
+        Nodes that Helios put to sleep, or is about to.
+    weights : tuple of (str, int)
+        Nodes whose weight Helios changed, with the site's own weight of each.
+    keep_awake : str, optional
+        The site's own keep-awake list. None where Helios did not change it.
+    """
+
+    asleep: tuple[str, ...] = ()
+    weights: tuple[tuple[str, int], ...] = ()
+    keep_awake: str | None = None
+
+    @classmethod
+    def of(cls, applied: AppliedChanges) -> Undo:
+        """Return what reverts all applied changes on nodes."""
+        kept = applied.real.get(LIST)
+        weights = {row.target: row.own for row in applied.by_helios(NodeSetting.WEIGHT)}
+        return cls(
+            asleep=tuple(sorted(row.target for row in applied.by_helios(NodeSetting.POWER))),
+            weights=tuple(sorted((node, int(float(own))) for node, own in weights.items())),
+            keep_awake=None if kept is None or kept.overridden else kept.own,
+        )
+
+    def rows(self, *, at: datetime, service: str) -> AppliedByKey:
+        """Return the content as applied changes of ``service``, to be reverted."""
+        pairs = [
+            *((NodeSetting.POWER, node, "asleep", "") for node in self.asleep),
+            *((NodeSetting.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
+            *([(NodeSetting.KEEP_AWAKE, "", "unknown", self.keep_awake)] if self.keep_awake is not None else []),
+        ]
+        rows = [
+            AppliedChange(
+                setting=setting,
+                target=node,
+                service=service,
+                mode=Mode.ACTIVE,
+                value=value,
+                own=own,
+                after="",
+                written_at=at,
+            )
+            for setting, node, value, own in pairs
+        ]
+        return {row.key: row for row in rows}
+
+
+def weight_in(words: str) -> float | None:
+    """Return the weight in a text such as ``Weight 20``.
+
+    None where the text has no number.
+    """
+    numbers = re.findall(r"\d+", words)
+    return float(numbers[-1]) if numbers else None
+
+
+def same_list(one: str, other: str) -> bool:
+    """Return whether two keep-awake lists keep the same nodes awake.
+
+    The notation does not matter. A list may have words of Slurm before it (``SuspendExcNodes n[1-4]``), and may keep a
+    number of a group of nodes awake (``n[1-9]:4``).
+    """
+    return one == other or _parse_keep_awake(one) == _parse_keep_awake(other)
+
+
+def _parse_keep_awake(words: str) -> frozenset[tuple[str, ...]]:
+    text = words.rsplit(maxsplit=1)[-1] if words.split() else ""
+    try:
+        parts = [part.partition(":") for part in re.split(r",(?![^\[]*\])", text) if part]
+        plain = {(node,) for names, _, least in parts if not least for node in expand(names)}
+        return frozenset(plain | {(least, *expand(names)) for names, _, least in parts if least})
+    except HostlistInvalid:
+        return frozenset({(text,)})  # a text that cannot be parsed equals only itself
+
+
+# Tolerances for values that are read back, which a cluster rounds.
+
+MINUTES_STEP_S = 60.0 * ownership.MINUTE_STEP
+"""Distance of two adjacent soft limits that Helios writes, s."""
+ROUNDING = 1e-9
+"""Tolerance for floating-point errors of an urgency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Tolerances between requested values and those read back.
+
+    Attributes
+    ----------
+    urgency : float
+        Half a step, because an urgency is rounded to the nearest one.
+    soft_limit_s : float
+        A whole step, s, because a soft limit is rounded up.
+    """
+
+    urgency: float
+    soft_limit_s: float = MINUTES_STEP_S
+
+    @classmethod
+    def of(cls, slurm: SlurmSettings) -> Tolerance:
+        """Return the tolerances that follow from the bound of the SiteFactor."""
+        return cls(urgency=0.5 / (ownership.steps(slurm.site_factor_most)) + ROUNDING)
+
+    def same(self, setting: Setting, *, asked: float, read: float) -> bool:
+        """Return whether ``read`` is how the cluster stores ``asked``.
+
+        NaN stands for no soft limit.
+        """
+        if setting is JobSetting.ORDER:
+            return abs(asked - read) <= self.urgency
+        return -ROUNDING <= read - asked < self.soft_limit_s
+
+    def is_nothing(self, setting: Setting, value: float) -> bool:
+        """Return whether ``value`` means no change by Helios."""
+        return abs(value) <= self.urgency if setting is JobSetting.ORDER else math.isnan(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

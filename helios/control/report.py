@@ -18,9 +18,8 @@ import pandas as pd
 
 from helios.actions import FillFirst, KeepAwake, NodeOutcome, NodeSetting, Outcome, PowerDown, PowerUp, Result
 from helios.changes import AWAKE, RequestedChanges, nodes_named, sleeps
-from helios.control.applied import AppliedChanges
 from helios.control.modes import OUTSIDE
-from helios.control.observed import ObservedNode, observed_nodes
+from helios.control.observed import AppliedChanges, ObservedNode, observed_nodes
 from helios.control.state import ControllerState, NodeControllerState, outcome_target, state_digest
 from helios.model import DECISIONS, NODE_TALLIES, NodePower, Snapshot
 

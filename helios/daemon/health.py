@@ -29,8 +29,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, make_wsgi_app
 
 from helios import __version__
-from helios.app.controller_state import now_utc
-from helios.app.cycle_summary import Breaker, CycleSummary, NodeCycleSummary
+from helios.app.controller_state import Breaker, CycleSummary, NodeCycleSummary, now_utc
 from helios.errors import ConfigurationInvalid, HeliosError
 from helios.model import Mode
 from helios.private_files import make_folder, write_private

@@ -25,8 +25,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from helios.actions import Result
-from helios.app.controller_state import CycleUnderWay
-from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary, error_kind
+from helios.app.controller_state import CycleSummary, CycleUnderWay, DaemonOperations, NodeCycleSummary, error_kind
 from helios.daemon.health import Health, Metrics, TaskTimes
 from helios.errors import HeliosError
 

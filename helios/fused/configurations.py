@@ -2,7 +2,7 @@
 
 Each model has an optimiser and schedules of PyTorch itself. In a stack they hold empty tensors: they check values,
 keep learning rates and momenta by PyTorch's own rules, and give checkpoints their ordinary form. The arithmetic for
-all models at once is in :mod:`helios.fused.optimizers`.
+all models at once is in :mod:`helios.fused.stack`.
 """
 
 from __future__ import annotations

@@ -29,11 +29,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused, RunKeys
 from helios.ingest.lines import head
 from helios.ingest.parse import NEVER, CheckResults, Instants, Reason, category, known_values, numbers, strings
-from helios.ingest.translation import MIB_PER_GIB, Translation
 from helios.model import JobState
 
 # Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60

@@ -25,11 +25,10 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import DelimitedRows, Dialect, distinct_names, read_rows
+from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, distinct_names, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import created, head
 from helios.ingest.parse import NEVER, known_values, spans, strings, tells_zone
-from helios.ingest.translation import MIB_PER_GIB, Translation
 from helios.model import JOBS, JobState
 
 FIELDS = (

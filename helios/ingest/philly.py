@@ -20,11 +20,11 @@ from itertools import pairwise
 from typing import Any
 
 from helios.errors import FormatUnknown
+from helios.ingest.delimited import Translation
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import as_text, read_records, value_at
 from helios.ingest.lines import head
 from helios.ingest.parse import known_values, tells_zone
-from helios.ingest.translation import Translation
 from helios.model import JobState
 
 # The machine utilisation files beside the log name PDT and PST.

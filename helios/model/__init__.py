@@ -7,33 +7,31 @@ Bulk data travels as pandas frames with these columns; every package checks the 
 
 # ruff: noqa: F401 - the names are for others
 
-from helios.model.audit import (
+from helios.model.frames import TIME, Column, FrameKind, seconds_of
+from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, node_pools, pool_names
+from helios.model.records import (
     APPLIED_CHANGES,
     APPLIED_NODE_CHANGES,
     COVERAGE,
     CYCLES,
     DECISIONS,
-    MODES,
-    NODE_TALLIES,
-    PROMOTIONS,
-    AuditStep,
-    Mode,
-)
-from helios.model.frames import TIME, Column, FrameKind, seconds_of
-from helios.model.jobs import (
     JOBS,
+    MODES,
     NODE_EVENTS,
+    NODE_TALLIES,
     NODES,
     PREDICTIONS,
+    PROMOTIONS,
     REJECTS,
     SIZES,
+    AuditStep,
     Batch,
     JobState,
+    Mode,
     ModelRecord,
     in_submission_order,
     with_sizes_requested,
 )
-from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, node_pools, pool_names
 from helios.model.slurm_site import (
     NodeGroup,
     PartitionRules,

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from helios.model.frames import TIME, seconds_of
-from helios.model.jobs import JOBS, split_words
+from helios.model.records import JOBS, split_words
 
 OTHERS = "others"
 """Name for all users with few jobs, and likewise for accounts, groups, QOS and partitions."""

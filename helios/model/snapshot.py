@@ -86,7 +86,7 @@ class Snapshot:
         Longest wait of the last weeks in a replay under the site's own order (:mod:`helios.app.own_order`), s; NaN: not
         known.
     size_orders : bool
-        Whether the last check of the order (:mod:`helios.app.nightly_order`) found that predictions are no better than
+        Whether the last check of the order (:mod:`helios.app.own_order`) found that predictions are no better than
         the size of a job.
     """
 

@@ -32,8 +32,8 @@ from helios.predict.causal_stats import (
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import SHRINKAGE, DurationModel
 from helios.predict.job_table import JobTable, group_columns, nearness
-from helios.predict.model_text import trees_alone
 from helios.predict.timeline import RecordedWalk, Timeline, untrained
+from helios.predict.trees import trees_alone
 
 # The basis of a prediction: the narrowest group of past jobs in which one has ended.
 #

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from helios.errors import ModelUnreadable
 from helios.model import ModelRecord
 from helios.predict.distribution import PAIR_FEATURES
-from helios.predict.drift import Inputs, training_inputs
 from helios.predict.duration import MOST_JOBS, MOST_PAIRS, TAIL_POINTS, DurationModel, Trees
+from helios.predict.evaluation import Inputs, training_inputs
 from helios.predict.job_table import READ, JobTable
-from helios.predict.model_text import read_trees
 from helios.predict.timeline import Levels, empty_levels
+from helios.predict.trees import read_trees
 
 FORMAT = "helios-duration-3"
 OLDER_FORMATS = ("helios-duration-1", "helios-duration-2")
@@ -43,7 +43,7 @@ def describe_provenance(
     """Return what ``model`` was trained on and how, as plain values.
 
     They are the first and last submission, the SHA-256 of the jobs, the parameters, and the distributions of the
-    features (:mod:`helios.predict.drift`).
+    features (:mod:`helios.predict.evaluation`).
 
     Parameters
     ----------

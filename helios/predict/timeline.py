@@ -57,10 +57,9 @@ from helios.predict.distribution import (
     step_trees,
 )
 from helios.predict.job_table import JobTable, event_order
-from helios.predict.model_text import MOST_LEAVES
 from helios.predict.past_runs import PastRuns, Samples, empty_past, note_end, note_start, renew_sample, take_samples
 from helios.predict.scores import ALIKE_BURST_GAP_S, LOG_ALIKE_GAP, LOG_FEW, LOG_USER_GAP
-from helios.predict.trees import parse_trees
+from helios.predict.trees import MOST_LEAVES, parse_trees
 
 PAIR_ROOM = 200_000
 """Jobs, the last ones, that a model can be trained on."""

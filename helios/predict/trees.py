@@ -1,24 +1,242 @@
-"""LightGBM's trees as arrays, evaluated by compiled kernels.
+"""LightGBM's trees, read from its model text and evaluated by compiled kernels.
 
 LightGBM's own call for one row costs more than the trees themselves (its Python layer, its thread pool), and a replay
-predicts one job at a time. The kernels check nothing; :mod:`helios.predict.model_text` checks their input. A test
+predicts one job at a time. The kernels check nothing; :mod:`helios.predict.trees` checks their input. A test
 compares them with ``Booster.predict``, bit for bit.
 
 There are no threads: the processors belong to the caller, and the threads of numba may not be used by two callers at
 once.
+
+Strict parser of LightGBM's model text. An inconsistent text is refused with the reason.
+
+A model is stored as text in the warehouse, and whoever can write there can write any text. Neither LightGBM's own
+parser nor compiled kernels check their input: a missing child ends the process, a cycle never ends. A digest does not
+help against somebody who can write a digest too. The format is LightGBM's ``gbdt_model_text.cpp`` and ``tree.cpp``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import Table
-from helios.predict.model_text import read_trees
+
+# Bounds far above the size of Helios' own models (250 trees of 31 leaves, 0.7 MiB). Within them a kernel or LightGBM's
+# TreeSHAP takes seconds at most.
+MOST_BYTES = 16 * 1024 * 1024
+MOST_TREES = 2_000
+MOST_LEAVES = 128
+LARGEST = 1e9
+"""Largest value of a leaf. The sum over 2,000 trees stays finite."""
+
+# LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (0: nothing,
+# 2: NaN). Zeros as missing (1) and categories do not occur in Helios' models and are not supported.
+_DECISIONS = frozenset({0, 2, 8, 10})
+_OBJECTIVE = re.compile(r"quantile|regression|regression_l1|binary sigmoid:1")
+_INT = r"-?[0-9]{1,10}"
+_FLOAT = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
+_BOUND = rf"(?:{_FLOAT}|-?inf)"
+_INTS, _FLOATS, _THRESHOLDS = (re.compile(rf"(?:{one}(?: {one})*)?") for one in (_INT, _FLOAT, _BOUND))
+_RANGE = re.compile(rf"none|\[{_BOUND}:{_BOUND}\]")
+"""LightGBM's text about a feature, ``none`` if it is not used, else its range."""
+_END = "end of trees\n"
+
+_HEADER = (
+    *("version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective"),
+    *("feature_names", "feature_infos", "tree_sizes"),
+)
+_FIXED = {"num_class": "1", "num_tree_per_iteration": "1", "label_index": "0"}
+_OF_SPLITS = {"split_feature": _INTS, "split_gain": _FLOATS, "threshold": _THRESHOLDS, "decision_type": _INTS}
+_OF_SPLITS |= {"left_child": _INTS, "right_child": _INTS}
+_OF_SPLITS |= {"internal_value": _FLOATS, "internal_weight": _FLOATS, "internal_count": _INTS}
+_OF_LEAVES = {"leaf_value": _FLOATS, "leaf_weight": _FLOATS, "leaf_count": _INTS}
+_OF_TREE = (
+    *("num_leaves", "num_cat"),
+    *("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child"),
+    *("leaf_value", "leaf_weight", "leaf_count"),
+    *("internal_value", "internal_weight", "internal_count"),
+    *("is_linear", "shrinkage"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """One checked tree.
+
+    Every other node and every leaf is reached from its first node exactly once.
+
+    Attributes
+    ----------
+    feature, decision, left, right : int64 arrays of shape (n_leaves - 1,)
+        ``left`` and ``right`` are node numbers, or for a leaf the bitwise complement of its number.
+    threshold : float64 array of shape (n_leaves - 1,)
+    leaf : float64 array of shape (n_leaves,)
+    """
+
+    feature: NDArray[np.int64]
+    threshold: NDArray[np.float64]
+    decision: NDArray[np.int64]
+    left: NDArray[np.int64]
+    right: NDArray[np.int64]
+    leaf: NDArray[np.float64]
+
+
+def read_trees(text: str, *, features: Sequence[str] | None = None) -> list[Tree]:
+    """Return the trees of a model's text.
+
+    Parameters
+    ----------
+    features : sequence of str, optional
+        Names that its features must have, in this order; None for any.
+
+    Raises
+    ------
+    ValueError
+        The text is not LightGBM's, is inconsistent, or has a kind of model that Helios does not train.
+    """
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"a text of {len(text):,} bytes is larger than any model ({MOST_BYTES:,})")
+    if not text.isascii():
+        raise ValueError("its text has letters that LightGBM does not write")
+    header, n_features, sizes = _header(text, features)
+    trees, at = [], len(header)
+    for number, size in enumerate(sizes):
+        trees.append(_tree(text[at : at + size], number, n_features))
+        at += size
+    if not text.startswith(_END, at):
+        raise ValueError("not a complete LightGBM model: its trees do not end where their sizes say")
+    return trees
+
+
+def trees_alone(text: str) -> str:
+    """Return the part of a model's text that ``read_trees`` checks.
+
+    It is a valid model too.
+    """
+    return text.partition(_END)[0] + _END
+
+
+def _header(text: str, features: Sequence[str] | None) -> tuple[str, int, list[int]]:
+    """Return the text before the trees, with what it contains.
+
+    The other values are the number of features and the sizes of the trees.
+    """
+    header, found, _ = text.partition("\n\n")
+    if not found or not header.startswith("tree\n"):
+        raise ValueError("not a complete LightGBM model")
+    told = _fields(header.split("\n")[1:], _HEADER, "the header")
+    for name, value in _FIXED.items():
+        if told[name] != value:
+            raise ValueError(f"its {name} is {told[name]!r:.40}, not {value}")
+    if not _OBJECTIVE.fullmatch(told["objective"]):
+        raise ValueError(f"its objective is {told['objective']!r:.40}, which is not trained here")
+    if not re.fullmatch(r"v[0-9]{1,3}", told["version"]):
+        raise ValueError(f"its version is {told['version']!r:.40}")
+    n_features = 1 + _number(told["max_feature_idx"], "max_feature_idx", most=1_000_000)
+    names = told["feature_names"].split(" ")
+    ranges = told["feature_infos"].split(" ")
+    if len(names) != n_features or len(ranges) != n_features:
+        raise ValueError(f"it does not name the {n_features} features that it says it has")
+    if wrong := [text for text in ranges if not _RANGE.fullmatch(text)]:
+        raise ValueError(f"its feature_infos has {wrong[0]!r:.40}, which is no range")
+    if features is not None and names != list(features):
+        raise ValueError("its trees take other features than the model says")
+    sizes = _array(told["tree_sizes"], _INTS, "tree_sizes", "the header").tolist()
+    if not 1 <= len(sizes) <= MOST_TREES or min(sizes) < 1:
+        raise ValueError(f"it has {len(sizes)} trees, not 1 to {MOST_TREES:,}, or one without a size")
+    return header + "\n\n", n_features, sizes
+
+
+def _tree(text: str, number: int, n_features: int) -> Tree:
+    where = f"tree {number}"
+    if not text.startswith(f"Tree={number}\n") or not text.endswith("\n\n"):
+        raise ValueError(f"{where} does not begin and end where the sizes of the trees say")
+    told = _fields(text.strip("\n").split("\n")[1:], _OF_TREE, where)
+    if (told["num_cat"], told["is_linear"]) != ("0", "0"):
+        raise ValueError(f"{where} splits on categories or has linear leaves, which this forest does not know")
+    if not np.isfinite(_array(told["shrinkage"], _FLOATS, "shrinkage", where, 1)).all():
+        raise ValueError(f"{where} has a shrinkage that is no number")
+    n_leaves = _number(told["num_leaves"], f"num_leaves of {where}", most=MOST_LEAVES)
+    splits = {name: _array(told[name], kind, name, where, n_leaves - 1) for name, kind in _OF_SPLITS.items()}
+    # LightGBM writes no weight for the only leaf of a tree.
+    lone = {"leaf_weight"} if n_leaves == 1 else set()
+    leaves = {
+        name: _array(told[name], kind, name, where, n_leaves)
+        for name, kind in _OF_LEAVES.items()
+        if name not in lone or told[name]
+    }
+    for name, values in (splits | leaves).items():
+        # A feature may be infinite (a time limit), and so may its threshold.
+        if name != "threshold" and not all(map(isfinite, values.tolist())):
+            raise ValueError(f"{where} has a {name} that is not finite")
+    _refuse_other_shape(splits, leaves, n_features, where)
+    return Tree(
+        feature=splits["split_feature"],
+        threshold=splits["threshold"],
+        decision=splits["decision_type"],
+        left=splits["left_child"],
+        right=splits["right_child"],
+        leaf=leaves["leaf_value"],
+    )
+
+
+def _refuse_other_shape(
+    splits: dict[str, NDArray[Any]], leaves: dict[str, NDArray[Any]], n_features: int, where: str
+) -> None:
+    """Raise ValueError unless the arrays make one valid tree."""
+    # Lists, because NumPy takes longer for arrays as small as those of a tree.
+    told = {name: values.tolist() for name, values in (splits | leaves).items()}
+    left, right = told["left_child"], told["right_child"]
+    n_splits = len(left)
+    if not all(0 <= feature < n_features for feature in told["split_feature"]):
+        raise ValueError(f"{where} splits on a feature that is not among the {n_features}")
+    if not _DECISIONS.issuperset(told["decision_type"]):
+        raise ValueError(f"{where} has a decision_type that this forest does not know")
+    if n_splits and sorted(left + right) != [*range(-n_splits - 1, 0), *range(1, n_splits)]:
+        raise ValueError(f"{where} does not have each of its nodes and leaves as a child once")
+    # A node always comes after its parent, which excludes cycles.
+    if any(0 <= child <= node for children in (left, right) for node, child in enumerate(children)):
+        raise ValueError(f"{where} has a child before the node above it")
+    # TreeSHAP divides by them.
+    if min(told["internal_count"] + told["leaf_count"]) < 1:
+        raise ValueError(f"{where} has a node or leaf without a job")
+    if not all(abs(value) <= LARGEST for value in told["leaf_value"]):
+        raise ValueError(f"{where} has a leaf beyond {LARGEST:g}")
+
+
+def _fields(lines: list[str], names: Sequence[str], where: str) -> dict[str, str]:
+    """Return the values of ``NAME=VALUE`` lines.
+
+    The names must be exactly ``names``, in this order.
+    """
+    pairs = [line.partition("=") for line in lines]
+    found = [name for name, _, _ in pairs]
+    if found != list(names):
+        other = next((name for name in (*found, *names) if name not in names or name not in found), "a line twice")
+        raise ValueError(f"{where} has other lines than LightGBM writes: {other!r:.40}")
+    return {name: value for name, _, value in pairs}
+
+
+def _array(value: str, kind: re.Pattern[str], name: str, where: str, length: int | None = None) -> NDArray[Any]:
+    words = value.split()
+    if length is not None and len(words) != length:
+        raise ValueError(f"{where} has {len(words)} of {name}, not {length}")
+    if not kind.fullmatch(value):
+        raise ValueError(f"{where} has a {name} that is not made of numbers")
+    return np.array(words, dtype=np.int64 if kind is _INTS else np.float64)
+
+
+def _number(value: str, name: str, *, most: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", value) or not int(value) <= most:
+        raise ValueError(f"{name} is {value!r:.40}, not a whole number up to {most:,}")
+    return int(value)
+
 
 # LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
 _SPLIT = np.dtype([("feature", np.int32), ("threshold", np.float32), ("missing_left", np.bool_)])

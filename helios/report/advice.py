@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from helios.metrics.statistics import share_interval
 from helios.model import JobState
-from helios.model.jobs import split_words
+from helios.model.records import split_words
 from helios.report.admin.sacct_format import slurm_length
 from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words, percent
 

@@ -14,8 +14,8 @@ import pandas as pd
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
+from helios.model.frames import plain
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declare_fields
-from helios.report.plain import plain
 from helios.report.tables import figure, plain_table
 from helios.units import DAY_S, count_in_words, duration_in_words, percent
 
@@ -357,7 +357,7 @@ class PolicyResult:
     mean_delay_s, longest_delay_s : float, optional
         Delay of the delayed jobs, s. 0 where none was.
     energy_kwh : float
-        Energy in the window by the model of ``helios.metrics.energy`` and the configuration.
+        Energy in the window by the model of ``helios.metrics.node_usage`` and the configuration.
     cost, co2_kg : float, optional
         None where no price, or no carbon dioxide of a kWh, is known.
     currency : str

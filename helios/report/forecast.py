@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from helios.predict.demand.evaluation import (
+from helios.predict.demand.forecaster import (
     EMPIRICAL,
     HELIOS,
     JUDGED_H,

@@ -20,6 +20,7 @@ from helios.metrics.queue import SIZE_CLASSES
 from helios.report import charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
 from helios.report.admin.trials import TrialsReport
+from helios.report.charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.energy import (
     POLICY_COLUMNS,
     EnergyLedger,
@@ -30,12 +31,18 @@ from helios.report.energy import (
     money_columns,
     policy_cells,
 )
-from helios.report.energy_charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Differences, compare_blocks, format_signed
+from helios.report.significance import (
+    CRITERIA,
+    Differences,
+    compare_blocks,
+    format_signed,
+    has_no_waits,
+    propose_scenario,
+    verdict,
+)
 from helios.report.tables import CONTROL_NAMES, best_figures, describe_missing
 from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
-from helios.report.whatif_text import has_no_waits, propose_scenario, verdict
 from helios.units import change, duration, percent
 
 

@@ -19,7 +19,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.model import Mode, Snapshot
-from helios.report.plain import plain
+from helios.model.frames import plain
 from helios.report.tables import plain_table
 from helios.units import count_in_words, duration, duration_in_words
 

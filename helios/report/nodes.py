@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
-from helios.model.hostlist import fold
-from helios.report.plain import plain
+from helios.model.frames import plain
+from helios.model.nodes import fold
 
 MOST_SHOWN = 40
 LAST_LINES = 12

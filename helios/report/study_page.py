@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from helios.errors import UsageError
-from helios.metrics.study.figure_data import FEW_PEOPLE, THE_REST, FigureData, Panel, Series
-from helios.metrics.study.published import HereAndThere
+from helios.metrics.study.figure_data import FEW_PEOPLE, THE_REST, FigureData, HereAndThere, Panel, Series
 from helios.private_files import make_folder, write_private
 from helios.report.charts import (
     BLUE,

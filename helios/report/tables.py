@@ -22,11 +22,10 @@ from rich.table import Table
 from helios.errors import NotEnoughHistory
 from helios.metrics.queue import SIZE_CLASSES
 from helios.metrics.statistics import rank_correlation
+from helios.model.frames import plain
 from helios.report.history import Description
-from helios.report.plain import plain
-from helios.report.significance import CRITERIA, Difference, Differences, format_signed
+from helios.report.significance import CRITERIA, Difference, Differences, explanation, format_signed, headline
 from helios.report.whatif import Run, WhatIf
-from helios.report.whatif_text import explanation, headline
 from helios.units import bar, change, duration, in_number, percent, sparkline
 
 MIDDLE = 72

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from helios.actions import FillFirst, JobSetting, NodeAction, NodeOutcome, Outcome, Result
 from helios.changes import TOO_LONG, SettingChange, ValueMapping
-from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
 from helios.simulate.cluster_nodes import NodeActions, NodeTally, Sleep, node_holding, node_tally
-from helios.simulate.core.state import NEVER, EngineState, new_state
-from helios.simulate.core.stepping import (
+from helios.simulate.core.events import (
     BARRED,
     BEFORE,
     CHOICE,
@@ -39,10 +37,11 @@ from helios.simulate.core.stepping import (
     step_columns,
     withdraw,
 )
+from helios.simulate.core.state import NEVER, ClusterShape, EngineState, Workload, new_state, refuse_misfits
 from helios.simulate.replay import LONGEST_ESTIMATE_S, MODES, PLACES, Placement
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
 from helios.simulate.snapshot import Frames, Jobs, OwnColumns, encode, shown_priority, times
-from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
+from helios.units import Backfill
 
 
 class SimCluster(SimulatedCluster):

@@ -22,10 +22,10 @@ from helios.actions import (
     RevertNodes,
 )
 from helios.errors import UsageError
-from helios.metrics.energy import NodeSeconds
+from helios.metrics.node_usage import NodeSeconds
 from helios.model import NodePower, PowerSettings
+from helios.simulate.core.events import keep_awake, rank_nodes, set_power
 from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, EngineState
-from helios.simulate.core.stepping import keep_awake, rank_nodes, set_power
 from helios.simulate.snapshot import Coded, OwnColumns, Values, as_times
 
 FLAGS = {WAKING: "POWERING_UP", ASLEEP: "POWERED_DOWN", FALLING: "POWERING_DOWN"}
@@ -415,7 +415,7 @@ class NodeTally:
 def node_tally(state: EngineState, partitions: tuple[str, ...], *, resource: str) -> NodeTally:
     """Return the counts of the core.
 
-    They go up to the last change; :func:`helios.simulate.core.stepping.count_up` brings them up to now.
+    They go up to the last change; :func:`helios.simulate.core.events.count_up` brings them up to now.
     """
     clock = state.clock[0]
     seconds = {

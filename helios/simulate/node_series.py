@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import entry_point
-from helios.metrics.energy import NodeSeconds
+from helios.metrics.node_usage import NodeSeconds
 
 _BUSY, _IDLE, _ASLEEP, _FALLING, _WAKING = range(5)
 _WAKES, _SLEEPS, _WOKEN, _SHORTAGES, _SHORT = range(5)

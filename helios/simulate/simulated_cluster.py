@@ -21,7 +21,7 @@ from helios.actions import JobAction, JobSetting, Outcome, Ranking, Reorder, Res
 from helios.changes import GONE, SettingChange, ValueMapping, setting_changes
 from helios.errors import UsageError, WorkloadInvalid
 from helios.model import PowerSettings
-from helios.simulate.core.state import NEVER, NOBODY
+from helios.simulate.core.state import NEVER, NOBODY, Workload
 from helios.simulate.replay import PendingIndex
 from helios.simulate.slurm.workload import SlurmWorkload
 from helios.simulate.snapshot import (
@@ -36,10 +36,9 @@ from helios.simulate.snapshot import (
     pending_queue,
     predicted_columns,
 )
-from helios.simulate.workload import Workload
 
 _RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
-"""Results of an urgency, by their codes in :mod:`helios.simulate.core.stepping`."""
+"""Results of an urgency, by their codes in :mod:`helios.simulate.core.events`."""
 
 
 class StopPoint(NamedTuple):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypedDict
 
-from helios.model.hostlist import fold
+from helios.model.nodes import fold
 
 UNLIMITED = "UNLIMITED"
 """A length without bound, in :class:`RawJob`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from helios.errors import ConfigurationInvalid, HostlistInvalid
 from helios.model import NodePower, PowerSettings
-from helios.model.hostlist import expand
+from helios.model.nodes import expand
 from helios.slurm import parse
 from helios.slurm.backend import RawNode
 from helios.slurm.commands import show_config

@@ -3,20 +3,532 @@
 It takes texts that an administrator can print, also on another machine, and contacts no cluster. Notes list what of the
 configuration is not simulated. QOS and fair shares are read from the tables of ``sacctmgr show qos``,
 ``show assoc`` and ``sshare``, with ``|`` between columns.
+
+Priority and scheduling rules from the settings of ``slurm.conf``. Notes list the settings that are not simulated.
+
+Nodes and partitions of a site. They are read from the lines of ``slurm.conf``, or from the output of ``sinfo`` or
+``scontrol``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
-from helios.errors import ConfigurationInvalid
-from helios.model.slurm_site import PartitionRules, QosRules, Share, SlurmSite
-from helios.slurm.site_conf import amount, lines, records
-from helios.slurm.site_nodes import MachineCounts, parse_node_records, parse_sinfo
-from helios.slurm.site_rules import SchedulingSettings, note_unsimulated, priority_rules, scheduling_rules, selection
+from ClusterShell.RangeSet import RangeSet
+
+from helios.errors import ConfigurationInvalid, HostlistInvalid
+from helios.model.nodes import expand
+from helios.model.slurm_site import (
+    UNTYPED,
+    NodeGroup,
+    PartitionRules,
+    PriorityRules,
+    QosRules,
+    SchedulingRules,
+    Share,
+    SlurmSite,
+)
+from helios.slurm.site_conf import MINUTE_S, ConfLine, amount, lines, records
+
+_DEFAULT = "default"
+_OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
+_DOWN_STATES = ("future", "down", "drain", "fail")
+"""States of a ``NodeName`` line in which a node runs no job."""
+_UNSET_VALUES = frozenset({"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"})
+_NODE_KEYS = frozenset({
+    "nodename", "cpus", "procs", "sockets", "socketsperboard", "corespersocket", "threadspercore", "boards",
+    "realmemory", "memspeclimit", "gres", "corespeccount", "cpuspeclist", "weight", "feature", "features", "state",
+    "nodeaddr", "nodehostname", "port", "bcastaddr", "tmpdisk", "reason", "restrictedcorespercpu",
+})  # fmt: skip
+_PARTITION_KEYS = frozenset({
+    "partitionname", "nodes", "maxtime", "defaulttime", "prioritytier", "priorityjobfactor", "priority", "default",
+    "state", "qos", "oversubscribe", "shared", "defmempercpu", "defmempergpu", "defmempernode", "hidden", "gracetime",
+    "disablerootjobs", "rootonly", "allocnodes", "allowgroups", "tresbillingweights", "exclusiveuser", "jobdefaults",
+})  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class MachineCounts:
+    """Nodes and partitions, collected line by line.
+
+    ``notes`` has what is not simulated. ``with_rules`` is False where nothing but the nodes is known of the partitions.
+    """
+
+    nodes: dict[str, NodeGroup] = field(default_factory=dict)
+    partitions: dict[str, PartitionRules] = field(default_factory=dict)
+    sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    with_rules: bool = True
+    _node_defaults: dict[str, str] = field(default_factory=dict)
+    _partition_defaults: dict[str, str] = field(default_factory=dict)
+    _waiting: list[ConfLine] = field(default_factory=list)
+
+    def add_line(self, line: ConfLine) -> None:
+        """Read a ``NodeName`` line, and keep any other line for ``finish``.
+
+        Raises
+        ------
+        ConfigurationInvalid
+            A value is not understood.
+        """
+        if line.title == "nodename":
+            self._add_node(line)
+        else:
+            self._waiting.append(line)
+
+    def finish(self, settings: Mapping[str, str]) -> None:
+        """Read the kept ``PartitionName`` and ``NodeSet`` lines.
+
+        All nodes must be known by then.
+
+        Parameters
+        ----------
+        settings : mapping
+            Settings of the whole cluster that are defaults of partitions.
+        """
+        for line in self._waiting:
+            if line.title == "nodeset":
+                self.sets[line.text("nodeset")] = self.members(line)
+            else:
+                self._add_partition(line, settings)
+        self._waiting.clear()
+
+    def add(self, line: ConfLine, names: tuple[str, ...]) -> None:
+        """Add the nodes of one line."""
+        threads = line.whole("threadspercore", 1)
+        boards = line.whole("boards", 1)
+        sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
+        cpus = line.whole("cpus", line.whole("procs", 0)) or sockets * line.whole("corespersocket", 1) * threads
+        kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
+        features = line.text("features") or line.text("feature")
+        group = NodeGroup(
+            names=names,
+            cpus=max(1, cpus - kept_back),
+            memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
+            gpus=_gpus_of_node(line),
+            weight=line.whole("weight", 1),
+            features=tuple(re.split(r"[,&|]", features)) if features else (),
+        )
+        self.nodes |= {name: replace(group, names=(name,)) for name in names}
+
+    def set_partitions(self, members: Mapping[str, Sequence[str]]) -> None:
+        """Set partitions of which only the nodes are known.
+
+        A ``*`` at the end of a name marks the default partition.
+        """
+        self.with_rules = False
+        for name, nodes in members.items():
+            if name:
+                ordered = tuple(sorted(dict.fromkeys(nodes), key=_natural_key))
+                plain = name.rstrip("*")
+                self.partitions[plain] = PartitionRules(name=plain, nodes=ordered, is_default=name.endswith("*"))
+
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """Return groups of equal neighbours, sorted as in Slurm."""
+        ordered = sorted(self.nodes, key=_natural_key)
+        alike = groupby(ordered, key=lambda name: replace(self.nodes[name], names=()))
+        return tuple(replace(self.nodes[names[0]], names=names) for names in (tuple(group) for _, group in alike))
+
+    def _add_node(self, line: ConfLine) -> None:
+        if line.text("nodename").lower() == _DEFAULT:
+            self._node_defaults |= line.words
+            return
+        whole = replace(line, words={**self._node_defaults, **line.words})
+        names = _expand_names(whole, "nodename", whole.text("nodename"))
+        self._note_unknown_keys(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
+        state = whole.text("state").lower()
+        if state.startswith(_DOWN_STATES):
+            self.notes.append(f"Nodes {line.text('nodename')} are left out: State={whole.words['state']}.")
+            return
+        self.add(whole, names)
+
+    def _add_partition(self, line: ConfLine, settings: Mapping[str, str]) -> None:
+        name = line.text("partitionname")
+        if name.lower() == _DEFAULT:
+            self._partition_defaults |= line.words
+            return
+        own = replace(line, words={**self._partition_defaults, **line.words})
+        self._note_unknown_keys(own, _PARTITION_KEYS, f"partition {name}")
+        whole = replace(own, words={**settings, **own.words})
+        self.partitions[name] = _partition(whole, name, self.members(whole))
+
+    def members(self, line: ConfLine) -> tuple[str, ...]:
+        """Return the nodes that a line names.
+
+        It has a list, sets of nodes, ALL, or the feature of the nodes.
+        """
+        if feature := line.text("feature"):
+            return tuple(name for name, group in self.nodes.items() if feature in group.features)
+        members: list[str] = []
+        for word in _OUTSIDE_BRACKETS.split(line.text("nodes")):
+            if word.lower() == "all":
+                members += self.nodes
+            elif word in self.sets:
+                members += self.sets[word]
+            elif word:
+                members += _expand_names(line, "nodes", word)
+        if missing := [name for name in dict.fromkeys(members) if name not in self.nodes]:
+            self.notes.append(
+                f"{line.words.get(line.title)} has {len(missing):,} nodes that are not described or left out, "
+                f"as {missing[0]}."
+            )
+        return tuple(sorted(set(members) & self.nodes.keys(), key=_natural_key))
+
+    def _note_unknown_keys(self, line: ConfLine, known: frozenset[str], where: str) -> None:
+        unknown = {key: value for key, value in line.words.items() if key not in known}
+        strange = [f"{key}={value}" for key, value in unknown.items() if value.lower() not in _UNSET_VALUES]
+        if strange:
+            self.notes.append(f"Of {where}, not simulated: {', '.join(sorted(strange))}.")
+
+
+def parse_sinfo(text: str) -> MachineCounts:
+    """Read the output of ``sinfo -N``.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A needed column is missing, or a value is not understood.
+    """
+    printed = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    heads = re.split(r"\||\s+", printed[0][1].strip()) if printed else []
+    if not {"NODELIST", "CPUS"} <= set(heads):
+        raise ConfigurationInvalid(
+            "line 1: there are no columns NODELIST and CPUS",
+            hint="Make it with: sinfo -N -o '%N|%P|%c|%m|%G|%w|%f', or: scontrol show node; scontrol show partition",
+        )
+    separator = "|" if "|" in printed[0][1] else None
+    found = MachineCounts()
+    members: dict[str, list[str]] = {}
+    for number, row in printed[1:]:
+        words = {head.lower(): word for head, word in zip(heads, row.split(separator), strict=False)}
+        line = ConfLine(number=number, title="nodelist", words=words)
+        names = _expand_names(line, "nodelist", line.text("nodelist"))
+        translated = {
+            "cpus": words.get("cpus", ""),
+            "realmemory": re.sub(r"\D.*", "", words.get("memory", "")),
+            "gres": words.get("gres", ""),
+            "weight": words.get("weight", ""),
+            "features": words.get("avail_features", words.get("features", words.get("active_features", ""))),
+        }
+        found.add(replace(line, words=translated), names)
+        members.setdefault(words.get("partition", ""), []).extend(names)
+    found.set_partitions(members)
+    return found
+
+
+def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]) -> MachineCounts:
+    """Read the output of ``scontrol show node`` and ``scontrol show partition``."""
+    found = MachineCounts()
+    members: dict[str, list[str]] = {}
+    unwell = 0
+    for line in nodes:
+        names = _expand_names(line, "nodename", line.text("nodename"))
+        translated = {
+            **{key: line.text(key) for key in ("gres", "weight", "realmemory", "memspeclimit")},
+            "cpus": line.text("cpuefctv") or line.text("cputot"),
+            "features": line.text("availablefeatures"),
+        }
+        found.add(replace(line, words=translated), names)
+        for name in filter(None, line.text("partitions").split(",")):
+            members.setdefault(name, []).extend(names)
+        unwell += bool(re.search(r"DOWN\b|DRAIN|FAIL|FUTURE", line.text("state")))
+    if unwell:
+        found.notes.append(f"{unwell:,} nodes were down or drained when this was printed; they run jobs in the replay.")
+    for line in partitions:
+        name = line.text("partitionname")
+        found.partitions[name] = _partition(line, name, found.members(line))
+    if not found.partitions:
+        found.set_partitions(members)
+    return found
+
+
+def _partition(line: ConfLine, name: str, nodes: tuple[str, ...]) -> PartitionRules:
+    both = line.whole("priority", 1)  # up to 15.08 one key for both the tier and the factor
+    return PartitionRules(
+        name=name,
+        nodes=nodes,
+        max_time_s=line.length_s("maxtime", None),
+        default_time_s=line.length_s("defaulttime", None),
+        priority_tier=line.whole("prioritytier", both),
+        priority_job_factor=line.whole("priorityjobfactor", both),
+        is_default=line.text("default").lower() == "yes",
+        is_up=line.text("state", "up").lower() == "up",
+        qos=line.text("qos"),
+        exclusive="exclusive" in (line.text("oversubscribe").lower(), line.text("shared").lower()),
+        def_mem_per_cpu_mib=_mib(line, "defmempercpu"),
+        def_mem_per_gpu_mib=_mib(line, "defmempergpu"),
+        def_mem_per_node_mib=_mib(line, "defmempernode"),
+        tres_billing=line.weights("tresbillingweights"),
+    )
+
+
+def _mib(line: ConfLine, key: str) -> int:
+    return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
+
+
+def _gpus_of_node(line: ConfLine) -> dict[str, int]:
+    """Return the GPUs of each type in a line's GRES.
+
+    Example: ``gpu:a100:4(S:0-1),gpu:8``.
+    """
+    found: dict[str, int] = {}
+    for part in _OUTSIDE_BRACKETS.split(line.text("gres")):
+        words = [word for word in re.sub(r"\(.*\)", "", part.strip()).split(":") if word.lower() != "no_consume"]
+        if words[0].lower() != "gpu":
+            continue
+        try:
+            kind, count = (words[1] if len(words) > 2 else UNTYPED), amount(words[-1]) if len(words) > 1 else 1
+        except ValueError:
+            raise line.error("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
+        found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def _expand_names(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except HostlistInvalid as reason:
+        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.message}", hint=reason.hint) from reason
+
+
+def _natural_key(name: str) -> list[tuple[int, str]]:
+    # Slurm keeps its nodes sorted by name, digits by value (strnatcmp in read_config.c, 22.05 and later).
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+_NO_NORMAL = ("NO_NORMAL_PART", "NO_NORMAL_QOS", "NO_NORMAL_TRES")
+FLAGS_SIMULATED = frozenset(
+    {"NO_FAIR_TREE", "FAIR_TREE", "ACCRUE_ALWAYS", "SMALL_RELATIVE_TO_TIME", "MAX_TRES", *_NO_NORMAL}
+)
+_UNITS = {
+    "max_job_bf": "bf_max_job_test",
+    **{key: f"{key}_s" for key in ("sched_interval", "batch_sched_delay", "bf_interval", "bf_resolution")},
+    **{key: key for key in [
+        "default_queue_depth", "partition_job_depth", "bf_max_job_test", "bf_max_job_part", "bf_max_job_user",
+        "bf_max_job_start", "sched_max_job_start", "bf_max_job_array_resv", "bf_node_space_size",
+    ]},
+}  # fmt: skip
+"""Whole numbers of ``SchedulerParameters``, each with its field of :class:`SchedulingRules`."""
+_SWITCHES = {
+    "defer": "defer",
+    "bf_continue": "bf_continue",
+    "bf_busy_nodes": "bf_busy_nodes",
+    "time_min_as_soft_limit": "time_min_is_soft",
+}
+_IRRELEVANT = frozenset({
+    "bf_yield_interval", "bf_yield_sleep", "bf_yield_rpc_cnt", "bf_max_time", "max_rpc_cnt",
+    "nohold_on_prolog_fail", "max_script_size", "disable_job_shrink", "disable_hetjob_steps",
+    "bf_job_part_count_reserve", "build_queue_timeout", "max_depend_depth", "salloc_wait_nodes", "sbatch_wait_nodes",
+    "kill_invalid_depend", "allow_zero_lic", "default_gbytes", "spec_cores_first", "step_retry_count",
+    "step_retry_time", "enable_hetero_jobs", "bf_window_linear", "preempt_reorder_count", "preempt_strict_order",
+    "preempt_youngest_first", "bf_topopt_enable", "ignore_numa", "requeue_setup_env_fail", "requeue_setup_env_requeue",
+    "batch_step_launch_retry",
+})  # fmt: skip
+"""Words of ``SchedulerParameters`` that do not affect when jobs start, or only on an overloaded controller."""
+_IDLE_SETTINGS = (
+    "accountingsto", "acctgather", "allow", "auth", "auto", "backup", "batchstart", "bcast", "boot", "cache",
+    "certgen", "certmgr", "cgroup", "clifilter", "cloudreg", "clustername", "communication", "constrain", "control",
+    "corespec", "cpufreq", "cred", "crypto", "data", "debug", "defmem", "dependency", "disableroot", "eio",
+    "enable", "enforcepart", "epilog", "extsensors", "fastschedule", "federation", "firstjob", "getenv", "gpufreq",
+    "grestypes", "group", "hash", "healthcheck", "http", "ignore", "inactive", "interactive", "jobacct", "jobcomp",
+    "jobcontainer", "jobcredential", "jobdefaults", "jobfile", "jobrequeue", "keepalive", "killon", "killwait",
+    "launch", "log", "mail", "maxarray", "maxbatch", "maxdbd", "maxjob", "maxmem", "maxnode", "maxstep", "maxtasks",
+    "mcs", "memory", "message", "metrics", "minjobage", "mpi", "msgaggr", "multiple_slurmd", "namespace",
+    "next_job", "nodefeatures", "oci", "plug", "pmix", "power", "prep", "private", "proctrack", "prolog",
+    "propagate", "reboot", "reconfig", "requeue", "resume", "resv", "returnto", "route", "sacctmgr", "salloc",
+    "sbcast", "schedlog", "schedulertimeslice", "schedulerport", "schedulerrootfilter", "scron", "slurm", "srun",
+    "statesave", "suspendexc", "suspendprogram", "suspendrate", "suspendtimeout", "switch", "sysroot", "systemd",
+    "task", "tcp", "tls", "tmpfs", "topologyparam", "track", "tree", "unkillable", "url", "usepam", "version",
+    "vsize", "wait", "x11",
+)  # fmt: skip
+"""Prefixes of settings that do not affect when jobs start, or are read elsewhere here."""
+_NOT_SIMULATED = {
+    "preempttype": "jobs are never preempted in the replay",
+    "preemptmode": "jobs are never preempted in the replay",
+    "licenses": "licences are not counted in the replay",
+    "overtimelimit": "in the replay a job ends at its limit",
+    "fairsharedampeningfactor": "fair share is not dampened in the replay",
+    "priorityusageresetperiod": "usage decays in the replay, and is never reset",
+    "prioritysitefactorplugin": "the plugin's factors are not known to the replay",
+    "prioritysitefactorparameters": "the plugin's factors are not known to the replay",
+    "priorityparameters": "it is not simulated",
+    "topologyplugin": "nodes are filled without regard to switches in the replay",
+    "jobsubmitplugins": "what it changes at submission is in the recorded jobs, or not in the replay",
+    "burstbuffertype": "burst buffers are not simulated",
+    "suspendtime": "nodes are always awake in this replay",
+    "preemptexempttime": "jobs are never preempted in the replay",
+    "preemptparameters": "jobs are never preempted in the replay",
+    "completewait": "in the replay nobody waits for nodes to be cleaned up",
+}
+_WAYS_TO_PLACE = frozenset({"CR_PACK_NODES", "CR_ONE_TASK_PER_CORE", "LL_SHARED_GRES", "MULTIPLE_SHARING_GRES_PJ"})
+_HARMLESS = frozenset({
+    "", "(null)", "none", "no", "off", "0", "1", "n/a", "infinite", "-1", "0 sec", "0 min", "00:00:00", "topology/none",
+})  # fmt: skip
+_HARMLESS_ENDS = ("/none", "/default", "/flat")
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulingSettings:
+    """Settings of a whole cluster, each with its line.
+
+    If a setting occurs several times, the last one counts, as in Slurm. ``notes`` has what is not simulated.
+    """
+
+    lines: dict[str, ConfLine] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_line(self, line: ConfLine) -> None:
+        """Add the setting of one line."""
+        earlier = self.lines.get(line.title)
+        if earlier is not None and earlier.words != line.words and line.title in _READ | _NOT_SIMULATED.keys():
+            self.notes.append(
+                f"{line.spelled} is set on line {earlier.number} and again on line {line.number}: the last counts."
+            )
+        self.lines[line.title] = line
+
+    def text(self, key: str, otherwise: str = "") -> str:
+        """Return a setting, or ``otherwise``."""
+        return self.lines[key].text(key, otherwise) if key in self.lines else otherwise
+
+    def plain(self, *keys: str) -> dict[str, str]:
+        """Return those of ``keys`` that are set, with their values."""
+        return {key: self.text(key) for key in keys if self.text(key)}
+
+    def whole(self, key: str) -> int:
+        """Return a setting as a whole number, 0 where it is not set.
+
+        Raises :class:`ConfigurationInvalid` where it is not one.
+        """
+        return self.lines[key].whole(key, 0) if key in self.lines else 0
+
+    def whole_minutes_s(self, key: str, otherwise: int) -> int:
+        """Return a length of time, rounded up to whole minutes, s.
+
+        Slurm keeps these settings in minutes. Raises :class:`ConfigurationInvalid` where it is not a length.
+        """
+        length = self.lines[key].length_s(key, otherwise) if key in self.lines else otherwise
+        return 0 if length is None else -(-length // MINUTE_S) * MINUTE_S
+
+
+def priority_rules(settings: SchedulingSettings) -> PriorityRules:
+    """Return the rules by which job priorities are computed.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A value is not understood.
+    """
+    flags = tuple(flag.strip().upper() for flag in settings.text("priorityflags").split(",") if flag.strip())
+    if "NO_NORMAL_ALL" in flags:
+        flags = (*(flag for flag in flags if flag != "NO_NORMAL_ALL"), *_NO_NORMAL)
+    strange = sorted(set(flags) - FLAGS_SIMULATED)
+    if strange:
+        settings.notes.append(f"Of PriorityFlags, not simulated: {', '.join(strange)}.")
+    usual = PriorityRules()
+    return PriorityRules(
+        multifactor=settings.text("prioritytype", "priority/multifactor").lower() != "priority/basic",
+        age=settings.whole("priorityweightage"),
+        fairshare=settings.whole("priorityweightfairshare"),
+        job_size=settings.whole("priorityweightjobsize"),
+        partition=settings.whole("priorityweightpartition"),
+        qos=settings.whole("priorityweightqos"),
+        association=settings.whole("priorityweightassoc"),
+        tres=settings.lines["priorityweighttres"].weights("priorityweighttres")
+        if "priorityweighttres" in settings.lines
+        else {},
+        max_age_s=settings.whole_minutes_s("prioritymaxage", usual.max_age_s),
+        decay_half_life_s=settings.whole_minutes_s("prioritydecayhalflife", usual.decay_half_life_s),
+        calc_period_s=settings.whole_minutes_s("prioritycalcperiod", usual.calc_period_s) or usual.calc_period_s,
+        favor_small=settings.text("priorityfavorsmall").lower() in {"yes", "1", "true"},
+        fair_tree=not {"NO_FAIR_TREE", "DEPTH_OBLIVIOUS"} & set(flags),
+        flags=flags,
+    )
+
+
+def scheduling_rules(settings: SchedulingSettings) -> SchedulingRules:
+    """Return the rules of the main scheduler and of backfill.
+
+    Raises :class:`ConfigurationInvalid` as :func:`priority_rules` does.
+    """
+    values: dict[str, int | float | bool] = {}
+    strange: list[str] = []
+    for word in re.split(r"[,\s]+", settings.text("schedulerparameters")):
+        key, _, value = word.partition("=")
+        key = key.lower()
+        if not key or key in _IRRELEVANT:
+            continue
+        if key in _SWITCHES:
+            values[_SWITCHES[key]] = True
+        elif key in _UNITS:
+            values[_UNITS[key]] = _number(settings, key, value)
+        elif key == "bf_window":
+            values["bf_window_s"] = _number(settings, key, value) * MINUTE_S
+        elif key == "sched_min_interval":
+            values["sched_min_interval_s"] = _number(settings, key, value) / 1e6
+        else:
+            strange.append(f"{key}={value}" if value else key)
+    if strange:
+        settings.notes.append(f"Of SchedulerParameters, not simulated: {', '.join(sorted(strange))}.")
+    kind = settings.text("schedulertype", "sched/backfill").lower()
+    return SchedulingRules(
+        backfill=kind == "sched/backfill",
+        epilog=bool(settings.text("epilog") or settings.text("epilog[0]")),
+        **values,  # type: ignore[arg-type]  # because each is of its rule's type by the tables above
+    )
+
+
+def selection(settings: SchedulingSettings) -> tuple[str, bool, bool]:
+    """Return the rules for the choice of nodes.
+
+    They are ``select``, ``least_loaded`` and ``holds_memory`` of :class:`SlurmSite`.
+    """
+    kind = settings.text("selecttype", "select/cons_tres").lower().removeprefix("select/")
+    parameters = {word.strip().upper() for word in settings.text("selecttypeparameters").split(",")}
+    if kind not in {"cons_tres", "cons_res", "linear"}:
+        settings.notes.append(f"SelectType={settings.text('selecttype')} is not simulated: cons_tres is taken instead.")
+        kind = SlurmSite().select
+    if strange := sorted(parameters & _WAYS_TO_PLACE):
+        settings.notes.append(f"Of SelectTypeParameters, not simulated: {', '.join(strange)}.")
+    holds_memory = any(word.endswith("MEMORY") for word in parameters)
+    return kind, "CR_LLN" in parameters, holds_memory
+
+
+def note_unsimulated(settings: SchedulingSettings) -> None:
+    """Add notes about settings that are unknown or not simulated."""
+    unknown = []
+    for key, line in settings.lines.items():
+        value = line.text(key)
+        if key in _NOT_SIMULATED:
+            if value.lower() not in _HARMLESS and not value.lower().endswith(_HARMLESS_ENDS):
+                settings.notes.append(f"Line {line.number}, {line.spelled}={value}: {_NOT_SIMULATED[key]}.")
+        elif key not in _READ and not key.startswith(_IDLE_SETTINGS):
+            unknown.append(f"{line.spelled} (line {line.number})")
+    if unknown:
+        settings.notes.append(f"Not known here, and not followed: {', '.join(unknown)}.")
+
+
+_READ = frozenset({
+    "clustername", "prioritytype", "priorityweightage", "priorityweightfairshare", "priorityweightjobsize",
+    "priorityweightpartition", "priorityweightqos", "priorityweightassoc", "priorityweighttres", "prioritymaxage",
+    "prioritydecayhalflife", "prioritycalcperiod", "priorityfavorsmall", "priorityflags", "schedulertype",
+    "schedulerparameters", "selecttype", "selecttypeparameters", "include",
+})  # fmt: skip
+
+
+def _number(settings: SchedulingSettings, key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        line = settings.lines["schedulerparameters"]
+        raise ConfigurationInvalid(
+            f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
+            hint=f"Write {key}=N.",
+        ) from None
+
 
 _ABOUT_MACHINES = frozenset({"nodename", "partitionname", "nodeset"})
 _NOT_FOLLOWED = frozenset({"downnodes", "frontendname", "switchname"})

@@ -10,7 +10,7 @@ from typing import Any
 
 from helios.actions import FillFirst, KeepAwake, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result
 from helios.model import NodePower, PowerSettings, Snapshot
-from helios.model.hostlist import expand, fold
+from helios.model.nodes import expand, fold
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 from helios.testing.fake_cluster import Faults
 

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from helios.errors import NotEnoughHistory
 from helios.model import PROMOTIONS, TIME, AuditStep, ModelRecord
 from helios.warehouse import schema
-from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import cluster_id_for_loading, find_cluster_id, frame_of, stored_time
+from helios.warehouse.bulk import Bulk, cluster_id_for_loading, find_cluster_id, frame_of, stored_time
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.jobs import select_columns
 

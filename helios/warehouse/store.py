@@ -11,16 +11,19 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from helios import model
-from helios.choices import Domain
 from helios.errors import FrameInvalid, SchemaOutdated, UsageError
 from helios.model import TIME, Batch, FrameKind
-from helios.warehouse import grants, migrate, schema
+from helios.units import Domain
 from helios.warehouse import jobs as jobs_module
-from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk, arrow_schema
-from helios.warehouse.columns import (
+from helios.warehouse import migrate, schema
+from helios.warehouse.bulk import (
     CLUSTERS,
+    Bulk,
+    PostgresBulk,
+    SqliteBulk,
     StringTable,
     Types,
+    arrow_schema,
     cluster_id_for_loading,
     cluster_timezone,
     column_types,
@@ -33,11 +36,9 @@ from helios.warehouse.columns import (
     stored_time,
 )
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
-from helios.warehouse.engine import engine_for, reading, redact_url, sqlite_file, writing
-from helios.warehouse.jobs import LoadedFile, LoadReport, load
+from helios.warehouse.engine import engine_for, grant_privileges, reading, redact_url, sqlite_file, writing
+from helios.warehouse.jobs import Horizon, LoadedFile, LoadReport, TrialStore, count_rows, forget, load, remove_cluster
 from helios.warehouse.models import ModelStore, incumbent_id
-from helios.warehouse.retention import Horizon, count_rows, forget, remove_cluster
-from helios.warehouse.trials import TrialStore
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
@@ -138,9 +139,9 @@ class Warehouse(ModelStore, TrialStore):
     def grant(self, *, jobs: str, nodes: str | None, reader: str | None, **rows: Collection[str]) -> None:
         """Give roles of a PostgreSQL database the privileges that they need.
 
-        The arguments and errors are those of :func:`helios.warehouse.grants.grant`.
+        The arguments and errors are those of :func:`helios.warehouse.engine.grant_privileges`.
         """
-        grants.grant(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
+        grant_privileges(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
 
     def upgrade(self) -> list[str]:
         """Bring the schema to ``head``, in one transaction.

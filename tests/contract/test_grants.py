@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import DatabaseError
 
-from helios.app.roles import grant_roles
+from helios.app.controllers import grant_roles
 from helios.config import Settings
 from helios.errors import LeaseLost, UsageError
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, MODES, NODE_TALLIES, FrameKind

@@ -13,13 +13,13 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, make_url, text
 
-from helios.app.roles import grant_roles
+from helios.app.controllers import grant_roles
 from helios.config import Settings
 from helios.errors import SchemaOutdated
 from helios.model import CYCLES, ModelRecord
 from helios.ports import Domain
 from helios.warehouse import Warehouse, migrate
-from helios.warehouse.columns import stored_time
+from helios.warehouse.bulk import stored_time
 from helios.warehouse.engine import engine_for
 from tests.builders import a_batch, a_job
 from tests.postgres import fresh_database

@@ -192,8 +192,7 @@ def _trees(data: bytes, _: Path) -> object:
     import numpy as np
 
     from helios.predict.distribution import PAIR_FEATURES
-    from helios.predict.model_text import trees_alone
-    from helios.predict.trees import parse_trees
+    from helios.predict.trees import parse_trees, trees_alone
     from tests.forest import predict_trees
 
     text = data.decode("latin-1")

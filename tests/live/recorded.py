@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.app.slurm_whatif import pooled_easy
-from helios.app.slurm_workload import SlurmJobs, slurm_jobs
+from helios.app.slurm_whatif import SlurmJobs, pooled_easy, slurm_jobs
 from helios.model import JOBS, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.report.tables import Fidelity, fidelity

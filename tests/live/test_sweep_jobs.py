@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.executors import SweepWorker, package_fingerprint
 from helios.app.history import read_file
-from helios.app.sweep import cross_options, read_sweep_plan
+from helios.app.sweep import SweepWorker, cross_options, package_fingerprint, read_sweep_plan
 from helios.app.whatif import WhatIfRequest
 from helios.ingest import write_helios_csv
 from tests.live.rig import Rig

@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 
-NOT_BY_COMMANDS = {"helios.simulate.core.stepping.may_choose"}
+NOT_BY_COMMANDS = {"helios.simulate.core.events.may_choose"}
 """Called by those alone who write a simulation of their own."""
-BOTH_CLUSTERS = "helios.app.replay_guards._pass_capped"
+BOTH_CLUSTERS = "helios.app.service_replay._pass_capped"
 """Compiled for the simulated cluster, and for the one under Slurm's rules, whose starts are no column of records."""
 LOOK = """
 import json

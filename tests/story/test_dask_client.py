@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.app.executors import run_on_dask
+from helios.app.sweep import run_on_dask
 from helios.dask_client import connect, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
 from helios.predict.dask_training import DaskTrainer

@@ -15,19 +15,24 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from helios.app.executors import (
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import OPTIONS
+from helios.app.sweep import (
+    Cross,
     FinishedRun,
+    SweepPlan,
     SweepRun,
+    SweepSettings,
+    cross_options,
     expected_s,
+    read_sweep_plan,
     run_here,
     run_in_processes,
     run_on_dask,
     run_on_slurm,
     run_on_this_machine,
+    sweep,
 )
-from helios.app.history import LoadedHistory
-from helios.app.scenarios import OPTIONS
-from helios.app.sweep import Cross, SweepPlan, SweepSettings, cross_options, read_sweep_plan, sweep
 from helios.app.whatif import WhatIfRequest
 from helios.cli.whatif import commands
 from helios.errors import DaskUnavailable, UsageError

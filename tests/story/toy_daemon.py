@@ -6,7 +6,7 @@ import types
 from pathlib import Path
 
 import helios.cli.main
-from helios.app.cycle_summary import CycleSummary, DaemonOperations
+from helios.app.controller_state import CycleSummary, DaemonOperations
 from helios.errors import ClusterUnavailable
 from helios.ports import Domain
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helios.model import JOBS, in_submission_order, seconds_of
 from helios.model.anonymous import OTHERS, Coarseness, anonymise, coarsen, shift_weeks, two_digits
-from helios.model.jobs import split_words
+from helios.model.records import split_words
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import HostlistInvalid
-from helios.model.hostlist import MOST_NODES, expand, fold
+from helios.model.nodes import MOST_NODES, expand, fold
 
 
 def test_ranges_and_single_nodes_are_expanded_in_the_order_of_their_numbers() -> None:

@@ -1,8 +1,8 @@
 """Energy ledger of a real cluster, with the savings of sleeping nodes.
 
 Everything follows from what each node did at each moment (:mod:`helios.app.energy.node_states`) and from the energy
-model in :mod:`helios.metrics.energy`. Time that was not read is unknown, never asleep. Savings compare with the same
-jobs at the same times on the same nodes under another policy of sleep.
+model in :mod:`helios.metrics.node_usage`. Time that was not read is unknown, never asleep. Savings compare with the
+same jobs at the same times on the same nodes under another policy of sleep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from helios.app.energy.node_states import (
 )
 from helios.config import Energy
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, Saving, timer_name
 from helios.units import percent
 from helios.warehouse import Warehouse

@@ -22,7 +22,7 @@ from helios.actions import PowerDown, Result
 from helios.config import Energy
 from helios.errors import HostlistInvalid, NotEnoughHistory
 from helios.model import JobState
-from helios.model.hostlist import expand
+from helios.model.nodes import expand
 from helios.warehouse import Warehouse
 
 _OUT = re.compile(r"DOWN|DRAIN|DRNG|FAIL|ERROR|FUTURE|NOT_?RESP", re.IGNORECASE)

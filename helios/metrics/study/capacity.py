@@ -18,7 +18,7 @@ from helios.errors import HostlistInvalid
 from helios.metrics.node_usage import BusyIntervals, whole_seconds
 from helios.metrics.study.blocks import local_edges, mean_levels
 from helios.metrics.study.history import MISSING, NEVER_S, Flags, StudyHistory
-from helios.model.hostlist import expand
+from helios.model.nodes import expand
 from helios.units import count_in_words
 
 LEAST_PLACED = 0.9

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from helios.metrics.study.figure_data import (
     FEW_PEOPLE,
     FEWEST_PEOPLE,
+    FOOTNOTES,
     SIZES,
     THE_REST,
     Axis,
@@ -18,6 +19,7 @@ from helios.metrics.study.figure_data import (
     FigureSource,
     Panel,
     Series,
+    published,
     quantile_series,
     series,
 )
@@ -33,7 +35,6 @@ from helios.metrics.study.history import (
     StudyHistory,
     share,
 )
-from helios.metrics.study.published import FOOTNOTES, published
 from helios.metrics.study.trials import alike_keys, ends_s
 from helios.units import duration_in_words, percent
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.energy import NodeSeconds, energy_kwh
-from helios.metrics.study.demand import dispersion
+from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.metrics.study.figure_data import (
+    FOOTNOTES,
     MOST_NAMES,
     Axis,
     FigureData,
@@ -21,13 +21,13 @@ from helios.metrics.study.figure_data import (
     Series,
     days,
     divide,
+    published,
     quantile_series,
     series,
 )
 from helios.metrics.study.figures_of_jobs import NO_STARTS, SPREAD, WAIT, holds
 from helios.metrics.study.history import COMPLETED, NOT_ENDED, UNKNOWN, Floats, Seconds, share
-from helios.metrics.study.outcomes import failed_late, reached_limit
-from helios.metrics.study.published import FOOTNOTES, published
+from helios.metrics.study.jobs import dispersion, failed_late, reached_limit
 from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
 
 WHOLE_MONTH_DAYS = 28

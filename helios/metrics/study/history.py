@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from helios.metrics.node_usage import whole_seconds
 from helios.metrics.study.blocks import WEEK_HOURS, Blocks, mean_levels
 from helios.model import JOBS, JobState
-from helios.model.jobs import split_words
+from helios.model.records import split_words
 from helios.units import HOUR_S, best_unit
 
 NEVER_S = 2**60

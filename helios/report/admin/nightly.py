@@ -17,10 +17,9 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from numpy.typing import NDArray
 
 from helios.actions import Result
-from helios.model.hostlist import fold
+from helios.model.nodes import fold
 from helios.report.admin.decisions import ShadowDay, service_days, shadow_table, with_results
 from helios.report.admin.predictions import prediction_accuracy, worst_predictions
-from helios.report.admin.queue import epoch_s, levels, queue_at
 from helios.report.admin.sacct_format import (
     CUT,
     FieldKind,
@@ -30,10 +29,9 @@ from helios.report.admin.sacct_format import (
     declare_fields,
     write_values,
 )
-from helios.report.admin.usage import usage_by, wait_s
-from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas, date_axis, local_times
+from helios.report.admin.usage import epoch_s, levels, queue_at, usage_by, wait_s
+from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas, date_axis, local_times, nodes_over_time, saved_by_day
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, savings
-from helios.report.energy_charts import nodes_over_time, saved_by_day
 from helios.report.html import PageSection, render_sections
 from helios.report.tables import counted
 from helios.units import change, duration, duration_in_words, percent

@@ -3,8 +3,8 @@
 The service powers down nodes that are not needed, and wakes them ahead of need.
 """
 
-from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.service import LARGE, Ces, level_now, published_values, target_levels
+from helios.services.energy_saving.sizing import CesOptions
 from helios.services.energy_saving.tuning import LONGEST_S, Choice
 
 __all__ = ["LARGE", "LONGEST_S", "Ces", "CesOptions", "Choice", "level_now", "published_values", "target_levels"]

@@ -5,26 +5,28 @@ It decides for each pool how many nodes stay awake, and which.
 Source of the idea: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
 GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223. The rule, its daily tuning and the choice of nodes
 are Helios' own. The published rule is included as a baseline.
+
+Choice of the nodes to put to sleep or to wake. The number of nodes is decided before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from itertools import groupby, pairwise
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import groupby, pairwise, starmap
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
-from helios.choices import Domain
-from helios.model import STEP_S, Demand, Snapshot
-from helios.services.energy_saving.node_choice import NodeCandidate, pool_nodes, text_of, to_sleep, to_wake
-from helios.services.energy_saving.options import CesOptions
-from helios.services.energy_saving.sizing import PublishedRule
+from helios.model import STEP_S, Demand, NodePower, Snapshot, pool_names
+from helios.services.energy_saving.sizing import CesOptions, PublishedRule
 from helios.services.energy_saving.tuning import (
     DAY,
     Choice,
@@ -36,7 +38,179 @@ from helios.services.energy_saving.tuning import (
     published_rule,
     training_days,
 )
-from helios.units import count_in_words, rounded_duration
+from helios.units import Domain, count_in_words, rounded_duration
+
+_LATEST = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCandidate:
+    """Properties of a node that the choice depends on.
+
+    See ``NODE_STATES``.
+
+    Attributes
+    ----------
+    power : str
+        A NodePower; empty for a node that is down.
+    idle, asleep : bool
+        Whether it is idle or asleep, and not excluded.
+    busy : bool
+        Whether it holds a job.
+    kept_awake : bool
+        Whether the cluster's keep-awake list has it.
+    cpus, gpus : float
+        Total numbers.
+    kinds : frozenset of str
+        Its features and its type of GPU.
+    idle_since : datetime
+        The latest possible time if unknown.
+    cycle : int
+        Position in a rotation that advances by one each day, so that the choice among equal nodes varies.
+    """
+
+    name: str
+    pool: str
+    partitions: frozenset[str]
+    power: str
+    idle: bool
+    asleep: bool
+    busy: bool
+    kept_awake: bool
+    cpus: float
+    gpus: float
+    kinds: frozenset[str]
+    rack: str
+    weight: float
+    idle_since: datetime
+    cycle: int
+
+    @property
+    def powered(self) -> bool:
+        """Whether it is awake, or waking already."""
+        return self.power in {NodePower.AWAKE, NodePower.WAKING}
+
+
+def pool_nodes(snapshot: Snapshot) -> list[NodeCandidate]:
+    """Return the nodes of a snapshot, in its order."""
+    rows = list(starmap(_NodeRow, zip(*(_values(snapshot, name) for name in _NodeRow._fields), strict=True)))
+    day, count = int(snapshot.taken_at.timestamp()) // 86_400, max(len(rows), 1)
+    return [_node(row, (place - day) % count) for place, row in enumerate(rows)]
+
+
+def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
+    """Return up to ``count`` idle nodes to put to sleep.
+
+    A rack that is nearly asleep is emptied before the next one. Within a rack the order is that of the highest weight,
+    which the cluster fills last, then of the longest idle time. One awake node of each feature and type of GPU is kept
+    in the cluster.
+
+    Parameters
+    ----------
+    everywhere : sequence of NodeCandidate
+        All nodes of the cluster.
+    """
+    if count <= 0:
+        return []
+    awake = [node for node in everywhere if node.power == NodePower.AWAKE]
+    kinds = Counter(kind for node in awake for kind in node.kinds)
+    held = Counter(node.rack for node in awake if not node.idle)
+    dark = Counter(node.rack for node in everywhere if node.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
+    chosen: list[NodeCandidate] = []
+
+    def first(node: NodeCandidate) -> tuple[Any, ...]:
+        racks = (held[node.rack], -dark[node.rack], node.rack) if node.rack else ()
+        return not node.rack, racks, -node.weight, node.idle_since, node.cycle
+
+    for node in sorted((node for node in pool if node.idle), key=first):
+        if len(chosen) >= count:
+            break
+        if all(kinds[kind] > 1 for kind in node.kinds):
+            kinds.subtract(node.kinds)
+            chosen.append(node)
+    return chosen
+
+
+def to_wake(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
+    """Return up to ``count`` sleeping nodes to wake.
+
+    Nodes of racks with most awake nodes come first, then the lowest weight, which the cluster fills first, then the
+    longest time without a job, so that power cycles are distributed.
+    """
+    if count <= 0:
+        return []
+    light = Counter(node.rack for node in everywhere if node.rack and node.powered)
+    asleep = sorted(
+        (node for node in pool if node.asleep),
+        key=lambda node: (-light[node.rack], node.rack, node.weight, node.idle_since, node.cycle),
+    )
+    return asleep[:count]
+
+
+class _NodeRow(NamedTuple):
+    """Columns of ``NODE_STATES`` of one node.
+
+    A missing number is 0, missing text NaN, and a missing time None.
+    """
+
+    name: str
+    partitions: Any
+    state: Any
+    flags: Any
+    power: Any
+    excluded_reason: Any
+    kept_awake: int
+    rack: Any
+    cpus: float
+    cpus_held: float
+    gpus: int
+    gpus_held: int
+    gpu_type: Any
+    weight: float
+    features: Any
+    idle_since: datetime | None
+
+
+@lru_cache(maxsize=16_384)  # most nodes are as they were a cycle ago
+def _node(row: _NodeRow, cycle: int) -> NodeCandidate:
+    busy = bool(row.cpus_held > 0 or row.gpus_held > 0) or row.state in {"ALLOCATED", "MIXED"}
+    alone = bool(text_of(row.excluded_reason))
+    return NodeCandidate(
+        name=row.name,
+        pool=pool_names([row.partitions], [row.gpu_type])[0],
+        partitions=_split_words(row.partitions),
+        power=text_of(row.power),
+        idle=row.power == NodePower.AWAKE and row.state == "IDLE" and not (text_of(row.flags) or alone or busy),
+        asleep=row.power == NodePower.ASLEEP and not alone,
+        busy=busy,
+        kept_awake=bool(row.kept_awake),
+        cpus=float(row.cpus),
+        gpus=float(row.gpus),
+        kinds=_split_words(row.features) | _split_words(row.gpu_type),
+        rack=text_of(row.rack),
+        weight=float(row.weight),
+        idle_since=_LATEST if row.idle_since is None else row.idle_since.replace(tzinfo=UTC),
+        cycle=cycle,
+    )
+
+
+def _values(snapshot: Snapshot, name: str) -> list[Any]:
+    values = snapshot.node_values(name)
+    if values.dtype.kind == "f":  # no NaN equals another, so that a row with one is never found in a cache
+        values = np.where(np.isnan(values), 0.0, values)
+    listed: list[Any] = values.tolist()
+    return listed
+
+
+def text_of(value: object) -> str:
+    """Return a value of a text column, empty where it is missing."""
+    return value if isinstance(value, str) else ""
+
+
+@lru_cache(maxsize=4_096)
+def _split_words(value: object) -> frozenset[str]:
+    return frozenset(filter(None, (word.strip() for word in text_of(value).split(","))))
+
 
 # Number of nodes that a pool needs awake, from its demand, by Helios' rule or a baseline.
 

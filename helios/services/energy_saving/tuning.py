@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model import STEP_S
-from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.sizing import (
+    CesOptions,
     PublishedRule,
     SizingParameters,
     SizingScore,

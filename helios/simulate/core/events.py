@@ -1,19 +1,344 @@
-"""Clock of a replay, which goes from event to event.
+"""Clock of a replay, which goes from event to event or from decision to decision.
 
 At each moment jobs end, then jobs arrive, then the scheduling passes that are due start jobs.
+
+Steps of a replay between decisions of a service. Where a step stops, jobs have ended and arrived, but the scheduling
+pass is left for the next step. So a service can read and decide between the two, as a policy inside the scheduler
+would. Services decide tens of thousands of times in a replay: all that happens from one decision to the next is one
+compiled call.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import entry_point, kernel
-from helios.simulate.core.nodes import finish_boots, finish_falling_asleep, next_change, time_out
-from helios.simulate.core.queue import push, remove
+from helios.jit import Table, entry_point, kernel
+from helios.simulate.core.nodes import (
+    add_idle_node,
+    count_node_seconds,
+    fall,
+    finish_boots,
+    finish_falling_asleep,
+    next_change,
+    partition_of_node,
+    remove_idle_node,
+    time_out,
+    wake,
+)
 from helios.simulate.core.running import end
-from helios.simulate.core.scheduling import schedule
-from helios.simulate.core.state import NEVER, NOBODY, EngineState
+from helios.simulate.core.scheduling import push, remove, schedule
+from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, NOBODY, WORD_BITS, EngineState
+
+_Jobs = NDArray[np.int64]
+BEFORE, QUIET, CHOICE = 0, 1, 2
+"""Where :func:`advance_replay` stopped: before a moment, at one without a choice, at one with a choice."""
+DONE, UNCHANGED, REFUSED, GONE, UNNAMED = 0, 1, 2, 3, 4
+"""Results of setting the urgency of a job; UNNAMED: none was given."""
+BARRED, HELD = 1, 2
+"""Flags of a job that is excluded, and of one that is held, which is in no queue."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepColumns(Table):
+    """Counts that show whether a job may start.
+
+    ``upto`` is how many arrivals and ends are in the counts. The others have one number for each partition.
+    """
+
+    upto: _Jobs
+    arrived: _Jobs
+    ended: _Jobs
+
+
+class Stops(NamedTuple):
+    """Moments at which to stop.
+
+    Times are in s since the epoch.
+
+    Attributes
+    ----------
+    until : int
+        Stop at this second, whatever happens then.
+    before : int
+        Stop before the first moment from then on.
+    again, again_every : int
+        Stop also before the first moment from ``again`` on at which jobs wait. Where none does, ``again`` becomes
+        that moment plus ``again_every``.
+    arrivals : bool
+        Stop where jobs arrive.
+    asks_from : int
+        Stop where something may start, from then on.
+    alarm, alarm_from : int
+        Check for a choice at ``alarm`` too, if no event comes before it. After each moment that is passed,
+        ``alarm_from`` takes its place if a job might have started there, and else there is no alarm.
+    """
+
+    until: int = NEVER
+    before: int = NEVER
+    again: int = NEVER
+    again_every: int = NEVER
+    arrivals: bool = False
+    asks_from: int = NEVER
+    alarm: int = NEVER
+    alarm_from: int = NEVER
+
+
+@dataclass(frozen=True, eq=False)
+class Orders(Table):
+    """Urgency of each job, and whether it may be changed.
+
+    Arrays have shape (n_jobs,). ``bar`` has the flags ``BARRED`` and ``HELD``.
+    """
+
+    urgency: NDArray[np.float64]
+    bar: NDArray[np.uint8]
+
+
+def step_columns(state: EngineState) -> StepColumns:
+    """Return the counts of a replay before its first submission."""
+    upto, (arrived, ended) = np.zeros(2, dtype=np.int64), np.zeros((2, len(state.partitions)), dtype=np.int64)
+    return StepColumns(upto=upto, arrived=arrived, ended=ended)
+
+
+@kernel
+def _may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
+    """Return whether the order of the queue may matter ``now``.
+
+    That is so if a job that fits by count has waited since before ``now``, or waits beside another of its partition.
+    """
+    clock, queues = state.clock[0], state.queues
+    for job in range(seen.upto[0], clock.arrived):
+        seen.arrived[state.jobs[job].partition] += 1
+    for place in range(seen.upto[1], clock.ended):
+        seen.ended[state.jobs[state.ended[place]].partition] += 1
+    seen.upto[0], seen.upto[1] = clock.arrived, clock.ended
+    for partition in range(len(state.partitions)):
+        home = state.partitions[partition]
+        waiting = seen.arrived[partition] - seen.ended[partition] - home.running - home.overdue
+        if waiting == 0 or home.free_gpus == 0:
+            continue
+        for queue in range(home.first_queue, home.end_queue):
+            head = queues[queue].head
+            if queues[queue].gpus > home.free_gpus:
+                break
+            if head >= 0 and (waiting > 1 or state.jobs[head].submitted_s < now):
+                return True
+    return False
+
+
+@kernel
+def _waits(state: EngineState) -> bool:
+    """Return whether a job is pending."""
+    clock = state.clock[0]
+    return bool(clock.arrived > clock.ended + clock.running)
+
+
+@kernel
+def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
+    """Set the urgency of ``job`` if it is pending and not excluded.
+
+    Returns the result.
+    """
+    if job < 0 or job >= state.clock[0].arrived or state.jobs[job].started_s != NEVER:
+        return GONE
+    if orders.urgency[job] == level:
+        return UNCHANGED
+    if orders.bar[job] & BARRED:
+        return REFUSED
+    orders.urgency[job] = level
+    if not orders.bar[job] & HELD:
+        remove(state, job)
+        state.pending[job].key = -level
+        push(state, job)
+        mark_partition_due(state, state.jobs[job].partition)
+    return DONE
+
+
+@entry_point
+def advance_replay(
+    state: EngineState, seen: StepColumns, stops: Stops, now: int, between: bool
+) -> tuple[int, int, int, int]:
+    """Make the passes due ``now`` and advance to the next stop.
+
+    The pass of the moment where it stops stays due.
+
+    Parameters
+    ----------
+    between : bool
+        Whether the last call stopped before a moment, so that no pass is due.
+
+    Returns
+    -------
+    moment : int
+        Where it stopped, s since the epoch, or the first moment after ``until``; NEVER: nothing is left to happen.
+    where : int
+        BEFORE, QUIET or CHOICE.
+    alarm, again : int
+        What to go on with in ``stops``.
+    """
+    state.clock[0].now_s = now
+    alarm, again, due = stops.alarm, stops.again, not between
+    while True:
+        if due:
+            schedule_touched(state, now)
+        event = next_moment(state)
+        moment = min(event, alarm)
+        if moment >= again and moment < stops.before and event != NEVER and not _waits(state):
+            again, due = moment + stops.again_every, False
+            continue
+        if moment >= min(stops.before, again) or event == NEVER or moment > stops.until:
+            return (NEVER if event == NEVER else moment), BEFORE, alarm, again
+        end_due(state, moment)
+        arrived = admit_due(state, moment) > 0
+        choice = _may_choose(state, seen, moment)
+        if moment == stops.until or (arrived and stops.arrivals) or (choice and moment >= stops.asks_from):
+            return moment, CHOICE if choice else QUIET, NEVER, again
+        alarm, now, due = stops.alarm_from if choice else NEVER, moment, True
+
+
+def order(
+    state: EngineState, orders: Orders, jobs: _Jobs, wished: NDArray[np.float64], *, steps: int
+) -> tuple[NDArray[np.int8], NDArray[np.float64], list[int]]:
+    """Set the urgencies of jobs, one after the other.
+
+    A pass is due where one changed.
+
+    Parameters
+    ----------
+    jobs : array of shape (n,)
+        Positions; -1: no job.
+    wished : float64 array of shape (n,)
+        From -1 to 1; NaN: none.
+    steps : int
+        Steps between 0 and 1 that urgencies are rounded to; 0: they are not.
+
+    Returns
+    -------
+    results : int8 array of shape (n,)
+        DONE, UNCHANGED, ...
+    before : float64 array of shape (n,)
+        Urgency before; meaningless where there is no job.
+    counts : list of int
+        How many were DONE, UNCHANGED, ...
+    """
+    results, before, counts = np.empty(len(jobs), dtype=np.int8), np.empty(len(jobs)), np.empty(5, dtype=np.int64)
+    _order(state, orders, jobs, wished, steps, results, before, counts)
+    return results, before, counts.tolist()
+
+
+@entry_point
+def _order(  # noqa: PLR0917 - numba kernels are called by position
+    state: EngineState,
+    orders: Orders,
+    jobs: _Jobs,
+    wished: NDArray[np.float64],
+    steps: int,
+    results: NDArray[np.int8],
+    before: NDArray[np.float64],
+    counts: _Jobs,
+) -> None:
+    counts[:] = 0
+    for place in range(len(jobs)):
+        job, level = jobs[place], wished[place]
+        if steps > 0:
+            level = np.rint(level * steps) / steps
+        if 0 <= job < len(state.jobs):
+            before[place] = orders.urgency[job]
+        results[place] = UNNAMED if np.isnan(level) else _set(state, orders, job, level)
+        counts[results[place]] += 1
+
+
+@entry_point
+def may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
+    """Return whether the order of the queue may matter ``now``."""
+    return _may_choose(state, seen, now)
+
+
+# Changes to a replay between two steps: the queue and the nodes.
+
+
+@entry_point
+def withdraw(state: EngineState, jobs: _Jobs) -> None:
+    """Take ``jobs`` out of their queues.
+
+    A pass of their partitions is due.
+    """
+    for place in range(len(jobs)):
+        remove(state, jobs[place])
+        mark_partition_due(state, state.jobs[jobs[place]].partition)
+
+
+@entry_point
+def admit(state: EngineState, jobs: _Jobs) -> None:
+    """Put withdrawn ``jobs`` back into their queues.
+
+    Keys and estimates are those in ``state.pending``. A pass of their partitions is due.
+    """
+    for place in range(len(jobs)):
+        push(state, jobs[place])
+        mark_partition_due(state, state.jobs[jobs[place]].partition)
+
+
+@entry_point
+def set_power(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
+    """Put idle ``nodes`` to sleep (FALLING) or wake them (WAKING)."""
+    state.clock[0].now_s = now
+    for place in range(len(nodes)):
+        if power == FALLING:
+            fall(state, partition_of_node(state, nodes[place]), nodes[place])
+        else:
+            wake(state, partition_of_node(state, nodes[place]), nodes[place])
+
+
+@entry_point
+def keep_awake(state: EngineState, node: int, kept: bool) -> None:
+    """Exclude ``node`` from the idle timer, or include it again."""
+    record = state.nodes[node]
+    record.kept = int(kept)
+    if kept:
+        remove_idle_node(state, node)
+    elif record.power == AWAKE and record.free == state.partitions[partition_of_node(state, node)].gpus_per_node:
+        add_idle_node(state, node)
+
+
+@entry_point
+def count_up(state: EngineState, now: int) -> None:
+    """Count node seconds up to ``now``."""
+    state.clock[0].now_s = now
+    for partition in range(len(state.partitions)):
+        count_node_seconds(state, partition)
+
+
+def rank_nodes(state: EngineState, weight: NDArray[np.int64]) -> None:
+    """Rank the nodes of each partition by weight, lowest first.
+
+    Those of equal weight go by number.
+    """
+    nodes = state.nodes
+    for home in state.partitions:
+        first, n_nodes = int(home["first_node"]), int(home["nodes"])
+        these = slice(first, first + n_nodes)
+        order = np.argsort(weight[these], kind="stable")
+        nodes["ranked"][these] = first + order
+        nodes["rank"][first + order] = np.arange(n_nodes)
+        in_order = weight[these][order]
+        nodes["tier_end"][first + order] = np.searchsorted(in_order, in_order, side="right")
+        _sort_nodes_into_sets(state, home)
+
+
+def _sort_nodes_into_sets(state: EngineState, home: np.void) -> None:
+    """Put the nodes of a partition into their sets, by their ranks."""
+    first, words, levels = int(home["first_word"]), int(home["words"]), int(home["gpus_per_node"]) + 1
+    nodes = state.nodes[int(home["first_node"]) : int(home["first_node"] + home["nodes"])]
+    rank = nodes["rank"].astype(np.int64)
+    node_set = nodes["power"].astype(np.int64) * levels + nodes["free"]
+    state.bits[first : first + words * levels * N_SETS] = 0
+    bit = np.uint64(1) << (rank % WORD_BITS).astype(np.uint64)
+    np.bitwise_or.at(state.bits, first + node_set * words + rank // WORD_BITS, bit)
 
 
 @kernel

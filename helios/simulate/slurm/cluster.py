@@ -23,13 +23,12 @@ from helios.changes import ChangeContext, SettingChange, check_change, slurm_val
 from helios.errors import UsageError
 from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
-from helios.simulate.core.stepping import DONE, GONE, REFUSED, UNCHANGED
+from helios.simulate.core.events import DONE, GONE, REFUSED, UNCHANGED
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
 from helios.simulate.slurm.events import NOBODY_AWAITED, is_over, run_until
 from helios.simulate.slurm.replay import SlurmTimeline
-from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency
-from helios.simulate.slurm.workload import SlurmWorkload
+from helios.simulate.slurm.workload import FUTURE, MS, NEVER, NOW, YEAR_MIN, SlurmState, SlurmWorkload
 from helios.simulate.snapshot import Frames, Jobs, OwnColumns, times
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import entry_point, kernel, plain
-from helios.simulate.slurm.backfill import backfill_pass
+from helios.simulate.slurm.backfill import allowed, backfill_pass, end, extend_overrun_jobs, resume, start
 from helios.simulate.slurm.placement import count_units, keep_fitting_choices, pick, units_wanted
 from helios.simulate.slurm.priority import (
     change,
@@ -38,8 +38,7 @@ from helios.simulate.slurm.priority import (
     settle_usage,
     update,
 )
-from helios.simulate.slurm.running import allowed, end, extend_overrun_jobs, resume, start
-from helios.simulate.slurm.state import ALL, BY_MAIN, FUTURE, MS, NEVER, NOBODY, NOW, PENDING, RUNNING, SlurmState
+from helios.simulate.slurm.workload import ALL, BY_MAIN, FUTURE, MS, NEVER, NOBODY, NOW, PENDING, RUNNING, SlurmState
 
 FITS, BUSY, TOO_FEW, HELD = 1, 0, -1, -2
 """Whether a job can start in this pass."""

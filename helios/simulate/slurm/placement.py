@@ -8,7 +8,7 @@ asks for no GPU. A job fits where there are enough units, so a test of that need
 from __future__ import annotations
 
 from helios.jit import kernel, plain
-from helios.simulate.slurm.state import NOBODY, NOW, PLAN, WORD, SlurmState
+from helios.simulate.slurm.workload import NOBODY, NOW, PLAN, WORD, SlurmState
 
 
 @kernel

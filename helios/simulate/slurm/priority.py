@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from helios.jit import kernel
 from helios.model.slurm_site import Share, SlurmSite
-from helios.simulate.slurm.state import MS, NEVER, NOBODY, PENDING, SHARE, WORD, SlurmState
-from helios.simulate.slurm.workload import SlurmWorkload
+from helios.simulate.slurm.workload import MS, NEVER, NOBODY, PENDING, SHARE, WORD, SlurmState, SlurmWorkload
 
 LARGEST = 2**32 - 1
 

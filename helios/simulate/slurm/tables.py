@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model.slurm_site import SlurmSite
 from helios.simulate.slurm.priority import fixed_priority, share_tables
-from helios.simulate.slurm.state import (
+from helios.simulate.slurm.workload import (
     ALL,
     CHOICE,
     CLOCK,
@@ -28,8 +28,8 @@ from helios.simulate.slurm.state import (
     WORD,
     YEAR_MIN,
     SlurmState,
+    SlurmWorkload,
 )
-from helios.simulate.slurm.workload import SlurmWorkload
 
 LONG_UP_S = 3600
 """How long before the first submission the controller started, s, where that is not known."""

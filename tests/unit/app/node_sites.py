@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from helios.actions import NodeAction, PowerDown
+from helios.app.controllers import NodeController
 from helios.app.live_cluster import LiveCluster
-from helios.app.node_controller import NodeController
 from helios.app.sync import JOBS as JOBS_READ
 from helios.app.sync import AccountingSource
 from helios.config import Settings

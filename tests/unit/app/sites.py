@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helios.app.job_controller import JobController
+from helios.app.controllers import JobController
 from helios.app.live_cluster import LiveCluster
 from helios.app.sync import JOBS as JOBS_READ
 from helios.app.sync import AccountingSource

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import Action, JobAction, JobSetting, Place, Reorder, Result, Revert, SoftLimit
-from helios.app.replay_guards import ReplayGuards
-from helios.app.service_replay import ReplayedService, replay_services
+from helios.app.service_replay import ReplayedService, ReplayGuards, replay_services
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster

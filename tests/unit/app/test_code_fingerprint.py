@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.executors import code_fingerprint
+from helios.app.sweep import code_fingerprint
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def test_an_edit_anywhere_in_the_package_is_other_code(lab: Path, name: str) -> 
 
 def test_another_release_of_what_fits_trees_is_other_code(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(lab)
-    monkeypatch.setattr("helios.app.executors.version", lambda name: "99" if name == "lightgbm" else "1")
+    monkeypatch.setattr("helios.app.sweep.version", lambda name: "99" if name == "lightgbm" else "1")
     one = digest(lab)
-    monkeypatch.setattr("helios.app.executors.version", lambda _: "1")
+    monkeypatch.setattr("helios.app.sweep.version", lambda _: "1")
     assert len({before, one, digest(lab)}) == 3
 
 

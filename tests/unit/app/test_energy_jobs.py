@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from helios.actions import FillFirst, PowerDown, PowerUp
-from helios.app.energy.whatif_jobs import (
+from helios.app.energy.whatif import (
     EnergyJobsRequest,
     bound_levels,
     demand_known_at,

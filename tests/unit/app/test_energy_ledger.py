@@ -29,7 +29,7 @@ from helios.app.energy.node_states import (
 )
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
-from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.model import DECISIONS, NODE_EVENTS, NODE_TALLIES, NODES, REJECTS, Batch, in_submission_order
 from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_sentences
 from helios.warehouse import Warehouse

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
+from helios.app.energy.whatif import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series

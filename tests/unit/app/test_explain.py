@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.explain import JobUnknown
-from helios.app.explain_prediction import explain_prediction, newly_trained_model, stored_model
+from helios.app.explain import JobUnknown, explain_prediction, newly_trained_model, stored_model
 from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
 from helios.predict.duration import DurationModel, train
 from helios.predict.model_record import to_record
-from helios.report.prediction import Explanation, answer_lines
+from helios.report.models import Explanation, answer_lines
 from tests.builders import a_job, jobs_frame
 from tests.unit.app.sites import Town
 

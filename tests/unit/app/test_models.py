@@ -26,18 +26,18 @@ from helios.app.model_registry import (
     history_before,
     list_models,
     nightly,
+    prepare_history,
     promote,
     remembered_drift,
     roll_back,
     training_history,
 )
 from helios.app.nightly import _learn
-from helios.app.training import prepare_history
 from helios.config import Settings
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory, UsageError
 from helios.model import JOBS, AuditStep, ModelRecord
 from helios.ports import no_progress
-from helios.predict.comparison import Comparison, PairedDifference, Versus
+from helios.predict.evaluation import Comparison, PairedDifference, Versus
 from helios.predict.model_record import from_record, to_record
 from helios.predict.scores import PredictorScore, predictor_score
 from helios.warehouse import Warehouse

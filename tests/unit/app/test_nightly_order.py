@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
-from helios.app.nightly_order import (
+from helios.app.own_order import (
     FRESH,
     NoGpuMachine,
     PastCheck,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from helios.actions import FillFirst, NodeAction, NodeOutcome
+from helios.app.controllers import RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.explain import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
-from helios.app.node_controller import RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.node_demand import NodeDemand
 from helios.app.operations import release_nodes_now
 from helios.control import ServiceMode

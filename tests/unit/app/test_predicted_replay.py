@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from helios.app.predicted_replay import InsidePredictor
 from helios.app.replay_cluster import replay_cluster_for
-from helios.choices import Backfill
+from helios.app.whatif import InsidePredictor
 from helios.ingest import synthetic_trace
 from helios.ports import RUN_TIME
 from helios.predict.duration import FEWEST_JOBS
 from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import ORDERS, Ageing, Replay, WaitBound, replay
+from helios.units import Backfill
 
 
 def replays(

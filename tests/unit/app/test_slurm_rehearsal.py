@@ -13,8 +13,14 @@ import pytest
 
 from helios.actions import Action, Place, Reorder, Result
 from helios.app.history import LoadedHistory
-from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif
-from helios.app.slurm_workload import SlurmJobs, SlurmServiceReplay, simulate_services_on_slurm, slurm_jobs
+from helios.app.slurm_whatif import (
+    SlurmJobs,
+    SlurmServiceReplay,
+    SlurmWhatIfRequest,
+    simulate_services_on_slurm,
+    slurm_jobs,
+    slurm_whatif,
+)
 from helios.model import Snapshot
 from helios.ownership import site_factor
 from helios.ports import Service

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.slurm_workload import slurm_jobs
+from helios.app.slurm_whatif import slurm_jobs
 from helios.app.start_forecast import WIDER, check_starts, compared, store_check, stored_widening
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS

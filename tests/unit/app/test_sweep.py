@@ -11,10 +11,22 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.app.executors import FinishedRun, SweepRun, SweepWorker, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import Policy, RunTimes, Scenario
-from helios.app.sweep import Cross, SweepPlan, cross_options, read_results, read_sweep_plan, repeats, sweep
+from helios.app.sweep import (
+    Cross,
+    FinishedRun,
+    SweepPlan,
+    SweepRun,
+    SweepWorker,
+    cross_options,
+    package_fingerprint,
+    read_results,
+    read_sweep_plan,
+    repeats,
+    run_here,
+    sweep,
+)
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.errors import FileUnreadable, UsageError
 from helios.report.significance import CRITERIA, ResampledUnit
@@ -280,9 +292,9 @@ def test_another_history_another_plan_and_another_helios_are_other_cells(
     jobs.loc[7, "run_time_s"] += 1
     assert swept(replace(history, jobs=jobs), tmp_path).known_before == 0
     assert swept(history, tmp_path).known_before == 4
-    monkeypatch.setattr("helios.app.executors.__version__", "99")
+    monkeypatch.setattr("helios.app.sweep.__version__", "99")
     assert swept(history, tmp_path).known_before == 0
-    monkeypatch.setattr("helios.app.executors.code_fingerprint", lambda: "other code")
+    monkeypatch.setattr("helios.app.sweep.code_fingerprint", lambda: "other code")
     assert swept(history, tmp_path).known_before == 0
     assert len(lines(tmp_path)) == 16
 
@@ -317,7 +329,7 @@ def test_whatever_breaks_in_a_cell_stops_no_other(history: LoadedHistory, monkey
 
     worker = SweepWorker(history)
     request = WhatIfRequest(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
-    monkeypatch.setattr("helios.app.executors.to_run", broken)
+    monkeypatch.setattr("helios.app.sweep.to_run", broken)
     assert worker.run(SweepRun(request=request)) == {"failed": "ZeroDivisionError: of all things"}
 
 

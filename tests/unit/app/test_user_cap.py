@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import JobSetting, Place, Reorder
-from helios.app.replay_guards import ReplayGuards
-from helios.app.service_replay import ReplayedService, replay_services
+from helios.app.service_replay import ReplayedService, ReplayGuards, replay_services
 from helios.changes import Change
 from helios.control.guards import cap_changes
 from helios.control.observed import pending_jobs

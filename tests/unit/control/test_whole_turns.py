@@ -15,7 +15,7 @@ import pytest
 
 from helios.actions import JobSetting, Result
 from helios.control import CycleReport, release
-from helios.control.applied import Tolerance
+from helios.control.observed import Tolerance
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     SHADOW,

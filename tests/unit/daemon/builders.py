@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from helios.app.cycle_summary import CycleSummary, DaemonOperations
+from helios.app.controller_state import CycleSummary, DaemonOperations
 from helios.daemon.health import TaskTimes
 from tests.waiting import TEST_TIMEOUT_S
 

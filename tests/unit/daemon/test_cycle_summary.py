@@ -1,7 +1,7 @@
 import pytest
 
 from helios.actions import Result
-from helios.app.cycle_summary import CycleSummary, CycleTally
+from helios.app.controller_state import CycleSummary, CycleTally
 from tests.unit.daemon.builders import a_cycle
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from helios.actions import Result
-from helios.app.cycle_summary import CycleTally, NodeCycleSummary
+from helios.app.controller_state import CycleTally, NodeCycleSummary
 from helios.daemon.health import Metrics
 from helios.model import Mode
 from tests.unit.daemon.builders import NOON, HandSet, a_cycle

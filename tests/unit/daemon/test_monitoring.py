@@ -18,8 +18,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from helios.actions import Result
-from helios.app.cycle_summary import CycleTally, NodeCycleSummary
-from helios.app.node_controller import count_states
+from helios.app.controller_state import CycleTally, NodeCycleSummary
+from helios.app.controllers import count_states
 from helios.daemon.health import Metrics
 from helios.model import NODE_TALLIES, Mode
 from tests.unit.daemon.builders import NOON, HandSet, a_cycle

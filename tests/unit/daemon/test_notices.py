@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
+from helios.app.controller_state import CycleSummary, DaemonOperations, NodeCycleSummary
 from helios.app.doctor import status
 from helios.app.notify import NoticeNotSent, Notices, notices_in
 from helios.config import Settings

@@ -9,8 +9,7 @@ import pytest
 from apscheduler.executors.pool import ThreadPoolExecutor
 
 from helios.actions import Result
-from helios.app.controller_state import CycleUnderWay
-from helios.app.cycle_summary import CycleTally
+from helios.app.controller_state import CycleTally, CycleUnderWay
 from helios.daemon.health import Health, Metrics, TaskTimes
 from helios.daemon.tasks import TaskSchedule, TaskScheduler
 from helios.errors import ClusterUnavailable, HeliosError

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from helios.app.cycle_summary import CycleSummary
+from helios.app.controller_state import CycleSummary
 from helios.daemon.tasks import StateChangeLog
 from tests.unit.daemon.builders import a_cycle
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from helios.app.history import LoadedHistory
 from helios.app.study import NodeRecords, Study, study, weekly_changes
-from helios.metrics.study import demand, outcomes
+from helios.metrics.study import jobs as findings
 from helios.metrics.study.blocks import Blocks, local_edges
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.trials import last_alike, next_alike
@@ -126,9 +126,9 @@ def test_intervals_of_quantiles_are_those_without_each_block(world, share):
     expected = BLOCKS.estimate(float(np.quantile(value, share)), without)
     assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high))
     found = BLOCKS.weighted_median(value, moment, weight)
-    assert found.value == outcomes.weighted_median(value, weight)
+    assert found.value == findings.weighted_median(value, weight)
     if len(rest) > 1:
-        without = np.array([outcomes.weighted_median(value[of], weight[of]) for of in rest])
+        without = np.array([findings.weighted_median(value[of], weight[of]) for of in rest])
         expected = BLOCKS.estimate(found.value, without)
         assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
@@ -177,7 +177,7 @@ def test_failures_count_from_an_hour_on_and_nodes_apart():
         at(3, state="COMPLETED", run_time_s=3600, gpus=3),
         at(20),
     ]
-    found = outcomes.long_failures(history_of(*jobs))
+    found = findings.long_failures(history_of(*jobs))
     hours = 2 + 1 + 4 + 3
     assert found.estimate.value == pytest.approx(6 / hours, rel=1e-3)
     assert found.parts["share_of_hours_by_nodes"] == pytest.approx(4 / hours, rel=1e-3)
@@ -187,13 +187,13 @@ def test_failures_count_from_an_hour_on_and_nodes_apart():
 def test_job_that_failed_at_its_time_limit_is_no_late_failure_but_at_the_limit():
     cut = at(0, state="FAILED", run_time_s=7200, time_limit_s=7200, gpus=1)
     found = history_of(cut, at(9, run_time_s=7200, time_limit_s=36_000, gpus=1), until=FIRST + 24 * HOUR)
-    assert outcomes.long_failures(found).estimate.value == 0.0
-    assert outcomes.hours_at_limit(found).estimate.value == 0.5
+    assert findings.long_failures(found).estimate.value == 0.0
+    assert findings.hours_at_limit(found).estimate.value == 0.5
 
 
 def test_third_failure_in_a_row_counts_as_a_streak():
     jobs = [at(3 * k, state="FAILED", run_time_s=3600, gpus=1) for k in range(4)]
-    found = outcomes.repeated_failures(history_of(*jobs, at(20, state="COMPLETED", user="b")))
+    found = findings.repeated_failures(history_of(*jobs, at(20, state="COMPLETED", user="b")))
     assert found.estimate.value == 1.0
     assert found.parts["share_of_hours_in_streaks"] == pytest.approx(2 / 4, rel=1e-2)
     assert found.parts["share_that_fails"] == pytest.approx(4 / 5)
@@ -206,7 +206,7 @@ def test_hours_at_the_limit_are_those_of_timeouts_and_what_was_cut_just_before()
         at(3, state="FAILED", run_time_s=3590, time_limit_s=3600, gpus=1),
         at(9, state="COMPLETED", run_time_s=3600, time_limit_s=7200, gpus=1),
     ]
-    found = outcomes.hours_at_limit(history_of(*jobs, until=FIRST + 24 * HOUR))
+    found = findings.hours_at_limit(history_of(*jobs, until=FIRST + 24 * HOUR))
     assert found.estimate.value == pytest.approx(7190 / 14390)
     # Only the first was sent again within an hour: half an hour later.
     assert found.parts["share_of_these_hours_sent_again"] == pytest.approx(3600 / 7190)
@@ -217,7 +217,7 @@ def test_limits_are_weighed_by_hours():
         at(0, run_time_s=36_000, time_limit_s=36_000, gpus=8),
         *(at(k, run_time_s=60, time_limit_s=3600) for k in range(1, 6)),
     ]
-    found = outcomes.long_limits(history_of(*jobs))
+    found = findings.long_limits(history_of(*jobs))
     assert found.estimate.value == 1.0
     assert found.parts["median_by_jobs"] == 60.0
 
@@ -228,14 +228,14 @@ def test_requeued_runs_are_lost_but_the_last():
         at(0, job_id="7", restart=1, run_time_s=3 * 3600, gpus=1, started_at=FIRST + 2 * HOUR),
         at(9, gpus=1, job_id="8", run_time_s=60),
     ]
-    found = outcomes.lost_to_requeues(history_of(*jobs, until=FIRST + 10 * HOUR))
+    found = findings.lost_to_requeues(history_of(*jobs, until=FIRST + 10 * HOUR))
     assert found.estimate.value == pytest.approx(1 / (4 + 60 / 3600))
 
 
 def test_concentration_is_of_users_with_hours():
     jobs = [at(k, user=f"u{k}", gpus=1, run_time_s=3600) for k in range(19)]
     jobs += [at(1, user="heavy", gpus=1, run_time_s=19 * 3600), at(2, user="idle", gpus=0)]
-    found = demand.concentration(history_of(*jobs, until=FIRST + 48 * HOUR))
+    found = findings.concentration(history_of(*jobs, until=FIRST + 48 * HOUR))
     assert found.n == 20
     assert found.estimate.value == 0.5
 
@@ -245,14 +245,14 @@ def test_concentration_is_of_users_with_hours():
 def test_gini_is_the_mean_difference_over_twice_the_mean(values):
     given_ = np.array(values)
     plain = np.abs(given_[:, None] - given_[None, :]).mean() / (2 * given_.mean())
-    assert demand.gini(given_) == pytest.approx(plain, abs=1e-9)
+    assert findings.gini(given_) == pytest.approx(plain, abs=1e-9)
 
 
 def test_short_jobs_wait_behind_long_ones():
     long = at(0, run_time_s=10 * 3600, gpus=2)
     short = at(1, run_time_s=600, gpus=1, started_at=FIRST + 3 * HOUR)
     other = at(1, run_time_s=3600, gpus=1, started_at=FIRST + 2 * HOUR)
-    found = demand.short_behind_long(history_of(long, short, other, until=FIRST + 12 * HOUR))
+    found = findings.short_behind_long(history_of(long, short, other, until=FIRST + 12 * HOUR))
     # The short job waits 2 h of 3 h in all. In its second hour the long job holds 2 of the 3 GPUs in use.
     assert found.estimate.value == pytest.approx((1 + 2 / 3) / 3)
     assert found.parts["share_of_waiting_of_short_jobs"] == pytest.approx(2 / 3)
@@ -261,7 +261,7 @@ def test_short_jobs_wait_behind_long_ones():
 def test_job_whose_wait_is_unknown_does_not_wait_to_the_end():
     short = at(1, run_time_s=600, gpus=1, started_at=FIRST + 2 * HOUR)
     lost = at(1, state="FAILED", run_time_s=math.nan, started_at=None, ended_at=None, gpus=1)
-    found = demand.short_behind_long(history_of(at(0), short, lost, until=FIRST + 100 * HOUR))
+    found = findings.short_behind_long(history_of(at(0), short, lost, until=FIRST + 100 * HOUR))
     assert found.parts["share_of_waiting_of_short_jobs"] == 1.0
 
 
@@ -269,16 +269,16 @@ def test_short_half_waits_a_larger_share():
     jobs = [
         at(k, run_time_s=run, started_at=FIRST + (k + 1) * HOUR) for k, run in enumerate([3600, 3600, 72_000, 72_000])
     ]
-    found = demand.who_waits(history_of(*jobs))
+    found = findings.who_waits(history_of(*jobs))
     assert found.estimate.value == 0.5
     assert found.parts["long_p50"] == pytest.approx(1 / 21)
 
 
 def test_drift_of_the_same_mix_is_none_and_of_another_one_whole():
     same = [at(24 * day, run_time_s=100) for day in range(15)]
-    assert demand.drift(history_of(*same)).estimate.value == 0.0
+    assert findings.drift(history_of(*same)).estimate.value == 0.0
     other = [at(24 * day, run_time_s=100 if day < 7 else 100_000) for day in range(15)]
-    assert demand.drift(history_of(*other)).estimate.value == 1.0
+    assert findings.drift(history_of(*other)).estimate.value == 1.0
 
 
 def test_a_lower_bound_argues_against_nothing():
@@ -290,13 +290,13 @@ def test_a_lower_bound_argues_against_nothing():
 
 def test_drift_of_a_window_that_ends_within_a_week_is_known():
     jobs = [at(24 * day, run_time_s=100.0) for day in range(17)]
-    found = demand.drift(history_of(*jobs))
+    found = findings.drift(history_of(*jobs))
     assert (found.n, found.estimate.value) == (2, 0.0)
 
 
 def test_a_burst_has_a_variance_above_its_mean():
     jobs = [at(2) for _ in range(30)] + [at(k + 0.5) for k in range(10)]
-    found = demand.bursts(history_of(*jobs, since=FIRST, until=FIRST + 10 * HOUR))
+    found = findings.bursts(history_of(*jobs, since=FIRST, until=FIRST + 10 * HOUR))
     counts = np.array([1, 1, 31, *[1] * 7, 0])  # the hours from the first to the last, and the one that ends there
     assert found.parts["most_in_an_hour"] == 31
     assert found.estimate.value == pytest.approx(counts[:10].var() / counts[:10].mean(), rel=0.2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict.comparison import (
+from helios.predict.evaluation import (
     NEGLIGIBLE,
     TOO_MUCH,
     Comparison,

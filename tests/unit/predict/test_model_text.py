@@ -4,8 +4,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.model_text import MOST_LEAVES, MOST_TREES, read_trees, trees_alone
-from helios.predict.trees import parse_trees
+from helios.predict.trees import MOST_LEAVES, MOST_TREES, parse_trees, read_trees, trees_alone
 from tests.unit.predict.crafted import edited, placed, resized, with_leaves
 from tests.unit.predict.test_forest import a_booster
 

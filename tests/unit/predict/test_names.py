@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.model.jobs import LONGEST_NAME, split_words
-from helios.predict.job_names import LEAST_LIKENESS, MOST_LEADERS, NO_FAMILY, JobNameFamilies
+from helios.model.records import LONGEST_NAME, split_words
+from helios.predict.job_table import LEAST_LIKENESS, MOST_LEADERS, NO_FAMILY, JobNameFamilies
 from tests.examples import examples
 
 _names = st.lists(

@@ -15,8 +15,8 @@ from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import train
 from helios.predict.job_table import JobTable, event_order
-from helios.predict.model_text import trees_alone
 from helios.predict.timeline import GRACE_S, GROUPS, RecordedWalk, started_s, untrained
+from helios.predict.trees import trees_alone
 from tests.examples import examples
 from tests.unit.predict.traces_of import a_campaign, a_trace, traces
 from tests.unit.predict.walks import walked

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from helios.predict.causal_stats import LEVELS
 from helios.predict.job_table import ALIKE, JobTable, group_columns
-from helios.predict.live_history import Categories
+from helios.predict.live_predictor import Categories
 from tests.examples import examples
 from tests.unit.predict.traces_of import a_trace, traces
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import UsageError
-from helios.report.admin import decisions, predictions, queue, usage
+from helios.report.admin import decisions, predictions, usage
 from helios.report.admin.sacct_format import (
     Field,
     FieldKind,
@@ -146,7 +146,7 @@ def test_a_length_reads_back_as_the_seconds_it_was(seconds: int) -> None:
 REPORTS = {
     "users": (usage.fields_by("user"), ("User", *usage.SHOWN_GPU)),
     "users without GPUs": (usage.fields_by("user"), ("User", *usage.SHOWN_CPU)),
-    "queue over time": (queue.OVER_TIME, tuple(field.name for field in queue.OVER_TIME)),
+    "queue over time": (usage.OVER_TIME, tuple(field.name for field in usage.OVER_TIME)),
     "shadow": (decisions.SHADOW_FIELDS, tuple(field.name for field in decisions.SHADOW_FIELDS)),
 }
 
@@ -163,8 +163,8 @@ def test_the_default_columns_fit_100_characters(name: str) -> None:
     "fields",
     [
         usage.fields_by("user"),
-        queue.NOW,
-        queue.OVER_TIME,
+        usage.NOW,
+        usage.OVER_TIME,
         predictions.FIELDS,
         decisions.LINES,
         decisions.BY_SERVICE,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.report.admin.queue import MOST_STEPS, levels, queue_at, queue_over_time, steps
-from helios.report.admin.usage import running_at, waiting_at
+from helios.report.admin.usage import MOST_STEPS, levels, queue_at, queue_over_time, running_at, steps, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame

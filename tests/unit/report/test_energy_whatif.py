@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from helios.metrics.statistics import poisson_interval
+from helios.report.charts import energy_figure
 from helios.report.energy import EnergyWhatIf, PolicyResult, energy_table, energy_verdict
-from helios.report.energy_charts import energy_figure
 from helios.report.html import render_energy_whatif
 
 KEYS = (

@@ -19,8 +19,8 @@ from helios.predict.explain import (
     Explained,
     RecentInGroup,
 )
-from helios.report import prediction as words
-from helios.report.prediction import (
+from helios.report import models as words
+from helios.report.models import (
     FEATURE_GROUPS,
     UNKNOWN,
     Explanation,

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helios.report.significance import verdict
 from helios.report.whatif import (
     GroupGain,
     JobNames,
@@ -16,7 +17,6 @@ from helios.report.whatif import (
     losing_jobs,
     saved_gpu_hours,
 )
-from helios.report.whatif_text import verdict
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
 

@@ -1,8 +1,14 @@
 import numpy as np
 import pytest
 
-from helios.report.significance import ResampledUnit, compare_blocks, compare_repeats
-from helios.report.whatif_text import headline, propose_scenario, verdict
+from helios.report.significance import (
+    ResampledUnit,
+    compare_blocks,
+    compare_repeats,
+    headline,
+    propose_scenario,
+    verdict,
+)
 from tests.unit.report.replays import a_check, a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
 HOUR, DAY = 3600, 86_400

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
-from helios.model.hostlist import expand
+from helios.model.nodes import expand
 from helios.slurm import parse
 from helios.slurm.backend import JobUpdate, NodeUpdate, write_in_batches
 from helios.slurm.commands import UNANSWERED, CommandsBackend, SiteFactor, Sprio, cron_jobs

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.model import TIME
-from helios.warehouse.bulk import SqliteBulk
-from helios.warehouse.columns import CHUNK, StringTable, frame_of, in_order
+from helios.warehouse.bulk import CHUNK, SqliteBulk, StringTable, frame_of, in_order
 from helios.warehouse.engine import engine_for, writing
 from helios.warehouse.migrate import upgrade
 

@@ -12,9 +12,15 @@ from helios.actions import NodeAction, NodeSetting, Result
 from helios.changes import LIST, to_node_changes
 from helios.config import Power
 from helios.control import AppliedChange, AppliedChanges, Failure, NodeControllerState, Undo, WakeUp, clear_failed_wakes
-from helios.control.node_guards import NodeCycleContext, PowerBudget, apply_node_guards, is_in_desired_state
-from helios.control.node_watch import NodeObservation, NodeWatch, update_nodes
-from helios.control.nodes import NodeActivity, possibly_applied_changes, with_undo_records
+from helios.control.guards import NodeCycleContext, PowerBudget, apply_node_guards, is_in_desired_state
+from helios.control.nodes import (
+    NodeActivity,
+    NodeObservation,
+    NodeWatch,
+    possibly_applied_changes,
+    update_nodes,
+    with_undo_records,
+)
 from helios.control.observed import observed_nodes
 from helios.control.report import HELIOS, node_cycle_counts, wanted_awake
 from helios.model import Mode, NodePower, PowerSettings

@@ -12,7 +12,7 @@ import pytest
 from helios.actions import Result
 from helios.config import Power
 from helios.control import Failure, clear_failed_wakes
-from helios.control.node_guards import PowerBudget
+from helios.control.guards import PowerBudget
 from helios.control.observed import observed_nodes
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_demand, a_node, a_snapshot

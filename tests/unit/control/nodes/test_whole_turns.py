@@ -12,8 +12,8 @@ import pytest
 
 from helios.actions import NodeAction, NodeOutcome, Result, RevertNodes
 from helios.control import NodeCycleReport, Undo
-from helios.control.applied import same_list
 from helios.control.modes import OUTSIDE, node_cluster_for_mode
+from helios.control.observed import same_list
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
 from helios.testing import Crash, FakeNodes, a_node

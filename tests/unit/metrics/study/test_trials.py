@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.metrics.study.demand import small_work
 from helios.metrics.study.history import StudyHistory, read_history
+from helios.metrics.study.jobs import small_work
 from helios.metrics.study.trials import (
     FEW_GPUS,
     FEWEST_TRIALS,
@@ -19,7 +19,7 @@ from helios.metrics.study.trials import (
     shared_run_times,
 )
 from helios.model import in_submission_order
-from helios.model.jobs import split_words
+from helios.model.records import split_words
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2026-03-02T00:00:00Z")

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
-from helios.predict.demand.baselines import outcomes, rises
-from helios.predict.demand.forecaster import DemandForecaster, walk_forward
+from helios.predict.demand.forecaster import DemandForecaster, outcomes, rises, walk_forward
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts, Wanted
 from tests.examples import examples
 from tests.unit.predict.demand.worlds import START_S, TOTAL, UTC, a_demand, a_state

@@ -5,8 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helios.predict.demand.baselines import outcomes, persistence, rises
-from helios.predict.demand.evaluation import EMPIRICAL, HELIOS, PERSISTENCE, ForecastVerdict, judge, pinball, smape
+from helios.predict.demand.forecaster import (
+    EMPIRICAL,
+    HELIOS,
+    PERSISTENCE,
+    ForecastVerdict,
+    judge,
+    outcomes,
+    persistence,
+    pinball,
+    rises,
+    smape,
+)
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts
 from tests.unit.predict.demand.worlds import START_S, a_demand
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict.demand.baselines import max_of_last_3_h, outcomes, rises, same_hour_last_week
+from helios.predict.demand.forecaster import max_of_last_3_h, outcomes, rises, same_hour_last_week
 from helios.predict.demand.types import AHEAD, DAY, LEVELS
 from tests.unit.predict.demand.worlds import a_demand
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helios.model.hostlist import expand
+from helios.model.nodes import expand
 from helios.model.slurm_site import PartitionRules
-from helios.simulate.slurm import forward
+from helios.simulate.slurm import replay as forward
 from helios.simulate.slurm.cluster import SimulatedSlurm
-from helios.simulate.slurm.forward import ForwardSimulation, Moment
+from helios.simulate.slurm.replay import ForwardSimulation, Moment
 
 from .builders import a_site, a_workload
 from .doors import jobs_of
