@@ -1,7 +1,7 @@
 """Durations, sizes and shares as people write them, and values that options choose from.
 
-Values that options of the command line choose from. They are apart from the code that does what was chosen. So the help
-of a command needs neither pandas nor numba.
+Values that options choose from are apart from the code that does what was chosen. So the help of a command needs
+neither pandas nor numba.
 """
 
 from __future__ import annotations

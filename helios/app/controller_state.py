@@ -3,8 +3,8 @@
 It has the builder of a cycle, the ledgers of cycles that have no database, the locks on the state folder, the identity
 of this process, the controller's state between cycles, and the notes that kill switches leave.
 
-Results of control cycles, and the tasks that the daemon calls. The daemon receives these callables instead of importing
-use cases. So a test can drive it with fakes, and a use case does not know that a scheduler calls it.
+The results of cycles, and the tasks that the daemon calls, are here too. The daemon receives these callables instead of
+importing use cases. So a test can drive it with fakes, and a use case does not know that a scheduler calls it.
 """
 
 from __future__ import annotations

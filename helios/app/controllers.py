@@ -1,12 +1,7 @@
 """Controllers of the jobs and of the nodes of a live cluster.
 
-It runs the control cycle of :mod:`helios.control` on the nodes, and connects it with the warehouse, the undo file and
-the forecast of the demand.
-
-Least privileges in PostgreSQL for the daemon of each domain.
-
-Controller of the jobs of a live cluster. It runs the control cycle of :mod:`helios.control` on the cluster, and
-connects it with the warehouse, the predictions and the configured services.
+Each runs the control cycle of :mod:`helios.control` on its domain. That of the jobs connects it with the warehouse, the
+predictions and the configured services, and that of the nodes with the undo file and the forecast of the demand too.
 """
 
 from __future__ import annotations

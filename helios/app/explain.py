@@ -1,9 +1,7 @@
 """Explanations of one job, of its prediction, and of the nodes of a cluster.
 
-They use the live queue, the history and the audit log.
-
-Explanation of one job's prediction. It needs the history before the job, the model, and the live queue where the job
-still waits or runs.
+They use the live queue, the history and the audit log. The explanation of a prediction needs the history before the
+job, the model, and the live queue where the job still waits or runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Training of run-time models, and their registry with promotion, rollback and drift.
 
 Every decision is stored with its reason.
-
-Training, storing and scoring models of run time.
 """
 
 from __future__ import annotations

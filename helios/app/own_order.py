@@ -3,9 +3,9 @@
 What Helios does to the queue must not move the measure that its ageing and its wait bound follow. So the jobs of the
 last four weeks are replayed first in, first out with EASY backfill by time limits, whatever happened to them.
 
-Nightly check of the queue order on the last weeks. Where predictions are not ahead of the size of a job, beyond chance,
-size orders until a later check finds otherwise. Where nothing has been ahead of the site's own order for four weeks,
-shadow mode is proposed. Nothing else follows by itself: a mode or an option is changed by an admin alone.
+The nightly check is on the last weeks. Where predictions are not ahead of the size of a job, beyond chance, size orders
+until a later check finds otherwise. Where nothing has been ahead of the site's own order for four weeks, shadow mode is
+proposed. Nothing else follows by itself: a mode or an option is changed by an admin alone.
 """
 
 from __future__ import annotations

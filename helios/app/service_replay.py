@@ -2,16 +2,15 @@
 
 The same window is also replayed without services, as controls. All replays are measured alike.
 
-Guards and reverts of a replay, as in a live cycle. The rules are those of :mod:`helios.control`. Where several services
-ask for one setting of a job, the first service gets it, and keeps it also in cycles in which it is not asked. What a
-service was asked about and no longer names is reverted, and so is everything of a suspended service. What exceeds one
-user's share is made neutral. A ``Revert`` of a service means that it asks for nothing there, as if it had not named the
-job.
+Guards and reverts are as in a live cycle: the rules are those of :mod:`helios.control`. Where several services ask for
+one setting of a job, the first service gets it, and keeps it also in cycles in which it is not asked. What a service
+was asked about and no longer names is reverted, and so is everything of a suspended service. What exceeds one user's
+share is made neutral. A ``Revert`` of a service means that it asks for nothing there, as if it had not named the job.
 
-Why ownership is written here again, over columns: live it goes over one ``Change`` with its reason for each pending
-job, which takes 10 microseconds for each job of the queue in every cycle. A replay at 20,000 jobs a CPU second has 50
-for each job in its whole life, and a cycle at every event. What a ``Revert`` leaves of a service's requests, and how
-much one user may have, is computed by the functions of a live cycle.
+Ownership is computed here again, over columns: live it goes over one ``Change`` with its reason for each pending job,
+which takes 10 microseconds for each job of the queue in every cycle. A replay at 20,000 jobs a CPU second has 50 for
+each job in its whole life, and a cycle at every event. What a ``Revert`` leaves of a service's requests, and how much
+one user may have, is computed by the functions of a live cycle.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What-if under a site's own Slurm, with Helios' order and other settings.
 
-Recorded jobs as a workload for a simulated Slurm.
+Recorded jobs are the workload of a simulated Slurm.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Sweeps of many replays, from a plan to a results file.
 
-A replay whose result the file already has is not repeated. Replays run in this process or on Dask workers.
+A replay whose result the file already has is not repeated. Replays run in this process, on Dask or on Slurm.
 
-Execution of a sweep's replays here, on Dask or on Slurm. A cell is one replay. It states everything that its figures
-depend on, and nothing of where it is replayed. What cells share, the jobs on their machine and the model trained
-beforehand, is cached in each process.
+A cell is one replay. It states everything that its figures depend on, and nothing of where it is replayed. What cells
+share, the jobs on their machine and the model trained beforehand, is cached in each process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What-if replays of a cluster's own history under other queue policies.
 
-Replay that predicts submissions without leaving compiled code. A stop of the replay at each submission, with its calls
+Submissions are predicted without leaving compiled code, because a stop of the replay at each submission, with its calls
 from Python, takes as long as the prediction itself. A job that comes alone to an empty queue starts or waits whatever
 its key is. Where nothing but keys follows from predictions, it is predicted only if it waits.
 """

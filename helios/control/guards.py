@@ -4,11 +4,8 @@ No service, mode or option disables them. Where a precondition fails (missing or
 changed), Helios writes nothing, and what is applied on the cluster stays. Only a pause reverts everything. Reasons name
 times and bounds, not ages, so that their text stays the same while they hold.
 
-A guard checks one change and its job, and returns a reason where it refuses. The cap on one user's share does not
-refuse but makes changes neutral.
-
-Guards over changes of nodes, which no service, mode or option disables. A guard checks one change and its node, and
-returns a reason where it refuses. :class:`PowerBudget` bounds how many nodes may be asleep or changing their power at
+A guard checks one change and its target, and returns a reason where it refuses. The cap on one user's share does not
+refuse but makes changes neutral. :class:`PowerBudget` bounds how many nodes may be asleep or changing their power at
 once.
 """
 

@@ -6,8 +6,8 @@ Changes are sticky. Sleep and wake are requested once and stay until somebody wa
 list stay until a service changes them. Changes of a service that may no longer write are reverted. Helios' changes are
 in the ledger and, if that is lost, in the undo file.
 
-Comparison of recorded and observed nodes since the last cycle. It finds nodes that are idle, that are no longer
-Helios', or that did not wake, and adds entries to the audit. All functions are pure.
+Recorded and observed nodes are compared. So Helios notices nodes that are idle, that are no longer its own, or that did
+not wake, and adds entries to the audit.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """What control observed on the cluster, and what Helios has applied there.
 
-They are copied from the snapshot before any service receives it, so that a service cannot change what guards check.
+Pending jobs and nodes are copied from the snapshot before any service receives it, so that a service cannot change what
+guards check.
 
-Record of the changes that Helios has applied on a cluster. A change is recorded before it is made and confirmed when it
-was read back. Whatever happens in between, the record has at least every changed target. A comparison with the observed
-state shows what somebody else has changed since.
+An applied change is recorded before it is made and confirmed when it was read back. Whatever happens in between, the
+record has at least every changed target. A comparison with the observed state shows what somebody else has changed
+since.
 """
 
 from __future__ import annotations

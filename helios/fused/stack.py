@@ -3,7 +3,7 @@
 A stack keeps the parameters of each model in one row of an array. Both forms hold the same members, take the same
 batches and give the same checkpoints, so that a run can go from one to the other.
 
-Optimisers that update a stack of models at once. ``torch.optim`` refuses a tensor of learning rates. The formulas and
+An optimiser updates all models of a stack at once. ``torch.optim`` refuses a tensor of learning rates. The formulas and
 their order are those of PyTorch's own single-tensor implementations. All parameters of a model lie in one row, so that
 a step takes few operators.
 """

@@ -1,10 +1,10 @@
 """Reader of lines of separated fields, and their translation into columns of ``JOBS``.
 
 Regular lines are parsed in whole blocks by Arrow. A line is odd if it has the wrong number of separators, a quote, a
-stray carriage return or a NUL byte. Odd lines are handled one by one: repaired where there is exactly
-one way to do so, and otherwise refused with a reason.
+stray carriage return or a NUL byte. Odd lines are handled one by one: repaired where there is exactly one way to do so,
+and otherwise refused with a reason.
 
-Translation of rows of text into columns of ``JOBS``. The readers of all formats share it.
+The readers of all formats of text share the translation.
 """
 
 from __future__ import annotations

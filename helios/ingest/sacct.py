@@ -6,9 +6,9 @@ A file has a header line and any delimiter, or is a raw dump without a header. F
 A delimiter of a single character can be written into a job name, and with it the whole record of another job. A longer
 one that nobody could guess separates records reliably.
 
-Reader of records that are separated by counting their delimiters. ``sacct --parsable --delimiter=WORD`` neither quotes
-nor escapes. A delimiter that nobody could know when the fields were written occurs in none of them. So the text between
-two delimiters is one field, whatever line breaks it holds, and a fixed number of fields is one record.
+Records are then separated by counting delimiters, as ``sacct --parsable --delimiter=WORD`` neither quotes nor escapes.
+A delimiter that nobody could know when the fields were written occurs in none of them. So the text between two
+delimiters is one field, whatever line breaks it holds, and a fixed number of fields is one record.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Busy intervals of nodes, how many were busy at once, and their energy.
 
-They are computed from jobs with their nodes. All times are int64 seconds since the epoch; an interval holds its start
-and not its end.
+Busy intervals are computed from jobs with their nodes. All times are int64 seconds since the epoch; an interval holds
+its start and not its end.
 
-Energy of nodes by a stated linear model. The same functions serve real, simulated and imagined node hours. A node awake
+Energy follows a stated linear model. The same functions serve real, simulated and imagined node hours. A node awake
 draws ``node_idle_w``, and each GPU or CPU that a job holds adds to it; a node asleep draws ``node_sleep_w``, one on the
 way ``boot_w``; the building draws ``cooling_factor`` times all of it. More cannot be known from states alone; a site
 that has measured its nodes writes its own figures in the configuration.

@@ -1,7 +1,4 @@
-"""Frames with declared columns, in which bulk data travels.
-
-Values of reports in the forms that JSON has.
-"""
+"""Frames with declared columns, in which bulk data travels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """States of nodes, lists of them, settings of their power, and demand for them.
 
-Slurm's notation for lists of nodes, as ``gpu[01-04,07],login1``. ClusterShell expands and folds them. Groups
-(``@rack1``) are not looked up: that would run programs that a configuration of the machine names.
+Lists are in Slurm's notation, as ``gpu[01-04,07],login1``. ClusterShell expands and folds them. Groups (``@rack1``) are
+not looked up: that would run programs that a configuration of the machine names.
 """
 
 from __future__ import annotations

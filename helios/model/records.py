@@ -1,6 +1,6 @@
 """Records of jobs, nodes, trace files and models, and of what Helios does.
 
-Frames of what Helios records about itself. Modes, cycles, decisions, applied changes, the active models, and what was
+Frames hold what Helios records about itself: modes, cycles, decisions, applied changes, the active models, and what was
 read.
 """
 

@@ -3,15 +3,15 @@
 A model is compared with simple baselines (controls). Its intervals are calibrated as they would have been at each
 submission.
 
-Comparison of predictors on the same jobs, with intervals for chance. Jobs of one user come in campaigns, so that a
+Predictors are compared on the same jobs, with intervals for chance. Jobs of one user come in campaigns, so that a
 thousand jobs are not a thousand observations. So whole users are resampled (paired bootstrap over clusters: Efron and
 Tibshirani, "An Introduction to the Bootstrap", 1993, ch. 8). Where few users are known, or one has most of the jobs,
 bursts of alike jobs are resampled.
 
-Drift of a model's inputs and errors since its training. Inputs are compared by the population stability index, the sum
-over bins of (p - q) ln(p / q), between training and a later period. A value below .1 is commonly taken as stable and
-above .25 as another population (Siddiqi, "Credit Risk Scorecards", 2006). Single weeks of a cluster always differ from
-its long-term mean, so each index is given together with its usual value in the weeks of training.
+Drift is how inputs and errors have changed since the training. Inputs are compared by the population stability index,
+the sum over bins of (p - q) ln(p / q), between training and a later period. A value below .1 is commonly taken as
+stable and above .25 as another population (Siddiqi, "Credit Risk Scorecards", 2006). Single weeks of a cluster always
+differ from its long-term mean, so each index is given together with its usual value in the weeks of training.
 """
 
 from __future__ import annotations

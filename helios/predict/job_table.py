@@ -1,9 +1,9 @@
 """Conversion of jobs into arrays, families of their names, and causal features.
 
-Families of similar job names of one user. People name jobs after what they do and then vary a number, a word or a date,
-such as ``train_resnet50_lr0.1_seed3`` and ``train_resnet50_lr0.01_seed4``. A name is first reduced to its words. Then
-it joins the most similar of the names that lead its user's families (leader clustering, one pass: Hartigan 1975), or
-starts a new family. The similarity is rapidfuzz's. Only the last ``MOST_LEADERS`` leaders of a user are compared, so
+Similar job names of one user are a family. People name jobs after what they do and then vary a number, a word or a
+date, such as ``train_resnet50_lr0.1_seed3`` and ``train_resnet50_lr0.01_seed4``. A name is first reduced to its words.
+Then it joins the most similar of the names that lead its user's families (leader clustering, one pass: Hartigan 1975),
+or starts a new family. The similarity is rapidfuzz's. Only the last ``MOST_LEADERS`` leaders of a user are compared, so
 that a user with a million names costs no more per name than one with a hundred. A name's family is fixed when it is
 first submitted, from earlier names alone.
 """

@@ -1,9 +1,9 @@
 """Predictions for a live queue, by a model or by shrinkage alone.
 
-What a live predictor has learned, with room that grows. Sums and samples are those of
-:mod:`helios.predict.causal_stats` and :mod:`helios.predict.past_runs`, and their kernels update them. Here they have
-room for new groups and accept submissions in any order. A question works on copies of its own groups, so that what is
-known for that question alone (running and waiting jobs) leaves nothing behind.
+What it has learned has room that grows. Sums and samples are those of :mod:`helios.predict.causal_stats` and
+:mod:`helios.predict.past_runs`, and their kernels update them. They accept new groups, and submissions in any order. A
+question works on copies of its own groups, so that what is known for that question alone (running and waiting jobs)
+leaves nothing behind.
 """
 
 from __future__ import annotations

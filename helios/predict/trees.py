@@ -1,17 +1,16 @@
 """LightGBM's trees, read from its model text and evaluated by compiled kernels.
 
 LightGBM's own call for one row costs more than the trees themselves (its Python layer, its thread pool), and a replay
-predicts one job at a time. The kernels check nothing; :mod:`helios.predict.trees` checks their input. A test
-compares them with ``Booster.predict``, bit for bit.
+predicts one job at a time. The kernels check nothing; the parser checks their input. A test compares them with
+``Booster.predict``, bit for bit.
 
 There are no threads: the processors belong to the caller, and the threads of numba may not be used by two callers at
 once.
 
-Strict parser of LightGBM's model text. An inconsistent text is refused with the reason.
-
-A model is stored as text in the warehouse, and whoever can write there can write any text. Neither LightGBM's own
-parser nor compiled kernels check their input: a missing child ends the process, a cycle never ends. A digest does not
-help against somebody who can write a digest too. The format is LightGBM's ``gbdt_model_text.cpp`` and ``tree.cpp``.
+The parser is strict: an inconsistent text is refused with the reason. A model is stored as text in the warehouse, and
+whoever can write there can write any text. Neither LightGBM's own parser nor compiled kernels check their input: a
+missing child ends the process, a cycle never ends. A digest does not help against somebody who can write a digest too.
+The format is LightGBM's ``gbdt_model_text.cpp`` and ``tree.cpp``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Style of all drawings, and the charts of what-ifs and of energy.
-
-Charts of the energy of nodes.
-"""
+"""Style of all drawings, and the charts of what-ifs and of energy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables of models, comparisons, decisions and drift, and explanations of predictions.
-
-Explanation of a prediction, with its contributions and similar jobs.
-"""
+"""Tables of models, comparisons, decisions and drift, and explanations of predictions."""
 
 from __future__ import annotations
 

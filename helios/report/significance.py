@@ -1,17 +1,17 @@
 """Differences between replays that are beyond chance, and their summary in sentences.
 
-Within one window: jobs wait behind each other, so that there are far fewer independent observations than jobs. So
-whole blocks of time are resampled, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics
-17(3), 1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays use the same
-blocks, so that differences are paired. Intervals are computed on the logarithm of the ratio of two waits, each with a
-second added, because waits are skewed and one bad day dominates a sum. The coverage for skewed figures is still too
-low, see benchmarks/sweep.py.
+Within one window: jobs wait behind each other, so that there are far fewer independent observations than jobs. So whole
+blocks of time are resampled, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
+1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays use the same blocks, so
+that differences are paired. Intervals are computed on the logarithm of the ratio of two waits, each with a second
+added, because waits are skewed and one bad day dominates a sum. The coverage for skewed figures is still too low, see
+benchmarks/sweep.py.
 
 Over draws: one replay is no evidence, because a seed moves the mean wait of three weeks by up to 40 %. The verdict on
 the live order compares three orders on the same draws, by the ratio of their waits in each, in logarithms.
 
-Summary of a what-if in sentences. The verdict is that of the check over draws; the replay of the window as it was
-explains who gains and who pays.
+The verdict of a what-if, in sentences, is that of the check over draws; the replay of the window as it was explains who
+gains and who pays.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 It checks the options and drives the compiled core, :mod:`helios.simulate.core`. Where the order or the backfill needs
 predictions, or keys age, it stops the core and queues the pending jobs anew.
 
-Trace of why one job of a replay waits. It notes what every scheduling pass over the job's partition leaves while the
-job waits. The replay itself is the same: the core makes the same moves, and notes are taken between them. The cost does
-not grow with the queue.
+A trace says why one job waits. It notes what every scheduling pass over the job's partition leaves while the job waits.
+The replay itself is the same: the core makes the same moves, and notes are taken between them. The cost does not grow
+with the queue.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Reader of a site's Slurm configuration for simulation.
 
 It takes texts that an administrator can print, also on another machine, and contacts no cluster. Notes list what of the
-configuration is not simulated. QOS and fair shares are read from the tables of ``sacctmgr show qos``,
-``show assoc`` and ``sshare``, with ``|`` between columns.
+configuration is not simulated. QOS and fair shares are read from the tables of ``sacctmgr show qos``, ``show assoc``
+and ``sshare``, with ``|`` between columns.
 
-Priority and scheduling rules from the settings of ``slurm.conf``. Notes list the settings that are not simulated.
-
-Nodes and partitions of a site. They are read from the lines of ``slurm.conf``, or from the output of ``sinfo`` or
-``scontrol``.
+Priority and scheduling rules are read from the settings of ``slurm.conf``, nodes and partitions from the lines of
+``slurm.conf``, or from the output of ``sinfo`` or ``scontrol``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Bulk transport of data frames to and from SQLite and PostgreSQL.
 
-Arrow tables hold columns as they are stored (``schema.py``): 64-bit integers, doubles and text, missing as null.
-An ADBC driver was rejected for SQLite: it brings a second SQLite library into the process, and two of them lose each
+Arrow tables hold columns as they are stored (``schema.py``): 64-bit integers, doubles and text, missing as null. An
+ADBC driver was rejected for SQLite: it brings a second SQLite library into the process, and two of them lose each
 other's POSIX locks on one file (https://www.sqlite.org/howtocorrupt.html, section 2.2).
 
-Conversion between data frames and stored columns. Times become integers, and missing values become null. Texts with few
-distinct values, such as user names, are stored once and referred to by number.
+In the database times become integers, and missing values become null. Texts with few distinct values, such as user
+names, are stored once and referred to by number.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The module decides which URLs are accepted and how a database is opened, and translates database errors.
 
-PostgreSQL roles with least privileges for the two daemons and for readers. Whoever may write the tables that control
-node power (the applied node changes, the nodes' lease, the modes of their services, their controller's stored state) is
-in effect an administrator of Slurm. The jobs' daemon has only an operator's rights, so its role may not write them, and
-the nodes' role may not write those of jobs. Tables that both write are divided by row-level security. The owner of the
+The roles of the two daemons and of readers have least privileges. Whoever may write the tables that control node power
+(the applied node changes, the nodes' lease, the modes of their services, their controller's stored state) is in effect
+an administrator of Slurm. The jobs' daemon has only an operator's rights, so its role may not write them, and the
+nodes' role may not write those of jobs. Tables that both write are divided by row-level security. The owner of the
 tables is not bound by it.
 """
 

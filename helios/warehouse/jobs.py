@@ -4,12 +4,9 @@ A later reading of a job replaces its stored row, as Slurm corrects its own reco
 forged by a crafted job name. Two kinds of rows never replace the stored one: a row that knows less of the run, and a
 row of a file where the live accounting has reported a job that had ended.
 
-Storage of what trials of training pools used and did.
-
-Deletion of old rows. Decisions, cycles, predictions and the records of live readings are deleted once they are old.
-Jobs, nodes, models and applied changes are deleted only with their whole cluster. SQLite uses the space again for new
-rows, so that the file stops growing. VACUUM is not used: it would lock the database and need its size again on the
-disk.
+Decisions, cycles, predictions and the records of live readings are deleted once they are old. Jobs, nodes, models and
+applied changes are deleted only with their whole cluster. SQLite uses the space again for new rows, so that the file
+stops growing. VACUUM is not used: it would lock the database and need its size again on the disk.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What-if of energy policies, on a trace of jobs or a series of busy nodes.
 
-The jobs of a cluster's history are replayed, first in first out with EASY backfill, on nodes that sleep and wake. A
-job that is placed on a sleeping node waits for its boot. A first replay, in which the cluster's own idle timer puts
-nodes to sleep, gives the nodes needed at each step, and forecasts walk forward along it. Then the services act, the
-same objects as live, every ten minutes on what was known at that time. Everything before the window is history.
+On a trace, the jobs of a cluster's history are replayed, first in first out with EASY backfill, on nodes that sleep and
+wake. A job that is placed on a sleeping node waits for its boot. A first replay, in which the cluster's own idle timer
+puts nodes to sleep, gives the nodes needed at each step, and forecasts walk forward along it. Then the services act,
+the same objects as live, every ten minutes on what was known at that time. Everything before the window is history.
 
-What-if of energy policies on a series of busy nodes. Strictly causal but for the oracle and foresight: forecasts walk
-forward, learning anew from what was before; the rule of CES is chosen at each midnight from the weeks before; a
-decision at the end of a step is in force from the next one on.
+On a series of busy nodes all is strictly causal but for the oracle and foresight: forecasts walk forward, learning anew
+from what was before; the rule of CES is chosen at each midnight from the weeks before; a decision at the end of a step
+is in force from the next one on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Data of the figures of a study, and their source.
 
-Published values of other clusters, for comparison. Sources, licences and definitions: ``data/README.md``.
+Values published of other clusters stand beside for comparison. Their sources, licences and definitions:
+``data/README.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Findings on who asks for what, who waits, what repeats, and how jobs end.
 
-Findings on how jobs end, with failures, time limits and requeues. A cancelled job is not counted as a failure, and
-neither is one that reached its time limit.
+A cancelled job is not counted as a failure, and neither is one that reached its time limit.
 """
 
 from __future__ import annotations

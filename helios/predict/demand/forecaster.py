@@ -2,13 +2,11 @@
 
 It is fitted once a day and used at every step.
 
-Baseline forecasts that need no model. Forecasts are compared with them, and they are used until the history is long
-enough.
+Baselines need no model. Forecasts are compared with them, and they are used until the history is long enough.
 
-Evaluation of demand forecasts against baselines without a model. Scores are SMAPE, MAE, and the pinball loss of a
-quantile (Koenker and Bassett 1978), each the mean over the steps of a window. Coverage is the share of steps in which
-the quantile was enough. One of two methods is called better only where the difference of their errors, day by day, is
-more than chance.
+Scores are SMAPE, MAE, and the pinball loss of a quantile (Koenker and Bassett 1978), each the mean over the steps of a
+window. Coverage is the share of steps in which the quantile was enough. One of two methods is called better only where
+the difference of their errors, day by day, is more than chance.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Usage and waits of jobs by user, account or partition, and the queue over time.
 
 Every figure is over the jobs submitted in the window.
-
-Reports of the queue at a moment and over time.
 """
 
 from __future__ import annotations

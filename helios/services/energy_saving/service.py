@@ -4,9 +4,7 @@ It decides for each pool how many nodes stay awake, and which.
 
 Source of the idea: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
 GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223. The rule, its daily tuning and the choice of nodes
-are Helios' own. The published rule is included as a baseline.
-
-Choice of the nodes to put to sleep or to wake. The number of nodes is decided before.
+are Helios' own. The published rule is included as a baseline. How many nodes sleep is decided first, and then which.
 """
 
 from __future__ import annotations

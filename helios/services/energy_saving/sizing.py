@@ -4,8 +4,6 @@ One kernel runs them all, the published rule and the idle timer included: nodes 
 sleep, beyond a dead band and after a hold-off, so that the level does not oscillate. The floor is the recent maximum,
 an upper quantile of future demand, or where use falls. More may be woken than are needed at the moment, because a node
 woken early costs less than a job that waits.
-
-Options of the energy-saving service (CES).
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 At each moment jobs end, then jobs arrive, then the scheduling passes that are due start jobs.
 
-Steps of a replay between decisions of a service. Where a step stops, jobs have ended and arrived, but the scheduling
-pass is left for the next step. So a service can read and decide between the two, as a policy inside the scheduler
-would. Services decide tens of thousands of times in a replay: all that happens from one decision to the next is one
-compiled call.
+Where a step between two decisions of a service stops, jobs have ended and arrived, but the scheduling pass is left for
+the next step. So a service can read and decide between the two, as a policy inside the scheduler would. Services decide
+tens of thousands of times in a replay: all that happens from one decision to the next is one compiled call.
 """
 
 from __future__ import annotations

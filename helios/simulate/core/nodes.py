@@ -5,10 +5,9 @@ nodes is kept as bits by rank, so that the best fit is the lowest bit of the low
 number ``node_set`` is that of power ``node_set // levels`` and level ``node_set % levels``, with ``levels`` one more
 than the GPUs of a node.
 
-Choice of the nodes for a job. Awake nodes go before waking ones before sleeping ones, and a large job takes whole nodes
-first. Among these the lowest weight goes first, and among nodes of equal weight the mode decides: ``packed``, the
-fullest node that still fits; ``spread``, the emptiest; ``random``, any that fits; ``weighted``, the first. The first
-node wins ties.
+For a job awake nodes go before waking ones before sleeping ones, and a large job takes whole nodes first. Among these
+the lowest weight goes first, and among nodes of equal weight the mode decides: ``packed``, the fullest node that still
+fits; ``spread``, the emptiest; ``random``, any that fits; ``weighted``, the first. The first node wins ties.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The clock goes by true ends, and backfill plans with expected ones.
 
-Heap of running jobs with the first to end on top. Both simulators keep one. Jobs that end at the same time are in the
-order of the workload.
+A heap has the first job to end on top. Both simulators keep one. Jobs that end at the same time are in the order of the
+workload.
 """
 
 from __future__ import annotations

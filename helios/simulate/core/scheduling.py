@@ -4,10 +4,10 @@ Each strategy is one function; a new one is added beside them. Within a pass the
 taken in order. So a size that could not be placed cannot be placed later in the pass, and it suffices to check the
 first job of each size.
 
-Queues of pending jobs, as treaps. A treap (Aragon and Seidel, "Randomized search trees", Algorithmica 16, 1996) inserts
-and removes jobs at any position in O(log n), whatever the order of arrival. With the smallest estimate of each subtree,
-it finds the first job in order that is short enough for a gap just as fast, so that EASY need not walk through a long
-queue. Ranks need not be known beforehand, so it also serves orders by predictions that are made in the timeline.
+A queue is a treap (Aragon and Seidel, "Randomized search trees", Algorithmica 16, 1996). It inserts and removes jobs at
+any position in O(log n), whatever the order of arrival. With the smallest estimate of each subtree, it finds the first
+job in order that is short enough for a gap just as fast, so that EASY need not walk through a long queue. Ranks need
+not be known beforehand, so it also serves orders by predictions that are made in the timeline.
 """
 
 from __future__ import annotations

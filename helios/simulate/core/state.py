@@ -3,8 +3,6 @@
 Everything that the compiled core reads or writes is here, so that it can stop at any moment, let Python read and
 decide, and be entered again. Tables are arrays of records: the fields of one job that are read together share a cache
 line, and a compiled function takes a handful of tables, which keeps compilation short.
-
-Workload and cluster shape of a replay.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ other nodes, and so on. To find when running jobs free enough, they are removed 
 group at a time: first those that end within 30 s of each other, then 60, 120, ... A planned start can therefore be
 later than necessary.
 
-Running jobs, by when their nodes are free and by expected end. The clock goes by the former, and backfill plans with
-the latter.
+Running jobs are kept by when their nodes are free, by which the clock goes, and by expected end, with which backfill
+plans.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The queue can be changed between the steps.
 
-Simulations that go on from the jobs of one moment. They are made many times with other run times, to see when a job
-starts. The tables are built once.
+To see when a job starts, it goes on from the jobs of one moment, many times with other run times. The tables are built
+once.
 """
 
 from __future__ import annotations

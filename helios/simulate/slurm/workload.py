@@ -1,7 +1,7 @@
 """Workload and state of a replay under Slurm's rules, in plain arrays.
 
-State of a replay under Slurm's rules, in plain arrays. So it can stop and go on at any moment. Times of events are in
-ms; what Slurm itself counts in whole seconds or minutes is kept in these (``*_s``, ``*_min``).
+It can stop and go on at any moment. Times of events are in ms; what Slurm itself counts in whole seconds or minutes is
+kept in these (``*_s``, ``*_min``).
 """
 
 from __future__ import annotations
