@@ -1,4 +1,4 @@
-"""Nodes of a partition, by power state and free GPUs, and their choice for a job.
+"""Nodes of a partition by power state and free GPUs, and their choice for jobs.
 
 For every partition, each of AWAKE, WAKING, ASLEEP and FALLING, and every number of free GPUs (level) the set of such
 nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices. The set of
