@@ -28,12 +28,12 @@ from benchmarks.replay import PLAIN_JOBS, a_cluster, a_trace, given, pending, pl
 from helios.app.history import ingest, load_history
 from helios.app.scenarios import Scenario
 from helios.app.whatif import WhatIfRequest, whatif
+from helios.choices import Policy, RunTimes
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.model import JOBS
 from helios.predict.duration import train
 from helios.simulate import Backfill
 from helios.simulate.ageing import first_in_first_out
-from helios.units import Policy, RunTimes
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183

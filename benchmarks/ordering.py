@@ -26,8 +26,8 @@ from benchmarks.draws import Window, day
 from helios.app.history import read_file
 from helios.app.order_check import live_scenario
 from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Scenario, read_options
+from helios.choices import Policy, RunTimes
 from helios.report.significance import Ratios, geometric_mean
-from helios.units import Policy, RunTimes
 
 VENUS = "helios_venus_mar-aug2020.csv.gz"
 VENUS_USERS = "helios_venus_users_may-jun2020.csv.gz"

@@ -65,6 +65,7 @@ from helios.app.scenarios import Scenario
 from helios.app.study import NodeRecords, study, study_levels
 from helios.app.trials import PackingCase, find_repeated
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
+from helios.choices import Policy
 from helios.config import Energy, Settings
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.ingest.node_series import read_partition_levels
@@ -75,7 +76,7 @@ from helios.model import JOBS, NODES
 from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
-from helios.units import HOUR_S, Policy, percent
+from helios.units import HOUR_S, percent
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183

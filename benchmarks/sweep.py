@@ -34,11 +34,11 @@ from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
 from helios.app.sweep import Engine, SweepPlan, cross_options, run_here, run_in_processes, run_on_this_machine, sweep
 from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
+from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.metrics.statistics import confidence_interval
 from helios.ports import ReplayPredictor
 from helios.predict.scores import spearman
 from helios.simulate import Backfill
-from helios.units import Policy, ResampledUnit, RunTimes
 
 TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
 SITES = 1_000

@@ -11,9 +11,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
+from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Snapshot
 from helios.model.pools import PoolAction, PoolSnapshot
-from helios.units import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 
 
 class RunTime(NamedTuple):

@@ -35,13 +35,13 @@ from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.app.whatif import refuse_reversed
+from helios.choices import Policy
 from helios.cli.options import AsJson, Format, IfOversized, Oversized, Since, Timezone, Until, moment
 from helios.cli.output import print_error, print_notes, progress_bars, show, show_json
 from helios.config import zone
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.ports import Progress, no_progress
 from helios.simulate import Backfill, Workload, replay
-from helios.units import Policy
 
 # The table that the artifact published, and the jobs and nodes that it was computed on.
 

@@ -28,6 +28,7 @@ import pandas as pd
 from helios.actions import Result
 from helios.app.live_cluster import LiveCluster, configured_services
 from helios.app.modes import PAUSE_FILE, Pause, current_modes, is_paused
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
     ActiveService,
@@ -43,7 +44,6 @@ from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUn
 from helios.model import Mode, Snapshot
 from helios.ports import Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
-from helios.units import Domain
 from helios.warehouse import Warehouse
 from helios.warehouse.jobs import LIVE_SOURCE
 

@@ -38,6 +38,7 @@ from helios.app.live_cluster import LiveCluster
 from helios.app.modes import RELEASED, RELEASED_FILE
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.changes import Key
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
     AppliedChanges,
@@ -64,7 +65,6 @@ from helios.model import APPLIED_NODE_CHANGES, CYCLES, PREDICTIONS, Mode, NodePo
 from helios.ports import NodeCluster
 from helios.services.registry import installed
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
-from helios.units import Domain
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import choose_resource, replay_cluster_for
 from helios.app.scenarios import ORDERS
+from helios.choices import Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
 from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
@@ -23,7 +24,7 @@ from helios.predict.demand.features import NEVER_S, state_of_jobs
 from helios.predict.demand.forecaster import JUDGED, judge, walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
-from helios.units import Policy, best_unit, in_number
+from helios.units import best_unit, in_number
 
 Seconds = NDArray[np.int64]
 

@@ -19,6 +19,7 @@ from helios.app.live_cluster import configured_services, preflight
 from helios.app.modes import current_modes, is_paused
 from helios.app.notify import channels, check_notify, try_servers
 from helios.app.predictions import UNTRUSTED
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import BreakerState, ControllerState, NodeControllerState
 from helios.control.state import UNREADABLE
@@ -27,7 +28,7 @@ from helios.model import CYCLES, Mode
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table
 from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
-from helios.units import Domain, in_number
+from helios.units import in_number
 from helios.warehouse import Warehouse, check_folder, sqlite_file
 
 OK, WARN, FAIL = FindingLevel.OK, FindingLevel.WARN, FindingLevel.FAIL

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from helios.app.controllers import JobController, NodeController
 from helios.app.history import LoadedHistory
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
@@ -38,7 +39,6 @@ from helios.ports import Progress, no_progress
 from helios.report.job import JobExplanation, StartForecast, places
 from helios.report.models import Explanation, PastJob, rests_on
 from helios.report.nodes import NodeExplanation, NodeStatus
-from helios.units import Domain
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while

@@ -26,6 +26,7 @@ from helios.app.whatif import (
     replay_scenario,
     train_predictor,
 )
+from helios.choices import Policy
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
 from helios.report.job import (
@@ -41,7 +42,7 @@ from helios.report.job import (
 from helios.report.whatif import scenario_label
 from helios.simulate import Backfill, JobTrace, Replay
 from helios.simulate.core.state import NEVER, NOBODY
-from helios.units import MINUTE_S, Policy, best_unit
+from helios.units import MINUTE_S, best_unit
 
 HOLDERS = 3
 CAUSES = tuple(Cause)

@@ -25,6 +25,7 @@ from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import POOL, replay_cluster_for
 from helios.app.study import study
 from helios.app.whatif import choose_window, refuse_reversed
+from helios.choices import ExportLayout
 from helios.errors import FileUnreadable, FileUnwritable, RiskTooHigh, UsageError
 from helios.ingest import helios_csv, swf
 from helios.ingest.lines import file_sha256
@@ -46,7 +47,7 @@ from helios.private_files import OWN, fsync_directory, make_folder, open_private
 from helios.report.history import describe
 from helios.report.study_text import Statement
 from helios.simulate import ORDERS
-from helios.units import DAY_S, HOUR_S, ExportLayout, duration_in_words, percent
+from helios.units import DAY_S, HOUR_S, duration_in_words, percent
 
 NAMES = {ExportLayout.PARQUET: "jobs.parquet", ExportLayout.HELIOS: "jobs.csv.gz", ExportLayout.SWF: "jobs.swf.gz"}
 ANONYMOUS = "anonymous"

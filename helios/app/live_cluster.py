@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.app.sync import AccountingSource
+from helios.choices import Domain
 from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, HeliosError, UsageError
 from helios.model.slurm_site import SlurmSite
@@ -30,7 +31,6 @@ from helios.slurm.jobs import has_soft_limits
 from helios.slurm.preflight import Check, PreflightFinding, controllers_time, hook_table_check, power_checks, run_checks
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
-from helios.units import Domain
 
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
 

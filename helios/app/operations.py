@@ -18,13 +18,13 @@ from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
 from helios.app.notify import Notices, channels, notices_in
 from helios.app.sync import SyncResult, sync_history
+from helios.choices import Domain
 from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
-from helios.units import Domain
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from helios.app.whatif import (
     replay_scenario,
     train_predictor,
 )
+from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.errors import HeliosError, UsageError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, ReplayPredictor, no_progress
@@ -37,7 +38,6 @@ from helios.predict.replay_predictor import UserLast
 from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
 from helios.report.significance import LEAST_WAIT_S, NOTICED_S, CheckedOrder, OrderCheck, Ratios
 from helios.simulate import Backfill, Replay
-from helios.units import Policy, ResampledUnit, RunTimes
 
 FEWEST_DRAWS = 2
 LARGE_GPUS = 8

@@ -22,12 +22,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for
+from helios.choices import ResampledUnit
 from helios.metrics.queue import DAY_S
 from helios.model import in_submission_order
 from helios.ports import RUN_TIME, ReplayPredictor
 from helios.predict.duration import DurationModel
 from helios.report.significance import FEWEST_WEEKS, WEEK_S
-from helios.units import ResampledUnit
 
 # A predictor for drawn weeks, which meets each job once, however often its week was drawn.
 #

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.choices import Policy, RunTimes
 from helios.errors import UsageError
 from helios.ports import HORIZON_S, RUN_TIME, Order
 from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import ORDERS as SIMPLE_ORDERS
 from helios.simulate import RESERVING, Ageing, Backfill, LongestWaits, WaitBound
-from helios.units import Policy, RunTimes, length
+from helios.units import length
 
 # Options of policies, in one table for sweep plans, keys of results and replays.
 #

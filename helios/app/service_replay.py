@@ -42,6 +42,7 @@ from helios.app.whatif import (
     train_predictor,
 )
 from helios.changes import to_job_actions, to_job_changes
+from helios.choices import Policy, RunTimes
 from helios.control.guards import ahead_of_others, beyond_share
 from helios.jit import cached_jit, inline_jit
 from helios.model import Snapshot
@@ -53,7 +54,6 @@ from helios.simulate.ageing import EVERY_S
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint
 from helios.simulate.snapshot import MomentRows, moment
-from helios.units import Policy, RunTimes
 
 # The cap on one user's share: the rule of a live cycle, over columns that change from moment to moment.
 

@@ -36,6 +36,7 @@ from helios.app.replay_cluster import parse_nodes
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import CONTROLS, Scenario, read_options, scenarios
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
+from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.config import zone
 from helios.dask_client import connect, refuse_other_releases, silence_logs
 from helios.errors import DaskUnavailable, FileUnreadable, HeliosError, NotEnoughHistory, UsageError
@@ -44,7 +45,7 @@ from helios.predict.duration import DurationModel
 from helios.report.significance import Differences, compare_repeats, whatif_figures
 from helios.report.sweep import Group, Sweep, SweepRow
 from helios.simulate import Backfill, Placement
-from helios.units import Policy, ResampledUnit, RunTimes, length
+from helios.units import length
 
 if TYPE_CHECKING:
     from distributed import Client

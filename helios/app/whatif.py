@@ -24,6 +24,7 @@ from helios.app.history import LoadedHistory
 from helios.app.own_order import LOOKS_BACK
 from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for
 from helios.app.scenarios import AGAIN_S, Scenario
+from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
 from helios.jit import Table, cached_jit, inline_jit, plain
 from helios.metrics.queue import summarize_queue, wait
@@ -37,7 +38,7 @@ from helios.simulate.core.events import run
 from helios.simulate.core.scheduling import first_up_to, push, remove
 from helios.simulate.core.state import NEVER, EngineState
 from helios.simulate.replay import LEAST_KEY, LONGEST_ESTIMATE_S, Carry, JobKeys
-from helios.units import DAY_S, Policy, RunTimes, best_unit, duration_in_words, in_number
+from helios.units import DAY_S, best_unit, duration_in_words, in_number
 
 PROBES_S = (1.0, 1e3, 1e7)
 """Run times at which an order must be a straight line, s."""

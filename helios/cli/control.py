@@ -20,13 +20,13 @@ from helios.app.controllers import JOBS_MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
 from helios.app.modes import PAUSE_FILE, current_modes, not_paused, pause, pause_here, resume, resume_here, set_mode
 from helios.app.operations import Operations
+from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import Mode
 from helios.services.registry import POOL_GROUP, domain_of, installed
-from helios.units import Domain
 from helios.warehouse import Warehouse
 
 MOST_LINES = 40

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from typer import Option
 
+from helios.choices import TraceFormat
 from helios.cli.output import print_message
 from helios.config import RENAMED_SERVICES, LoadedSettings, Settings, load_configuration, zone
 from helios.errors import UsageError
-from helios.units import TraceFormat, length
+from helios.units import length
 
 if TYPE_CHECKING:
     from helios.app.history import LoadedHistory

@@ -38,6 +38,7 @@ from helios.app.sweep import (
     sweep,
 )
 from helios.app.whatif import WhatIfRequest, whatif
+from helios.choices import Domain, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
@@ -71,7 +72,6 @@ from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
 from helios.services.qssf import Qssf
 from helios.services.registry import build, checked_options, domain_of
-from helios.units import Domain, Policy, ResampledUnit, RunTimes
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

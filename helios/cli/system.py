@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration, select_cluster
 from helios.cli.output import (
     print_message,
@@ -35,7 +36,6 @@ from helios.cli.output import (
 from helios.config import FILE_NAME, FILE_VARIABLE, SYSTEM_FOLDER, example_file, load_configuration, user_file
 from helios.errors import HeliosError, UsageError
 from helios.private_files import read_secret
-from helios.units import Domain
 
 if TYPE_CHECKING:
     from helios.config import Settings

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from typer import Argument, Option
 
+from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -28,7 +29,6 @@ from helios.cli.options import (
 from helios.cli.output import frame_table, print_message, print_notes, print_result, progress_bars, write_page
 from helios.config import without_password
 from helios.errors import HeliosError, UsageError
-from helios.units import ExportLayout
 
 if TYPE_CHECKING:
     from helios.warehouse import LoadReport

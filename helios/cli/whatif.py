@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from helios.choices import Backfill, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
     AsJson,
     Draws,
@@ -25,7 +26,6 @@ from helios.cli.options import (
 )
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
-from helios.units import Backfill, Policy, ResampledUnit, RunTimes
 
 if TYPE_CHECKING:
     from helios.model import SlurmSite

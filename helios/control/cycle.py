@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from helios.actions import Action, NodeOutcome, Outcome, Result
 from helios.changes import Change, Key, RequestedChanges
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control.guards import GuardResult, Preconditions, why_cut_short
 from helios.control.modes import ServiceMode
@@ -26,7 +27,6 @@ from helios.control.state import ControllerState, outcome_target
 from helios.errors import HeliosError, LeaseLost
 from helios.model import DECISIONS, FrameKind, Mode, Snapshot
 from helios.ports import Ledger, Service
-from helios.units import Domain
 
 READ_BACK = {Result.DONE, Result.UNCHANGED, Result.WOULD}
 NOT_WRITTEN = {Result.POSTPONED, Result.REFUSED}

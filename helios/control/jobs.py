@@ -12,6 +12,7 @@ from datetime import datetime
 
 from helios.actions import JobSetting, NodeOutcome, Outcome, Result, Revert
 from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions, to_job_changes
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control.cycle import (
     ROUNDS,
@@ -42,7 +43,6 @@ from helios.control.report import HELIOS, AuditEntry, CycleReport
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot
 from helios.ports import Cluster, Ledger
-from helios.units import Domain
 
 NOBODY = "it bears Helios' mark and nobody asks for it"
 OF_THE_HIDDEN = (

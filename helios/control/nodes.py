@@ -34,6 +34,7 @@ from helios.changes import (
     to_node_actions,
     to_node_changes,
 )
+from helios.choices import Domain
 from helios.config import Power, Settings
 from helios.control.cycle import (
     ROUNDS,
@@ -78,7 +79,7 @@ from helios.errors import HeliosError
 from helios.model import APPLIED_NODE_CHANGES, Mode, NodePower, PowerSettings, Snapshot
 from helios.model.nodes import expand
 from helios.ports import Ledger, NodeCluster
-from helios.units import Domain, count_in_words
+from helios.units import count_in_words
 
 WAKE_MARGIN_S = 60.0
 """Time after Slurm's own ResumeTimeout at which a wake counts as failed, s."""

@@ -20,11 +20,11 @@ from typing import Any, Literal, TextIO
 
 from helios.app.controller_state import DaemonOperations, hold_daemon_lock
 from helios.app.modes import PAUSE_FILE
+from helios.choices import Domain
 from helios.config import Settings, without_password
 from helios.daemon.health import AddressTaken, Health, HealthFile, Metrics, Server, TaskTimes
 from helios.daemon.tasks import TaskSchedule, TaskScheduler, task_error
 from helios.errors import ConfigurationInvalid
-from helios.units import Domain
 
 WRITER_S = 45.0
 """Longest wait for a running cycle at the end, s: one call to a slow controller (slurm.timeout_s) and a little."""

@@ -4,13 +4,13 @@ Rows that cannot be understood are returned beside the jobs, each with its line 
 history in some layouts and makes synthetic traces.
 """
 
+from helios.choices import TraceFormat
 from helios.ingest.helios_csv import write_helios_csv
 from helios.ingest.job_rows import RecordedMachine
 from helios.ingest.parquet import write_parquet
 from helios.ingest.reader import TraceFile, open_trace
 from helios.ingest.swf import write_swf
 from helios.ingest.synthetic import synthetic_nodes, synthetic_trace
-from helios.units import TraceFormat
 
 __all__ = [
     "RecordedMachine",

@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.choices import ResampledUnit
 from helios.metrics.queue import DAY_S, FEWEST_DAYS, SIZE_CLASSES, QueueSummary, size_class
 from helios.metrics.statistics import CONFIDENCE, confidence_interval, mean_interval
 from helios.model.frames import plain
 from helios.report.whatif import SAME_S, Run, WhatIf, by_user, noticed_s
-from helios.units import ResampledUnit, change, duration, duration_in_words, percent
+from helios.units import change, duration, duration_in_words, percent
 
 SMALL_PART = 0.02
 """Share of the time to completion below which waiting is called a small part of it."""

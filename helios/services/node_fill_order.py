@@ -15,9 +15,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import FillFirst
+from helios.choices import Domain
 from helios.model import NodePower, Snapshot
 from helios.model.nodes import expand
-from helios.units import Domain, count_in_words, rounded_duration
+from helios.units import count_in_words, rounded_duration
 
 OVERRUN = 0.3
 """Remaining time of a job past its expected end, as a share of its elapsed time."""

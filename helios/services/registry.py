@@ -19,10 +19,10 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from helios.choices import Domain
 from helios.config import RENAMED_SERVICES
 from helios.errors import ServiceInvalid, ServiceUnknown
 from helios.ports import PoolService, Service
-from helios.units import Domain
 
 GROUP = "helios.services"
 POOL_GROUP = "helios.pool_services"

@@ -75,6 +75,7 @@ Applying changes
 The compiled core (:mod:`helios.simulate.core.events`) keeps its state in plain arrays and can stop before any moment.
 """
 
+from helios.choices import Backfill
 from helios.errors import JobLargerThanPartition, PartitionUnknown
 from helios.simulate.ageing import ORDERS, Ageing, LongestWaits, WaitBound
 from helios.simulate.cluster import SimCluster
@@ -82,7 +83,6 @@ from helios.simulate.cluster_nodes import NodeHolding, NodeTally, Sleep
 from helios.simulate.core.state import ClusterShape, Workload
 from helios.simulate.replay import RESERVING, JobTrace, Placement, Replay, Reservation, replay
 from helios.simulate.snapshot import Predictions
-from helios.units import Backfill
 
 __all__ = [
     "ORDERS",

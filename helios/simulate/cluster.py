@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from helios.actions import FillFirst, JobSetting, NodeAction, NodeOutcome, Outcome, Result
 from helios.changes import TOO_LONG, SettingChange, ValueMapping
+from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
 from helios.simulate.cluster_nodes import NodeActions, NodeTally, Sleep, node_holding, node_tally
@@ -41,7 +42,6 @@ from helios.simulate.core.state import NEVER, ClusterShape, EngineState, Workloa
 from helios.simulate.replay import LONGEST_ESTIMATE_S, MODES, PLACES, Placement
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
 from helios.simulate.snapshot import Frames, Jobs, OwnColumns, encode, shown_priority, times
-from helios.units import Backfill
 
 
 class SimCluster(SimulatedCluster):

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.jit import entry_point, kernel
 from helios.model import STEP_S
@@ -46,7 +47,6 @@ from helios.simulate.core.state import (
     new_state,
     refuse_misfits,
 )
-from helios.units import Backfill
 
 NOTE = np.dtype(
     [

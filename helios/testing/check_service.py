@@ -36,6 +36,7 @@ from helios.actions import (
     RevertNodes,
     SoftLimit,
 )
+from helios.choices import Domain
 from helios.model import NODE_STATES, QUEUE, STEP_S, NodePower, Snapshot
 from helios.ports import Service
 from helios.services.registry import find_flaws, make_service
@@ -49,7 +50,6 @@ from helios.testing.builders import (
     a_snapshot,
     power_settings,
 )
-from helios.units import Domain
 
 # Services that act on nodes: the snapshots that they are called with, and the checks of their answers.
 

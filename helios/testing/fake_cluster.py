@@ -18,11 +18,11 @@ import pandas as pd
 from helios import ownership
 from helios.actions import JobAction, JobSetting, Outcome, Result
 from helios.changes import GONE, ChangeContext, SettingChange, check_change, setting_changes, slurm_value_mapping
+from helios.choices import Domain
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, Snapshot
 from helios.ports import LONGEST_LEASE
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
-from helios.units import Domain
 
 UNPROVED = "it bears Helios' mark, and no record says that Helios wrote it"
 

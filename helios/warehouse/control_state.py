@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import sqlalchemy as sa
 
+from helios.choices import Domain
 from helios.errors import LeaseLost, NoSuchCluster
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES
 from helios.ports import LONGEST_LEASE
-from helios.units import Domain
 from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk, cluster_id_for_loading, find_cluster_id, frame_of, stored_frame, stored_time
 from helios.warehouse.engine import reading, writing

@@ -25,9 +25,9 @@ import platformdirs
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
+from helios.choices import Domain
 from helios.errors import UsageError, WarehouseUnavailable
 from helios.private_files import make_folder, open_private, restrict_access
-from helios.units import Domain
 
 YOUNGEST_DELETED = timedelta(days=7)
 """No daemon can delete younger rows of the audit log, whatever its configuration says."""

@@ -11,9 +11,9 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from helios import model
+from helios.choices import Domain
 from helios.errors import FrameInvalid, SchemaOutdated, UsageError
 from helios.model import TIME, Batch, FrameKind
-from helios.units import Domain
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse import migrate, schema
 from helios.warehouse.bulk import (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helios.choices import Domain
 from helios.ingest import synthetic_trace, write_helios_csv
-from helios.units import Domain
 from helios.warehouse import Warehouse
 from tests.story.shell import Helios, shell
 

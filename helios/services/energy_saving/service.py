@@ -23,6 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
+from helios.choices import Domain
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pool_names
 from helios.services.energy_saving.sizing import CesOptions, PublishedRule
 from helios.services.energy_saving.tuning import (
@@ -36,7 +37,7 @@ from helios.services.energy_saving.tuning import (
     published_rule,
     training_days,
 )
-from helios.units import Domain, count_in_words, rounded_duration
+from helios.units import count_in_words, rounded_duration
 
 _LATEST = datetime.max.replace(tzinfo=UTC)
 

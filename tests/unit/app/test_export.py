@@ -19,11 +19,11 @@ from helios.app.export import COARSER_S, ExportRequest, compare_exports, export_
 from helios.app.history import LoadedHistory, ingest, load_history, read_file
 from helios.app.replay_cluster import replay_cluster_for
 from helios.app.study import study
+from helios.choices import ExportLayout
 from helios.errors import FileUnreadable, FileUnwritable, NotEnoughHistory, RiskTooHigh, UsageError
 from helios.ingest import synthetic_trace
 from helios.report.history import describe
 from helios.simulate import ORDERS
-from helios.units import ExportLayout
 from tests.builders import a_job, jobs_frame
 from tests.traces import TRACES, needs_traces
 

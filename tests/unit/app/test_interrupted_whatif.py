@@ -9,8 +9,8 @@ import pytest
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import scenarios
 from helios.app.whatif import WhatIfRequest, whatif
+from helios.choices import Backfill, Policy
 from helios.ingest import synthetic_trace
-from helios.units import Backfill, Policy
 
 PLANS = scenarios(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.NONE, Backfill.EASY])
 

@@ -9,12 +9,12 @@ import pytest
 
 from helios.app.replay_cluster import replay_cluster_for
 from helios.app.whatif import InsidePredictor
+from helios.choices import Backfill
 from helios.ingest import synthetic_trace
 from helios.ports import RUN_TIME
 from helios.predict.duration import FEWEST_JOBS
 from helios.services.qssf import divide_large_jobs, shortest_service_first
 from helios.simulate import ORDERS, Ageing, Replay, WaitBound, replay
-from helios.units import Backfill
 
 
 def replays(
