@@ -279,23 +279,6 @@ def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
     return CYCLES.conform(pd.DataFrame([row]))
 
 
-def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
-    """Grant the daemons' roles their privileges.
-
-    See :meth:`helios.warehouse.Warehouse.grant`.
-    """
-    on_nodes = sorted(name for name, offered in installed().items() if offered.domain is Domain.NODES)
-    with Warehouse.open(settings.database.url) as warehouse:
-        warehouse.grant(
-            jobs=jobs,
-            nodes=nodes,
-            reader=reader,
-            node_services=on_nodes,
-            node_memories=[NODES_MEMORY],
-            common_memories=[modes.PAUSED, modes.RELEASED, RELEASED],
-        )
-
-
 NODES_MEMORY = "nodes"
 RELEASED = "released_nodes"
 """Name of the warehouse's note that a release reverted node changes that are still recorded as applied."""
@@ -596,3 +579,20 @@ def count_states(report: NodeCycleReport) -> dict[str, int]:
         NodePower.FALLING_ASLEEP.value: sums["falling_asleep"],
         NodePower.WAKING.value: sums["waking"],
     }
+
+
+def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
+    """Grant the daemons' roles their privileges.
+
+    See :meth:`helios.warehouse.Warehouse.grant`.
+    """
+    on_nodes = sorted(name for name, offered in installed().items() if offered.domain is Domain.NODES)
+    with Warehouse.open(settings.database.url) as warehouse:
+        warehouse.grant(
+            jobs=jobs,
+            nodes=nodes,
+            reader=reader,
+            node_services=on_nodes,
+            node_memories=[NODES_MEMORY],
+            common_memories=[modes.PAUSED, modes.RELEASED, RELEASED],
+        )

@@ -42,6 +42,319 @@ from helios.simulate.slurm.cluster import SimulatedSlurm
 from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload
 from helios.units import best_unit, in_number
 
+# The textbook control: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
+
+POOL = "all"
+
+
+def capacity(site: SlurmSite, resource: str) -> int:
+    """Return the GPUs or CPUs of a site."""
+    return sum(len(group.names) * _each(group, resource) for group in site.nodes)
+
+
+def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time_limit_s: int) -> NDArray[np.float64]:
+    """Replay jobs under FIFO and EASY backfill on one pool of nodes.
+
+    Only jobs that hold some of ``resource`` are replayed. Partitions, priorities, types and shares of a node by CPUs
+    and memory are ignored: that makes it the naive control.
+
+    Returns
+    -------
+    array of shape (n_jobs,)
+        Start of each job, s since the epoch; of jobs that hold nothing of it, or are larger than the pool, the time
+        they could start.
+    """
+    workload, shape = jobs.workload, job_pools(site, resource)
+    eligible_s, size = workload.column("eligible_s"), workload.column(resource)
+    started_s = eligible_s.copy()
+    chosen = np.flatnonzero((size > 0) & (size <= shape.total_gpus))
+    if not len(chosen):
+        return started_s
+    # Whole seconds, in the order in which jobs could start: the textbook algorithm knows no other times.
+    chosen = chosen[np.lexsort((chosen, eligible_s[chosen]))]
+    limit_s = workload.column("time_limit_s")[chosen]
+    result = replay(
+        Workload(
+            job_id=np.array([f"{place:012d}" for place in range(len(chosen))], dtype=object),
+            submitted_s=np.rint(eligible_s[chosen]).astype(np.int64),
+            run_time_s=np.rint(workload.run_time_s[chosen]).astype(np.int64),
+            gpus=size[chosen].astype(np.int32),
+            partition=np.zeros(len(chosen), dtype=np.int32),
+        ),
+        shape,
+        backfill=Backfill.EASY,
+        order=first_in_first_out,
+        estimate_s=np.where(limit_s > 0, limit_s, default_time_limit_s).astype(np.int64),
+    )
+    started_s[chosen] = result.started_s
+    return started_s
+
+
+def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
+    """Return one partition with all GPUs or CPUs.
+
+    All its nodes are as large as the site's largest.
+    """
+    largest = max((_each(group, resource) for group in site.nodes), default=1) or 1
+    return ClusterShape(
+        partitions=(POOL,),
+        nodes=np.array([max(1, -(-capacity(site, resource) // largest))], dtype=np.int32),
+        gpus_per_node=np.array([largest], dtype=np.int32),
+    )
+
+
+def _each(group: NodeGroup, resource: str) -> int:
+    return sum(group.gpus.values()) if resource == "gpus" else group.cpus
+
+
+# Helios' order as a site's Slurm would get it: a SiteFactor from the prediction at submission, as the hook sets it.
+
+_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
+"""An arbitrary moment, at which a service is called for jobs that have not waited yet."""
+
+
+def _predicted(
+    predictor: InWorkloadOrder, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
+) -> NDArray[np.float64]:
+    """Return each job's predicted median at its submission, s.
+
+    Submissions and ends are replayed in the order of time.
+    """
+    second, last = np.floor(submitted_s).astype(np.int64), np.ceil(ended_s).astype(np.int64)
+    by_submission, by_end = (np.lexsort((predictor.place, at_s)) for at_s in (second, last))
+    p50_s, n_reported = np.empty(len(second)), 0
+    groups = np.split(by_submission, np.flatnonzero(np.diff(second[by_submission])) + 1)
+    for number, jobs in enumerate(groups):
+        now_s = int(second[jobs[0]])
+        upto = int(np.searchsorted(last[by_end], now_s, side="left"))
+        if upto > n_reported:
+            predictor.ended(by_end[n_reported:upto], last[by_end[n_reported:upto]])
+            n_reported = upto
+        p50_s[jobs] = predictor.submitted(jobs, now_s)[:, 1]
+        if number % 1_000 == 0:
+            progress("Predicting each job at its submission", number / len(groups))
+    progress("Predicting each job at its submission", 1.0)
+    return p50_s
+
+
+def _requested(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the urgency that the service requests for each job at submission.
+
+    0 where it names none.
+    """
+    now = np.datetime64(_SUBMITTED.replace(tzinfo=None), "us")
+    columns: dict[str, NDArray[Any]] = {
+        "eligible_at": np.full(len(p50_s), now),
+        "p50_s": p50_s,
+        "p10_s": p50_s,
+        "p90_s": p50_s,
+        "truncated_mean_s": np.minimum(p50_s, HORIZON_S),
+        "submitted_at": np.full(len(p50_s), now),
+        "gpus": gpus.astype(np.int32),
+        "urgency": np.zeros(len(p50_s)),
+        "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
+        "longest_own_wait_s": np.full(len(p50_s), np.nan),
+        "size_orders": np.zeros(len(p50_s), dtype=np.bool_),
+    }
+    return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
+
+
+TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
+AT_ONCE = "Everybody at once, in order of submission"
+TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmWhatIfRequest:
+    """What to replay under Slurm's own rules.
+
+    Attributes
+    ----------
+    site : SlurmSite
+        As it is set up today.
+    otherwise : SlurmSite, optional
+        With other settings. None where it was not requested.
+    changed : str
+        The other settings, for a person.
+    since, until : datetime, optional
+        Jobs submitted in [since, until) are counted; the predictor learns from earlier ones.
+    warm_up : timedelta
+        Stretch before ``since`` that is replayed too, but not counted.
+    site_factor_most : int
+        Bound of the SiteFactor that Helios sets (``slurm.site_factor_most``).
+    most_of_one_user : float
+        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
+    default_time_limit_s : int
+        Limit of jobs that have none, for the textbook control.
+    """
+
+    site: SlurmSite
+    otherwise: SlurmSite | None = None
+    changed: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    warm_up: timedelta = timedelta(0)
+    site_factor_most: int = 10_000
+    most_of_one_user: float = 1.0
+    default_time_limit_s: int = 7 * 86_400
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_reversed(self.since, self.until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmWhatIfResult:
+    """The replays, and how faithful they are where starts were recorded.
+
+    Attributes
+    ----------
+    whatif : WhatIf
+    fidelity : tuple of Fidelity
+        The replay of today's setup first, then controls; empty where too few starts were recorded.
+    """
+
+    whatif: WhatIf
+    fidelity: tuple[Fidelity, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain values."""
+        return self.whatif.to_json() | {"fidelity": [row.to_json() for row in self.fidelity]}
+
+
+def slurm_whatif(
+    history: LoadedHistory,
+    request: SlurmWhatIfRequest,
+    *,
+    services: Mapping[str, Service] | None = None,
+    progress: Progress = no_progress,
+) -> SlurmWhatIfResult:
+    """Replay a window of history under the site's own Slurm.
+
+    It is replayed as the site is set up, with Helios' order, with the services, with other settings, and under the
+    textbook control. Waits are counted from the time a job could start (its begin time, or when its dependencies were
+    met).
+
+    Parameters
+    ----------
+    services : mapping of str to Service, optional
+        Services by name that act together in a replay of their own, in cycles as they would live. None where there is
+        none.
+
+    Raises
+    ------
+    NotEnoughHistory
+        No job in the window can be replayed.
+    JobLargerThanPartition
+        A job does not fit the site as described.
+    """
+    site = request.site
+    window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
+    before = replace(history, jobs=window.before)
+    jobs = slurm_jobs(window.jobs, site)
+    workload, eligible_s = jobs.workload, jobs.workload.column("eligible_s")
+    resource = "gpus" if bool((workload.column("gpus") > 0).any()) else "cpus"
+    counted = (jobs.jobs["submitted_at"] >= window.since).to_numpy() & (workload.column(resource) > 0)
+    if not counted.any():
+        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
+    users = jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted]
+
+    def replayed(name: str, site: SlurmSite, *, site_factor: NDArray[np.int64] | None = None) -> SlurmReplay:
+        progress(f"Replaying {name}", 0.0)
+        result = replay_slurm(workload, site, site_factor=site_factor)
+        progress(f"Replaying {name}", 1.0)
+        return result
+
+    def measured(
+        started_s: NDArray[np.float64],
+        ended_s: NDArray[np.float64],
+        *,
+        site: SlurmSite = site,
+        backfill: str = "none",
+        **about: Any,
+    ) -> Run:
+        """Measure the counted jobs of a replay, in whole seconds."""
+        submitted, started, ended = (
+            np.rint(times[counted]).astype(np.int64) for times in (eligible_s, started_s, ended_s)
+        )
+        return measured_run(
+            submitted_s=submitted,
+            started_s=started,
+            ended_s=ended,
+            run_time_s=ended - started,
+            gpus=workload.column(resource)[counted].astype(np.int32),
+            users=users,
+            total_gpus=capacity(site, resource),
+            backfill=backfill,
+            unit=best_unit(resource),
+            **about,
+        )
+
+    today = replayed("Slurm as it is set up", site)
+    predictor = InWorkloadOrder(jobs.jobs, history=before, seed=request.seed, progress=progress)
+    p50_s = _predicted(predictor, workload.submitted_s, today.ended_s, progress)
+    urgency = _requested(Qssf(Qssf.Options()), p50_s, workload.column("gpus"))
+    factors = np.array([site_factor(change, most=request.site_factor_most) for change in urgency], dtype=np.int64)
+    said = [
+        f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "
+        "while it waits.",
+        *describe_sources(predictor.online),
+    ]
+    ordered = replayed("Slurm, ordered by QSSF", site, site_factor=factors)
+    textbook_s = pooled_easy(jobs, site, resource=resource, default_time_limit_s=request.default_time_limit_s)
+    runs = [
+        measured(today.started_s, today.ended_s, policy=TODAY),
+        measured(ordered.started_s, ordered.ended_s, policy=WITH_QSSF, run_times="predicted"),
+    ]
+    if services:
+        acted = simulate_services_on_slurm(
+            jobs,
+            site,
+            services,
+            history=before,
+            most=request.site_factor_most,
+            most_of_one_user=request.most_of_one_user,
+            seed=request.seed,
+            progress=progress,
+        )
+        title = f"{' + '.join(services)}, in cycles"
+        runs.append(measured(acted.replay.started_s, acted.replay.ended_s, policy=title))
+        said += acted.notes
+    if request.otherwise is not None:
+        changed = replayed("other settings", request.otherwise)
+        runs.append(measured(changed.started_s, changed.ended_s, site=request.otherwise, policy=OTHERWISE))
+    textbook_ended_s = textbook_s + workload.run_time_s
+    runs.append(measured(textbook_s, textbook_ended_s, policy=TEXTBOOK, estimates="limit", backfill="easy"))
+    pool, submitted = job_pools(site, resource), jobs.jobs["submitted_at"][counted]
+    n_nodes, each = int(pool.nodes[0]), int(pool.gpus_per_node[0])
+    notes = [
+        *history.notes,
+        *(f"The site's files: {note}" for note in site.notes),
+        *jobs.notes,
+        *said,
+        f"{TEXTBOOK_NAME}: {n_nodes} nodes of {each}, whatever the partition.",
+        *([f"Other settings: {request.changed}."] if request.changed else []),
+        *([] if request.warm_up else [STARTS_EMPTY]),
+    ]
+    whatif = WhatIf(
+        cluster=history.cluster,
+        partitions={", ".join(partition.name for partition in site.partitions): n_nodes},
+        gpus_per_node=each,
+        resource=resource,
+        window=(submitted.min().to_pydatetime(), submitted.max().to_pydatetime()),
+        runs=tuple(runs),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    recorded_s = seconds_of(jobs.jobs["started_at"])
+    known = counted & ~np.isnan(recorded_s)
+    replays = {"Slurm as it is set up": today.started_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
+    scores = (
+        fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])
+        for name, replayed_s in replays.items()
+    )
+    return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(scores) if known.sum() >= FEWEST_JOBS else ())
+
+
 Ints = NDArray[np.int64]
 
 
@@ -377,316 +690,3 @@ def _outcome_in_words(active: ReplayedService) -> str:
         first = "; ".join(f"{problem} ({times:,} times)" for problem, times in islice(active.problems.items(), 3))
         text += f" It raised {first}{', and was suspended' if active.suspended else ''}."
     return text
-
-
-# The textbook control: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
-
-POOL = "all"
-
-
-def capacity(site: SlurmSite, resource: str) -> int:
-    """Return the GPUs or CPUs of a site."""
-    return sum(len(group.names) * _each(group, resource) for group in site.nodes)
-
-
-def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time_limit_s: int) -> NDArray[np.float64]:
-    """Replay jobs under FIFO and EASY backfill on one pool of nodes.
-
-    Only jobs that hold some of ``resource`` are replayed. Partitions, priorities, types and shares of a node by CPUs
-    and memory are ignored: that makes it the naive control.
-
-    Returns
-    -------
-    array of shape (n_jobs,)
-        Start of each job, s since the epoch; of jobs that hold nothing of it, or are larger than the pool, the time
-        they could start.
-    """
-    workload, shape = jobs.workload, job_pools(site, resource)
-    eligible_s, size = workload.column("eligible_s"), workload.column(resource)
-    started_s = eligible_s.copy()
-    chosen = np.flatnonzero((size > 0) & (size <= shape.total_gpus))
-    if not len(chosen):
-        return started_s
-    # Whole seconds, in the order in which jobs could start: the textbook algorithm knows no other times.
-    chosen = chosen[np.lexsort((chosen, eligible_s[chosen]))]
-    limit_s = workload.column("time_limit_s")[chosen]
-    result = replay(
-        Workload(
-            job_id=np.array([f"{place:012d}" for place in range(len(chosen))], dtype=object),
-            submitted_s=np.rint(eligible_s[chosen]).astype(np.int64),
-            run_time_s=np.rint(workload.run_time_s[chosen]).astype(np.int64),
-            gpus=size[chosen].astype(np.int32),
-            partition=np.zeros(len(chosen), dtype=np.int32),
-        ),
-        shape,
-        backfill=Backfill.EASY,
-        order=first_in_first_out,
-        estimate_s=np.where(limit_s > 0, limit_s, default_time_limit_s).astype(np.int64),
-    )
-    started_s[chosen] = result.started_s
-    return started_s
-
-
-def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
-    """Return one partition with all GPUs or CPUs.
-
-    All its nodes are as large as the site's largest.
-    """
-    largest = max((_each(group, resource) for group in site.nodes), default=1) or 1
-    return ClusterShape(
-        partitions=(POOL,),
-        nodes=np.array([max(1, -(-capacity(site, resource) // largest))], dtype=np.int32),
-        gpus_per_node=np.array([largest], dtype=np.int32),
-    )
-
-
-def _each(group: NodeGroup, resource: str) -> int:
-    return sum(group.gpus.values()) if resource == "gpus" else group.cpus
-
-
-# Helios' order as a site's Slurm would get it: a SiteFactor from the prediction at submission, as the hook sets it.
-
-_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
-"""An arbitrary moment, at which a service is called for jobs that have not waited yet."""
-
-
-def _predicted(
-    predictor: InWorkloadOrder, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
-) -> NDArray[np.float64]:
-    """Return each job's predicted median at its submission, s.
-
-    Submissions and ends are replayed in the order of time.
-    """
-    second, last = np.floor(submitted_s).astype(np.int64), np.ceil(ended_s).astype(np.int64)
-    by_submission, by_end = (np.lexsort((predictor.place, at_s)) for at_s in (second, last))
-    p50_s, n_reported = np.empty(len(second)), 0
-    groups = np.split(by_submission, np.flatnonzero(np.diff(second[by_submission])) + 1)
-    for number, jobs in enumerate(groups):
-        now_s = int(second[jobs[0]])
-        upto = int(np.searchsorted(last[by_end], now_s, side="left"))
-        if upto > n_reported:
-            predictor.ended(by_end[n_reported:upto], last[by_end[n_reported:upto]])
-            n_reported = upto
-        p50_s[jobs] = predictor.submitted(jobs, now_s)[:, 1]
-        if number % 1_000 == 0:
-            progress("Predicting each job at its submission", number / len(groups))
-    progress("Predicting each job at its submission", 1.0)
-    return p50_s
-
-
-def _requested(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the urgency that the service requests for each job at submission.
-
-    0 where it names none.
-    """
-    now = np.datetime64(_SUBMITTED.replace(tzinfo=None), "us")
-    columns: dict[str, NDArray[Any]] = {
-        "eligible_at": np.full(len(p50_s), now),
-        "p50_s": p50_s,
-        "p10_s": p50_s,
-        "p90_s": p50_s,
-        "truncated_mean_s": np.minimum(p50_s, HORIZON_S),
-        "submitted_at": np.full(len(p50_s), now),
-        "gpus": gpus.astype(np.int32),
-        "urgency": np.zeros(len(p50_s)),
-        "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
-        "longest_own_wait_s": np.full(len(p50_s), np.nan),
-        "size_orders": np.zeros(len(p50_s), dtype=np.bool_),
-    }
-    return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
-
-
-TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
-AT_ONCE = "Everybody at once, in order of submission"
-TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmWhatIfRequest:
-    """What to replay under Slurm's own rules.
-
-    Attributes
-    ----------
-    site : SlurmSite
-        As it is set up today.
-    otherwise : SlurmSite, optional
-        With other settings. None where it was not requested.
-    changed : str
-        The other settings, for a person.
-    since, until : datetime, optional
-        Jobs submitted in [since, until) are counted; the predictor learns from earlier ones.
-    warm_up : timedelta
-        Stretch before ``since`` that is replayed too, but not counted.
-    site_factor_most : int
-        Bound of the SiteFactor that Helios sets (``slurm.site_factor_most``).
-    most_of_one_user : float
-        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
-    default_time_limit_s : int
-        Limit of jobs that have none, for the textbook control.
-    """
-
-    site: SlurmSite
-    otherwise: SlurmSite | None = None
-    changed: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-    warm_up: timedelta = timedelta(0)
-    site_factor_most: int = 10_000
-    most_of_one_user: float = 1.0
-    default_time_limit_s: int = 7 * 86_400
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        refuse_reversed(self.since, self.until)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmWhatIfResult:
-    """The replays, and how faithful they are where starts were recorded.
-
-    Attributes
-    ----------
-    whatif : WhatIf
-    fidelity : tuple of Fidelity
-        The replay of today's setup first, then controls; empty where too few starts were recorded.
-    """
-
-    whatif: WhatIf
-    fidelity: tuple[Fidelity, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the answer as plain values."""
-        return self.whatif.to_json() | {"fidelity": [row.to_json() for row in self.fidelity]}
-
-
-def slurm_whatif(
-    history: LoadedHistory,
-    request: SlurmWhatIfRequest,
-    *,
-    services: Mapping[str, Service] | None = None,
-    progress: Progress = no_progress,
-) -> SlurmWhatIfResult:
-    """Replay a window of history under the site's own Slurm.
-
-    It is replayed as the site is set up, with Helios' order, with the services, with other settings, and under the
-    textbook control. Waits are counted from the time a job could start (its begin time, or when its dependencies were
-    met).
-
-    Parameters
-    ----------
-    services : mapping of str to Service, optional
-        Services by name that act together in a replay of their own, in cycles as they would live. None where there is
-        none.
-
-    Raises
-    ------
-    NotEnoughHistory
-        No job in the window can be replayed.
-    JobLargerThanPartition
-        A job does not fit the site as described.
-    """
-    site = request.site
-    window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
-    before = replace(history, jobs=window.before)
-    jobs = slurm_jobs(window.jobs, site)
-    workload, eligible_s = jobs.workload, jobs.workload.column("eligible_s")
-    resource = "gpus" if bool((workload.column("gpus") > 0).any()) else "cpus"
-    counted = (jobs.jobs["submitted_at"] >= window.since).to_numpy() & (workload.column(resource) > 0)
-    if not counted.any():
-        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
-    users = jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted]
-
-    def replayed(name: str, site: SlurmSite, *, site_factor: NDArray[np.int64] | None = None) -> SlurmReplay:
-        progress(f"Replaying {name}", 0.0)
-        result = replay_slurm(workload, site, site_factor=site_factor)
-        progress(f"Replaying {name}", 1.0)
-        return result
-
-    def measured(
-        started_s: NDArray[np.float64],
-        ended_s: NDArray[np.float64],
-        *,
-        site: SlurmSite = site,
-        backfill: str = "none",
-        **about: Any,
-    ) -> Run:
-        """Measure the counted jobs of a replay, in whole seconds."""
-        submitted, started, ended = (
-            np.rint(times[counted]).astype(np.int64) for times in (eligible_s, started_s, ended_s)
-        )
-        return measured_run(
-            submitted_s=submitted,
-            started_s=started,
-            ended_s=ended,
-            run_time_s=ended - started,
-            gpus=workload.column(resource)[counted].astype(np.int32),
-            users=users,
-            total_gpus=capacity(site, resource),
-            backfill=backfill,
-            unit=best_unit(resource),
-            **about,
-        )
-
-    today = replayed("Slurm as it is set up", site)
-    predictor = InWorkloadOrder(jobs.jobs, history=before, seed=request.seed, progress=progress)
-    p50_s = _predicted(predictor, workload.submitted_s, today.ended_s, progress)
-    urgency = _requested(Qssf(Qssf.Options()), p50_s, workload.column("gpus"))
-    factors = np.array([site_factor(change, most=request.site_factor_most) for change in urgency], dtype=np.int64)
-    said = [
-        f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "
-        "while it waits.",
-        *describe_sources(predictor.online),
-    ]
-    ordered = replayed("Slurm, ordered by QSSF", site, site_factor=factors)
-    textbook_s = pooled_easy(jobs, site, resource=resource, default_time_limit_s=request.default_time_limit_s)
-    runs = [
-        measured(today.started_s, today.ended_s, policy=TODAY),
-        measured(ordered.started_s, ordered.ended_s, policy=WITH_QSSF, run_times="predicted"),
-    ]
-    if services:
-        acted = simulate_services_on_slurm(
-            jobs,
-            site,
-            services,
-            history=before,
-            most=request.site_factor_most,
-            most_of_one_user=request.most_of_one_user,
-            seed=request.seed,
-            progress=progress,
-        )
-        title = f"{' + '.join(services)}, in cycles"
-        runs.append(measured(acted.replay.started_s, acted.replay.ended_s, policy=title))
-        said += acted.notes
-    if request.otherwise is not None:
-        changed = replayed("other settings", request.otherwise)
-        runs.append(measured(changed.started_s, changed.ended_s, site=request.otherwise, policy=OTHERWISE))
-    textbook_ended_s = textbook_s + workload.run_time_s
-    runs.append(measured(textbook_s, textbook_ended_s, policy=TEXTBOOK, estimates="limit", backfill="easy"))
-    pool, submitted = job_pools(site, resource), jobs.jobs["submitted_at"][counted]
-    n_nodes, each = int(pool.nodes[0]), int(pool.gpus_per_node[0])
-    notes = [
-        *history.notes,
-        *(f"The site's files: {note}" for note in site.notes),
-        *jobs.notes,
-        *said,
-        f"{TEXTBOOK_NAME}: {n_nodes} nodes of {each}, whatever the partition.",
-        *([f"Other settings: {request.changed}."] if request.changed else []),
-        *([] if request.warm_up else [STARTS_EMPTY]),
-    ]
-    whatif = WhatIf(
-        cluster=history.cluster,
-        partitions={", ".join(partition.name for partition in site.partitions): n_nodes},
-        gpus_per_node=each,
-        resource=resource,
-        window=(submitted.min().to_pydatetime(), submitted.max().to_pydatetime()),
-        runs=tuple(runs),
-        notes=tuple(dict.fromkeys(notes)),
-    )
-    recorded_s = seconds_of(jobs.jobs["started_at"])
-    known = counted & ~np.isnan(recorded_s)
-    replays = {"Slurm as it is set up": today.started_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
-    scores = (
-        fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])
-        for name, replayed_s in replays.items()
-    )
-    return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(scores) if known.sum() >= FEWEST_JOBS else ())

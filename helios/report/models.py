@@ -22,6 +22,330 @@ if TYPE_CHECKING:
     from helios.predict.explain import Explained, RecentInGroup
 
 
+PROMOTED = "*"
+NAMES = {"model": "new model", "active": "active model", "user_last": "user's last ended job"}
+SHOWN_FEATURES = 10
+TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
+STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
+
+
+def models_table(
+    models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], *, drift: str | None, width: int
+) -> RenderableType:
+    """List the models of a cluster, newest first.
+
+    With the figures of their backtests, and below them the last decision.
+
+    Parameters
+    ----------
+    models, decisions : sequences of mappings
+        As :func:`helios.app.model_registry.list_models` and :func:`helios.app.model_registry.describe_decisions` give
+        them.
+    drift : str, optional
+        What the last night measured.
+    width : int
+        Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
+    """
+    if not models:
+        return "No model yet: helios model train"
+    table = plain_table("", "Model", "Jobs", "Rank", "Error", "Shrinkage", "p10-p90", right_from=2)
+    wide = width >= WIDE
+    for name in ("Learned until", "First job", "Trained at") if wide else ():
+        table.add_column(name, justify="right")
+    for model in models:
+        scores = model["scores"].get("scores", {}) if model["scores"] else {}
+        mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
+        cells = [
+            PROMOTED if model["promoted"] else "",
+            model["model_id"],
+            f"{model['jobs']:,}",
+            figure(mine.get("spearman")),
+            figure(mine.get("median_abs_log_error")),
+            f"{figure(shrinkage.get('spearman'))} {figure(shrinkage.get('median_abs_log_error'))}"
+            if shrinkage
+            else "-",
+            percent(mine.get("coverage_p10_p90")),
+        ]
+        first = model["manifest"].get("first_submission")
+        times = (_utc_minute(model["trained_until"]), first[:10] if first else "-", _utc_minute(model["trained_at"]))
+        table.add_row(*([*cells, *times] if wide else cells), style="bold" if model["promoted"] else None)
+    chosen = [model["model_id"] for model in models if model["promoted"]]
+    lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
+    if decisions:
+        last = decisions[-1]
+        at = _utc_minute(last["promoted_at"])
+        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
+    elif chosen:
+        lines.append("Nothing was ever decided: the newest is active.")
+    lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
+    if drift:
+        lines.append(f"Drift: {drift}.")
+    legend = (
+        "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
+        "untrained control on the same jobs; p10-p90: share of jobs inside the interval (80 % is right). "
+        "Dash: too short to judge.[/]"
+    )
+    return Group(table, "", *(escape(line) for line in lines), "", legend)
+
+
+def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
+    """Compare predictors on the same jobs.
+
+    The challenger's differences from each of the others have an interval of what chance explains.
+    """
+    table = plain_table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90")
+    challenger = comparison["challenger"]
+    for name in (challenger, *comparison["against"]):
+        score = comparison["scores"][name]
+        cells = (
+            f"{score['median_abs_log_error']:.2f}",
+            f"{score['bias_log']:+.2f}",
+            percent(score["coverage_p10_p90"]),
+        )
+        style = "bold" if name == challenger else None
+        table.add_row(escape(NAMES.get(name, name)), figure(score["spearman"], 3), *cells, style=style)
+    beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", "Rank better by", "Error less by")
+    for name, against in comparison["against"].items():
+        beside.add_row(
+            escape(NAMES.get(name, name)), _with_interval(against["rank"], 1), _with_interval(against["error"], -1)
+        )
+    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
+    caption = (
+        f"On {comparison['jobs']:,} jobs that no model here had learned from, of {comparison['clusters']:,} {groups}."
+    )
+    legend = (
+        "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
+        "inside the interval (80 % is right). In brackets: what chance allows (90 %, "
+        f"whole {comparison['drawn']} resampled).[/]"
+    )
+    sentences = [escape(_sentence(comparison, name)) for name in comparison["against"]]
+    return Group(caption, "", table, "", beside, "", *sentences, *(escape(note) for note in notes), "", legend)
+
+
+def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
+    """Describe the decision about a model in sentences.
+
+    Whether it was promoted, why, and which model is active.
+    """
+    step, model_id = outcome["step"], outcome["model_id"]
+    if step is None:
+        first = f"{model_id} is kept and not used: {outcome['why']}."
+    else:
+        did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
+        first = f"{model_id} {did}: {outcome['why']}."
+    if outcome["promoted"] == model_id and step is None:
+        first = f"{model_id}: {outcome['why']}."
+    return [first, *_active_lines(outcome)]
+
+
+def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
+    """Show the drift of inputs and the errors of the last weeks.
+
+    Inputs against those of training, errors beside those of shrinkage.
+    """
+    training = drift["training"]
+    shares = [
+        f"{what} {percent(drift[key], 1)} (in training {percent(training[key], 1)})"
+        for key, what in (("new_users", "jobs of new users"), ("new_names", "jobs of a name never seen"))
+        if drift[key] is not None
+    ]
+    parts: list[RenderableType] = [
+        escape(
+            f"{drift['model_id']} learned from {training['jobs']:,} jobs; compared are {drift['jobs']:,} of the "
+            f"{drift['days']:g} days before {_utc_minute(drift['as_of'])} UTC"
+            + (f": {', '.join(shares)}." if shares else ".")
+        ),
+        "",
+        _inputs(drift, width),
+        "",
+    ]
+    if drift["weeks"]:
+        parts += [_weeks(drift["weeks"]), ""]
+    legend = (
+        "[dim]Index: population stability, training against now; below 0.10 steady, to 0.25 moved, above changed. "
+        "Usual: at most so large in nine of ten weeks of training. Log error: median; 0.69 is a factor of 2. p10-p90: "
+        "share of jobs inside the interval (80 % is right).[/]"
+    )
+    return Group(*parts, escape(f"In a line: {drift['line']}."), "", legend)
+
+
+def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
+    promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
+    if not outcome["written"]:
+        return [f"Active, as before: {before}."]
+    if promoted == model_id:
+        return [f"Active: {promoted}" + (f", before it {before}." if before != promoted else ".")]
+    if promoted == "shrinkage":
+        none = "Active: shrinkage, which needs no training."
+        return [none, f"Promote it all the same: helios model promote {model_id}"]
+    compare = f"Compare both: helios model compare {promoted} {model_id}"
+    return [f"Active: {promoted}.", compare, f"Switch: helios model promote {model_id}"]
+
+
+def _sentence(comparison: Mapping[str, Any], name: str) -> str:
+    challenger, against = NAMES.get(comparison["challenger"], comparison["challenger"]), comparison["against"][name]
+    if against["is_chance"]:
+        return f"Against {NAMES.get(name, name)}: no difference beyond chance."
+    worse, better = against["worse_in"], against["better_in"]
+    parts = [f"better in {' and '.join(better)}"] * bool(better) + [f"worse in {' and '.join(worse)}"] * bool(worse)
+    return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
+
+
+def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:
+    if not drift["inputs"]:
+        return f"Inputs: {drift['jobs']:,} jobs are too few to compare; chance alone would move them."
+    table = plain_table("Feature", "Index", "Usual", "That is")
+    shown = drift["inputs"] if width >= WIDE else drift["inputs"][:SHOWN_FEATURES]
+    for one in shown:
+        word = f"{one['steadiness']}, unusual" if one["unusual"] else one["steadiness"]
+        style = "bold" if one["unusual"] else None
+        table.add_row(escape(one["feature"]), f"{one['index']:.2f}", figure(one["usual"]), word, style=style)
+    left = len(drift["inputs"]) - len(shown)
+    return Group(table, f"[dim]and {left} more, none farther (--json)[/]") if left else table
+
+
+def _weeks(weeks: Sequence[Mapping[str, Any]]) -> RenderableType:
+    rows = [
+        (
+            week["begin"][:10],
+            f"{week['jobs']:,}",
+            figure(week["model"]["median_abs_log_error"]),
+            figure(week["shrinkage"]["median_abs_log_error"]),
+            f"{week['model']['bias_log']:+.2f}",
+            figure(week["model"]["spearman"]),
+            percent(week["model"]["coverage_p10_p90"]),
+        )
+        for week in weeks
+    ]
+    return plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90", rows=rows)
+
+
+def _with_interval(difference: Mapping[str, Any] | None, sign: int) -> str:
+    if difference is None:
+        return "-"
+    low, high = sorted((sign * difference["low"], sign * difference["high"]))
+    return f"{sign * difference['value']:+.3f} \\[{low:+.2f}, {high:+.2f}]"  # escaped for rich
+
+
+def _utc_minute(moment: str | datetime) -> str:
+    return str(moment)[:16].replace("T", " ")
+
+
+# What predictions are worth to a queue: replays with them, between what a site has today and what is possible.
+
+TODAY, MODEL, ORACLE = "today", "model", "oracle"
+REPLAY_NAMES = {
+    TODAY: "FIFO, today",
+    MODEL: "QSSF, Helios",
+    "shrinkage": "QSSF, shrinkage untrained",
+    "user_last": "QSSF, user's last ended job",
+    "smallest_first": "Size, no model",
+    ORACLE: "QSSF, true run times",
+}
+LEAST_GAIN_S = 1.0
+"""Mean wait that the oracle must save for a share of it to mean anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderValue:
+    """Effect of predictions on one queue.
+
+    All replays have EASY backfill by time limits, and age as the live order does.
+
+    Attributes
+    ----------
+    nodes : mapping
+        Nodes of each partition that were replayed.
+    gpus_per_node : int
+    resource : str
+        gpus or cpus.
+    replays : mapping of QueueSummary
+        Summaries by the names of ``REPLAY_NAMES``. Today's and the oracle's are always there.
+    check : OrderCheck, optional
+        The verdict on the live order, over draws. None where there is only this one replay.
+    notes : tuple of str
+        Assumptions, for a person.
+    """
+
+    nodes: Mapping[str, int]
+    gpus_per_node: int
+    resource: str
+    replays: Mapping[str, QueueSummary]
+    check: OrderCheck | None = None
+    notes: tuple[str, ...] = ()
+
+    def share(self, name: str) -> float | None:
+        """Return the share of the oracle's gain that a replay realises.
+
+        The gain is in mean wait against today.
+
+        None where there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits
+        than today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
+        """
+        today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[ORACLE].mean_wait_s
+        if today_s - oracle_s < LEAST_GAIN_S:
+            return None
+        return (today_s - self.replays[name].mean_wait_s) / (today_s - oracle_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {
+            "nodes": dict(self.nodes),
+            "gpus_per_node": self.gpus_per_node,
+            "resource": self.resource,
+            "order_check": None if self.check is None else self.check.to_json(),
+            "share_of_oracle_gain": self.share(MODEL),
+            "replays": {
+                name: {"share_of_oracle_gain": self.share(name), **summary.to_json()}
+                for name, summary in self.replays.items()
+            },
+        }
+
+
+def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
+    """Return the notes on the replays.
+
+    Or why there are no replays; empty where none were asked for.
+    """
+    if isinstance(value, OrderValue):
+        return value.notes
+    return () if value is None else (value,)
+
+
+def value_table(value: OrderValue) -> RenderableType:
+    """Compare the replays and summarise the value of predictions."""
+    heads = ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}")
+    table = plain_table("Replayed, with EASY by limits", *heads)
+    for name, words in REPLAY_NAMES.items():
+        if name in value.replays:
+            summary, share = value.replays[name], value.share(name)
+            waits_s = (summary.median_wait_s, summary.p99_wait_s, summary.max_wait_s, summary.mean_wait_s_by_size[">8"])
+            gain = percent(None if name == TODAY else share)
+            cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
+            table.add_row(*cells, style="bold" if name == MODEL else None)
+    return Group(table, "", *(escape(sentence) for sentence in in_words(value)))
+
+
+def in_words(value: OrderValue) -> Sequence[str]:
+    """Describe the value of predictions in the one replay."""
+    today = value.replays[TODAY]
+    where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
+    share = value.share(MODEL)
+    if share is None:
+        saved = "no queue" if today.mean_wait_s < LEAST_GAIN_S else "a queue that no order by run time shortens"
+        return (f"{where}: {saved}, nothing to gain. Describe a smaller machine with --nodes to see one.",)
+    mean = change(value.replays[MODEL].mean_wait_s, today.mean_wait_s)
+    return (
+        f"{where}, once: with these predictions the mean wait changes by {mean}, {percent(share)} of what true run "
+        "times would save.",
+    )
+
+
+def value_headline(value: OrderValue) -> list[str]:
+    """Return the verdict on the live order, or why there is none."""
+    return [SINGLE_REPLAY] if value.check is None else value.check.sentences()
+
+
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
 
@@ -381,327 +705,3 @@ def _factor(factor: float) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= NAME_WIDTH else text[: NAME_WIDTH - 1] + "…"
-
-
-PROMOTED = "*"
-NAMES = {"model": "new model", "active": "active model", "user_last": "user's last ended job"}
-SHOWN_FEATURES = 10
-TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
-STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
-
-
-def models_table(
-    models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], *, drift: str | None, width: int
-) -> RenderableType:
-    """List the models of a cluster, newest first.
-
-    With the figures of their backtests, and below them the last decision.
-
-    Parameters
-    ----------
-    models, decisions : sequences of mappings
-        As :func:`helios.app.model_registry.list_models` and :func:`helios.app.model_registry.describe_decisions` give
-        them.
-    drift : str, optional
-        What the last night measured.
-    width : int
-        Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
-    """
-    if not models:
-        return "No model yet: helios model train"
-    table = plain_table("", "Model", "Jobs", "Rank", "Error", "Shrinkage", "p10-p90", right_from=2)
-    wide = width >= WIDE
-    for name in ("Learned until", "First job", "Trained at") if wide else ():
-        table.add_column(name, justify="right")
-    for model in models:
-        scores = model["scores"].get("scores", {}) if model["scores"] else {}
-        mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
-        cells = [
-            PROMOTED if model["promoted"] else "",
-            model["model_id"],
-            f"{model['jobs']:,}",
-            figure(mine.get("spearman")),
-            figure(mine.get("median_abs_log_error")),
-            f"{figure(shrinkage.get('spearman'))} {figure(shrinkage.get('median_abs_log_error'))}"
-            if shrinkage
-            else "-",
-            percent(mine.get("coverage_p10_p90")),
-        ]
-        first = model["manifest"].get("first_submission")
-        times = (_utc_minute(model["trained_until"]), first[:10] if first else "-", _utc_minute(model["trained_at"]))
-        table.add_row(*([*cells, *times] if wide else cells), style="bold" if model["promoted"] else None)
-    chosen = [model["model_id"] for model in models if model["promoted"]]
-    lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
-    if decisions:
-        last = decisions[-1]
-        at = _utc_minute(last["promoted_at"])
-        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
-    elif chosen:
-        lines.append("Nothing was ever decided: the newest is active.")
-    lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
-    if drift:
-        lines.append(f"Drift: {drift}.")
-    legend = (
-        "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
-        "untrained control on the same jobs; p10-p90: share of jobs inside the interval (80 % is right). "
-        "Dash: too short to judge.[/]"
-    )
-    return Group(table, "", *(escape(line) for line in lines), "", legend)
-
-
-def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
-    """Compare predictors on the same jobs.
-
-    The challenger's differences from each of the others have an interval of what chance explains.
-    """
-    table = plain_table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90")
-    challenger = comparison["challenger"]
-    for name in (challenger, *comparison["against"]):
-        score = comparison["scores"][name]
-        cells = (
-            f"{score['median_abs_log_error']:.2f}",
-            f"{score['bias_log']:+.2f}",
-            percent(score["coverage_p10_p90"]),
-        )
-        style = "bold" if name == challenger else None
-        table.add_row(escape(NAMES.get(name, name)), figure(score["spearman"], 3), *cells, style=style)
-    beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", "Rank better by", "Error less by")
-    for name, against in comparison["against"].items():
-        beside.add_row(
-            escape(NAMES.get(name, name)), _with_interval(against["rank"], 1), _with_interval(against["error"], -1)
-        )
-    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
-    caption = (
-        f"On {comparison['jobs']:,} jobs that no model here had learned from, of {comparison['clusters']:,} {groups}."
-    )
-    legend = (
-        "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
-        "inside the interval (80 % is right). In brackets: what chance allows (90 %, "
-        f"whole {comparison['drawn']} resampled).[/]"
-    )
-    sentences = [escape(_sentence(comparison, name)) for name in comparison["against"]]
-    return Group(caption, "", table, "", beside, "", *sentences, *(escape(note) for note in notes), "", legend)
-
-
-def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
-    """Describe the decision about a model in sentences.
-
-    Whether it was promoted, why, and which model is active.
-    """
-    step, model_id = outcome["step"], outcome["model_id"]
-    if step is None:
-        first = f"{model_id} is kept and not used: {outcome['why']}."
-    else:
-        did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
-        first = f"{model_id} {did}: {outcome['why']}."
-    if outcome["promoted"] == model_id and step is None:
-        first = f"{model_id}: {outcome['why']}."
-    return [first, *_active_lines(outcome)]
-
-
-def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
-    """Show the drift of inputs and the errors of the last weeks.
-
-    Inputs against those of training, errors beside those of shrinkage.
-    """
-    training = drift["training"]
-    shares = [
-        f"{what} {percent(drift[key], 1)} (in training {percent(training[key], 1)})"
-        for key, what in (("new_users", "jobs of new users"), ("new_names", "jobs of a name never seen"))
-        if drift[key] is not None
-    ]
-    parts: list[RenderableType] = [
-        escape(
-            f"{drift['model_id']} learned from {training['jobs']:,} jobs; compared are {drift['jobs']:,} of the "
-            f"{drift['days']:g} days before {_utc_minute(drift['as_of'])} UTC"
-            + (f": {', '.join(shares)}." if shares else ".")
-        ),
-        "",
-        _inputs(drift, width),
-        "",
-    ]
-    if drift["weeks"]:
-        parts += [_weeks(drift["weeks"]), ""]
-    legend = (
-        "[dim]Index: population stability, training against now; below 0.10 steady, to 0.25 moved, above changed. "
-        "Usual: at most so large in nine of ten weeks of training. Log error: median; 0.69 is a factor of 2. p10-p90: "
-        "share of jobs inside the interval (80 % is right).[/]"
-    )
-    return Group(*parts, escape(f"In a line: {drift['line']}."), "", legend)
-
-
-def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
-    promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
-    if not outcome["written"]:
-        return [f"Active, as before: {before}."]
-    if promoted == model_id:
-        return [f"Active: {promoted}" + (f", before it {before}." if before != promoted else ".")]
-    if promoted == "shrinkage":
-        none = "Active: shrinkage, which needs no training."
-        return [none, f"Promote it all the same: helios model promote {model_id}"]
-    compare = f"Compare both: helios model compare {promoted} {model_id}"
-    return [f"Active: {promoted}.", compare, f"Switch: helios model promote {model_id}"]
-
-
-def _sentence(comparison: Mapping[str, Any], name: str) -> str:
-    challenger, against = NAMES.get(comparison["challenger"], comparison["challenger"]), comparison["against"][name]
-    if against["is_chance"]:
-        return f"Against {NAMES.get(name, name)}: no difference beyond chance."
-    worse, better = against["worse_in"], against["better_in"]
-    parts = [f"better in {' and '.join(better)}"] * bool(better) + [f"worse in {' and '.join(worse)}"] * bool(worse)
-    return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
-
-
-def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:
-    if not drift["inputs"]:
-        return f"Inputs: {drift['jobs']:,} jobs are too few to compare; chance alone would move them."
-    table = plain_table("Feature", "Index", "Usual", "That is")
-    shown = drift["inputs"] if width >= WIDE else drift["inputs"][:SHOWN_FEATURES]
-    for one in shown:
-        word = f"{one['steadiness']}, unusual" if one["unusual"] else one["steadiness"]
-        style = "bold" if one["unusual"] else None
-        table.add_row(escape(one["feature"]), f"{one['index']:.2f}", figure(one["usual"]), word, style=style)
-    left = len(drift["inputs"]) - len(shown)
-    return Group(table, f"[dim]and {left} more, none farther (--json)[/]") if left else table
-
-
-def _weeks(weeks: Sequence[Mapping[str, Any]]) -> RenderableType:
-    rows = [
-        (
-            week["begin"][:10],
-            f"{week['jobs']:,}",
-            figure(week["model"]["median_abs_log_error"]),
-            figure(week["shrinkage"]["median_abs_log_error"]),
-            f"{week['model']['bias_log']:+.2f}",
-            figure(week["model"]["spearman"]),
-            percent(week["model"]["coverage_p10_p90"]),
-        )
-        for week in weeks
-    ]
-    return plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90", rows=rows)
-
-
-def _with_interval(difference: Mapping[str, Any] | None, sign: int) -> str:
-    if difference is None:
-        return "-"
-    low, high = sorted((sign * difference["low"], sign * difference["high"]))
-    return f"{sign * difference['value']:+.3f} \\[{low:+.2f}, {high:+.2f}]"  # escaped for rich
-
-
-def _utc_minute(moment: str | datetime) -> str:
-    return str(moment)[:16].replace("T", " ")
-
-
-# What predictions are worth to a queue: replays with them, between what a site has today and what is possible.
-
-TODAY, MODEL, ORACLE = "today", "model", "oracle"
-REPLAY_NAMES = {
-    TODAY: "FIFO, today",
-    MODEL: "QSSF, Helios",
-    "shrinkage": "QSSF, shrinkage untrained",
-    "user_last": "QSSF, user's last ended job",
-    "smallest_first": "Size, no model",
-    ORACLE: "QSSF, true run times",
-}
-LEAST_GAIN_S = 1.0
-"""Mean wait that the oracle must save for a share of it to mean anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderValue:
-    """Effect of predictions on one queue.
-
-    All replays have EASY backfill by time limits, and age as the live order does.
-
-    Attributes
-    ----------
-    nodes : mapping
-        Nodes of each partition that were replayed.
-    gpus_per_node : int
-    resource : str
-        gpus or cpus.
-    replays : mapping of QueueSummary
-        Summaries by the names of ``REPLAY_NAMES``. Today's and the oracle's are always there.
-    check : OrderCheck, optional
-        The verdict on the live order, over draws. None where there is only this one replay.
-    notes : tuple of str
-        Assumptions, for a person.
-    """
-
-    nodes: Mapping[str, int]
-    gpus_per_node: int
-    resource: str
-    replays: Mapping[str, QueueSummary]
-    check: OrderCheck | None = None
-    notes: tuple[str, ...] = ()
-
-    def share(self, name: str) -> float | None:
-        """Return the share of the oracle's gain that a replay realises.
-
-        The gain is in mean wait against today.
-
-        None where there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits
-        than today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
-        """
-        today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[ORACLE].mean_wait_s
-        if today_s - oracle_s < LEAST_GAIN_S:
-            return None
-        return (today_s - self.replays[name].mean_wait_s) / (today_s - oracle_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
-        return {
-            "nodes": dict(self.nodes),
-            "gpus_per_node": self.gpus_per_node,
-            "resource": self.resource,
-            "order_check": None if self.check is None else self.check.to_json(),
-            "share_of_oracle_gain": self.share(MODEL),
-            "replays": {
-                name: {"share_of_oracle_gain": self.share(name), **summary.to_json()}
-                for name, summary in self.replays.items()
-            },
-        }
-
-
-def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
-    """Return the notes on the replays.
-
-    Or why there are no replays; empty where none were asked for.
-    """
-    if isinstance(value, OrderValue):
-        return value.notes
-    return () if value is None else (value,)
-
-
-def value_table(value: OrderValue) -> RenderableType:
-    """Compare the replays and summarise the value of predictions."""
-    heads = ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}")
-    table = plain_table("Replayed, with EASY by limits", *heads)
-    for name, words in REPLAY_NAMES.items():
-        if name in value.replays:
-            summary, share = value.replays[name], value.share(name)
-            waits_s = (summary.median_wait_s, summary.p99_wait_s, summary.max_wait_s, summary.mean_wait_s_by_size[">8"])
-            gain = percent(None if name == TODAY else share)
-            cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
-            table.add_row(*cells, style="bold" if name == MODEL else None)
-    return Group(table, "", *(escape(sentence) for sentence in in_words(value)))
-
-
-def in_words(value: OrderValue) -> Sequence[str]:
-    """Describe the value of predictions in the one replay."""
-    today = value.replays[TODAY]
-    where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
-    share = value.share(MODEL)
-    if share is None:
-        saved = "no queue" if today.mean_wait_s < LEAST_GAIN_S else "a queue that no order by run time shortens"
-        return (f"{where}: {saved}, nothing to gain. Describe a smaller machine with --nodes to see one.",)
-    mean = change(value.replays[MODEL].mean_wait_s, today.mean_wait_s)
-    return (
-        f"{where}, once: with these predictions the mean wait changes by {mean}, {percent(share)} of what true run "
-        "times would save.",
-    )
-
-
-def value_headline(value: OrderValue) -> list[str]:
-    """Return the verdict on the live order, or why there is none."""
-    return [SINGLE_REPLAY] if value.check is None else value.check.sentences()

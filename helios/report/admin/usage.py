@@ -17,226 +17,6 @@ from helios.metrics.queue import mean_level_over_time
 from helios.model import JobState
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
 
-Times = NDArray[np.int64]
-STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
-MOST_STEPS = 48
-"""Most rows of the report over time, which decides the length of a step."""
-STALE = timedelta(hours=6)
-"""Age of the last submission from which a note says that the history is old."""
-
-NOW = declare_fields(
-    ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
-    ("User", "user", FieldKind.TEXT, 12, "User"),
-    ("Waiting", "waiting", FieldKind.COUNT, 7, "Jobs that could have started and have not"),
-    ("GPUs", "waiting_gpus", FieldKind.COUNT, 6, "GPUs they ask for"),
-    ("CPUs", "waiting_cpus", FieldKind.COUNT, 7, "CPUs they ask for"),
-    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "How long they have waited so far, mean"),
-    ("Oldest", "oldest_wait_s", FieldKind.LENGTH, 10, "How long the oldest of them has waited"),
-    ("OldestJob", "oldest_job", FieldKind.TEXT, 10, "That job's id"),
-    ("PredGPUh", "predicted_gpu_hours", FieldKind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
-    ("Running", "running", FieldKind.COUNT, 7, "Jobs that run"),
-    ("RunGPUs", "running_gpus", FieldKind.COUNT, 7, "GPUs they hold"),
-)
-OVER_TIME = declare_fields(
-    ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
-    ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step"),
-    ("Started", "started", FieldKind.COUNT, 7, "Jobs started in the step"),
-    ("Waiting", "waiting", FieldKind.DECIMAL, 9, "Jobs waiting, mean over the step"),
-    ("WaitGPUs", "waiting_gpus", FieldKind.DECIMAL, 9, "GPUs waited for, mean over the step"),
-    ("Running", "running", FieldKind.DECIMAL, 9, "Jobs running, mean over the step"),
-    ("RunGPUs", "running_gpus", FieldKind.DECIMAL, 9, "GPUs held, mean over the step"),
-    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Wait of the jobs started in the step, mean"),
-    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
-)
-
-
-def queue_at(
-    jobs: pd.DataFrame,
-    *,
-    predictions: pd.DataFrame,
-    at: datetime,
-    title: str,
-    timezone: str = "UTC",
-    last_submitted_at: pd.Timestamp | None = None,
-) -> ReportTable:
-    """Report who waits at a moment, by partition and user.
-
-    The longest wait comes first. Each row also has the jobs that run.
-
-    Parameters
-    ----------
-    jobs : DataFrame
-        Columns of ``JOBS``, with all jobs submitted by ``at`` that may have waited or run then.
-    last_submitted_at : Timestamp, optional
-        Last submission of the history, which a note names if it is long ago. By default the last of ``jobs``.
-    """
-    jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
-    held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
-    table = _waiting_and_running(with_first_prediction(held, predictions), at)
-    rows = _by_partition_and_user(table)
-    gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
-    size = "GPUs" if gpus else "CPUs"
-    shown = ("Partition", "User", "Waiting", size, "MeanWait", "Oldest", "OldestJob", "PredGPUh", "Running", "RunGPUs")
-    return ReportTable(
-        title=title,
-        fields=NOW,
-        shown=shown if gpus else tuple(name for name in shown if "GPU" not in name),
-        rows=rows,
-        total=_totals(rows) if len(rows) > 1 else None,
-        empty="Nothing waits and nothing runs.",
-        notes=tuple(_age_notes(jobs["submitted_at"].max() if last_submitted_at is None else last_submitted_at, at)),
-        timezone=timezone,
-    )
-
-
-def queue_over_time(
-    jobs: pd.DataFrame, *, since: datetime, until: datetime, title: str, timezone: str = "UTC"
-) -> ReportTable:
-    """Report waiting and running jobs and GPUs in steps of time.
-
-    Means are exact and take O(n log n).
-
-    Parameters
-    ----------
-    jobs : DataFrame
-        Columns of ``JOBS``, with all jobs submitted before ``until`` that may have waited or run after ``since``.
-    """
-    edges_s = steps(since, until, timezone=timezone)
-    rows = levels(jobs, edges_s=edges_s)
-    gpus = bool((jobs["gpus"] > 0).any())
-    shown = tuple(field.name for field in OVER_TIME if gpus or "GPUs" not in field.name)
-    return ReportTable(
-        title=title,
-        fields=OVER_TIME,
-        shown=shown,
-        rows=rows if rows[["submitted", "started", "waiting", "running"]].to_numpy().any() else rows.iloc[:0],
-        empty="No job waited or ran in this window.",
-        notes=tuple(_age_notes(jobs["submitted_at"].max(), until)),
-        timezone=timezone,
-    )
-
-
-def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int64]:
-    """Return the edges of the steps of a window.
-
-    It is the shortest of ``STEPS`` that gives at most ``MOST_STEPS``. Steps of whole days begin at local midnight.
-    """
-    step = next((step for step in STEPS if (until - since) / step <= MOST_STEPS), STEPS[-1])
-    first, last = (pd.Timestamp(moment).tz_convert(timezone) for moment in (since, until))
-    # Whole days are counted on the local clock, shorter steps on the absolute one.
-    whole_days = step // timedelta(days=1)
-    begin = first.normalize() if whole_days else first.floor(step, ambiguous=True, nonexistent="shift_forward")
-    edges = pd.date_range(begin, last, freq=pd.DateOffset(days=whole_days) if whole_days else step)
-    return epoch_s([first, *edges[(edges > first) & (edges < last)], last])
-
-
-def epoch_s(moments: Sequence[pd.Timestamp]) -> NDArray[np.int64]:
-    """Return moments in whole seconds since the epoch."""
-    return np.array([int(moment.timestamp()) for moment in moments], dtype=np.int64)
-
-
-def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
-    """Return waiting and running jobs in each step."""
-    last_s = int(edges_s[-1])
-    started, submitted = (_step_of(_seconds(jobs[name]), edges_s) for name in ("started_at", "submitted_at"))
-    waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))
-    figures = {
-        "time": pd.to_datetime(edges_s[:-1], unit="s", utc=True),
-        "submitted": np.bincount(submitted[submitted >= 0], minlength=len(edges_s) - 1),
-        "started": np.bincount(started[started >= 0], minlength=len(edges_s) - 1),
-    }
-    for name in ("waiting", "running"):
-        begins_s, ends_s, gpus = _intervals(jobs, waiting=name == "waiting", last_s=last_s)
-        for column, weight in ((name, None), (f"{name}_gpus", gpus)):
-            figures[column] = mean_level_over_time(begins_s=begins_s, ends_s=ends_s, weight=weight, edges_s=edges_s)
-    return pd.DataFrame(
-        figures | {"mean_wait_s": waited["mean"].to_numpy(), "longest_wait_s": waited["max"].to_numpy()}
-    )
-
-
-def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
-    """Return a row for each waiting or running job."""
-    waits, runs = waiting_at(held, at), running_at(held, at)
-    gpus = held["gpus"].to_numpy(dtype=np.float64)
-    p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600
-    return pd.DataFrame(
-        {
-            "partition": held["partition"].astype("object").fillna(UNKNOWN).array,
-            "user": held["user"].astype("object").fillna(UNKNOWN).array,
-            "job_id": held["job_id"].array,
-            "waiting": waits,
-            "waiting_gpus": gpus * waits,
-            "waiting_cpus": np.nan_to_num(held["cpus"].to_numpy(dtype=np.float64)) * waits,
-            "wait_s": np.where(waits, wait_so_far_s(held, at), np.nan),
-            "predicted_gpu_hours": np.where(waits, gpus * p50_h, np.nan),
-            "running": runs,
-            "running_gpus": gpus * runs,
-        }
-    )
-
-
-def _by_partition_and_user(table: pd.DataFrame) -> pd.DataFrame:
-    ordered = table.sort_values("wait_s", ascending=False, kind="stable")
-    groups = ordered.groupby(["partition", "user"], observed=True, sort=True)
-    rows = groups.agg(
-        waiting=("waiting", "sum"),
-        waiting_gpus=("waiting_gpus", "sum"),
-        waiting_cpus=("waiting_cpus", "sum"),
-        mean_wait_s=("wait_s", "mean"),
-        oldest_wait_s=("wait_s", "max"),
-        oldest_job=("job_id", "first"),
-        running=("running", "sum"),
-        running_gpus=("running_gpus", "sum"),
-    )
-    rows["predicted_gpu_hours"] = groups["predicted_gpu_hours"].sum(min_count=1)
-    rows["oldest_job"] = rows["oldest_job"].where(rows["waiting"] > 0)
-    rows = rows.reset_index()
-    return rows.sort_values(["oldest_wait_s", "running_gpus"], ascending=False, kind="stable", ignore_index=True)
-
-
-def _totals(rows: pd.DataFrame) -> dict[str, Any]:
-    waiting = rows["waiting"].sum()
-    summed = ("waiting", "waiting_gpus", "waiting_cpus", "predicted_gpu_hours", "running", "running_gpus")
-    return {
-        "partition": "Total",
-        **{name: rows[name].sum(min_count=1) for name in summed},
-        "mean_wait_s": (rows["mean_wait_s"] * rows["waiting"]).sum() / waiting if waiting else np.nan,
-        "oldest_wait_s": rows["oldest_wait_s"].max(),
-        "oldest_job": rows["oldest_job"].iloc[0],
-    }
-
-
-def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times, Times, Times]:
-    """Return begin, end and GPUs of each interval of waiting or running.
-
-    An interval that has not ended ends at ``last_s``.
-    """
-    begin = _seconds(eligible_since(jobs) if waiting else jobs["started_at"])
-    end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
-    lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
-    end = np.where(lasts, np.maximum(begin, last_s), end)
-    known = (begin >= 0) & (end > begin)
-    return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]
-
-
-def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:
-    values = times.to_numpy(dtype="datetime64[s]")
-    return np.where(np.isnat(values), -1, values.astype(np.int64))
-
-
-def _step_of(moments_s: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the step that each moment falls in, -1 for none."""
-    step = np.searchsorted(edges_s, moments_s, side="right") - 1
-    return np.where(step < len(edges_s) - 1, step, -1)
-
-
-def _age_notes(last: pd.Timestamp, at: datetime) -> list[str]:
-    if pd.isna(last) or pd.Timestamp(at) - last < STALE:
-        return []
-    known = f"The last submission that the warehouse knows is of {last:%Y-%m-%d %H:%M} UTC"
-    return [f"{known}: what came since is missing."]
-
-
 # What every report reads off jobs: when they waited, what they held, what was predicted of them.
 
 JOB_KEY = ["submitted_at", "job_id", "restart"]
@@ -482,3 +262,223 @@ def _notes(jobs: pd.DataFrame) -> list[str]:
     if jobs.empty or jobs["started_at"].notna().any():
         return []
     return ["No start is recorded in this window, so that no wait is known."]
+
+
+Times = NDArray[np.int64]
+STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
+MOST_STEPS = 48
+"""Most rows of the report over time, which decides the length of a step."""
+STALE = timedelta(hours=6)
+"""Age of the last submission from which a note says that the history is old."""
+
+NOW = declare_fields(
+    ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
+    ("User", "user", FieldKind.TEXT, 12, "User"),
+    ("Waiting", "waiting", FieldKind.COUNT, 7, "Jobs that could have started and have not"),
+    ("GPUs", "waiting_gpus", FieldKind.COUNT, 6, "GPUs they ask for"),
+    ("CPUs", "waiting_cpus", FieldKind.COUNT, 7, "CPUs they ask for"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "How long they have waited so far, mean"),
+    ("Oldest", "oldest_wait_s", FieldKind.LENGTH, 10, "How long the oldest of them has waited"),
+    ("OldestJob", "oldest_job", FieldKind.TEXT, 10, "That job's id"),
+    ("PredGPUh", "predicted_gpu_hours", FieldKind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
+    ("Running", "running", FieldKind.COUNT, 7, "Jobs that run"),
+    ("RunGPUs", "running_gpus", FieldKind.COUNT, 7, "GPUs they hold"),
+)
+OVER_TIME = declare_fields(
+    ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
+    ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step"),
+    ("Started", "started", FieldKind.COUNT, 7, "Jobs started in the step"),
+    ("Waiting", "waiting", FieldKind.DECIMAL, 9, "Jobs waiting, mean over the step"),
+    ("WaitGPUs", "waiting_gpus", FieldKind.DECIMAL, 9, "GPUs waited for, mean over the step"),
+    ("Running", "running", FieldKind.DECIMAL, 9, "Jobs running, mean over the step"),
+    ("RunGPUs", "running_gpus", FieldKind.DECIMAL, 9, "GPUs held, mean over the step"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Wait of the jobs started in the step, mean"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
+)
+
+
+def queue_at(
+    jobs: pd.DataFrame,
+    *,
+    predictions: pd.DataFrame,
+    at: datetime,
+    title: str,
+    timezone: str = "UTC",
+    last_submitted_at: pd.Timestamp | None = None,
+) -> ReportTable:
+    """Report who waits at a moment, by partition and user.
+
+    The longest wait comes first. Each row also has the jobs that run.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``, with all jobs submitted by ``at`` that may have waited or run then.
+    last_submitted_at : Timestamp, optional
+        Last submission of the history, which a note names if it is long ago. By default the last of ``jobs``.
+    """
+    jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
+    held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
+    table = _waiting_and_running(with_first_prediction(held, predictions), at)
+    rows = _by_partition_and_user(table)
+    gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
+    size = "GPUs" if gpus else "CPUs"
+    shown = ("Partition", "User", "Waiting", size, "MeanWait", "Oldest", "OldestJob", "PredGPUh", "Running", "RunGPUs")
+    return ReportTable(
+        title=title,
+        fields=NOW,
+        shown=shown if gpus else tuple(name for name in shown if "GPU" not in name),
+        rows=rows,
+        total=_totals(rows) if len(rows) > 1 else None,
+        empty="Nothing waits and nothing runs.",
+        notes=tuple(_age_notes(jobs["submitted_at"].max() if last_submitted_at is None else last_submitted_at, at)),
+        timezone=timezone,
+    )
+
+
+def queue_over_time(
+    jobs: pd.DataFrame, *, since: datetime, until: datetime, title: str, timezone: str = "UTC"
+) -> ReportTable:
+    """Report waiting and running jobs and GPUs in steps of time.
+
+    Means are exact and take O(n log n).
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``, with all jobs submitted before ``until`` that may have waited or run after ``since``.
+    """
+    edges_s = steps(since, until, timezone=timezone)
+    rows = levels(jobs, edges_s=edges_s)
+    gpus = bool((jobs["gpus"] > 0).any())
+    shown = tuple(field.name for field in OVER_TIME if gpus or "GPUs" not in field.name)
+    return ReportTable(
+        title=title,
+        fields=OVER_TIME,
+        shown=shown,
+        rows=rows if rows[["submitted", "started", "waiting", "running"]].to_numpy().any() else rows.iloc[:0],
+        empty="No job waited or ran in this window.",
+        notes=tuple(_age_notes(jobs["submitted_at"].max(), until)),
+        timezone=timezone,
+    )
+
+
+def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int64]:
+    """Return the edges of the steps of a window.
+
+    It is the shortest of ``STEPS`` that gives at most ``MOST_STEPS``. Steps of whole days begin at local midnight.
+    """
+    step = next((step for step in STEPS if (until - since) / step <= MOST_STEPS), STEPS[-1])
+    first, last = (pd.Timestamp(moment).tz_convert(timezone) for moment in (since, until))
+    # Whole days are counted on the local clock, shorter steps on the absolute one.
+    whole_days = step // timedelta(days=1)
+    begin = first.normalize() if whole_days else first.floor(step, ambiguous=True, nonexistent="shift_forward")
+    edges = pd.date_range(begin, last, freq=pd.DateOffset(days=whole_days) if whole_days else step)
+    return epoch_s([first, *edges[(edges > first) & (edges < last)], last])
+
+
+def epoch_s(moments: Sequence[pd.Timestamp]) -> NDArray[np.int64]:
+    """Return moments in whole seconds since the epoch."""
+    return np.array([int(moment.timestamp()) for moment in moments], dtype=np.int64)
+
+
+def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
+    """Return waiting and running jobs in each step."""
+    last_s = int(edges_s[-1])
+    started, submitted = (_step_of(_seconds(jobs[name]), edges_s) for name in ("started_at", "submitted_at"))
+    waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))
+    figures = {
+        "time": pd.to_datetime(edges_s[:-1], unit="s", utc=True),
+        "submitted": np.bincount(submitted[submitted >= 0], minlength=len(edges_s) - 1),
+        "started": np.bincount(started[started >= 0], minlength=len(edges_s) - 1),
+    }
+    for name in ("waiting", "running"):
+        begins_s, ends_s, gpus = _intervals(jobs, waiting=name == "waiting", last_s=last_s)
+        for column, weight in ((name, None), (f"{name}_gpus", gpus)):
+            figures[column] = mean_level_over_time(begins_s=begins_s, ends_s=ends_s, weight=weight, edges_s=edges_s)
+    return pd.DataFrame(
+        figures | {"mean_wait_s": waited["mean"].to_numpy(), "longest_wait_s": waited["max"].to_numpy()}
+    )
+
+
+def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
+    """Return a row for each waiting or running job."""
+    waits, runs = waiting_at(held, at), running_at(held, at)
+    gpus = held["gpus"].to_numpy(dtype=np.float64)
+    p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600
+    return pd.DataFrame(
+        {
+            "partition": held["partition"].astype("object").fillna(UNKNOWN).array,
+            "user": held["user"].astype("object").fillna(UNKNOWN).array,
+            "job_id": held["job_id"].array,
+            "waiting": waits,
+            "waiting_gpus": gpus * waits,
+            "waiting_cpus": np.nan_to_num(held["cpus"].to_numpy(dtype=np.float64)) * waits,
+            "wait_s": np.where(waits, wait_so_far_s(held, at), np.nan),
+            "predicted_gpu_hours": np.where(waits, gpus * p50_h, np.nan),
+            "running": runs,
+            "running_gpus": gpus * runs,
+        }
+    )
+
+
+def _by_partition_and_user(table: pd.DataFrame) -> pd.DataFrame:
+    ordered = table.sort_values("wait_s", ascending=False, kind="stable")
+    groups = ordered.groupby(["partition", "user"], observed=True, sort=True)
+    rows = groups.agg(
+        waiting=("waiting", "sum"),
+        waiting_gpus=("waiting_gpus", "sum"),
+        waiting_cpus=("waiting_cpus", "sum"),
+        mean_wait_s=("wait_s", "mean"),
+        oldest_wait_s=("wait_s", "max"),
+        oldest_job=("job_id", "first"),
+        running=("running", "sum"),
+        running_gpus=("running_gpus", "sum"),
+    )
+    rows["predicted_gpu_hours"] = groups["predicted_gpu_hours"].sum(min_count=1)
+    rows["oldest_job"] = rows["oldest_job"].where(rows["waiting"] > 0)
+    rows = rows.reset_index()
+    return rows.sort_values(["oldest_wait_s", "running_gpus"], ascending=False, kind="stable", ignore_index=True)
+
+
+def _totals(rows: pd.DataFrame) -> dict[str, Any]:
+    waiting = rows["waiting"].sum()
+    summed = ("waiting", "waiting_gpus", "waiting_cpus", "predicted_gpu_hours", "running", "running_gpus")
+    return {
+        "partition": "Total",
+        **{name: rows[name].sum(min_count=1) for name in summed},
+        "mean_wait_s": (rows["mean_wait_s"] * rows["waiting"]).sum() / waiting if waiting else np.nan,
+        "oldest_wait_s": rows["oldest_wait_s"].max(),
+        "oldest_job": rows["oldest_job"].iloc[0],
+    }
+
+
+def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times, Times, Times]:
+    """Return begin, end and GPUs of each interval of waiting or running.
+
+    An interval that has not ended ends at ``last_s``.
+    """
+    begin = _seconds(eligible_since(jobs) if waiting else jobs["started_at"])
+    end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
+    lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
+    end = np.where(lasts, np.maximum(begin, last_s), end)
+    known = (begin >= 0) & (end > begin)
+    return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]
+
+
+def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:
+    values = times.to_numpy(dtype="datetime64[s]")
+    return np.where(np.isnat(values), -1, values.astype(np.int64))
+
+
+def _step_of(moments_s: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the step that each moment falls in, -1 for none."""
+    step = np.searchsorted(edges_s, moments_s, side="right") - 1
+    return np.where(step < len(edges_s) - 1, step, -1)
+
+
+def _age_notes(last: pd.Timestamp, at: datetime) -> list[str]:
+    if pd.isna(last) or pd.Timestamp(at) - last < STALE:
+        return []
+    known = f"The last submission that the warehouse knows is of {last:%Y-%m-%d %H:%M} UTC"
+    return [f"{known}: what came since is missing."]
