@@ -223,13 +223,23 @@ def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         yield from draws.rows(path.name, history, spans, draws=asked.draws)
 
 
+def badness(row: Row) -> float:
+    """Return how bad a figure is beside its control: its ratio, or how far off where 1 is best.
+
+    A ratio to nothing is None.
+    """
+    ratio = np.inf if row["ratio"] is None else row["ratio"]
+    if row["question"] == "coverage":
+        return abs(ratio - 1.0)
+    return -ratio if row["question"] in {"rank", "asleep"} else ratio
+
+
 def table_of(rows: list[Row]) -> str:
     """Return the rows by question, the worst first."""
     lines = []
     for question in dict.fromkeys(row["question"] for row in rows):
         mine = [row for row in rows if row["question"] == question]
-        better_high = question in {"rank", "asleep"}
-        mine.sort(key=lambda row: (row["ratio"] is None, row["ratio"] or 0.0), reverse=not better_high)
+        mine.sort(key=badness, reverse=True)
         known = [row["ratio"] for row in mine if row["ratio"]]
         middle = f"geometric mean of the ratios {np.exp(np.mean(np.log(known))):.3f}" if known else ""
         lines.append(f"\n{question}: {len(mine)} windows, {middle}")

@@ -269,8 +269,8 @@ class Scenario:
 
 BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 """Scenario of a Slurm site without Helios."""
-CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
-"""The baseline, and an order without a model, which what is new has to beat."""
+CONTROLS = (BASELINE, replace(BASELINE, policy=Policy.FEWEST_GPUS, options=AGED))
+"""The baseline, and size, aged and bounded as ``qssf`` is, which what is new has to beat."""
 
 
 def scenarios(

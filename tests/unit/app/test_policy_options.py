@@ -7,6 +7,7 @@ import pytest
 
 from helios.app.scenarios import (
     BOUND_SHARE,
+    CONTROLS,
     WAIT_SHARE,
     Policy,
     Scenario,
@@ -92,6 +93,15 @@ def test_the_live_setting_is_named_on_the_frontier_and_added_where_it_is_none_of
     assert frontier_scenarios(configured()) == frontier_scenarios()
     assert frontier_scenarios(configured(wait_share=0.3)) == [*frontier_scenarios(), configured(wait_share=0.3)]
     assert live_setting(Settings(services={})) is None
+
+
+def test_the_control_by_size_ages_and_is_bounded_as_qssf() -> None:
+    size, default = CONTROLS[1], Scenario(policy=Policy.QSSF, backfill=Backfill.EASY)
+    assert (size.policy, size.wait_share, size.bound_share) == (
+        Policy.FEWEST_GPUS,
+        default.wait_share,
+        default.bound_share,
+    )
 
 
 def test_size_is_bounded_on_the_frontier_as_what_is_live() -> None:
