@@ -4,7 +4,8 @@
 
 ``DIR`` has traces of any format that Helios reads, and folders or files of node states. Of each trace
 
-- predictions: the model trained on what had happened before each window, against every control there;
+- predictions: the model trained on what had happened before each window, against every control there, quantile trees
+  of the same features among them;
 - orders: waits under Helios' order against the site's own (FIFO + EASY by time limits) and against size, equally aged,
   over draws of each window, on a machine that its jobs keep busy;
 - sleep: nodes asleep, wake-ups and node hours short against the published rule, the timer and persistence.
@@ -25,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +36,7 @@ from helios.errors import HeliosError
 from helios.predict.causal_stats import COLUMN
 from helios.predict.duration import train_on
 from helios.predict.job_table import JobTable
-from helios.predict.scores import Scores, evaluation_set, pinball_losses, scores_for
+from helios.predict.scores import QUANTILES, Scores, evaluation_set, pinball_losses, scores_for
 from helios.predict.timeline import RecordedWalk, empty_levels, untrained
 
 WINDOW_S = 28 * 86_400
@@ -45,6 +47,23 @@ MOST_WINDOWS = 6
 """Windows of a trace, the last ones."""
 LAST_ENDED = 100
 """Ended jobs of a partition and size that the running median is of."""
+TREES = "quantile trees"
+TREE_ROUNDS = 250
+TREE_PARAMETERS = {
+    "objective": "quantile",
+    "num_leaves": 31,
+    "learning_rate": 0.08,
+    "min_data_in_leaf": 40,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "lambda_l2": 1.0,
+    "seed": 0,
+    "num_threads": 1,
+    "deterministic": True,
+    "force_row_wise": True,
+    "verbose": -1,
+}
+"""Parameters of LightGBM for the control, fixed before a window was judged. They are not tried again here."""
 
 QUESTIONS = ["predictions", "orders", "sleep"]
 Row = dict[str, Any]
@@ -88,7 +107,7 @@ def running_quantiles(table: JobTable, first: int) -> Floats:
             told += 1
         ranked = kept[keys[job]][1] if keys[job] in kept else []
         if job >= first and ranked:
-            found[job] = [ranked[int(share * (len(ranked) - 1))] for share in (0.1, 0.5, 0.9)]
+            found[job] = [ranked[int(share * (len(ranked) - 1))] for share in QUANTILES]
     return found
 
 
@@ -104,6 +123,21 @@ def control_quantiles(table: JobTable, features: NDArray[np.float32], first: int
         "user's last": np.repeat(np.where(np.isnan(last_s), running[:, 1], last_s)[:, None], 3, axis=1),
         "time limit": np.repeat(limit_s[:, None], 3, axis=1),
     }
+
+
+def tree_quantiles(table: JobTable, features: NDArray[np.float32], begin_s: int, rows: NDArray[np.int64]) -> Floats:
+    """Return p10, p50 and p90 of jobs by one LightGBM model each, s: the standard way to predict run times with bounds.
+
+    They learn the log of the run time from the features that ours has at submission, of the jobs that had ended before
+    ``begin_s``. Nothing is calibrated, and quantiles that cross are sorted.
+    """
+    past = np.flatnonzero((table.ended_s < begin_s) & np.isfinite(table.run_time_s))
+    learned = lightgbm.Dataset(features[past], np.log1p(table.run_time_s[past]), params=TREE_PARAMETERS)
+    found = [
+        lightgbm.train(TREE_PARAMETERS | {"alpha": share}, learned, TREE_ROUNDS).predict(features[rows])
+        for share in QUANTILES
+    ]
+    return np.expm1(np.maximum(np.sort(np.column_stack(found), axis=1), 0.0))
 
 
 def prediction_rows(name: str, history: LoadedHistory) -> Iterator[Row]:
@@ -126,10 +160,10 @@ def prediction_rows(name: str, history: LoadedHistory) -> Iterator[Row]:
         judged = evaluation_set(table, features, rows)
         ours, shrinkage = (scores_for(one.predicted[rows], judged) for one in (walk, plain))
         controls = {"shrinkage": shrinkage}
-        for control, quantiles in control_quantiles(table, features, first).items():
-            scores = scores_for(quantiles[rows, 1], judged)
-            loss = float(pinball_losses(quantiles[rows], judged.run_time_s).mean())
-            controls[control] = replace(scores, pinball_log=loss)
+        by_rule = {rule: found[rows] for rule, found in control_quantiles(table, features, first).items()}
+        for control, quantiles in (by_rule | {TREES: tree_quantiles(table, features, begin_s, rows)}).items():
+            loss = float(pinball_losses(quantiles, judged.run_time_s).mean())
+            controls[control] = replace(scores_for(quantiles[:, 1], judged), pinball_log=loss)
         where = {"trace": name, "window": f"{day(begin_s)} to {day(end_s)}", "jobs": len(rows)}
         yield from compared(where, ours, controls)
 
@@ -152,7 +186,12 @@ def compared(where: Row, ours: Scores, controls: dict[str, Scores]) -> Iterator[
             continue
         best = (min if less else max)(others, key=lambda name: others[name])
         ratio = mine / others[best] if others[best] else None
-        yield {"question": question, **where, "ours": mine, "control": others[best], "ratio": ratio, "best": best}
+        found = {"ours": mine, "control": others[best], "ratio": ratio, "best": best, "controls": others}
+        yield {"question": question, **where, **found}
+    mine, other = ours.pinball_log, controls[TREES].pinball_log
+    if mine is not None and other:
+        beside = {"ours": mine, "control": other, "ratio": mine / other, "best": TREES}
+        yield {"question": "pinball beside quantile trees", **where, **beside}
     covered = ours.coverage_p10_p90
     yield {"question": "coverage", **where, "ours": covered, "control": 0.8, "ratio": (covered or 0.0) / 0.8}
 
@@ -184,13 +223,23 @@ def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         yield from draws.rows(path.name, history, spans, draws=asked.draws)
 
 
+def badness(row: Row) -> float:
+    """Return how bad a figure is beside its control: its ratio, or how far off where 1 is best.
+
+    A ratio to nothing is None.
+    """
+    ratio = np.inf if row["ratio"] is None else row["ratio"]
+    if row["question"] == "coverage":
+        return abs(ratio - 1.0)
+    return -ratio if row["question"] in {"rank", "asleep"} else ratio
+
+
 def table_of(rows: list[Row]) -> str:
     """Return the rows by question, the worst first."""
     lines = []
     for question in dict.fromkeys(row["question"] for row in rows):
         mine = [row for row in rows if row["question"] == question]
-        better_high = question in {"rank", "asleep"}
-        mine.sort(key=lambda row: (row["ratio"] is None, row["ratio"] or 0.0), reverse=not better_high)
+        mine.sort(key=badness, reverse=True)
         known = [row["ratio"] for row in mine if row["ratio"]]
         middle = f"geometric mean of the ratios {np.exp(np.mean(np.log(known))):.3f}" if known else ""
         lines.append(f"\n{question}: {len(mine)} windows, {middle}")

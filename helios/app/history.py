@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ from helios.units import in_number
 
 if TYPE_CHECKING:
     from helios.warehouse import LoadReport, Warehouse
+
+MACHINE = "machine"
+"""Name under which the warehouse keeps the machine of a loaded file's header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,8 @@ def ingest(
             format=trace.format.value,
             timezone=trace.timezone,
         )
+        if trace.machine:
+            warehouse.remember(report.cluster, MACHINE, json.dumps(trace.machine), at=datetime.now(UTC))
         known = warehouse.timezone(report.cluster)
     if report.already_loaded and timezone and known != timezone:
         raise UsageError(
@@ -137,10 +143,7 @@ def read_file(
             in_number(rejects, f"rows of {path.name} make no sense and were left out; helios trace load names them")
         )
     if trace.machine:
-        notes.append(
-            f"The header of {path.name} gives {trace.machine.nodes:,} nodes and {trace.machine.cpus:,} CPUs: replays "
-            "have as many where --nodes and --gpus-per-node do not say otherwise."
-        )
+        notes.append(_describe_machine(path.name, trace.machine))
     return LoadedHistory(
         cluster=cluster or trace.cluster or choose_cluster_by(path),
         jobs=in_submission_order(JOBS.conform(jobs)),
@@ -172,11 +175,23 @@ def load_history(
 
     with Warehouse.open(url) as warehouse:
         chosen = choose_cluster(warehouse, cluster)
+        name = str(chosen["name"])
+        text = warehouse.remembered(name, MACHINE)
+        machine = RecordedMachine(*json.loads(text)) if text else None
         return LoadedHistory(
-            cluster=str(chosen["name"]),
-            jobs=warehouse.jobs(str(chosen["name"]), columns=columns),
+            cluster=name,
+            jobs=warehouse.jobs(name, columns=columns),
             timezone=str(chosen["timezone"] or "UTC"),
+            notes=(_describe_machine(f"the file of {name}", machine),) if machine else (),
+            machine=machine,
         )
+
+
+def _describe_machine(file: str, machine: RecordedMachine) -> str:
+    return (
+        f"The header of {file} gives {machine.nodes:,} nodes and {machine.cpus:,} CPUs: replays have as many where "
+        "--nodes and --gpus-per-node do not say otherwise."
+    )
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:

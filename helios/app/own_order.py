@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,10 +89,11 @@ def size_orders(checks: Sequence[PastCheck], now: datetime) -> bool:
 
 def proposal(checks: Sequence[PastCheck], now: datetime) -> str:
     """Return the proposal of shadow mode, or an empty text."""
-    if not checks or any(check.best is not CheckedOrder.OWN for check in checks) or now - checks[0].at < PATIENCE:
+    vain = list(takewhile(lambda check: check.best is CheckedOrder.OWN, reversed(checks)))
+    if not vain or now - vain[-1].at < PATIENCE:
         return ""
     return (
-        f"In {len(checks)} checks over four weeks neither predictions nor size was better than the site's own order. "
+        f"In {len(vain)} checks over four weeks neither predictions nor size was better than the site's own order. "
         "Shadow mode loses nothing and goes on measuring: helios mode qssf shadow"
     )
 

@@ -269,8 +269,8 @@ class Scenario:
 
 BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 """Scenario of a Slurm site without Helios."""
-CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
-"""The baseline, and an order without a model, which what is new has to beat."""
+CONTROLS = (BASELINE, replace(BASELINE, policy=Policy.FEWEST_GPUS, options=AGED))
+"""The baseline, and size, aged and bounded as ``qssf`` is, which what is new has to beat."""
 
 
 def scenarios(
@@ -371,10 +371,11 @@ FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
 FRONTIER_LARGE_DIVISOR = 4.0
 
 
-def frontier_scenarios() -> list[Scenario]:
+def frontier_scenarios(live: Scenario | None = None) -> list[Scenario]:
     """Return ``qssf`` settings between shortest mean and shortest longest wait.
 
-    They follow the site's own order and the control that predicts nothing.
+    They follow the site's own order and the control that predicts nothing. ``live``, the site's setting, comes last
+    unless it is among them.
     """
     easy: dict[str, Any] = {"backfill": Backfill.EASY, "estimates": RunTimes.LIMIT}
     settings = [
@@ -383,11 +384,12 @@ def frontier_scenarios() -> list[Scenario]:
         for bound in ({"bound_share": NEVER}, {"bound_share": BOUND_SHARE})
         for large in ({}, {"large_divisor": FRONTIER_LARGE_DIVISOR})
     ]
-    return [
+    found = [
         Scenario(policy=Policy.FIFO, **easy),
         *(
-            Scenario(policy=Policy.FEWEST_GPUS, **easy, options=(("wait_share", share),))
+            Scenario(policy=Policy.FEWEST_GPUS, **easy, options=(("bound_share", BOUND_SHARE), ("wait_share", share)))
             for share in FRONTIER_WAIT_SHARES
         ),
         *(Scenario(policy=Policy.QSSF, **easy, run_times=RunTimes.PREDICTED, options=options) for options in settings),
     ]
+    return found if live is None or live in found else [*found, live]

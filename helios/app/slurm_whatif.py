@@ -642,10 +642,11 @@ class InWorkloadOrder(NamedPredictor):
         there = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
         self.place = np.empty(len(jobs), dtype=np.int64)
         self.place[there] = np.arange(len(jobs))
+        opening = jobs["submitted_at"].min().to_pydatetime()
         self.online = ReplayTrainedPredictor(
             jobs.iloc[there].reset_index(drop=True),
             history=history.jobs,
-            model=train_before(history, history.jobs, jobs, seed=seed, progress=progress),
+            model=train_before(history, history.jobs, opening, seed=seed, progress=progress),
             seed=seed,
             timezone=history.timezone,
         )

@@ -253,7 +253,7 @@ class SweepWorker:
                 )
             if cell.plan.uses_predictions:
                 # What was learned before the window does not depend on the draw, so all draws share it.
-                of_model = f"{len(original.before)} {original.workload.submitted_s[0]} {request.seed}"
+                of_model = f"{request.since} {request.warm_up} {request.seed}"
                 taught = _get_or_make(
                     self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
                 )

@@ -400,19 +400,26 @@ def train_predictor(
     """
     if not any(plan.uses_predictions for plan in request.plans):
         return None
-    return train_before(history, setup.before, setup.machine.jobs, seed=request.seed, progress=progress)
+    if request.since is None:
+        return None
+    opening = request.since - request.warm_up
+    return train_before(history, setup.before, opening, seed=request.seed, progress=progress)
 
 
 def train_before(
-    history: LoadedHistory, before: pd.DataFrame, jobs: pd.DataFrame, *, seed: int, progress: Progress
+    history: LoadedHistory, before: pd.DataFrame, opening: datetime, *, seed: int, progress: Progress
 ) -> DurationModel | None:
-    """Return a model of what had ended ``before`` the first of ``jobs``.
+    """Return a model of what had ended by a moment.
 
     None where too few jobs had ended. Then the predictor learns only during the replay.
+
+    Parameters
+    ----------
+    before : DataFrame
+        The jobs submitted before ``opening``.
     """
     if before.empty:
         return None
-    opening = jobs["submitted_at"].min().to_pydatetime()
     if (opening, seed) not in history.trained:
         try:
             history.trained[opening, seed] = train(

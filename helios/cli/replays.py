@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,8 +22,8 @@ from typer import Option
 
 from helios.actions import Result
 from helios.app.history import LoadedHistory
-from helios.app.order_check import check_order, refuse_few
-from helios.app.scenarios import RENAMED, Estimates
+from helios.app.order_check import check_order, live_scenario, refuse_few
+from helios.app.scenarios import RENAMED, Estimates, Scenario
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import (
     FEWEST_REPEATS,
@@ -70,7 +71,7 @@ from helios.report.significance import Differences, compare_blocks, has_no_waits
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
-from helios.services.qssf import Qssf
+from helios.services.qssf import OrderRule, Qssf
 from helios.services.registry import build, checked_options, domain_of
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -152,16 +153,27 @@ def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None
         raise typer.Exit(130)
 
 
-def live_setting(settings: Settings) -> str:
-    """Describe the configured options of qssf."""
+POLICY_OF = {OrderRule.QSSF: Policy.QSSF, OrderRule.SIZE: Policy.FEWEST_GPUS, OrderRule.SERVICE: Policy.SERVICE}
+
+
+def live_setting(settings: Settings) -> Scenario | None:
+    """Return what the configured service qssf does live.
+
+    None where it is not configured.
+    """
     if "qssf" not in settings.services:
-        return "The service qssf is not configured here, so no setting is live."
-    options = checked_options(Qssf, settings.services["qssf"], name="qssf")
-    bound = f"bound_share {options.bound_share:g}" if options.bound_share else "no bound_share"
-    return (
-        f"Live now: QSSF with wait_share {options.wait_share:g}, {bound}, large_divisor {options.large_divisor:g} "
-        f"(order {options.order})."
-    )
+        return None
+    chosen = checked_options(Qssf, settings.services["qssf"], name="qssf")
+    order = OrderRule(chosen.order)
+    options: dict[str, float | None] = {"bound_share": chosen.bound_share or None}
+    if chosen.promote_after_s:
+        options = {"patience_s": int(chosen.promote_after_s) if isfinite(chosen.promote_after_s) else None}
+    if order is not OrderRule.SERVICE:
+        options["wait_share"] = chosen.wait_share
+    if chosen.large_divisor > 1:
+        options["large_divisor"] = chosen.large_divisor
+    run_times = None if order is OrderRule.SIZE else RunTimes.PREDICTED
+    return live_scenario(POLICY_OF[order], run_times=run_times, options=tuple(sorted(options.items())))
 
 
 OF_ONE = ("--policy", "--backfill", "--estimates", "--run-times", "--set", "--frontier", "--repeat", "--repeat-over")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,8 +139,9 @@ def whatif_(
         run_times=run_times,
     )
     chosen = with_options(chosen, option or [])
+    live = replays.live_setting(settings) if frontier else None
     if frontier:
-        chosen = frontier_scenarios()
+        chosen = frontier_scenarios(live)
     with progress_bars() as progress:
         history = source.read(progress)
         request = WhatIfRequest(
@@ -166,9 +168,11 @@ def whatif_(
     if sweep_file is not None:
         replays.show_sweep(swept, csv=csv, as_json=as_json)
         return
+    if live is not None:
+        found = replace(found, whatif=replace(found.whatif, live=live.parts))
     print_notes(found.whatif.notes)
-    if frontier:
-        print_message(f"note: {replays.live_setting(settings)}")
+    if frontier and live is None:
+        print_message("note: The service qssf is not configured here, so no setting is live.")
     if report is not None:
         typed = [*source.as_arguments(history), *machine.as_arguments(), *window.as_arguments()]
         typed += replay.as_arguments()

@@ -251,7 +251,7 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
         return None
     low, high = 0.75 * min(*known, 0.5), 1.35 * max(*known, 2)
     what = "Who gains and who pays: mean wait by job size, as a multiple of the first replay's"
-    labels = [_label(run, narrow) for run in reversed(ratios)]
+    labels = [_label(result.label_in_table(run), narrow) for run in reversed(ratios)]
     with canvas(what, height=1.2 + _rows_height(labels, 0.46 if narrow else 0.36), narrow=narrow) as drawing:
         axes = drawing.panels[0]
         axes.axvspan(low, 1, color=GAINS, zorder=0)
@@ -284,7 +284,7 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     Those that no live Slurm can do are grey.
     """
     runs = [result.baseline, *result.feasible, *result.impossible, *result.oracles][::-1]
-    labels = [_label(run, narrow) for run in runs]
+    labels = [_label(result.label_in_table(run), narrow) for run in runs]
     colours = [_bar_colour(run, result.baseline) for run in runs]
     height = 0.6 + _rows_height(labels, 0.38 if narrow else 0.27)
     with canvas("Mean and longest wait of each replay", height=height, narrow=narrow, columns=2) as drawing:
@@ -527,8 +527,8 @@ def _bar_colour(run: Run, baseline: Run) -> str:
     return BLUE if run.policy in {"qssf", "service"} else "#7fb8d8"
 
 
-def _label(run: Run, narrow: bool) -> str:
-    return "\n".join(wrap(run.label, LABEL_LETTERS)) if narrow else run.label
+def _label(label: str, narrow: bool) -> str:
+    return "\n".join(wrap(label, LABEL_LETTERS)) if narrow else label
 
 
 def _rows_height(labels: Sequence[str], each: float) -> float:

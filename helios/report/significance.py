@@ -138,10 +138,12 @@ def has_no_waits(result: WhatIf) -> bool:
 def propose_scenario(result: WhatIf) -> Run | None:
     """Return the replay that the sentences explain.
 
-    What Helios does live by default; else, of the first of ``PROPOSALS`` that was replayed, or else of all feasible
-    replays, the one with the smallest mean wait. None where none is feasible but the baseline.
+    The site's live setting, else what Helios does live by default. Where neither was replayed, that of the first of
+    ``PROPOSALS`` that was, or else of all feasible replays, with the smallest mean wait. None where none is feasible
+    but the baseline.
     """
-    chosen = [run for run in result.feasible if run.is_live_default]
+    chosen = [run for run in result.feasible if result.is_live(run)]
+    chosen = chosen or [run for run in result.feasible if run.is_live_default]
     for policy in PROPOSALS:
         chosen = chosen or [run for run in result.feasible if run.policy == policy]
     return min(chosen or result.feasible, key=lambda run: run.summary.mean_wait_s, default=None)
@@ -156,7 +158,11 @@ def _one_replay(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     if waits is None:
         return []
     where = f"Over {sure.repeats} repeats" if sure.repeats else "In the replay of the window as it was"
-    alike = 1 if chosen.is_live_default else sum(run.policy == chosen.policy for run in result.feasible)
+    alike = (
+        1
+        if chosen.is_live_default or result.is_live(chosen)
+        else sum(run.policy == chosen.policy for run in result.feasible)
+    )
     picked = f", the best of {alike} such replays," if alike > 1 else ""
     today = ", what a Slurm site has today" if result.baseline.is_today else ""
     sentences = [

@@ -81,12 +81,12 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
         table.add_column(name, justify="right")
     best = best_figures([baseline, *feasible])
     for run in (baseline, *feasible):
-        table.add_row(*_cells(run, baseline, best, width))
+        table.add_row(*_cells(run, result, best, width))
     if impossible := [*result.impossible, *result.oracles]:
         table.add_section()
         table.add_row("[dim]Not possible on a live Slurm:[/]")
         for run in impossible:
-            table.add_row(*_cells(run, baseline, {}, width), style="dim")
+            table.add_row(*_cells(run, result, {}, width), style="dim")
     first, last = result.window
     caption = (
         f"{escape(result.cluster)}: {baseline.summary.jobs:,} jobs from {first:%Y-%m-%d} to {last:%Y-%m-%d} (UTC) "
@@ -264,11 +264,14 @@ def rejects_table(rows: pd.DataFrame, counts: pd.DataFrame) -> RenderableType:
     return Group(summary, "", table)
 
 
-def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> list[str]:
-    summary = run.summary
+def _cells(run: Run, result: WhatIf, best: Mapping[str, float], width: int) -> list[str]:
+    summary, baseline = run.summary, result.baseline
     by_size = summary.mean_wait_s_by_size
-    label = f"{run.label} (today)" if run is baseline and run.is_today else run.label
-    cells = [label, _mark_best("mean", summary.mean_wait_s, best), _mark_best("longest", summary.max_wait_s, best)]
+    cells = [
+        result.label_in_table(run),
+        _mark_best("mean", summary.mean_wait_s, best),
+        _mark_best("longest", summary.max_wait_s, best),
+    ]
     if width >= MIDDLE:
         cells += [
             "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),

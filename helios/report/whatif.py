@@ -182,6 +182,8 @@ class WhatIf:
         The jobs, users and partitions by name. None where not given.
     check : OrderCheck, optional
         The verdict on the live order, over draws. None where there is only this one replay.
+    live : mapping, optional
+        Parts of a replay, as :func:`scenario_label` takes them, that are the site's live setting. None where not asked.
     interrupted : bool
         Whether a person stopped it before all replays were made.
     """
@@ -195,7 +197,17 @@ class WhatIf:
     notes: tuple[str, ...]
     named: JobNames | None = None
     check: OrderCheck | None = None
+    live: Mapping[str, Any] | None = None
     interrupted: bool = False
+
+    def is_live(self, run: Run) -> bool:
+        """Return whether a replay has the site's live setting."""
+        return self.live is not None and all(getattr(run, name) == part for name, part in self.live.items())
+
+    def label_in_table(self, run: Run) -> str:
+        """Return the label of a replay, with whether it is today's or live."""
+        today = " (today)" if run is self.baseline and run.is_today else ""
+        return f"{run.label}{today}{' (live)' if self.is_live(run) else ''}"
 
     @property
     def baseline(self) -> Run:
@@ -259,7 +271,7 @@ class WhatIf:
             "to": last.isoformat(),
             "notes": list(self.notes),
             "order_check": None if self.check is None else self.check.to_json(),
-            "runs": [run.to_json() for run in self.runs],
+            "runs": [run.to_json() | ({"live": True} if self.is_live(run) else {}) for run in self.runs],
         }
 
 

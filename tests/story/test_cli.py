@@ -122,3 +122,8 @@ def test_an_swf_file_is_replayed_as_allocated_on_the_machine_of_its_header(helio
     assert "4 nodes and 16 CPUs" in found.err
     described = helios(*replay, "--nodes", "8").json
     assert (described["nodes"], described["gpus_per_node"]) == ({"all": 8}, 4)
+    helios("trace", "load", path, "--cluster", "lab")
+    loaded = helios("whatif", "--cluster", "lab", "--policy", "fifo", "--json")
+    assert loaded.json["runs"] == found.json["runs"]
+    assert (loaded.json["nodes"], loaded.json["gpus_per_node"]) == ({"all": 4}, 4)
+    assert "4 nodes and 16 CPUs" in loaded.err

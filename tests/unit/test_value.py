@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helios.app.training import judge
 
 from helios.app.history import LoadedHistory
-from helios.app.order_check import ReplayTarget, value_of_predictions, value_or_reason
+from helios.app.order_check import DrawnWindow, ReplayTarget, value_of_predictions, value_or_reason
+from helios.app.whatif import WhatIfRequest
 from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes, value_headline
 from helios.report.significance import SINGLE_REPLAY
 from tests.builders import a_job, jobs_frame
@@ -63,6 +65,18 @@ def test_the_headline_is_the_verdict_over_draws(crowded: OrderValue) -> None:
     assert crowded.check.draws == 2
     assert crowded.to_json()["order_check"]["best"] == crowded.check.best
     assert value_headline(replace(crowded, check=None)) == [SINGLE_REPLAY]
+
+
+def test_a_what_if_of_the_judged_part_begins_with_the_same_model() -> None:
+    history = a_history()
+    # The first judged jobs hold no GPU, and others end before the first that does.
+    jobs = history.jobs.assign(gpus=history.jobs["gpus"].mask(np.arange(900) // 20 == 630 // 20, 0))
+    since = jobs["submitted_at"].iloc[630].to_pydatetime()
+    judged = judge(replace(history, jobs=jobs), train_until=since, seed=0)
+    request = WhatIfRequest(plans=(), since=since, nodes=CROWDED.nodes, gpus_per_node=2)
+    begun = DrawnWindow(replace(history, jobs=jobs), request).model
+    assert begun is not None
+    assert begun.model_id == judged.model.model_id
 
 
 def test_a_machine_on_which_nobody_waits_gains_nothing_and_says_so() -> None:

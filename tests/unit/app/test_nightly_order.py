@@ -118,5 +118,6 @@ def test_shadow_mode_is_proposed_when_nothing_was_better_for_four_weeks() -> Non
     nights = [past(CheckedOrder.OWN, days=days) for days in range(28, -1, -1)]
     assert "helios mode qssf shadow" in proposal(nights, NOON)
     assert proposal(nights[1:], NOON) == ""
+    assert proposal([past(CheckedOrder.SIZE, days=29), *nights], NOON) == proposal(nights, NOON)
     assert proposal([*nights[:-1], past(CheckedOrder.SIZE)], NOON) == ""
     assert proposal([], NOON) == ""

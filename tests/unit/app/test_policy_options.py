@@ -7,6 +7,7 @@ import pytest
 
 from helios.app.scenarios import (
     BOUND_SHARE,
+    CONTROLS,
     WAIT_SHARE,
     Policy,
     Scenario,
@@ -15,6 +16,8 @@ from helios.app.scenarios import (
     read_options,
     with_options,
 )
+from helios.cli.replays import live_setting
+from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import RUN_TIME
 from helios.simulate import Backfill, LongestWaits
@@ -77,6 +80,45 @@ def test_the_frontier_has_the_shares_with_and_without_bound_and_favour() -> None
     assert {told["wait_share"] for told in options} == {0.25, 0.5, 1.0}
     assert {told["bound_share"] for told in options} == {None, BOUND_SHARE}
     assert {told.get("large_divisor") for told in options} == {None, 4.0}
+
+
+def configured(**options: Any) -> Scenario:
+    found = live_setting(Settings(services={"qssf": options}))
+    assert found is not None
+    return found
+
+
+def test_the_live_setting_is_named_on_the_frontier_and_added_where_it_is_none_of_the_twelve() -> None:
+    assert configured() in frontier_scenarios()
+    assert frontier_scenarios(configured()) == frontier_scenarios()
+    assert frontier_scenarios(configured(wait_share=0.3)) == [*frontier_scenarios(), configured(wait_share=0.3)]
+    assert live_setting(Settings(services={})) is None
+
+
+def test_the_control_by_size_ages_and_is_bounded_as_qssf() -> None:
+    size, default = CONTROLS[1], Scenario(policy=Policy.QSSF, backfill=Backfill.EASY)
+    assert (size.policy, size.wait_share, size.bound_share) == (
+        Policy.FEWEST_GPUS,
+        default.wait_share,
+        default.bound_share,
+    )
+
+
+def test_size_is_bounded_on_the_frontier_as_what_is_live() -> None:
+    sizes = [plan for plan in frontier_scenarios() if plan.policy is Policy.FEWEST_GPUS]
+    assert configured(order="size") in sizes
+    assert {plan.bound_share for plan in sizes} == {BOUND_SHARE}
+
+
+def test_the_live_setting_has_the_options_of_the_service() -> None:
+    assert configured(promote_after_s=7_200, large_divisor=4).options == (
+        ("large_divisor", 4),
+        ("patience_s", 7_200),
+        ("wait_share", WAIT_SHARE),
+    )
+    assert configured(bound_share=0).bound_share is None
+    paper = configured(order="service")
+    assert (paper.policy, paper.wait_share, paper.bound_share) == (Policy.SERVICE, None, BOUND_SHARE)
 
 
 @pytest.mark.parametrize(

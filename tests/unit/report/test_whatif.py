@@ -1,4 +1,7 @@
 import json
+from dataclasses import replace
+
+from helios.report.significance import propose_scenario
 
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
@@ -19,6 +22,17 @@ def test_without_it_the_first_replay_is_the_baseline() -> None:
     result = a_what_if(first, qssf([1]))
     assert result.baseline is first
     assert not first.is_today
+
+
+def test_the_live_setting_is_marked_in_tables_and_json_and_explained() -> None:
+    today, live, shorter = a_run([9]), qssf([5], options={"wait_share": 0.3}), qssf([1], options={"wait_share": 1.0})
+    parts = {"policy": "qssf", "options": {"wait_share": 0.3}}
+    result = replace(a_what_if(today, shorter, live), live=parts)
+    labels = [result.label_in_table(run) for run in result.runs]
+    assert [label.endswith(" (live)") for label in labels] == [False, False, True]
+    assert labels[0].endswith(" (today)")
+    assert [run.get("live", False) for run in result.to_json()["runs"]] == [False, False, True]
+    assert propose_scenario(result) is live
 
 
 def test_whoever_knows_true_run_times_is_an_oracle() -> None:
