@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helios.app.training import judge
+from helios.app.model_registry import judge
 
 from helios.app.history import LoadedHistory
 from helios.app.order_check import DrawnWindow, ReplayTarget, value_of_predictions, value_or_reason
