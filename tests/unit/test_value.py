@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helios.app.model_registry import judge
 
 from helios.app.history import LoadedHistory
+from helios.app.model_registry import judge
 from helios.app.order_check import DrawnWindow, ReplayTarget, value_of_predictions, value_or_reason
 from helios.app.whatif import WhatIfRequest
 from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes, value_headline

@@ -2,7 +2,6 @@ import json
 from dataclasses import replace
 
 from helios.report.significance import propose_scenario
-
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
 PUBLISHED = {
