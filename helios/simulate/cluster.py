@@ -22,19 +22,19 @@ from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
 from helios.simulate.cluster_nodes import NodeActions, NodeTally, Sleep, node_holding, node_tally
 from helios.simulate.core.events import (
-    BARRED,
     BEFORE,
     CHOICE,
+    EXCLUDED,
     HELD,
     UNNAMED,
-    Orders,
     Stops,
+    Urgencies,
     admit,
     advance_replay,
     count_up,
-    may_choose,
-    order,
-    step_columns,
+    has_choice,
+    new_step_counts,
+    set_urgencies,
     withdraw,
 )
 from helios.simulate.core.state import NEVER, ClusterShape, EngineState, Workload, new_state, refuse_misfits
@@ -107,7 +107,7 @@ class SimCluster(SimulatedCluster):
             preemptive=False,
             placement=PLACES[placement],
             seed=seed,
-            versatile=True,
+            tracks_nodes=True,
         )
         # Columns of the tables, looked up once: a lookup for each job that an action names costs as much as the change.
         self.started_s = self._state.jobs["started_s"]
@@ -140,9 +140,9 @@ class SimCluster(SimulatedCluster):
         self._limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
         self._estimates_s = estimates_s.clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
         self._state.pending["estimate_s"] = self._estimates_s
-        self._orders = Orders(urgency=self._urgency, bar=np.zeros(len(jobs), dtype=np.uint8))
-        self._orders.bar[list(self._excluded_reason)] |= BARRED
-        self._seen = step_columns(self._state)
+        self._urgencies = Urgencies(urgency=self._urgency, flags=np.zeros(len(jobs), dtype=np.uint8))
+        self._urgencies.flags[list(self._excluded_reason)] |= EXCLUDED
+        self._counts = new_step_counts(self._state)
         self._between = False
 
     # Time.
@@ -154,12 +154,12 @@ class SimCluster(SimulatedCluster):
         is left to happen.
         """
         self._freeze_snapshots()
-        moment_s, *_ = advance_replay(self._state, self._seen, Stops(before=-NEVER), self.now_s, False)
+        moment_s, *_ = advance_replay(self._state, self._counts, Stops(before_s=-NEVER), self.now_s, False)
         return None if moment_s == NEVER else int(moment_s)
 
     def _advance(self, until_s: int) -> None:
         self._freeze_snapshots()
-        advance_replay(self._state, self._seen, Stops(until=until_s), self.now_s, False)
+        advance_replay(self._state, self._counts, Stops(until_s=until_s), self.now_s, False)
         self.now_s = until_s
 
     def advance_to_decision(
@@ -181,7 +181,7 @@ class SimCluster(SimulatedCluster):
         between = self._between
         if not between:
             self._freeze_snapshots()
-        moment_s, where, alarm_s, again_s = advance_replay(self._state, self._seen, stops, self.now_s, between)
+        moment_s, where, alarm_s, again_s = advance_replay(self._state, self._counts, stops, self.now_s, between)
         if moment_s == NEVER:
             return None
         self._between = where == BEFORE
@@ -212,7 +212,7 @@ class SimCluster(SimulatedCluster):
         That is so if a job that fits by its count of GPUs has waited since before now, or waits beside another of its
         partition. Where it is not, nothing that is done to the queue now makes another job start.
         """
-        return bool(may_choose(self._state, self._seen, self.now_s))
+        return bool(has_choice(self._state, self._counts, self.now_s))
 
     # Contents of snapshots.
 
@@ -239,7 +239,7 @@ class SimCluster(SimulatedCluster):
         by_start = running[np.argsort(self.started_s[running], kind="stable")]
         # A job whose nodes are still waking is shown as started when it got them: when they are up lies in the future.
         late = jobs["resumed_s"][by_start] > state.clock["now_s"][0]
-        started_s = jobs["started_s"][by_start] - np.where(late, jobs["late_s"][by_start], 0)
+        started_s = jobs["started_s"][by_start] - np.where(late, jobs["boot_wait_s"][by_start], 0)
         held_by = jobs["first_share"][by_start]
         free, power = state.nodes["free"].copy(), self._door.columns()
         held = self._size - free
@@ -266,8 +266,7 @@ class SimCluster(SimulatedCluster):
     # Changes to jobs.
 
     def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
-        *_, counts = order(self._state, self._orders, jobs, urgency, steps=self._steps)
-        return counts[:UNNAMED]
+        return set_urgencies(self._state, self._urgencies, jobs, urgency, steps=self._steps)[:UNNAMED]
 
     def _change(self, change: SettingChange[float], job: int) -> Outcome:
         is_limit = change.setting is JobSetting.SOFT_LIMIT
@@ -324,7 +323,7 @@ class SimCluster(SimulatedCluster):
         withdraw(self._state, np.array([job]))
         self._held.add(job)
         self._excluded_reason[job] = why
-        self._orders.bar[job] = BARRED | HELD
+        self._urgencies.flags[job] = EXCLUDED | HELD
 
     def release(self, job_id: str) -> None:
         """Release a held job.
@@ -339,7 +338,7 @@ class SimCluster(SimulatedCluster):
             raise UsageError(f"job {job_id} is not held")
         del self._excluded_reason[job]
         self._held.remove(job)
-        self._orders.bar[job] = 0
+        self._urgencies.flags[job] = 0
         self._admit(np.array([job]))
 
     # Nodes.
@@ -378,7 +377,7 @@ class SimCluster(SimulatedCluster):
 
         Meaningless where it has not started.
         """
-        return self._state.jobs["late_s"]
+        return self._state.jobs["boot_wait_s"]
 
     def forbid(self, node: str, *, why: str | None) -> None:
         """Exclude the power of a node from control, or include it again.

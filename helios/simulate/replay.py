@@ -25,10 +25,10 @@ from helios.model import STEP_S
 from helios.ports import RUN_TIME, Order, ReplayPredictor
 from helios.simulate.ageing import Ageing, WaitBound
 from helios.simulate.cluster_nodes import NodeHolding, node_holding
-from helios.simulate.core.events import admit_due, awaits_key, end_due, next_moment, queue_again, run, schedule_touched
-from helios.simulate.core.nodes import room
-from helios.simulate.core.running import reservation
-from helios.simulate.core.scheduling import before, first_up_to, reserve
+from helios.simulate.core.events import admit_due, awaits_key, end_due, next_moment, queue_again, run, run_due_passes
+from helios.simulate.core.nodes import largest_fit
+from helios.simulate.core.running import reserve_gpus
+from helios.simulate.core.scheduling import comes_before, first_up_to, reserve_nodes
 from helios.simulate.core.state import (
     EASY,
     GUARD,
@@ -74,7 +74,7 @@ JOB, BUDGET, TAKEN, AHEAD, QUEUED = 0, 1, 2, 3, 4
 def _note(state: EngineState, job: int, row: Any, now: int) -> None:
     record, partition = state.jobs[job], state.jobs[job].partition
     row.at_s, row.shadow_s, row.extra = now, NEVER, 0
-    row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
+    row.free, row.room = state.partitions[partition].free_gpus, largest_fit(state, partition)
     row.head = first_up_to(state, partition, -1)
     row.incumbent = first_up_to(state, partition, record.gpus)
     if row.head != job and record.gpus <= row.room:
@@ -89,9 +89,9 @@ def _note_reservation(state: EngineState, row: Any, now: int) -> None:
     """
     clock, partition, gpus = state.clock[0], state.jobs[row.head].partition, state.jobs[row.head].gpus
     if clock.backfill == EASY:
-        row.shadow_s, row.extra = reservation(state, partition, gpus)
+        row.shadow_s, row.extra = reserve_gpus(state, partition, gpus)
     elif clock.backfill == NODES and not (clock.closed and state.pending[row.head].key == -np.inf):
-        row.shadow_s = reserve(state, partition, row.head, now)
+        row.shadow_s = reserve_nodes(state, partition, row.head, now)
 
 
 @kernel
@@ -101,7 +101,7 @@ def _count_ahead(state: EngineState, job: int, status: NDArray[np.int64]) -> Non
         record = state.jobs[other]
         if record.partition == state.jobs[job].partition and record.started_s == NEVER:
             status[QUEUED] += 1
-            status[AHEAD] += before(state.pending, other, job)
+            status[AHEAD] += comes_before(state.pending, other, job)
 
 
 @entry_point
@@ -116,8 +116,8 @@ def _run_and_record(
             state.clock[0].next_s = now
             return _REACHED
         status[BUDGET] -= end_due(state, now) + admit_due(state, now)
-        due = state.partitions[state.jobs[job].partition].touched
-        schedule_touched(state, now)
+        due = state.partitions[state.jobs[job].partition].pass_due
+        run_due_passes(state, now)
         if due and state.clock[0].arrived > job and state.jobs[job].started_s == NEVER:
             if status[QUEUED] == 0:
                 _count_ahead(state, job, status)
@@ -388,7 +388,7 @@ def replay(
         preemptive=preemptive,
         placement=PLACES[placement],
         seed=seed,
-        versatile=count_nodes or placement is not Placement.PACKED,
+        tracks_nodes=count_nodes or placement is not Placement.PACKED,
         guard=None if guard is None else bounds,
     )
     if reservation is not None:
@@ -427,7 +427,7 @@ def replay(
         busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
         believed_s=scores.believed_s,
         estimate_s=None if estimate_s is None and predictor is None else scores.plans.copy(),
-        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.clock["versatile"][0] else None,
+        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.clock["tracks_nodes"][0] else None,
         bound_s=int(state.guard["bound_s"][max(state.clock["bounds"][0] - 1, 0)]) if len(state.guard) else None,
     )
 

@@ -14,7 +14,7 @@ plans.
 from __future__ import annotations
 
 from helios.jit import kernel, plain
-from helios.simulate.core.running import drop, rise
+from helios.simulate.core.running import heap_remove, heap_rise
 from helios.simulate.slurm.placement import (
     begin_plan,
     count_units,
@@ -150,7 +150,7 @@ def _run(  # noqa: PLR0917 - numba kernels are called by position
     record.limit_s = started_s + min(limit_min, YEAR_MIN) * 60
     record.soft_s = started_s + record.time_min * 60 if clock.soft and record.time_min > 0 else NEVER
     record.expected_s = min(record.limit_s, record.soft_s)
-    rise(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
+    heap_rise(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
     _expect(state, job, clock.running)
     clock.running += 1
 
@@ -185,7 +185,7 @@ def end(state: SlurmState, job: int) -> None:
     state.ended[clock.ended] = job
     clock.ended += 1
     clock.running -= 1
-    drop(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
+    heap_remove(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
     place = 0
     while state.expected[place] != job:
         place += 1
