@@ -86,7 +86,7 @@ class SimulatedSlurm(SimulatedCluster):
         self.started_s, self.ended_s = np.full(len(jobs), NEVER), np.full(len(jobs), NEVER)
         self._n_started = self._n_ended = self._n_arrived = 0
         self._nodes = _nodes(site)
-        names = workload.partitions
+        partition_names = workload.partitions
         # Times are cut off to whole seconds, as Slurm shows them.
         super().__init__(
             name,
@@ -94,7 +94,7 @@ class SimulatedSlurm(SimulatedCluster):
             jobs,
             self._nodes,
             site_factor_most=site_factor_most,
-            partition=[",".join(names[code] for code in workload.choices(job)) for job in range(len(jobs))],
+            partition=[",".join(partition_names[code] for code in workload.choices(job)) for job in range(len(jobs))],
             submitted_at=times(np.floor(workload.submitted_s).astype(np.int64)),
             eligible_at=times(np.floor(workload.column("eligible_s")).astype(np.int64)),
         )
@@ -102,7 +102,7 @@ class SimulatedSlurm(SimulatedCluster):
         site_factor = partial(ownership.site_factor, most=site_factor_most)
         self._terms = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
         # Columns of the tables, which live as long as the timeline.
-        self._site: Jobs = self._state.jobs["site"]
+        self._site: Jobs = self._state.jobs["site_factor"]
         self._time_min: Jobs = self._state.jobs["time_min"]
         self._is_held: Jobs = self._state.jobs["is_held"]
         self._helios_time_min = np.zeros(len(jobs), dtype=np.int64)
@@ -236,9 +236,9 @@ class SimulatedSlurm(SimulatedCluster):
         queued, waiting = self.timeline.pending(), self.waiting()
         rank = np.full(len(self.started_s), len(queued))
         rank[queued] = np.arange(len(queued))
-        leads = dict(zip(self._array[queued][::-1].tolist(), rank[queued][::-1].tolist(), strict=True))
-        behind = waiting[(self._state.jobs["status"][waiting] == FUTURE) & (self._array[waiting] >= 0)]
-        rank[behind] = [leads.get(array, len(queued)) for array in self._array[behind].tolist()]
+        rank_by_array = dict(zip(self._array[queued][::-1].tolist(), rank[queued][::-1].tolist(), strict=True))
+        later_tasks = waiting[(self._state.jobs["status"][waiting] == FUTURE) & (self._array[waiting] >= 0)]
+        rank[later_tasks] = [rank_by_array.get(array, len(queued)) for array in self._array[later_tasks].tolist()]
         return waiting[np.lexsort((waiting, rank[waiting], self._is_held[waiting] != 0))]
 
     def _settings(self, jobs: Jobs) -> OwnColumns:
@@ -319,14 +319,14 @@ class SimulatedSlurm(SimulatedCluster):
         return pending
 
     def _change(self, change: SettingChange[int], job: int) -> Outcome:
-        if (kept := check_change(change, self._change_context(change, job))) is not None:
-            return kept
-        its, before = np.array([job]), self._value(change.setting, job)
+        if (outcome := check_change(change, self._change_context(change, job))) is not None:
+            return outcome
+        jobs, before = np.array([job]), self._value(change.setting, job)
         if change.setting is JobSetting.ORDER:
-            self.timeline.set_site_factor(its, np.array([change.wanted]))
+            self.timeline.set_site_factor(jobs, np.array([change.wanted]))
         else:
             self._helios_time_min[job] = change.wanted
-            self.timeline.set_time_min(its, np.array([60.0 * change.wanted]))
+            self.timeline.set_time_min(jobs, np.array([60.0 * change.wanted]))
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
     def _change_context(self, change: SettingChange[int], job: int) -> ChangeContext:
@@ -409,14 +409,14 @@ def _in_ms(seconds: int) -> int:
 
 
 def _nodes(site: SlurmSite) -> pd.DataFrame:
-    homes: dict[str, list[str]] = {}
+    partitions_by_node: dict[str, list[str]] = {}
     for rules in site.partitions:
         for node in rules.nodes:
-            homes.setdefault(node, []).append(rules.name)
+            partitions_by_node.setdefault(node, []).append(rules.name)
     rows = [
         {
             "name": node,
-            "partitions": ",".join(homes.get(node, ())),
+            "partitions": ",".join(partitions_by_node.get(node, ())),
             "power": "awake",
             "kept_awake": 0,
             "cpus": group.cpus,
