@@ -398,8 +398,8 @@ def _forecasts_used(known: KnownDemand) -> Iterator[tuple[int, int]]:
 def _key_maker(known: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
     """Return a function that makes the memo's key of a range of days.
 
-    Its parameters are the first steps of the first day and of the day after the last. The key is a digest of all inputs of a choice on these days. The weeks of adjacent
-    days overlap, so the digest of each day is computed once.
+    Its parameters are the first steps of the first day and of the day after the last. The key is a digest of all inputs
+    of a choice on these days. The weeks of adjacent days overlap, so the digest of each day is computed once.
     """
     inputs = repr((options, known.ahead_s, known.levels, known.published)).encode()
     coming = [known.most[:, ahead, level] for ahead, level in _forecasts_used(known)]

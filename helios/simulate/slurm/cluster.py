@@ -100,7 +100,7 @@ class SimulatedSlurm(SimulatedCluster):
         )
         self._soft_limits = site.scheduling.time_min_is_soft
         site_factor = partial(ownership.site_factor, most=site_factor_most)
-        self._terms = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
+        self._mapping = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
         # Columns of the tables, which live as long as the timeline.
         self._site: Jobs = self._state.jobs["site_factor"]
         self._time_min: Jobs = self._state.jobs["time_min"]
@@ -133,7 +133,7 @@ class SimulatedSlurm(SimulatedCluster):
         self,
         *,
         arrivals: bool = True,
-        asks_from_s: int = NEVER,
+        choices_from_s: int = NEVER,
         alarm_s: int = NEVER,
         alarm_from_s: int = NEVER,
         before_s: int = NEVER,
@@ -155,7 +155,7 @@ class SimulatedSlurm(SimulatedCluster):
             if not self._carried_before(before_ms, alarm_ms):
                 return StopPoint(before_ms // MS, True, False, alarm_s, again_s)
             choice, now_s, came = self.has_choice(), self.now_s, self._n_arrived > arrived
-            if (arrivals and came) or (choice and now_s >= asks_from_s):
+            if (arrivals and came) or (choice and now_s >= choices_from_s):
                 return StopPoint(now_s, False, choice, NEVER, again_s)
             alarm_s = alarm_from_s if choice else NEVER
         return None
@@ -302,7 +302,7 @@ class SimulatedSlurm(SimulatedCluster):
 
     # Changes.
 
-    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
+    def _set_urgencies(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
         named = ~np.isnan(urgency)
         jobs, wanted = jobs[named], ownership.site_factors(urgency[named], n_steps=self._steps)
         results = np.where(self._site[jobs] == wanted, UNCHANGED, DONE)
@@ -318,7 +318,7 @@ class SimulatedSlurm(SimulatedCluster):
         pending: NDArray[np.bool_] = (jobs >= 0) & (jobs < self.arrived) & (self.started_s[jobs] == NEVER)
         return pending
 
-    def _change(self, change: SettingChange[int], job: int) -> Outcome:
+    def _apply_change(self, change: SettingChange[int], job: int) -> Outcome:
         if (outcome := check_change(change, self._change_context(change, job))) is not None:
             return outcome
         jobs, before = np.array([job]), self._value(change.setting, job)
@@ -340,7 +340,7 @@ class SimulatedSlurm(SimulatedCluster):
             time_limit=limit if limit < YEAR_MIN else 0,
         )
 
-    def _changed(self) -> list[str]:
+    def _changed_jobs(self) -> list[str]:
         waiting = np.flatnonzero(self.started_s[: self.arrived] == NEVER)
         ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_helios_time_min(waiting)]
         return [self._job_ids[job] for job in ours.tolist()]
