@@ -298,7 +298,9 @@ def _measured_rates(
     """Return the mean measured speed of each class beside others, as a share."""
     sums: dict[tuple[int, Group], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for speed in speeds:
-        is_known = speed.family in alone and speed.family in class_of and all(b in class_of for b in speed.beside)
+        is_known = (
+            speed.family in alone and speed.family in class_of and all(family in class_of for family in speed.beside)
+        )
         if speed.beside and is_known:
             total = sums[class_of[speed.family], tuple(sorted(class_of[family] for family in speed.beside))]
             total[0] += speed.samples * min(1.2, speed.steps_per_s / alone[speed.family])
@@ -317,8 +319,8 @@ def _pairs(
         if len(others) == 1:
             speed[own, others[0]], exact[own, others[0]] = rate, True
     fits = ~(exact & (speed <= 0))
-    kept = fits[first, second] & fits[second, first]
-    first, second = first[kept], second[kept]
+    fitting = fits[first, second] & fits[second, first]
+    first, second = first[fitting], second[fitting]
     rates = np.zeros((len(first), count))
     np.add.at(rates, (np.arange(len(first)), first), speed[first, second])
     np.add.at(rates, (np.arange(len(first)), second), speed[second, first])

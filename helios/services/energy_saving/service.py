@@ -249,12 +249,12 @@ def target_levels(
     from_step : int
         First step of the result, before which all nodes are awake.
     """
-    known = known_demand(demand, pool, options)
+    demand_of_pool = known_demand(demand, pool, options)
     if options.rule == "helios":
-        plan = plan_sizing(known, options, from_step=from_step, memo=memo)
+        plan = plan_sizing(demand_of_pool, options, from_step=from_step, memo=memo)
         return plan.levels[from_step:], plan.choices
-    rule = plain_rule() if options.rule == "max_3h" else published_rule(known)
-    return levels_of(known, rule.setting, from_step=from_step), ()
+    rule = plain_rule() if options.rule == "max_3h" else published_rule(demand_of_pool)
+    return levels_of(demand_of_pool, rule.setting, from_step=from_step), ()
 
 
 def published_values(options: CesOptions, nodes: float) -> dict[str, float]:
@@ -440,14 +440,14 @@ class Ces:
         if demand is None:
             return []
         queued = nodes_wanted_by_queue(snapshot, nodes)
-        fresh = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
+        is_recent = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
         pools_of_nodes = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
         assessments: list[_PoolAssessment] = []
         sleeping: set[str] = set()
         for name, members in pools_of_nodes:
             if name not in demand.pools or not demand.busy.shape[1]:
                 continue
-            pool = self._assess_pool(demand, name, list(members), queued.get(name, 0.0), fresh=fresh)
+            pool = self._assess_pool(demand, name, list(members), queued.get(name, 0.0), is_recent=is_recent)
             others = [node for node in nodes if node.name not in sleeping]
             count = pool.powered - pool.level
             down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=others)
@@ -457,7 +457,7 @@ class Ces:
         return assessments
 
     def _assess_pool(
-        self, demand: Demand, name: str, members: list[NodeCandidate], queued: float, *, fresh: bool
+        self, demand: Demand, name: str, members: list[NodeCandidate], queued: float, *, is_recent: bool
     ) -> _PoolAssessment:
         position = demand.pools.index(name)
         level, choice = level_now(demand, position, self.options, memo=self._memo)
@@ -471,7 +471,7 @@ class Ces:
         return _PoolAssessment(
             name=name,
             members=tuple(members),
-            level=round(level) if fresh else max(round(level), sum(node.powered for node in members)),
+            level=round(level) if is_recent else max(round(level), sum(node.powered for node in members)),
             needed=round(needed),
             likely=most_within(demand, position),
             rule=choice.rule.name if choice and choice.rule else "",
@@ -530,6 +530,6 @@ class _PoolAssessment:
 def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[NodeCandidate]) -> KeepAwake:
     free = {node.name for pool in pools for node in pool.down}
     woken = {node.name for pool in pools for node in pool.up}
-    kept = tuple(node.name for node in nodes if (node.powered and node.name not in free) or node.name in woken)
+    names = tuple(node.name for node in nodes if (node.powered and node.name not in free) or node.name in woken)
     why = "; ".join(pool.summary for pool in pools) or "no forecast of demand, so nothing may sleep"
-    return KeepAwake(nodes=kept, reason=why)
+    return KeepAwake(nodes=names, reason=why)

@@ -180,54 +180,56 @@ class SizingPlan:
     choices: tuple[tuple[int, Choice], ...]
 
 
-def plan_sizing(known: KnownDemand, options: CesOptions, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
+def plan_sizing(
+    demand: KnownDemand, options: CesOptions, *, from_step: int = 0, memo: Memo | None = None
+) -> SizingPlan:
     """Run the rules from ``from_step`` on, with a choice at each midnight.
 
     Before ``from_step`` all nodes are awake.
     """
-    levels = known.total.copy()
-    day_of = known.day_of
+    levels = demand.total.copy()
+    day_of = demand.day_of
     if from_step >= len(day_of):
         return SizingPlan(levels=levels, choices=())
     day_starts = [from_step, *(np.flatnonzero(np.diff(day_of[from_step:])) + from_step + 1).tolist()]
     choices: list[tuple[int, Choice]] = []
     powered, held_until = float("nan"), 0
     memo = {} if memo is None else memo
-    key = _key_maker(known, options, day_of)
-    for first, after in zip(day_starts, [*day_starts[1:], len(known.busy)], strict=True):
-        weeks = _weeks_before(known, day_of, int(day_of[first]), options.weeks)
+    key = _key_maker(demand, options, day_of)
+    for first, after in zip(day_starts, [*day_starts[1:], len(demand.busy)], strict=True):
+        weeks = _weeks_before(demand, day_of, int(day_of[first]), options.weeks)
         if (inputs := key(*weeks)) not in memo:
-            memo[inputs] = choose_rule(known.steps(*weeks), options)
+            memo[inputs] = choose_rule(demand.steps(*weeks), options)
         choice = memo[inputs]
         choices.append((first, choice))
         if choice.rule is None:
-            powered, held_until = float(known.total[first:after].max()), 0
+            powered, held_until = float(demand.total[first:after].max()), 0
             continue
         if first == from_step:
-            powered = _first_level(known, choice.rule.setting, from_step)
+            powered = _first_level(demand, choice.rule.setting, from_step)
         powered, held_until = _walk(
-            known, choice.rule.setting, (first, after), state=(powered, held_until), levels=levels
+            demand, choice.rule.setting, (first, after), state=(powered, held_until), levels=levels
         )
     return SizingPlan(levels=levels, choices=tuple(choices))
 
 
-def levels_of(known: KnownDemand, setting: SizingParameters, *, from_step: int) -> NDArray[np.float64]:
+def levels_of(demand: KnownDemand, setting: SizingParameters, *, from_step: int) -> NDArray[np.float64]:
     """Return the nodes awake under one rule after each step from ``from_step`` on."""
-    levels = known.total.copy()
+    levels = demand.total.copy()
     if from_step < len(levels):
-        start = _first_level(known, setting, from_step)
-        _walk(known, setting, (from_step, len(levels)), state=(start, 0), levels=levels)
+        start = _first_level(demand, setting, from_step)
+        _walk(demand, setting, (from_step, len(levels)), state=(start, 0), levels=levels)
     return levels[from_step:]
 
 
-def _first_level(known: KnownDemand, setting: SizingParameters, step: int) -> float:
+def _first_level(demand: KnownDemand, setting: SizingParameters, step: int) -> float:
     """Return the nodes awake when a rule begins."""
-    return float(min(known.busy[step] + setting.up, known.total[step]))
+    return float(min(demand.busy[step] + setting.up, demand.total[step]))
 
 
-def published_rule(known: KnownDemand) -> Rule:
+def published_rule(demand: KnownDemand) -> Rule:
     """Return the published rule."""
-    return Rule(name=PUBLISHED, setting=known.published.setting(0))
+    return Rule(name=PUBLISHED, setting=demand.published.setting(0))
 
 
 def plain_rule() -> Rule:
@@ -236,24 +238,26 @@ def plain_rule() -> Rule:
     return Rule(name=name, setting=SizingParameters(FIRST_RECENT, PLAIN_NODES, PLAIN_NODES, 1.0, 0, 0.0))
 
 
-def choose_rule(known: KnownDemand, options: CesOptions) -> Choice:
+def choose_rule(demand: KnownDemand, options: CesOptions) -> Choice:
     """Return the best rule over the last whole weeks.
 
     By default only rules are admitted that in each week slept no less than the published rule, woke no oftener and had
     no more nodes short. With ``wake_ups_per_day`` all are that woke seldom enough. The best admitted rule is the one
     with the most sleep, less the penalty for nodes short.
     """
-    n_weeks = len(known.busy) // WEEK
+    n_weeks = len(demand.busy) // WEEK
     if n_weeks < LEAST_WEEKS:
-        reason = f"forecasts of {count_in_words(n_weeks, 'whole week')} are known, and it takes {LEAST_WEEKS} to choose"
-        return Choice(rule=published_rule(known), reason=reason)
-    rules = list(candidate_rules(known, float(options.spare)))
+        reason = (
+            f"forecasts of {count_in_words(n_weeks, 'n_weeks week')} are known, and it takes {LEAST_WEEKS} to choose"
+        )
+        return Choice(rule=published_rule(demand), reason=reason)
+    rules = list(candidate_rules(demand, float(options.spare)))
     score = score_levels(
-        known.busy,
-        known.total,
-        np.array([_floor(known, row) for row in range(FIRST_RECENT + len(RECENT))]),
+        demand.busy,
+        demand.total,
+        np.array([_floor(demand, row) for row in range(FIRST_RECENT + len(RECENT))]),
         np.array([rule.setting for rule in rules], dtype=np.float64),
-        powered=_first_level(known, rules[0].setting, 0),
+        powered=_first_level(demand, rules[0].setting, 0),
         week_steps=WEEK,
     )
     admitted = _admitted(score, options)
@@ -267,7 +271,7 @@ def choose_rule(known: KnownDemand, options: CesOptions) -> Choice:
         hindsight=tuple(
             RuleScore(
                 rule=rules[index].name,
-                asleep=float(score.asleep[index].sum()) / len(known.busy),
+                asleep=float(score.asleep[index].sum()) / len(demand.busy),
                 wake_ups_per_day=float(score.wakes[index].sum()) / (7 * n_weeks),
                 node_hours_short=float(score.missing[index].sum()) * STEP_S / 3_600,
             )
@@ -276,15 +280,15 @@ def choose_rule(known: KnownDemand, options: CesOptions) -> Choice:
     )
 
 
-def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> tuple[int, int]:
+def _weeks_before(demand: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> tuple[int, int]:
     """Return the range of steps of the whole weeks with forecasts before ``day``.
 
     They end at a midnight, as otherwise each further step would change the choice.
     """
     after = int(np.searchsorted(day_of, day))
-    forecast = np.flatnonzero(~np.isnan(known.soon[:after]))
-    whole = (after - int(forecast[0])) // WEEK if len(forecast) else 0
-    return after - WEEK * min(whole, weeks), after
+    forecast = np.flatnonzero(~np.isnan(demand.soon[:after]))
+    n_weeks = (after - int(forecast[0])) // WEEK if len(forecast) else 0
+    return after - WEEK * min(n_weeks, weeks), after
 
 
 def _admitted(score: SizingScore, options: CesOptions) -> NDArray[np.bool_]:
@@ -316,13 +320,13 @@ def _reason(chosen: Rule | None, options: CesOptions, n_weeks: int) -> str:
 # The rules.
 
 
-def candidate_rules(known: KnownDemand, spare: float) -> Iterator[Rule]:
+def candidate_rules(demand: KnownDemand, spare: float) -> Iterator[Rule]:
     """Yield the rules to try, the published one first.
 
     Some of them wake nodes ahead of need once fewer than ``spare`` are idle.
     """
-    names, published = _floor_names(), known.published
-    yield published_rule(known)
+    names, published = _floor_names(), demand.published
+    yield published_rule(demand)
     for down, up, margin in product((0.5, 1.0), (1.0, 1.5), (0.0, 1.0)):
         setting = SizingParameters(
             1, down * published.reserve, up * published.reserve, 1.0, published.hold_steps, margin
@@ -331,7 +335,7 @@ def candidate_rules(known: KnownDemand, spare: float) -> Iterator[Rule]:
     for timer in TIMERS:
         yield Rule(name=timer, setting=SizingParameters(names.index(timer), 0.0, 0.0, 0.5, 0, 0.0))
     yield plain_rule()
-    total = float(known.total.max())
+    total = float(demand.total.max())
     for floor, share, more, margin in product(
         range(FIRST_RECENT, len(names)), RESERVE_SHARES, EXTRA_SHARES, sorted({0.0, spare})
     ):
@@ -349,29 +353,29 @@ def _floor_names() -> list[str]:
     return [PUBLISHED, "published rule above the most of the last hour", *TIMERS, *recent]
 
 
-def _floor(known: KnownDemand, row: int) -> NDArray[np.float64]:
+def _floor(demand: KnownDemand, row: int) -> NDArray[np.float64]:
     """Return a lower bound of the level, of shape (n_steps,)."""
     if row < FIRST_RECENT - len(TIMERS):
-        falls = published_floor(known.busy, known.soon, known.later, known.published)
-        return falls if row == 0 else np.where(np.isinf(falls), falls, highest_of_last(known.busy, 6))
+        falls = published_floor(demand.busy, demand.soon, demand.later, demand.published)
+        return falls if row == 0 else np.where(np.isinf(falls), falls, highest_of_last(demand.busy, 6))
     if row < FIRST_RECENT:
-        return highest_of_last(known.busy, list(TIMERS.values())[row - FIRST_RECENT])
+        return highest_of_last(demand.busy, list(TIMERS.values())[row - FIRST_RECENT])
     steps, coming = RECENT[row - FIRST_RECENT]
-    recent = highest_of_last(known.busy, steps)
-    return recent if coming is None else np.maximum(recent, _future_quantile(known, *coming))
+    recent = highest_of_last(demand.busy, steps)
+    return recent if coming is None else np.maximum(recent, _future_quantile(demand, *coming))
 
 
-def _future_quantile(known: KnownDemand, ahead_s: int, level: float) -> NDArray[np.float64]:
+def _future_quantile(demand: KnownDemand, ahead_s: int, level: float) -> NDArray[np.float64]:
     """Return a quantile of the future maximum, or the past maximum without a forecast."""
-    before = highest_of_last(known.busy, ahead_s // STEP_S)
-    if ahead_s not in known.ahead_s or level not in known.levels:
+    before = highest_of_last(demand.busy, ahead_s // STEP_S)
+    if ahead_s not in demand.ahead_s or level not in demand.levels:
         return before
-    coming = known.most[:, known.ahead_s.index(ahead_s), known.levels.index(level)]
+    coming = demand.most[:, demand.ahead_s.index(ahead_s), demand.levels.index(level)]
     return np.where(np.isnan(coming), before, coming)
 
 
 def _walk(
-    known: KnownDemand,
+    demand: KnownDemand,
     setting: SizingParameters,
     steps: tuple[int, int],
     *,
@@ -380,30 +384,30 @@ def _walk(
 ) -> tuple[float, int]:
     """Run a rule over a range of steps and return its last state."""
     first, after = steps
-    floor = _floor(known.steps(max(0, first - DAY), after), setting.floor)[first - after :]
-    busy, total = known.busy[first:after], known.total[first:after]
+    floor = _floor(demand.steps(max(0, first - DAY), after), setting.floor)[first - after :]
+    busy, total = demand.busy[first:after], demand.total[first:after]
     # As floats, since numba would compile anew for integers.
     row, down, up, band, hold_steps, margin = setting
     setting = SizingParameters(row, float(down), float(up), float(band), hold_steps, float(margin))
     return walk_levels(busy, total, floor, setting, *state, first, levels[first:after])
 
 
-def _forecasts_used(known: KnownDemand) -> Iterator[tuple[int, int]]:
+def _forecasts_used(demand: KnownDemand) -> Iterator[tuple[int, int]]:
     """Yield the positions of the horizons and levels that floors use."""
     for _, coming in RECENT:
-        if coming and coming[0] in known.ahead_s and coming[1] in known.levels:
-            yield known.ahead_s.index(coming[0]), known.levels.index(coming[1])
+        if coming and coming[0] in demand.ahead_s and coming[1] in demand.levels:
+            yield demand.ahead_s.index(coming[0]), demand.levels.index(coming[1])
 
 
-def _key_maker(known: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
+def _key_maker(demand: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
     """Return a function that makes the memo's key of a range of days.
 
     Its parameters are the first steps of the first day and of the day after the last. The key is a digest of all inputs
     of a choice on these days. The weeks of adjacent days overlap, so the digest of each day is computed once.
     """
-    inputs = repr((options, known.ahead_s, known.levels, known.published)).encode()
-    coming = [known.most[:, ahead, level] for ahead, level in _forecasts_used(known)]
-    values = np.stack((known.busy, known.total, known.soon, known.later, *coming))
+    inputs = repr((options, demand.ahead_s, demand.levels, demand.published)).encode()
+    coming = [demand.most[:, ahead, level] for ahead, level in _forecasts_used(demand)]
+    values = np.stack((demand.busy, demand.total, demand.soon, demand.later, *coming))
     begins = np.flatnonzero(np.diff(day_of)) + 1
     offset = int(begins[0]) % DAY if len(begins) else 0
     days = [_digest(values[:, first : first + DAY].tobytes()) for first in range(offset, len(day_of), DAY)]

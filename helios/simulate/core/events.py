@@ -462,11 +462,11 @@ def rank_nodes(state: EngineState, weight: NDArray[np.int64]) -> None:
     nodes = state.nodes
     for part in state.partitions:
         first, n_nodes = int(part["first_node"]), int(part["nodes"])
-        these = slice(first, first + n_nodes)
-        by_weight = np.argsort(weight[these], kind="stable")
-        nodes["ranked"][these] = first + by_weight
+        rows = slice(first, first + n_nodes)
+        by_weight = np.argsort(weight[rows], kind="stable")
+        nodes["ranked"][rows] = first + by_weight
         nodes["rank"][first + by_weight] = np.arange(n_nodes)
-        ascending = weight[these][by_weight]
+        ascending = weight[rows][by_weight]
         nodes["tier_end"][first + by_weight] = np.searchsorted(ascending, ascending, side="right")
         _sort_nodes_into_sets(state, part)
 

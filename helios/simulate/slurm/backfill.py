@@ -500,9 +500,9 @@ def _adds_nodes(state: SlurmState, partition: int, slot: int) -> bool:
     """Return whether the slot after this one has nodes that are reserved before it."""
     following = state.slots[slot].next
     for word in range(state.clock[0].words):
-        here = state.words[word] & state.slot_nodes[slot, word]
-        after = state.part_nodes[partition, word] & state.slot_nodes[following, word]
-        if after & ~here:
+        free_until_end = state.words[word] & state.slot_nodes[slot, word]
+        free_afterwards = state.part_nodes[partition, word] & state.slot_nodes[following, word]
+        if free_afterwards & ~free_until_end:
             return True
     return False
 
@@ -602,12 +602,12 @@ def _merge(state: SlurmState, slot: int, until_s: int) -> None:
         following = state.slots[slot].next
         if following == NOBODY:
             return
-        alike = True
+        equal = True
         for word in range(state.clock[0].words):
             if state.slot_nodes[slot, word] != state.slot_nodes[following, word]:
-                alike = False
+                equal = False
                 break
-        if alike:
+        if equal:
             state.slots[slot].end_s = state.slots[following].end_s
             state.slots[slot].next = state.slots[following].next
             return

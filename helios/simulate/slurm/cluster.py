@@ -186,8 +186,8 @@ class SimulatedSlurm(SimulatedCluster):
         if clock["starts"] > self._n_started:
             started = np.concatenate((self._state.ends[: clock["running"]], self.ended[self._n_ended :]))
             self.started_s[started] = jobs["started_ms"][started] // MS
-        fresh = self.ended[self._n_ended :]
-        self.ended_s[fresh] = jobs["ended_ms"][fresh] // MS
+        newly_ended = self.ended[self._n_ended :]
+        self.ended_s[newly_ended] = jobs["ended_ms"][newly_ended] // MS
         self._n_started, self._n_ended = int(clock["starts"]), int(clock["ended"])
 
     def _events(self) -> int:
@@ -303,8 +303,8 @@ class SimulatedSlurm(SimulatedCluster):
     # Changes.
 
     def _set_urgencies(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
-        named = ~np.isnan(urgency)
-        jobs, wanted = jobs[named], ownership.site_factors(urgency[named], n_steps=self._steps)
+        is_given = ~np.isnan(urgency)
+        jobs, wanted = jobs[is_given], ownership.site_factors(urgency[is_given], n_steps=self._steps)
         results = np.where(self._site[jobs] == wanted, UNCHANGED, DONE)
         results[self._excluded_jobs(jobs)] = REFUSED
         results[~self._is_pending(jobs)] = GONE
@@ -342,8 +342,8 @@ class SimulatedSlurm(SimulatedCluster):
 
     def _changed_jobs(self) -> list[str]:
         waiting = np.flatnonzero(self.started_s[: self.arrived] == NEVER)
-        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_helios_time_min(waiting)]
-        return [self._job_ids[job] for job in ours.tolist()]
+        changed = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_helios_time_min(waiting)]
+        return [self._job_ids[job] for job in changed.tolist()]
 
     def _is_set(self, setting: JobSetting, job: int) -> bool:
         if setting is JobSetting.ORDER:

@@ -33,7 +33,7 @@ from helios.simulate.slurm.backfill import (
     start_job,
     within_limits,
 )
-from helios.simulate.slurm.placement import count_units, keep_fitting_choices, pick, units_wanted
+from helios.simulate.slurm.placement import count_units, pick, units_wanted
 from helios.simulate.slurm.priority import (
     compute_priority,
     compute_share_factors,
@@ -114,12 +114,6 @@ def is_over(state: SlurmState) -> bool:
 def next_event_ms(state: SlurmState) -> int:
     """Return the time of the next event, ms, or NEVER."""
     return next_event(state)
-
-
-@entry_point
-def drop_unfit_choices(state: SlurmState) -> None:
-    """Drop the partitions in which a job could not start on an empty cluster."""
-    keep_fitting_choices(state)
 
 
 @entry_point

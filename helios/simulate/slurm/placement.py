@@ -9,15 +9,15 @@ nodes.
 
 from __future__ import annotations
 
-from helios.jit import kernel, plain
+from helios.jit import entry_point, kernel, plain
 from helios.simulate.slurm.workload import NOBODY, NOW, PLAN, WORD, SlurmState
 
 
 @kernel
-def units_on(state: SlurmState, which: int, choice: int, node: int) -> int:
+def units_on(state: SlurmState, free_row: int, choice: int, node: int) -> int:
     """Return how many units of a job fit on a node."""
     row = state.choices[choice]
-    record, free, types = state.jobs[row.job], state.free[which, node], state.clock[0].types
+    record, free, types = state.jobs[row.job], state.free[free_row, node], state.clock[0].types
     if free.jobs < 0:
         return 0
     whole = record.exclusive or state.partitions[row.partition].exclusive
@@ -26,27 +26,27 @@ def units_on(state: SlurmState, which: int, choice: int, node: int) -> int:
     gpus = 0
     if record.gpus > 0:
         if record.gpu_type >= 0:
-            gpus = state.free_gpus[which, node * types + record.gpu_type]
+            gpus = state.free_gpus[free_row, node * types + record.gpu_type]
         else:
             for kind in range(types):
-                gpus += state.free_gpus[which, node * types + kind]
+                gpus += state.free_gpus[free_row, node * types + kind]
     if record.nodes > 0:
-        fits = free.cpus >= record.cpus and gpus >= record.gpus and _has_memory(state, which, choice, node, plain(1))
+        fits = free.cpus >= record.cpus and gpus >= record.gpus and _has_memory(state, free_row, choice, node, plain(1))
         return 1 if fits else 0
     units = min(gpus, free.cpus * record.gpus // record.cpus) if record.gpus > 0 else free.cpus
-    while units > 0 and not _has_memory(state, which, choice, node, units):
+    while units > 0 and not _has_memory(state, free_row, choice, node, units):
         units = min(units - 1, free.memory // max(row.memory, 1))
     return int(max(units, 0))
 
 
 @kernel
-def _has_memory(state: SlurmState, which: int, choice: int, node: int, units: int) -> bool:
+def _has_memory(state: SlurmState, free_row: int, choice: int, node: int, units: int) -> bool:
     if state.clock[0].holds_memory == 0:
         return True
     wanted = state.choices[choice].memory
     if wanted < 0:
-        return bool(state.free[which, node].memory == state.nodes[node].memory)
-    return bool(state.free[which, node].memory >= wanted * units)
+        return bool(state.free[free_row, node].memory == state.nodes[node].memory)
+    return bool(state.free[free_row, node].memory >= wanted * units)
 
 
 @kernel
@@ -59,7 +59,7 @@ def units_wanted(state: SlurmState, job: int) -> int:
 
 
 @kernel
-def count_units(state: SlurmState, which: int, choice: int, first_word: int) -> int:
+def count_units(state: SlurmState, free_row: int, choice: int, first_word: int) -> int:
     """Count the units of ``choice`` on the nodes of a set.
 
     The set is at ``state.words[base:]``. The units of each node are noted with it.
@@ -69,8 +69,8 @@ def count_units(state: SlurmState, which: int, choice: int, first_word: int) -> 
         bits, node = state.words[first_word + word], word * WORD
         while bits != 0:
             if bits & 1:
-                units = units_on(state, which, choice, node)
-                state.free[which, node].units = units
+                units = units_on(state, free_row, choice, node)
+                state.free[free_row, node].units = units
                 total += units
             bits >>= 1
             node += 1
@@ -78,43 +78,43 @@ def count_units(state: SlurmState, which: int, choice: int, first_word: int) -> 
 
 
 @kernel
-def pick(state: SlurmState, which: int, choice: int, first_word: int) -> None:
+def pick(state: SlurmState, free_row: int, choice: int, first_word: int) -> None:
     """Pick the nodes of the set at ``first_word`` that ``choice`` gets, which must fit there.
 
     They are written to ``state.picked``.
     """
     state.clock[0].picked = 0
     if state.clock[0].least_loaded:
-        _pick_least_loaded(state, which, choice, first_word)
+        _pick_least_loaded(state, free_row, choice, first_word)
     else:
-        _pick_runs(state, which, choice, first_word)
+        _pick_runs(state, free_row, choice, first_word)
 
 
 @kernel
-def _pick_runs(state: SlurmState, which: int, choice: int, first_word: int) -> None:
+def _pick_runs(state: SlurmState, free_row: int, choice: int, first_word: int) -> None:
     clock, record = state.clock[0], state.jobs[state.choices[choice].job]
     units = units_wanted(state, state.choices[choice].job)
     nodes = record.nodes if record.nodes > 0 else 1
     cpus = record.cpus * max(record.nodes, 1)
-    n_runs = _find_runs(state, which, first_word, record.cpus)
+    n_runs = _find_runs(state, free_row, first_word, record.cpus)
     while units > 0:
         best = _best_run(state, n_runs, cpus, nodes, units)
         run = state.runs[best]
-        single = _single_node(state, which, first_word, best, cpus, units) if nodes <= 1 else NOBODY
+        single = _single_node(state, free_row, first_word, best, cpus, units) if nodes <= 1 else NOBODY
         if single != NOBODY:
             state.picked[clock.picked] = single
             clock.picked += 1
             return
         node = run.first
         while node <= run.last and units > 0:
-            here = state.free[which, node].units if _contains(state, first_word, node) else 0
-            if here > 0:
-                used = min(here, units)
+            units_here = state.free[free_row, node].units if _contains(state, first_word, node) else 0
+            if units_here > 0:
+                units_used = min(units_here, units)
                 state.picked[clock.picked] = node
                 clock.picked += 1
-                units -= used
+                units -= units_used
                 nodes -= 1
-                cpus -= cpus_for(state, state.choices[choice].job, used)
+                cpus -= cpus_for(state, state.choices[choice].job, units_used)
             node += 1
         run.nodes = 0
 
@@ -136,14 +136,14 @@ def _contains(state: SlurmState, first_word: int, node: int) -> bool:
 
 
 @kernel
-def _find_runs(state: SlurmState, which: int, first_word: int, cpus: int) -> int:
+def _find_runs(state: SlurmState, free_row: int, first_word: int, cpus: int) -> int:
     """Find the runs of neighbouring usable nodes of equal weight, and return their number.
 
     At most ``cpus`` CPUs of each node count, as the job cannot use more.
     """
     n_runs, opened = 0, False
     for node in range(len(state.nodes)):
-        useful = _contains(state, first_word, node) and state.free[which, node].units > 0
+        useful = _contains(state, first_word, node) and state.free[free_row, node].units > 0
         if opened and (not useful or state.runs[n_runs - 1].weight != state.nodes[node].weight):
             opened = False
         if useful:
@@ -155,8 +155,8 @@ def _find_runs(state: SlurmState, which: int, first_word: int, cpus: int) -> int
                 opened = True
             run = state.runs[n_runs - 1]
             run.last = node
-            run.cpus += min(state.free[which, node].cpus, cpus)
-            run.units += state.free[which, node].units
+            run.cpus += min(state.free[free_row, node].cpus, cpus)
+            run.units += state.free[free_row, node].units
             run.nodes += 1
     return n_runs
 
@@ -182,7 +182,7 @@ def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int)
 
 @kernel
 def _single_node(  # noqa: PLR0917 - numba kernels are called by position
-    state: SlurmState, which: int, first_word: int, number: int, cpus: int, units: int
+    state: SlurmState, free_row: int, first_word: int, number: int, cpus: int, units: int
 ) -> int:
     """Return the first node of a sufficient run, or NOBODY.
 
@@ -190,28 +190,28 @@ def _single_node(  # noqa: PLR0917 - numba kernels are called by position
     on 22.05).
     """
     for node in range(state.runs[number].first, state.runs[number].last + 1):
-        free = state.free[which, node]
+        free = state.free[free_row, node]
         if _contains(state, first_word, node) and free.units >= units and free.cpus >= cpus:
             return node
     return NOBODY
 
 
 @kernel
-def _pick_least_loaded(state: SlurmState, which: int, choice: int, first_word: int) -> None:
+def _pick_least_loaded(state: SlurmState, free_row: int, choice: int, first_word: int) -> None:
     clock, units = state.clock[0], units_wanted(state, state.choices[choice].job)
     while units > 0:
         best = NOBODY
         for node in range(len(state.nodes)):
-            if not _contains(state, first_word, node) or state.free[which, node].units == 0:
+            if not _contains(state, first_word, node) or state.free[free_row, node].units == 0:
                 continue
             if best == NOBODY or state.nodes[node].weight < state.nodes[best].weight:
                 best = node
             elif state.nodes[node].weight == state.nodes[best].weight:
-                free_share = state.free[which, node].cpus * state.nodes[best].cpus
-                if free_share > state.free[which, best].cpus * state.nodes[node].cpus:
+                free_share = state.free[free_row, node].cpus * state.nodes[best].cpus
+                if free_share > state.free[free_row, best].cpus * state.nodes[node].cpus:
                     best = node
-        units -= state.free[which, best].units
-        state.free[which, best].units = 0
+        units -= state.free[free_row, best].units
+        state.free[free_row, best].units = 0
         state.picked[clock.picked] = best
         clock.picked += 1
 
@@ -352,18 +352,18 @@ def release_in_plan(state: SlurmState, job: int, choice: int, first_word: int) -
     return gained
 
 
-@kernel
-def keep_fitting_choices(state: SlurmState) -> None:
-    """Drop the choices that would not fit on an empty cluster."""
+@entry_point
+def drop_unfit_choices(state: SlurmState) -> None:
+    """Drop the partitions in which a job could not start on an empty cluster."""
     clock = state.clock[0]
     for job in range(len(state.jobs)):
-        record, kept = state.jobs[job], 0
+        record, n_kept = state.jobs[job], 0
         for choice in range(record.first_choice, record.first_choice + record.choices):
             row = state.choices[choice]
             for word in range(clock.words):
                 state.words[word] = state.part_nodes[row.partition, word]
             in_time = row.limit_min <= row.longest_min
             if in_time and count_units(state, plain(NOW), choice, plain(0)) >= units_wanted(state, job):
-                state.choices[record.first_choice + kept] = state.choices[choice]
-                kept += 1
-        record.choices = kept
+                state.choices[record.first_choice + n_kept] = state.choices[choice]
+                n_kept += 1
+        record.choices = n_kept

@@ -317,19 +317,19 @@ def share_tables(
     return shares, children, association[pair_of_job.ravel()], int(shares["is_user"].sum())
 
 
-def _in_order(known: tuple[Share, ...], job_pairs: list[tuple[str, str]]) -> list[Share]:
+def _in_order(shares: tuple[Share, ...], job_pairs: list[tuple[str, str]]) -> list[Share]:
     """Return the tree breadth first, below one root, with missing users added."""
-    accounts = {share.account: share for share in known if not share.user}
+    accounts = {share.account: share for share in shares if not share.user}
     roots = [share for share in accounts.values() if not share.parent or share.parent not in accounts]
     root = roots[0] if len(roots) == 1 and not roots[0].parent else Share(account="root")
-    known_pairs = {(share.account, share.user) for share in known}
+    known_pairs = {(share.account, share.user) for share in shares}
     missing = [
         Share(account=account, user=user)
         for account, user in job_pairs
         if user and account in accounts and (account, user) not in known_pairs
     ]
     children: dict[str, list[Share]] = {}
-    for share in (*known, *missing):
+    for share in (*shares, *missing):
         if share is root:
             continue
         parent = share.account if share.user else share.parent
@@ -427,9 +427,11 @@ def fixed_priority(
             )
     # All CPUs of whole nodes are billed. The nodes are not known yet, so the partition's first one counts.
     linear = site.select == "linear"
-    whole = (record["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[partition]
+    whole_nodes = (record["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[
+        partition
+    ]
     first_node = np.array([int(np.argmax(row)) for row in membership])
-    held["cpu"] = np.where(whole & (record["nodes"] > 0), parts * nodes["cpus"][first_node][partition], cpus)
+    held["cpu"] = np.where(whole_nodes & (record["nodes"] > 0), parts * nodes["cpus"][first_node][partition], cpus)
     return fixed, _billing(held, partition, site)
 
 
@@ -474,8 +476,10 @@ def _billing(held: dict[str, Floats], partition: NDArray[np.int64], site: SlurmS
     for code, rules in enumerate(site.partitions):
         if not rules.tres_billing:
             continue
-        here = partition == code
-        parts = [weight * held[name.lower()][here] for name, weight in rules.tres_billing.items() if name in held]
+        in_partition = partition == code
+        parts = [
+            weight * held[name.lower()][in_partition] for name, weight in rules.tres_billing.items() if name in held
+        ]
         if parts:
-            billed[here] = np.max(parts, axis=0) if "MAX_TRES" in site.priority.flags else np.sum(parts, axis=0)
+            billed[in_partition] = np.max(parts, axis=0) if "MAX_TRES" in site.priority.flags else np.sum(parts, axis=0)
     return billed

@@ -20,12 +20,12 @@ from helios.simulate.slurm.events import (
     NOBODY_AWAITED,
     compute_first_shares,
     compute_priorities,
-    drop_unfit_choices,
     next_event_ms,
     put_running,
     recompute_priorities,
     run_until,
 )
+from helios.simulate.slurm.placement import drop_unfit_choices
 from helios.simulate.slurm.tables import SlurmLatency, array_chains, build, link_tasks, node_names, refuse_misfits
 from helios.simulate.slurm.workload import (
     BY_BACKFILL,
@@ -352,12 +352,12 @@ class ForwardSimulation:
         self._order = np.lexsort((np.arange(len(workload)), state.jobs["enters_ms"])).astype(np.int64)
 
     def _keep_priorities(self, priority: Floats) -> None:
-        state, known = self._state, np.flatnonzero(np.isfinite(priority) & self.fits)
-        compute_priorities(state, known.astype(np.int64))
-        simulated = state.choices["priority"][state.jobs["first_choice"][known]]
-        differences = priority[known] - simulated
-        state.jobs["site_factor"] = round(float(np.median(differences))) if len(known) else 0
-        state.jobs["site_factor"][known] = np.rint(differences).astype(np.int64)
+        state, known_jobs = self._state, np.flatnonzero(np.isfinite(priority) & self.fits)
+        compute_priorities(state, known_jobs.astype(np.int64))
+        simulated = state.choices["priority"][state.jobs["first_choice"][known_jobs]]
+        differences = priority[known_jobs] - simulated
+        state.jobs["site_factor"] = round(float(np.median(differences))) if len(known_jobs) else 0
+        state.jobs["site_factor"][known_jobs] = np.rint(differences).astype(np.int64)
 
     def starts(self, run_time_s: Floats, *, present: NDArray[np.bool_], awaited: Ints, until_s: int) -> Floats:
         """Simulate until all ``awaited`` jobs have started, or ``until_s``.

@@ -197,8 +197,8 @@ def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> N
     for name in ("exclusive", "user", "nice"):
         jobs[name] = column(name)
     jobs["site_factor"] = column("site_factor")
-    known = {rules.name: qos for qos, rules in enumerate(site.qos)}
-    jobs["qos"] = np.array([known.get(name, NOBODY) for name in workload.qos_names] + [NOBODY])[column("qos")]
+    qos_codes = {rules.name: qos for qos, rules in enumerate(site.qos)}
+    jobs["qos"] = np.array([qos_codes.get(name, NOBODY) for name in workload.qos_names] + [NOBODY])[column("qos")]
     jobs["first_share"] = NOBODY
     link_tasks(jobs, *array_chains(workload))
     return jobs
@@ -217,7 +217,7 @@ def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
 
     Only tasks of one array that ask for the same are in one chain.
     """
-    asked = [
+    columns = [
         workload.column(name)
         for name in (
             *("submitted_s", "eligible_s", "time_limit_s", "time_min_s", "partition", "nodes", "cpus", "gpus"),
@@ -229,12 +229,15 @@ def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
     tasks = tasks[np.lexsort((tasks, array[tasks]))]
     first, second = tasks[:-1], tasks[1:]
     linked = array[first] == array[second]
-    for column in asked:
+    for column in columns:
         linked &= column[first] == column[second]
     if workload.more_partitions:
-        more = workload.more_partitions
-        alike = [more.get(int(one)) == more.get(int(two)) for one, two in zip(first, second, strict=True)]
-        linked &= np.array(alike, dtype=np.bool_)
+        partitions_of = workload.more_partitions
+        same_partitions = [
+            partitions_of.get(int(job)) == partitions_of.get(int(next_job))
+            for job, next_job in zip(first, second, strict=True)
+        ]
+        linked &= np.array(same_partitions, dtype=np.bool_)
     return tasks, np.cumsum(np.concatenate([[False], ~linked]))[: len(tasks)].astype(np.int64)
 
 
@@ -287,15 +290,15 @@ def _choices(
     choices["job"], choices["partition"] = job, partition
     limit_s = workload.column("time_limit_s")[job]
     for code, rules in enumerate(site.partitions):
-        here = partition == code
+        in_partition = partition == code
         longest = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
         default = longest if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), longest)
-        asked = _to_minutes(limit_s[here])
+        asked_min = _to_minutes(limit_s[in_partition])
         # Backfill plans a job without a limit with the partition's longest; it gets the default when it starts.
-        choices["plan_min"][here] = np.where(asked > 0, np.minimum(asked, longest), longest)
-        choices["limit_min"][here] = np.where(asked > 0, asked, default)
-        choices["longest_min"][here] = NEVER if rules.max_time_s is None else longest
-        choices["tier"][here] = rules.priority_tier
+        choices["plan_min"][in_partition] = np.where(asked_min > 0, np.minimum(asked_min, longest), longest)
+        choices["limit_min"][in_partition] = np.where(asked_min > 0, asked_min, default)
+        choices["longest_min"][in_partition] = NEVER if rules.max_time_s is None else longest
+        choices["tier"][in_partition] = rules.priority_tier
     choices["memory"] = _memory(choices, jobs, site)
     choices["fixed"], choices["billing"] = fixed_priority(
         choices, jobs, site, nodes=nodes, gpus=gpus, types=types, part_nodes=part_nodes
@@ -314,19 +317,19 @@ def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) 
     units = np.maximum(
         np.where(record["nodes"] > 0, record["nodes"], np.where(record["gpus"] > 0, record["gpus"], record["cpus"])), 1
     )
-    asked = -(-record["memory"] // units)
+    requested = -(-record["memory"] // units)
     default = np.full(len(choices), -1, dtype=np.int64)
     for code, rules in enumerate(site.partitions):
-        here = choices["partition"] == code
+        in_partition = choices["partition"] == code
         spread = np.where(record["nodes"] > 0, 1, units)
         if rules.def_mem_per_node_mib > 0:
-            default[here] = -(-rules.def_mem_per_node_mib // spread[here])
+            default[in_partition] = -(-rules.def_mem_per_node_mib // spread[in_partition])
         if rules.def_mem_per_cpu_mib > 0:
-            default[here] = -(-rules.def_mem_per_cpu_mib * record["cpus"][here] // spread[here])
+            default[in_partition] = -(-rules.def_mem_per_cpu_mib * record["cpus"][in_partition] // spread[in_partition])
         if rules.def_mem_per_gpu_mib > 0:
-            by_gpu = -(-rules.def_mem_per_gpu_mib * record["gpus"][here] // spread[here])
-            default[here] = np.where(record["gpus"][here] > 0, by_gpu, default[here])
-    chosen: NDArray[np.int64] = np.where(asked > 0, asked, default)
+            by_gpu = -(-rules.def_mem_per_gpu_mib * record["gpus"][in_partition] // spread[in_partition])
+            default[in_partition] = np.where(record["gpus"][in_partition] > 0, by_gpu, default[in_partition])
+    chosen: NDArray[np.int64] = np.where(requested > 0, requested, default)
     return chosen
 
 
