@@ -62,7 +62,7 @@ def units_wanted(state: SlurmState, job: int) -> int:
 def count_units(state: SlurmState, free_row: int, choice: int, first_word: int) -> int:
     """Count the units of ``choice`` on the nodes of a set.
 
-    The set is at ``state.words[base:]``. The units of each node are noted with it.
+    The set is at ``state.words[first_word:]``. The units of each node are written to ``state.free``.
     """
     total = 0
     for word in range(state.clock[0].words):
