@@ -184,9 +184,11 @@ NOBODY = -1
 NEVER = np.iinfo(np.int64).max
 NO_BACKFILL, SKIP, EASY, NODES = 0, 1, 2, 3
 WORD_BITS = 64
+"""Nodes in a word of a set of nodes."""
 AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
-"""Power states of a node; the nodes of a partition are kept in sets by these."""
+"""Power states of a node."""
 N_SETS = 4
+"""Number of power states, for each of which the nodes of a partition are kept in sets."""
 PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
 """Which of the fitting nodes is taken: the fullest, the emptiest, any, the first."""
 
@@ -228,7 +230,7 @@ PARTITION = np.dtype(
     [
         ("free_gpus", np.int64),
         ("first_word", np.int64),
-        ("words", np.int64),  # for each level
+        ("words", np.int64),  # of each set of nodes
         *integers("first_level", "first_node", "nodes", "gpus_per_node", "first_queue", "end_queue", "first_running"),
         ("running", np.int64),
         ("pass_due", np.int64),  # whether a pass is due
@@ -238,14 +240,14 @@ PARTITION = np.dtype(
         ("holding", np.int64),  # with a job, awake or not
         ("busy", np.int64),  # with a job, awake
         *integers("awake", "waking", "asleep", "falling"),
-        ("gpus", np.int64),  # held on nodes that are awake
+        ("gpus", np.int64),  # GPUs held on nodes that are awake
         *integers("busy_node_s", "awake_node_s", "waking_node_s", "asleep_node_s", "falling_node_s", "gpu_s"),
-        ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
-        ("row", np.int64),  # the last one in the log of holding nodes
+        ("short_node_s", np.int64),  # of nodes that boot while a job waits for them
+        ("row", np.int64),  # its last row in ``holding``
         ("next_by_submission", np.int64),  # in ``by_submission``, the first of its jobs within the wait bound
         ("end_by_submission", np.int64),
         ("overdue", np.int64),  # running jobs past their estimates, where they have a list of their own
-        ("reserved", np.int64),  # nodes
+        ("reserved", np.int64),  # number of reserved nodes
         # The last reservation: its job (NOBODY: none is valid), its begin, and the GPUs that it leaves free then.
         *integers("reserved_for", "shadow_s", "extra"),
     ],
@@ -260,7 +262,7 @@ NODE = np.dtype(
         ("idle_since_s", np.int64),  # when its last job ended, or when it was up
         ("free", np.int32),  # GPUs
         ("power", np.int32),  # AWAKE, ...
-        ("rank", np.int32),  # its place in its partition's order of filling
+        ("rank", np.int32),  # in its partition's fill order
         ("tier_end", np.int32),  # the first rank of a higher weight
         ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
         ("later", np.int32),
@@ -281,11 +283,11 @@ CLOCK = np.dtype(
         ("next_s", np.int64),  # the moment before which the core stopped
         ("bounds", np.int64),  # entries of ``guard`` that have come into force
         *integers("free_share", "placement", "seed", "rows", "boot_s", "shutdown_s"),
-        ("suspend_s", np.int64),  # what the idle timer is set to; NEVER: off
+        ("suspend_s", np.int64),  # time of the idle timer; NEVER: off
         *integers("first_waking", "waking", "first_falling", "falling", "idle_first", "idle_last"),
         ("sleeps", np.int64),  # nodes put to sleep, and the number of moments at which that happened
         *integers("sleep_moments", "last_sleep_s", "wakes", "wake_moments", "last_wake_s"),
-        ("delays", np.int64),  # starts that waited for a node to get up
+        ("delays", np.int64),  # starts that waited for a node to boot
         ("delay_moments", np.int64),
         ("last_delay_s", np.int64),
         ("closed", np.int64),  # whether no other job may use what is reserved for a promoted head

@@ -304,11 +304,8 @@ def _run_job(  # noqa: PLR0917 - numba kernels are called by position
 ) -> None:
     clock, job = state.clock[0], state.choices[choice].job
     record, started_s = state.jobs[job], started_ms // MS
-    record.priority, record.partition, record.started_by = (
-        state.choices[choice].priority,
-        state.choices[choice].partition,
-        started_by,
-    )
+    record.priority, record.partition = state.choices[choice].priority, state.choices[choice].partition
+    record.started_by = started_by
     allocate(state, choice)
     count_in_qos(state, job, record.partition, plain(1))
     record.status, record.started_ms, record.billing = RUNNING, started_ms, state.choices[choice].billing

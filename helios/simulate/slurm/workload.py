@@ -151,9 +151,9 @@ class SlurmWorkload:
         """Return the jobs where ``keep``, of shape (n_jobs,), is true."""
         number = np.cumsum(keep) - 1
         more = {int(number[job]): parts for job, parts in (self.more_partitions or {}).items() if keep[job]}
-        named = {column.name: getattr(self, column.name) for column in fields(self)}
-        columns = {name: named[name][keep] for name in (*_TYPES, "job_id")}
-        return SlurmWorkload(**(named | columns | {"more_partitions": more}))
+        all_columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        columns = {name: all_columns[name][keep] for name in (*_TYPES, "job_id")}
+        return SlurmWorkload(**(all_columns | columns | {"more_partitions": more}))
 
     def _refuse(self, what: str, wrong: NDArray[np.bool_]) -> None:
         if wrong.any():
@@ -207,25 +207,25 @@ JOB = np.dtype(
     [
         ("enters_ms", np.int64),  # when it is submitted and eligible
         *integers("submitted_s", "eligible_ms", "run_ms", "started_ms", "ended_ms"),
-        ("freed_ms", np.int64),  # its nodes
+        ("freed_ms", np.int64),  # when its nodes are free
         ("expected_s", np.int64),  # end that backfill plans with
         ("limit_end_s", np.int64),  # end at the time limit
         ("soft_end_s", np.int64),  # end at TimeMin as a soft limit; NEVER: none
         ("time_min", np.int64),  # min; 0: none
-        ("planned_s", np.int64),  # start in the last backfill pass that planned one
+        ("planned_s", np.int64),  # start planned by the last backfill pass that planned it
         ("planned_in", np.int64),  # number of that pass
         ("priority", np.int64),  # at the start
-        ("memory", np.int64),  # of each part; -1: all of the node's
+        ("memory", np.int64),  # MiB of each part; -1: all of the node's
         ("nice", np.int64),
         ("site_factor", np.int64),
         ("billing", np.float64),
         ("nodes", np.int64),  # number of equal parts; 0: unequal parts
-        ("cpus", np.int64),  # of each part, or in all
+        ("cpus", np.int64),  # of each equal part, or of the whole job
         *integers("gpus", "gpu_type", "exclusive", "user", "qos"),
         ("association", np.int64),  # in ``shares``
         *integers("next_task", "previous_task", "first_choice", "choices"),
-        ("partition", np.int64),  # where it runs
-        ("first_share", np.int64),  # of the resources that it holds
+        ("partition", np.int64),  # in which it runs
+        ("first_share", np.int64),  # first of the list of its ``holdings``
         ("heap_index", np.int64),  # in ``ends``
         ("status", np.int64),  # FUTURE, ...
         ("started_by", np.int64),  # BY_MAIN or BY_BACKFILL
@@ -234,14 +234,14 @@ JOB = np.dtype(
     ],
     align=True,
 )
-CHOICE = np.dtype(  # a job in one of its partitions: what the queue is made of
+CHOICE = np.dtype(  # a job in one of its partitions, which is an entry of the queue
     [
-        ("fixed", np.float64),  # what does not change of the priority: size, partition, QOS, TRES
+        ("fixed", np.float64),  # constant part of the priority: size, partition, QOS, TRES
         ("priority", np.int64),
         ("tier", np.int64),
-        ("plan_min", np.int64),  # time limit that is planned with
+        ("plan_min", np.int64),  # time limit that backfill plans with
         ("limit_min", np.int64),  # time limit that it gets
-        ("longest_min", np.int64),  # that the partition allows
+        ("longest_min", np.int64),  # longest time limit that the partition allows
         ("job", np.int64),
         ("partition", np.int64),
         ("billing", np.float64),
