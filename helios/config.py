@@ -29,6 +29,7 @@ import platformdirs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from helios.errors import ConfigurationInvalid
+from helios.units import DAY_S
 
 FILE_NAME = "helios.toml"
 FILE_VARIABLE = "HELIOS_CONFIG"
@@ -54,7 +55,6 @@ SECRET_KEYS = frozenset({"notify.webhook", "notify.slack"})
 TEST_PREFIX = "HELIOS_TEST_"
 """Prefix of variables of tests, which are ignored."""
 ROOT = 0
-DAY_S = 86_400
 
 
 def zone_name(name: str) -> str:

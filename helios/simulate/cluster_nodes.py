@@ -21,6 +21,7 @@ from helios.actions import (
     Result,
     RevertNodes,
 )
+from helios.changes import join_names, nodes_named
 from helios.errors import UsageError
 from helios.metrics.node_usage import NodeSeconds
 from helios.model import NodePower, PowerSettings
@@ -87,7 +88,7 @@ class NodeActions:
         self._site_weight = np.full(len(names), SITE_WEIGHT, dtype=np.int64)
         self._tier = np.zeros(len(names), dtype=np.int64)
         self.excluded_reason: dict[int, str] = {}
-        self._site_keep_awake_list = self._keep_awake_list = _join_names(sleep.keep_awake if sleep else ())
+        self._site_keep_awake_list = self._keep_awake_list = join_names(sleep.keep_awake if sleep else ())
         if sleep is not None:
             self._start_sleeping(sleep)
 
@@ -172,7 +173,7 @@ class NodeActions:
             yield self._wake(action.node, action, now)
         elif isinstance(action, KeepAwake):
             own = self._site_keep_awake_list if action.own is None else action.own
-            yield self._keep_awake(_join_names((*_split_names(own), *action.nodes)), action)
+            yield self._keep_awake(join_names((*nodes_named(own), *action.nodes)), action)
         elif isinstance(action, FillFirst):
             yield from self._fill(action)
         else:
@@ -226,14 +227,14 @@ class NodeActions:
 
     def _keep_awake(self, text: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
         outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keep_awake_list)
-        unknown = [name for name in _split_names(text) if name not in self._number]
+        unknown = [name for name in nodes_named(text) if name not in self._number]
         if unknown:
             return outcome(result=Result.FAILED, remark=f"there is no node {unknown[0]}")
         if self.sleep is None:
             return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
         if text == self._keep_awake_list:
             return outcome(result=Result.UNCHANGED, after=self._keep_awake_list)
-        before, after = set(_split_names(self._keep_awake_list)), set(_split_names(text))
+        before, after = set(nodes_named(self._keep_awake_list)), set(nodes_named(text))
         for name in before ^ after:
             keep_awake(self._state, self._number[name], name in after)
         self._keep_awake_list = text
@@ -259,7 +260,7 @@ class NodeActions:
                 yield self._wake(name, revert, now)
         elif revert.setting is NodeSetting.KEEP_AWAKE:
             for _, listed in revert.own:
-                yield self._keep_awake(_join_names(_split_names(listed)), revert)
+                yield self._keep_awake(join_names(nodes_named(listed)), revert)
         else:
             before = self.weight
             for name, weight in revert.own:
@@ -291,15 +292,6 @@ def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str
     """Return a function of ``result``, ``after`` and ``remark`` that makes an outcome."""
     name = type(action).__name__
     return partial(NodeOutcome, action=name, setting=setting, node=node, reason=action.reason, before=before)
-
-
-def _split_names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    """Return a list of nodes as text, sorted and without duplicates."""
-    return ",".join(sorted(set(names)))
 
 
 # Use of nodes in a replay: how many nodes held a job, and node seconds in each power state.
