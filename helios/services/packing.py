@@ -156,11 +156,7 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
     families = {trial.fusible: trial.family for trial in snapshot.trials if trial.fusible}
     if not families:
         return [], snapshot
-    faster = {
-        fusible
-        for fusible, family in families.items()
-        if fused_gain(snapshot, fusible) >= _sharing_gain(snapshot, family)
-    }
+    faster = {key for key, family in families.items() if fused_gain(snapshot, key) >= _sharing_gain(snapshot, family)}
     processes = by_process(snapshot.trials)
     used = Counter(str(process[0].device) for process in processes)
     free = {
@@ -596,9 +592,8 @@ class _Decision:
         self._plan(active)
         self.unknown = {cls for cls, trials in self.queue.items() if self.must_be_alone(trials[0])}
         sampling_s = len(self.unknown) * (options.restart_s + SAMPLE_S) / max(1, len(self.devices))
-        self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * (
-            self.planned_s if self.mean_length_s else 0.0
-        )
+        planned_s = self.planned_s if self.mean_length_s else 0.0
+        self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * planned_s
         self.pauses_to_sample = 0
 
     def _plan(self, active: Iterable[Trial]) -> None:
