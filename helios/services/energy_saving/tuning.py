@@ -247,9 +247,7 @@ def choose_rule(demand: KnownDemand, options: CesOptions) -> Choice:
     """
     n_weeks = len(demand.busy) // WEEK
     if n_weeks < LEAST_WEEKS:
-        reason = (
-            f"forecasts of {count_in_words(n_weeks, 'n_weeks week')} are known, and it takes {LEAST_WEEKS} to choose"
-        )
+        reason = f"forecasts of {count_in_words(n_weeks, 'whole week')} are known, and it takes {LEAST_WEEKS} to choose"
         return Choice(rule=published_rule(demand), reason=reason)
     rules = list(candidate_rules(demand, float(options.spare)))
     score = score_levels(
