@@ -295,7 +295,7 @@ def _admitted(score: SizingScore, options: CesOptions) -> NDArray[np.bool_]:
     if options.risk is not None:
         admitted &= score.short.sum(axis=1) <= options.risk * n_steps
     if options.wake_ups_per_day is not None:
-        # No wake-up in some weeks does not mean none ever, so less than half a one is never required.
+        # No wake-up in these weeks does not mean none ever, so the limit is at least half a one.
         most = MARGIN_OF_TUNING * options.wake_ups_per_day * n_steps / DAY
         few_wakes: NDArray[np.bool_] = score.wakes.sum(axis=1) <= max(most, 0.5)
         return admitted & few_wakes
