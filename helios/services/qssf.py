@@ -402,8 +402,8 @@ def _fill_urgencies(  # noqa: PLR0917 - numba kernels are called by position
 
     Parameters
     ----------
-    before : float64 array of shape (n_jobs,)
-        Urgencies that the jobs have.
+    previous : float64 array of shape (n_jobs,)
+        Present urgencies of the jobs.
     times : tuple of int
         Now, the wait bound, the reference moment, and until when it holds, µs.
     aged_us : float

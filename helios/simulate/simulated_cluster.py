@@ -169,7 +169,7 @@ class SimulatedCluster(ABC):
         ----------
         arrivals : bool
             Whether to stop where jobs arrive.
-        asks_from_s : int
+        choices_from_s : int
             Stop also where there is a choice (:meth:`has_choice`), from then on, s since the epoch.
         alarm_s : int
             Check for a choice at this second too, if no event comes before it.

@@ -238,16 +238,21 @@ def level_now(
 def target_levels(
     demand: Demand, pool: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
 ) -> tuple[NDArray[np.float64], tuple[tuple[int, Choice], ...]]:
-    """Return the target level after each step.
-
-    The second value has the first step of each day with the rule that was chosen for it; empty under a baseline.
+    """Return the target level after each step, and the choices of rules.
 
     Parameters
     ----------
-    place : int
+    pool : int
         Position of the pool in ``demand.pools``.
     from_step : int
         First step of the result, before which all nodes are awake.
+
+    Returns
+    -------
+    levels : float64 array
+        Nodes to be awake from the end of each step on.
+    choices : tuple of (int, Choice)
+        First step of each day and the choice for it; empty under a baseline.
     """
     demand_of_pool = known_demand(demand, pool, options)
     if options.rule == "helios":
