@@ -138,7 +138,7 @@ def at_its_moments(recording: Recording, began_s: list[float]) -> Fidelity:
     clock = timeline.state.clock[0]
     for moment_s in began_s:
         # What was updated does not matter: the log says that there was a pass.
-        clock["moved_ms"] = clock["last_backfill_ms"]
+        clock["first_update_ms"] = clock["last_backfill_ms"]
         clock["backfill_interval_ms"] = round(moment_s * 1000) - clock["last_backfill_ms"]
         timeline.advance(moment_s)
     clock["backfill_interval_ms"] = recording.site.scheduling.bf_interval_s * 1000

@@ -41,8 +41,8 @@ from helios.simulate.pools import (
     SimulatedPool,
     SimulatedTrial,
     compare_pool_rules,
-    knowing,
     read_pair_profiles,
+    with_true_values,
 )
 from tests.traces import TRACES
 
@@ -132,7 +132,7 @@ def judge(gpu: str, mix: str, arrivals: str, seed: int, path: Path) -> dict[str,
     found = compare_pool_rules(trials, devices, profiles, rules={"ours": ours}, planners=planners, seed=seed)
     plans = [outcome for rule, outcome in found.outcomes.items() if rule not in {"ours", "oracle"}]
     for decide in (ours, sure, steady):
-        told_speeds = knowing(decide, trials, profiles, lengths=False)
+        told_speeds = with_true_values(decide, trials, profiles, lengths=False)
         plans.append(SimulatedPool(trials, devices, profiles, seed=seed).run(told_speeds))
     best = min(plans, key=lambda outcome: outcome.makespan_s)
     outcomes = {rule: asdict(outcome) | {"ended_s": ()} for rule, outcome in {**found.outcomes, "speeds": best}.items()}

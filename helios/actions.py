@@ -1,8 +1,8 @@
 """Closed list of the actions that Helios may take on a cluster.
 
-Each action has a reason for a person. It states what is wanted, never how: :mod:`helios.slurm` translates an order to
-SiteFactor, a soft limit to TimeMin, sleep to node states and a fill order to weights; the simulator translates all of
-them to arrays. Helios never sets Priority, Nice or TimeLimit, never cancels, holds or requeues a job, and never drains
+Each action has a reason for a person. It states what is wanted, not how. :mod:`helios.slurm` translates an order to
+SiteFactor, a soft limit to TimeMin, sleep to node states and a fill order to weights; the simulator translates them to
+arrays. Helios never sets Priority, Nice or TimeLimit, never cancels, holds or requeues a job, and never drains
 a node or powers one down that is not idle.
 """
 
@@ -32,15 +32,15 @@ class Result(StrEnum):
     """Result of an action on one target."""
 
     DONE = "done"
-    """Written and read back as asked."""
+    """Written, and the same was read back."""
     UNCHANGED = "unchanged"
-    """It already was so; nothing was written."""
+    """It had this value already; nothing was written."""
     WOULD = "would"
     """In shadow: nothing was written; an active service would have written it."""
     REFUSED = "refused"
     """A guard or the cluster interface refused it before anything was written."""
     POSTPONED = "postponed"
-    """Not possible now, as when the budget of calls is spent or a node is falling asleep; asked again next cycle."""
+    """Not possible now, as when the budget of calls is spent or a node is falling asleep; tried again next cycle."""
     GONE = "gone"
     """The job started or ended meanwhile, or there is no such node; nothing to do."""
     FAILED = "failed"
@@ -59,7 +59,7 @@ class Place:
         As in ``QUEUE``.
     urgency : float
         From -1 to 1; 0 is neutral, the urgency of a job that is not named. It should depend on the job alone, not on
-        its neighbours in the queue: else each new job changes the urgency of all others.
+        other jobs in the queue. Otherwise each new job changes the urgency of all others.
     reason : str
         Why it has this place, for the user who asks.
     """
@@ -75,9 +75,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reorder:
-    """Start the jobs of a partition in this order.
-
-    As far as the site's own priorities leave room.
+    """Start a partition's jobs in this order, as far as the site's priorities allow.
 
     Attributes
     ----------
@@ -105,8 +103,8 @@ class Reorder:
 class Ranking(Reorder):
     """``Reorder`` that computes ``order`` and ``reason`` when they are first read.
 
-    It is given by rows of a snapshot. A replay asks a service for orders a hundred thousand times and reads no reason,
-    so it saves the time to write them. To a reader it is a ``Reorder``: the two are equal where their contents are.
+    It is given by rows of a snapshot. A replay requests a hundred thousand orders from a service and reads no reason,
+    so it saves the time to write them. It is equal to a ``Reorder`` of the same content.
 
     Parameters
     ----------
@@ -122,7 +120,7 @@ class Ranking(Reorder):
         Returns why, for a person.
     """
 
-    __slots__ = ("_made", "rows", "snapshot", "urgency")
+    __slots__ = ("_writers", "rows", "snapshot", "urgency")
     snapshot: Snapshot
     rows: NDArray[np.int64]
     urgency: NDArray[np.float64]
@@ -137,21 +135,18 @@ class Ranking(Reorder):
         order: Callable[[], tuple[Place, ...]],
         reason: Callable[[], str],
     ) -> None:
-        assign = object.__setattr__
-        assign(self, "partition", partition)
-        assign(self, "snapshot", snapshot)
-        assign(self, "rows", rows)
-        assign(self, "urgency", urgency)
-        assign(self, "_made", {"order": order, "reason": reason})
+        set_field = object.__setattr__
+        set_field(self, "partition", partition)
+        set_field(self, "snapshot", snapshot)
+        set_field(self, "rows", rows)
+        set_field(self, "urgency", urgency)
+        set_field(self, "_writers", {"order": order, "reason": reason})
 
     def __getattr__(self, name: str) -> Any:
-        """Compute ``order`` or ``reason`` at its first use.
-
-        Python calls this for an attribute that is not set yet.
-        """
+        """Compute ``order`` or ``reason`` at its first use, as Python calls this only then."""
         if name not in {"order", "reason"}:
             raise AttributeError(name)
-        value = self._made[name]()
+        value = self._writers[name]()
         object.__setattr__(self, name, value)
         return value
 
@@ -185,7 +180,7 @@ class SoftLimit:
     job_id : str
         As in ``QUEUE``.
     run_time : timedelta
-        An upper bound of the run time, positive; what is at or above the hard limit has no effect.
+        An upper bound of the run time, positive. A bound at or above the hard limit has no effect.
     reason : str
         Why, for a person.
     """
@@ -212,8 +207,8 @@ class Revert:
     job_ids : tuple of str, optional
         None for every pending job that Helios has ever changed.
     hidden : bool
-        Whether to write also where the cluster hides the current value and Helios has written one. What an
-        administrator wrote there since is lost, so only a person asks for it.
+        Whether to write also where the cluster hides the current value and Helios has written one. A value that an
+        administrator has written there since is lost, so only a person requests it.
     reason : str
         Why, for a person.
     """
@@ -238,17 +233,16 @@ class Outcome:
     action : str
         Name of the action's class.
     setting : JobSetting
-        What was to change.
+        The setting to change.
     job_id : str
-        On which job.
+        The job.
     result : Result
-        What became of it.
     reason : str
         The action's own reason for this job.
     before, after : str
-        What was read before and after, as the cluster writes it (``SiteFactor 0``). Empty where it was not read.
+        Values read before and after, as the cluster writes them (``SiteFactor 0``); empty where not read.
     remark : str
-        Details: why it was refused, what the cluster answered.
+        Details, such as why it was refused, or the cluster's answer.
     """
 
     action: str
@@ -273,14 +267,14 @@ class NodeSetting(StrEnum):
 class PowerDown:
     """Put an idle node to sleep.
 
-    The cluster still counts on it, and wakes it for a job by itself.
+    The cluster still schedules jobs on it, and wakes it for a job by itself.
 
     Attributes
     ----------
     node : str
         As in ``NODE_STATES``.
     reason : str
-        Why this one, and why now, for a person.
+        Why this node, and why now, for a person.
     """
 
     node: str
@@ -312,12 +306,12 @@ class KeepAwake:
     Attributes
     ----------
     nodes : tuple of str
-        All nodes to keep awake from now on; those that an earlier action named and this one does not may sleep again.
+        All nodes to keep awake from now on. Nodes that only an earlier action named may sleep again.
     reason : str
         Why, for a person.
     own : str, optional
-        The site's own list, where control has recorded it. None where the list read now is the site's own. Services
-        leave it None.
+        The site's own list, where Helios has recorded it. None: the list read now is the site's own. Services leave it
+        None.
     """
 
     nodes: tuple[str, ...]
@@ -329,18 +323,18 @@ class KeepAwake:
 class FillFirst:
     """Have the cluster fill nodes in this order.
 
-    The site's own order of its nodes (their weights) comes first: tiers only order nodes whose weights are equal.
+    The site's own weights of its nodes come first. Tiers only order nodes whose weights are equal.
 
     Attributes
     ----------
     tiers : tuple of tuple of str
-        Nodes, first to fill first; within a tier as the site has it. A node that is not named is left as it is.
+        Nodes, first to fill first; within a tier in the site's own order. A node that is not named stays as it is.
     reason : str
         Why, for a person.
     why : tuple of str
-        Why the nodes of each tier are in it. Empty where ``reason`` holds for all of them.
+        Reason of the nodes of each tier. Empty where ``reason`` holds for all of them.
     own : tuple of (str, int)
-        The site's own weights, of nodes for which control has recorded one; of the others the weight read now is the
+        The site's own weights of nodes for which Helios has recorded one. The weight read now of any other node is the
         site's own. Services leave it empty.
     """
 
@@ -350,15 +344,15 @@ class FillFirst:
     own: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        named = [node for tier in self.tiers for node in tier]
-        if len(set(named)) < len(named):
+        names = [node for tier in self.tiers for node in tier]
+        if len(set(names)) < len(names):
             raise ValueError("an order of filling names a node twice")
         if self.why and len(self.why) != len(self.tiers):
             raise ValueError(f"an order of filling has {len(self.tiers)} tiers and gives {len(self.why)} reasons")
 
-    def why_in(self, place: int) -> str:
-        """Return why a node is in the tier at ``place``."""
-        return self.why[place] if self.why else self.reason
+    def why_in(self, tier: int) -> str:
+        """Return why a node is in a tier, by its number."""
+        return self.why[tier] if self.why else self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +366,7 @@ class RevertNodes:
     setting : NodeSetting
         POWER: wake them; WEIGHT: the site's own weight; KEEP_AWAKE: the site's own list.
     own : tuple of (str, str)
-        Each node and what the site itself had there, as text: a weight; of POWER empty; of KEEP_AWAKE one pair of an
+        Each node and the site's own value as text: a weight for WEIGHT, empty for POWER. For KEEP_AWAKE, one pair of an
         empty name and the site's list.
     reason : str
         Why, for a person.
@@ -397,18 +391,18 @@ class NodeOutcome:
     action : str
         Name of the action's class.
     setting : NodeSetting
-        What was to change.
+        The setting to change.
     node : str
-        On which node; of the keep-awake list, which is the cluster's, empty text.
+        The node; empty for the keep-awake list, which belongs to the cluster.
     result : Result
-        What became of it. DONE of a PowerDown or PowerUp means that the node was read back on its way (falling
-        asleep, waking) or already there; later snapshots show whether it arrives.
+        DONE of a PowerDown or PowerUp means that the node was read back as falling asleep or waking, or already asleep
+        or awake. Later snapshots show whether it gets there.
     reason : str
         The action's own reason.
     before, after : str
-        What was read before and after, as the cluster writes it (``IDLE``, ``Weight 20``). Empty where it was not read.
+        Values read before and after, as the cluster writes them (``IDLE``, ``Weight 20``); empty where not read.
     remark : str
-        Details: why it was refused, what the cluster answered.
+        Details, such as why it was refused, or the cluster's answer.
     """
 
     action: str

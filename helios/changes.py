@@ -1,8 +1,8 @@
-"""Changes that actions request.
+"""Changes that actions request, each of one setting of one target to one value.
 
-Each sets one setting of one target to one value. Services request each ``Change``, and all of control reads it. A
-``SettingChange`` is the same with the values that a cluster holds. A live Slurm, a simulated one and the fake decide by
-it. The simulator whose urgencies are no SiteFactors has its own rules.
+The actions of services become ``Change`` objects, which everything in ``control`` reads. A ``SettingChange`` is the
+same with a value as a cluster holds it. A live Slurm, a simulated one and the fake go by the rules of
+:func:`check_change`. The simulator whose urgencies are not SiteFactors has its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Desired = TypeVar("Desired", float, str)
 GONE = "it is no longer pending"
 INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
 HIDDEN = "the cluster hides what stands on it now"
-"""Beginning of the remark about a value of Helios that is not reverted, because the cluster hides the current one."""
+"""Beginning of the remark about a value that is not reverted, as the cluster hides the current one."""
 TOO_LONG = "it is not below the time limit"
 USERS_OWN = "the user set a --time-min"
 SOFT_LIMIT_FLAG = "time_min_as_soft_limit"
@@ -104,7 +104,7 @@ class SettingChange(Generic[Value]):
     wanted : int or float
         The value as the cluster holds it, from ``terms``.
     unseen : bool
-        Whether to write it also where the current value cannot be read.
+        Whether to write it even where the current value cannot be read.
     """
 
     action: str
@@ -151,9 +151,9 @@ def setting_changes(
     Parameters
     ----------
     pending : callable
-        Returns the ids of the pending jobs on which Helios may have set something.
+        Returns the ids of the pending jobs that Helios may have changed.
     is_set : callable
-        Returns whether there is something to revert or to report about a setting of one of these jobs.
+        Returns whether a setting of one of these jobs is to be reverted or reported.
 
     Raises
     ------
@@ -206,7 +206,7 @@ class ChangeContext:
     before : int, optional
         Current value of the setting; None where it cannot be read.
     is_set : bool
-        Whether it is proved that Helios has set this value.
+        Whether Helios has a record of setting this value.
     excluded_reason : str
         Why the job must be left alone; empty where it may be changed.
     soft_limits : bool
@@ -216,7 +216,7 @@ class ChangeContext:
     hidden : int
         Value that Helios wrote where the current one cannot be read; 0 for none.
     suspect : str
-        Why a value with Helios' mark is left unchanged; empty where it has no mark, or is proved.
+        Why a value with Helios' mark is left unchanged; empty where it has no mark, or a record.
     """
 
     before: int | None
@@ -229,9 +229,9 @@ class ChangeContext:
 
 
 def check_change(change: SettingChange[int], context: ChangeContext) -> Outcome | None:
-    """Return the outcome of a change that is not written.
+    """Return the outcome of a change that must not, cannot or need not be written.
 
-    It is a change that must not, cannot or need not be written. None where the change is to be written.
+    None: it is to be written.
     """
     if change.is_revert:
         return _outcome_of_revert(change, context)
@@ -256,8 +256,8 @@ def _outcome_of_revert(change: SettingChange[int], context: ChangeContext) -> Ou
     if context.is_set:
         return None
     if context.before is None and context.hidden:
-        wrote = f"Helios had written {change.terms.words(change.setting, context.hidden)}"
-        return None if change.unseen else change.outcome(Result.REFUSED, remark=f"{HIDDEN}; {wrote}")
+        remark = f"Helios had written {change.terms.words(change.setting, context.hidden)}"
+        return None if change.unseen else change.outcome(Result.REFUSED, remark=f"{HIDDEN}; {remark}")
     if context.suspect:
         return change.outcome(Result.REFUSED, before=context.before, remark=context.suspect)
     if context.before and context.excluded_reason:
@@ -417,10 +417,13 @@ def to_job_actions(changes: Iterable[Change[float]]) -> list[JobAction]:
         *(
             Reorder(
                 partition=partition,
-                order=tuple(Place(job_id=it.target, urgency=it.value, reason=it.reason) for it in named),
-                reason=named[0].order_reason,
+                order=tuple(
+                    Place(job_id=change.target, urgency=change.value, reason=change.reason)
+                    for change in changes_of_order
+                ),
+                reason=changes_of_order[0].order_reason,
             )
-            for partition, named in orders.items()
+            for partition, changes_of_order in orders.items()
         ),
         *(
             SoftLimit(job_id=change.target, run_time=timedelta(seconds=change.value), reason=change.reason)
@@ -442,17 +445,17 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
     reverts: set[Key] = set()
     for action in actions:
         kind = type(action).__name__
-        named: list[tuple[NodeSetting, str, str, str]] = []  # setting, node, value, reason
+        values: list[tuple[NodeSetting, str, str, str]] = []  # setting, node, value, reason
         if isinstance(action, PowerDown):
-            named = [(NodeSetting.POWER, action.node, ASLEEP, action.reason)]
+            values = [(NodeSetting.POWER, action.node, ASLEEP, action.reason)]
         elif isinstance(action, PowerUp):
-            named = [(NodeSetting.POWER, action.node, AWAKE, action.reason)]
+            values = [(NodeSetting.POWER, action.node, AWAKE, action.reason)]
         elif isinstance(action, KeepAwake):
-            named = [(NodeSetting.KEEP_AWAKE, "", join_names(action.nodes), action.reason)]
+            values = [(NodeSetting.KEEP_AWAKE, "", join_names(action.nodes), action.reason)]
         elif isinstance(action, FillFirst):
-            named = [
-                (NodeSetting.WEIGHT, node, f"{TIER}{place}", action.why_in(place))
-                for place, tier in enumerate(action.tiers)
+            values = [
+                (NodeSetting.WEIGHT, node, f"{TIER}{number}", action.why_in(number))
+                for number, tier in enumerate(action.tiers)
                 for node in tier
             ]
         elif isinstance(action, RevertNodes):
@@ -463,7 +466,7 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
             )
         changes += [
             Change(setting=setting, target=node, value=value, reason=reason, action=kind)
-            for setting, node, value, reason in named
+            for setting, node, value, reason in values
         ]
     kinds = frozenset(type(action).__name__ for action in actions)
     return RequestedChanges(changes=tuple(changes), kinds=kinds, reverts=frozenset(reverts))
@@ -486,13 +489,13 @@ def to_node_actions(changes: Sequence[Change[str]], *, own: Mapping[Key, str]) -
     own_weights = tuple((node, int(float(text))) for (kind, node), text in own.items() if kind is NodeSetting.WEIGHT)
     fill = [FillFirst(tiers=tuple(map(tuple, tiers)), reason=weights[0].reason, own=own_weights)] if weights else []
     return [
-        *(PowerUp(node=it.target, reason=it.reason) for it in changes if it.action == PowerUp.__name__),
+        *(PowerUp(node=change.target, reason=change.reason) for change in changes if change.action == PowerUp.__name__),
         *(
-            KeepAwake(nodes=nodes_named(it.value), reason=it.reason, own=own.get(LIST))
-            for it in changes
-            if it.setting is NodeSetting.KEEP_AWAKE
+            KeepAwake(nodes=nodes_named(change.value), reason=change.reason, own=own.get(LIST))
+            for change in changes
+            if change.setting is NodeSetting.KEEP_AWAKE
         ),
-        *(PowerDown(node=it.target, reason=it.reason) for it in changes if sleeps(it)),
+        *(PowerDown(node=change.target, reason=change.reason) for change in changes if sleeps(change)),
         *fill,
     ]
 

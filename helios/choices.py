@@ -51,7 +51,7 @@ class RunTimes(StrEnum):
 
 
 class Backfill(StrEnum):
-    """Which jobs may pass a blocked head of the queue."""
+    """Which jobs may start before a blocked head of the queue."""
 
     NONE = "none"
     SKIP = "skip"

@@ -1,8 +1,8 @@
 """Settings from ``helios.toml`` and ``HELIOS_*`` as frozen, typed values.
 
-Each value knows its origin. A later source has precedence over an earlier one: built-in default, files of the system,
-file of the user, file in the current folder, environment. A file that is named takes the place of all other files.
-Command line options have precedence over all of them, in the command that takes them.
+Each value has its origin. Later sources have precedence over earlier ones: built-in default, files of the system, file
+of the user, file in the current folder, environment, options of the command. A file that is named replaces all other
+files.
 
 A configuration names programs that Helios runs. So a file is used only if nobody else could have written it.
 """
@@ -29,6 +29,7 @@ import platformdirs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from helios.errors import ConfigurationInvalid
+from helios.units import DAY_S
 
 FILE_NAME = "helios.toml"
 FILE_VARIABLE = "HELIOS_CONFIG"
@@ -50,11 +51,10 @@ PASSWORD_VARIABLE = "HELIOS_SMTP_PASSWORD"
 OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
 """Other variables with this prefix, which notices, tests, benchmarks, scripts and programs in pools read."""
 SECRET_KEYS = frozenset({"notify.webhook", "notify.slack"})
-"""Keys whose path is shown to nobody."""
+"""Keys with URLs whose path is never shown."""
 TEST_PREFIX = "HELIOS_TEST_"
-"""Variables with this prefix belong to tests, and are not looked at."""
+"""Prefix of variables of tests, which are ignored."""
 ROOT = 0
-DAY_S = 86_400
 
 
 def zone_name(name: str) -> str:
@@ -81,7 +81,7 @@ RENAMED_SERVICES = {"packing": "node_fill_order"}
 def absolute_folder(name: str) -> str:
     """Return ``name`` if it is empty or an absolute path.
 
-    Raises ValueError otherwise: a relative one would be looked up in whatever folder a command is typed in.
+    Raises ValueError otherwise, as a relative path would depend on the folder in which a command is typed.
     """
     if name and not Path(name).is_absolute():
         raise ValueError(f"{name!r} must be an absolute path, such as /opt/slurm/bin")
@@ -104,10 +104,7 @@ def host_port(text: str) -> str:
 
 
 def web_address(text: str) -> str:
-    """Return ``text`` if it is empty or a safe address.
-
-    What is sent to it can be read by nobody on the way.
-    """
+    """Return ``text`` if it is empty or an encrypted or local address."""
     if text and not re.match(r"https://[^/\s]|http://(?:localhost|127\.0\.0\.1|\[::1\])[:/]", text):
         raise ValueError("an address begins with https://, or with http:// on this machine")  # it is a secret
     return text
@@ -498,8 +495,8 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Loade
     origins: dict[str, str] = {}
     files: list[str] = []
     notes: list[str] = []
-    for path, source in _places(environment, folder):
-        if (content := _read(path, source, notes)) is None:
+    for path, source in _files(environment, folder):
+        if (content := _read_file(path, source, notes)) is None:
             continue
         document = _parse_document(path, content)
         files.append(str(path))
@@ -508,8 +505,8 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Loade
             for old, new in RENAMED_SERVICES.items()
             if old in document.get("services", {})
         )
-        _set(_from_file(path, document), values, origins)
-    _set(_from_environment(environment), values, origins)
+        _store(_from_file(path, document), values, origins)
+    _store(_from_environment(environment), values, origins)
     try:
         settings = Settings.model_validate(values)
     except ValidationError as reason:
@@ -517,19 +514,16 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Loade
     return LoadedSettings(settings=settings, origins=origins, files=tuple(files), notes=tuple(notes))
 
 
-def _set(
-    found: Iterable[tuple[str, str, Any, str]], values: dict[str, dict[str, Any]], origins: dict[str, str]
+def _store(
+    entries: Iterable[tuple[str, str, Any, str]], values: dict[str, dict[str, Any]], origins: dict[str, str]
 ) -> None:
-    for section, name, value, origin in found:
+    for section, name, value, origin in entries:
         values.setdefault(section, {})[name] = value
         origins[f"{section}.{name}"] = origin
 
 
 def user_file(environment: Mapping[str, str]) -> Path | None:
-    """Return the place of the user's own configuration file.
-
-    None: the environment names no home.
-    """
+    """Return the user's own configuration file, or None if no home is set."""
     home = environment.get("HOME", "")
     base = environment.get("XDG_CONFIG_HOME", "") or (home and f"{home}/.config")
     return Path(base) / "helios" / FILE_NAME if base.startswith("/") else None
@@ -547,13 +541,13 @@ def example_file() -> str:
         model = _section(declared.annotation)
         lines += ["", *_comment(" ".join((model.__doc__ or "").split())), f"[{section}]"]
         for name, field in model.model_fields.items():
-            value = _OF_THE_USER.get(f"{section}.{name}", field.default)
+            value = _USER_DEFAULTS.get(f"{section}.{name}", field.default)
             lines += [*_comment(" ".join((field.description or "").split())), f"#{name} = {json.dumps(value)}"]
     lines += ["", *_comment(f"{Settings.model_fields['services'].description}. What there is: helios service list")]
     return "\n".join([*lines, "#[services.qssf]", ""])
 
 
-_OF_THE_USER = {
+_USER_DEFAULTS = {
     "database.url": "postgresql://helios@db.example.org/helios",
     "control.state_folder": "/var/lib/helios",
     "report.folder": "/var/lib/helios/reports",
@@ -614,17 +608,14 @@ def _variable(section: str, name: str) -> str:
 
 
 class _Source(Enum):
-    """Owner of a configuration file.
-
-    It decides what happens if other users could have written the file.
-    """
+    """Kind of a configuration file, which decides whether others may have written it."""
 
     NAMED = "named"
     SYSTEM = "of the system"
     OWN = "of the user or in the current folder"
 
 
-def _places(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[Path, _Source]]:
+def _files(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[Path, _Source]]:
     """Yield the files to read, the last with the highest precedence."""
     if FILE_VARIABLE in environment:
         yield Path(environment[FILE_VARIABLE]), _Source.NAMED
@@ -634,29 +625,29 @@ def _places(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[Path
         parts = [path for path in (SYSTEM_FOLDER / PARTS).iterdir() if path.suffix == ".toml"]
         for path in sorted(path for path in parts if not path.name.startswith(".")):
             yield path, _Source.SYSTEM
-    of_user, here = user_file(environment), folder / FILE_NAME
+    of_user, local_file = user_file(environment), folder / FILE_NAME
     if of_user is not None:
         yield of_user, _Source.OWN
-    if here != of_user and here.parent not in {SYSTEM_FOLDER, SYSTEM_FOLDER / PARTS}:
-        yield here, _Source.OWN
+    if local_file != of_user and local_file.parent not in {SYSTEM_FOLDER, SYSTEM_FOLDER / PARTS}:
+        yield local_file, _Source.OWN
 
 
-def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
-    """Read a configuration file.
+def _read_file(path: Path, source: _Source, notes: list[str]) -> str | None:
+    """Read a configuration file, or return None if it is missing or not used.
 
-    None: it is not there, or not used. A file of the user or in the current folder is used only if neither it nor its
-    folder is another user's or can be written by others. A file of the system that others can write is an error, since
-    without it limits would be missing. One that is named is used in any case.
+    A file of the user or in the current folder is used only if neither it nor its folder belongs to another user or can
+    be written by others. A system file that others can write is an error, as limits would be missing without it. A
+    named file is used in any case.
     """
-    named = source is _Source.NAMED
+    is_named = source is _Source.NAMED
     try:
-        # Without O_NONBLOCK a named pipe in somebody's folder would block every command that is run there.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if named else os.O_NONBLOCK))
+        # Without O_NONBLOCK a named pipe would block every command that is run in its folder.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_named else os.O_NONBLOCK))
         with os.fdopen(handle, "rb") as file:
-            distrust = _untrusted_reason(path, path.lstat(), os.fstat(handle), with_folder=not named)
-            text = "" if distrust and not named else file.read().decode()
+            distrust = _untrusted_reason(path, path.lstat(), os.fstat(handle), with_folder=not is_named)
+            text = "" if distrust and not is_named else file.read().decode()
     except (FileNotFoundError, NotADirectoryError) as reason:
-        if named:
+        if is_named:
             raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
         return None
     except (OSError, UnicodeDecodeError) as reason:
@@ -664,7 +655,7 @@ def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
         if closed and source is _Source.SYSTEM:
             notes.append(f"{path} is not used, since you may not read it")
             return None
-        if named or not closed or not (distrust := _untrusted_reason(path, *_stat_existing(path), with_folder=True)):
+        if is_named or not closed or not (distrust := _untrusted_reason(path, *_stat_existing(path), with_folder=True)):
             raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
         text = ""
     if not distrust:
@@ -674,7 +665,7 @@ def _read(path: Path, source: _Source, notes: list[str]) -> str | None:
             f"{distrust}, who could have Helios run any program.",
             hint=f"Close it: chown root {path.parent} {path}; chmod go-w {path.parent} {path}",
         )
-    if not named:
+    if not is_named:
         notes.append(f"{distrust}, so that it is not used. If you trust it, name it: helios --config {path}")
         return None
     if text:
@@ -690,22 +681,19 @@ def _stat_existing(path: Path) -> list[os.stat_result]:
     return []  # its folder is closed, too
 
 
-def _untrusted_reason(path: Path, *found: os.stat_result, with_folder: bool) -> str:
-    """Return who else could have written or replaced a file.
-
-    Empty where nobody could.
-    """
+def _untrusted_reason(path: Path, *stats: os.stat_result, with_folder: bool) -> str:
+    """Return who else could have written or replaced a file, or empty text."""
     if with_folder and (why := _writer(path.parent.stat())):
         return f"{path} lies in a folder that {why}"
-    if why := _writer(*found):
+    if why := _writer(*stats):
         return f"{path} {why}"
     return ""
 
 
-def _writer(*found: os.stat_result) -> str:
-    if owners := {it.st_uid for it in found} - {os.geteuid(), ROOT}:
+def _writer(*stats: os.stat_result) -> str:
+    if owners := {status.st_uid for status in stats} - {os.geteuid(), ROOT}:
         return f"belongs to another user ({_user(min(owners))})"
-    if any(not stat.S_ISLNK(it.st_mode) and it.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for it in found):
+    if any(not stat.S_ISLNK(status.st_mode) and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for status in stats):
         return "can be written by others"
     return ""
 
@@ -743,8 +731,8 @@ def _from_file(path: Path, document: Mapping[str, Mapping[str, Any]]) -> Iterato
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
     old = {_variable(at, name): _variable(at, new) for (at, name), new in RENAMED_KEYS.items()}
     known = {FILE_VARIABLE, *OTHER_VARIABLES, *old, *(_variable(section, name) for section, name, _, _ in _keys())}
-    ours = (name for name in environment if name.startswith("HELIOS_") and not name.startswith(TEST_PREFIX))
-    for unknown in sorted(name for name in ours if name not in known):
+    helios_names = (name for name in environment if name.startswith("HELIOS_") and not name.startswith(TEST_PREFIX))
+    for unknown in sorted(name for name in helios_names if name not in known):
         near = get_close_matches(unknown, known, n=1)
         raise ConfigurationInvalid(
             f"The environment variable {unknown} is none of Helios.",
@@ -767,14 +755,16 @@ def _invalid(reason: ValidationError, origins: Mapping[str, str]) -> Configurati
     lines, wrong, near = [], set(), list[str]()
     for error in reason.errors():
         key = ".".join(str(part) for part in error["loc"])
-        what = "is not a key of Helios" if error["type"] == "extra_forbidden" else error["msg"]
-        origin = origins.get(key) or next((place for name, place in origins.items() if name.startswith(f"{key}.")), "")
-        lines.append(f"{key} ({origin or 'configuration'}): {what}")
+        problem = "is not a key of Helios" if error["type"] == "extra_forbidden" else error["msg"]
+        origin = origins.get(key) or next(
+            (source for name, source in origins.items() if name.startswith(f"{key}.")), ""
+        )
+        lines.append(f"{key} ({origin or 'configuration'}): {problem}")
         wrong.add(key)
         if error["type"] == "extra_forbidden":
             near += get_close_matches(key, meanings if "." in key else Settings.model_fields, n=1)
-    known = [f"{key}: {meaning}" for key, meaning in meanings.items() if key in wrong]
-    hint = " ".join(known) if len(known) == len(wrong) else _allowed()
+    meanings_of_wrong = [f"{key}: {meaning}" for key, meaning in meanings.items() if key in wrong]
+    hint = " ".join(meanings_of_wrong) if len(meanings_of_wrong) == len(wrong) else _allowed()
     if near:
         hint = f"Did you mean {' and '.join(near)}? {hint}"
     return ConfigurationInvalid("The configuration is not valid: " + "; ".join(lines), hint=hint)

@@ -1,8 +1,10 @@
 """Connections to the scheduler of a Dask cluster.
 
-Dask is optional, so that ``distributed`` is imported at the first connection. Its errors are raised as Helios' own.
-A client is always closed where it was opened, even if it never connected. The garbage collector may finalise it while
-the same thread holds the lock that closing takes, and then the process hangs (``distributed`` 2026.8, ``LoopRunner``).
+Dask is optional, so ``distributed`` is imported at the first connection. Its errors are raised as Helios' own.
+
+A client is always closed where it was opened, even if it never connected. Otherwise the garbage collector may finalise
+it while the same thread holds the lock that closing takes, and the process hangs (``distributed`` 2026.8,
+``LoopRunner``).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def connect(address: str, *, connect_s: float, instead: str, default: bool = Fal
     instead : str
         Alternative without a scheduler, as the end of an error's hint.
     default : bool
-        Whether Dask's own collections find this client by themselves.
+        Whether this client becomes the default of Dask's own collections.
 
     Raises
     ------
@@ -68,12 +70,12 @@ def _closing_client() -> type[Client]:
     class ClosingClient(Client):  # type: ignore[misc]  # because distributed is not followed: it is optional
         """Client that closes itself if it cannot connect.
 
-        The caller never gets hold of such a client to close it.
+        The caller could not close it, as the constructor raises.
         """
 
-        def __init__(self, *given: Any, **named: Any) -> None:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             try:
-                super().__init__(*given, **named)
+                super().__init__(*args, **kwargs)
             except BaseException:
                 self.close()
                 raise
@@ -104,20 +106,20 @@ def refuse_other_releases(
             f"The workers of the Dask scheduler at {address} did not say what they run within {answer_s:,.0f} s.",
             hint="One of them may be stuck: see in Dask's dashboard which, and restart it.",
         ) from reason
-    if different := _release_differences(versions, names):
+    if differences := _release_differences(versions, names):
         raise DaskMismatch(
-            "The Dask workers run other releases than this machine: " + "; ".join(different[:3]) + ".", hint=hint
+            "The Dask workers run other releases than this machine: " + "; ".join(differences[:3]) + ".", hint=hint
         )
 
 
 def _release_differences(versions: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return what differs between ``versions``, as ``Client.get_versions`` has them, and here."""
-    here = versions["client"]["packages"]
+    """Return the releases of workers that differ from here, from ``Client.get_versions``."""
+    local = versions["client"]["packages"]
     return [
-        f"{worker} has {name} {worker_versions['packages'].get(name) or 'not installed'}, here it is {here.get(name)}"
+        f"{worker} has {name} {worker_versions['packages'].get(name) or 'not installed'}, here it is {local.get(name)}"
         for worker, worker_versions in versions["workers"].items()
         for name in names
-        if _release(name, worker_versions["packages"].get(name)) != _release(name, here.get(name))
+        if _release(name, worker_versions["packages"].get(name)) != _release(name, local.get(name))
     ]
 
 

@@ -1,7 +1,7 @@
 """Compiled code on disk, and the tables that it receives.
 
-Functions that Python calls are compiled at their first call and kept in a folder named by a digest of the sources they
-may depend on, so an edit of any of these files has them compiled anew. ``helios compile`` compiles all of them.
+Functions that Python calls are compiled at their first call and kept in a folder named by a digest of the sources that
+they may depend on. So they are compiled anew after an edit of any of these. ``helios compile`` compiles all of them.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ _numba._config_fname = ""
 _numba.reload_config()
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-# Without reference counts, which took a tenth of the time of a replay: the core allocates nothing.
-_CORE: dict[str, Any] = {"_nrt": False}
+_NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Reference counts took a tenth of the time of a replay, and the core allocates nothing.
+_NO_REFERENCE_COUNTS: dict[str, Any] = {"_nrt": False}
 KEPT: list[Any] = []
-"""Functions that are kept on disk, as far as their modules are imported."""
+"""Functions that are kept on disk, of all imported modules."""
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(helios[\w.]*)(?:\s+import\s+(?:\(([^)]*)|([^(#\n]*)))?", re.MULTILINE)
 
 
 def inline_jit(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` for use by other compiled functions alone.
 
-    It gets no wrappers for Python and C, and no place on disk: its callers hold its code.
+    It gets no wrappers for Python and C, and is not kept on disk, as its callers contain its code.
     """
-    return cast(_Function, njit(**_INSIDE, **options)(function))
+    return cast(_Function, njit(**_NO_WRAPPERS, **options)(function))
 
 
 def cached_jit(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` at its first call, and keep it on disk.
 
-    What is kept holds everything that it calls.
+    The kept code contains all functions that it calls.
     """
     settings: Any = config
     before = settings.CACHE_DIR
@@ -71,34 +71,28 @@ def cached_jit(function: _Function, **options: Any) -> _Function:
 def kernel(function: _Function) -> _Function:
     """Compile ``function`` of the simulator for use by its entry points alone.
 
-    Inlining it into every caller by force made replays a quarter faster, .01 s in 10^5 jobs, and compiling take half as
-    long again.
+    Forced inlining into every caller would make replays a quarter faster, 0.01 s in 10^5 jobs, and compilation take
+    half as long again.
     """
-    return inline_jit(function, **_CORE)
+    return inline_jit(function, **_NO_REFERENCE_COUNTS)
 
 
 def entry_point(function: _Function) -> _Function:
     """Compile ``function`` at its first call, and cache it on disk."""
-    return cached_jit(function, **_CORE)
+    return cached_jit(function, **_NO_REFERENCE_COUNTS)
 
 
 def cache_folder() -> Path:
-    """Return the folder of all compiled code.
-
-    NUMBA_CACHE_DIR names it; else it is in the user's cache.
-    """
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    if given:
-        return Path(given)
+    """Return the folder of compiled code, NUMBA_CACHE_DIR or one in the user's cache."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "helios" / "compiled"
 
 
 @cache
 def digest(module: str) -> str:
-    """Return a digest of the sources that ``module`` may depend on.
-
-    Its own, and those of all Helios modules that it imports, directly or not.
-    """
+    """Return a digest of the sources of ``module`` and of all Helios modules it imports."""
     total = hashlib.sha256()
     for name, source in sorted(_sources(module).items()):
         total.update(f"{name} {len(source)}\n".encode())
@@ -107,38 +101,35 @@ def digest(module: str) -> str:
 
 
 def _sources(module: str) -> dict[str, bytes]:
-    found, open_ends = dict[str, bytes](), [module]
-    while open_ends:
-        name = open_ends.pop()
-        if name not in found:
-            found[name], imported = _read(name)
-            open_ends += imported
-    return found
+    sources, to_read = dict[str, bytes](), [module]
+    while to_read:
+        name = to_read.pop()
+        if name not in sources:
+            sources[name], imported = _read(name)
+            to_read += imported
+    return sources
 
 
 @cache
 def _read(module: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return a module's source and the Helios modules it imports.
-
-    Both are empty for what is no module.
-    """
-    place = _file_of(module)
-    if place is None:
+    """Return a module's source and the Helios modules it imports, empty for no module."""
+    path = _file_of(module)
+    if path is None:
         return b"", ()
-    source = place.read_bytes()
-    named = set[str]()
-    for package, several, others in _IMPORT.findall(source.decode()):
-        members = (several or others).split(",")
-        named |= {package, *(f"{package}.{member.split()[0]}" for member in members if member.strip())}
-    return source, tuple(named)
+    source = path.read_bytes()
+    modules = set[str]()
+    for package, in_parentheses, on_line in _IMPORT.findall(source.decode()):
+        members = (in_parentheses or on_line).split(",")
+        modules |= {package, *(f"{package}.{member.split()[0]}" for member in members if member.strip())}
+    return source, tuple(modules)
 
 
 def _file_of(module: str) -> Path | None:
     if module.partition(".")[0] != __name__.partition(".")[0]:
-        found = find_spec(module)
-        return Path(found.origin) if found is not None and found.origin else None
-    place = Path(__file__).parents[1].joinpath(*module.split("."))
-    return next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
+        spec = find_spec(module)
+        return Path(spec.origin) if spec is not None and spec.origin else None
+    path = Path(__file__).parents[1].joinpath(*module.split("."))
+    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
 
 
 class _Reporter(event.Listener):
@@ -160,17 +151,17 @@ event.register("numba:compile", _Reporter())
 
 @kernel
 def plain(number: int) -> int:
-    """Return ``number`` as a value that is no constant to the compiler.
+    """Return ``number`` as a value that is not a constant to the compiler.
 
-    Numba compiles a callee anew for each constant that it is called with.
+    Numba compiles a callee anew for each constant argument.
     """
     return number + 0
 
 
 # Tables that compiled code receives as one pointer.
 #
-# Numba passes a named tuple by value: seven words or more for each array, at each call. A predictor has ninety arrays,
-# and 50 microseconds of each call from Python went into unpacking them.
+# Numba passes a named tuple by value, with seven words or more for each array. A predictor has ninety arrays, and
+# unpacking them took 50 microseconds of each call from Python.
 
 
 class Table:
@@ -181,13 +172,13 @@ class Table:
     Attributes
     ----------
     address : int
-        Where the words lie that describe the fields.
+        Address of the words that describe the fields.
     """
 
     address: int
 
     def __post_init__(self) -> None:
-        """Write down where the arrays lie, and how long they are.
+        """Store the addresses and shapes of the arrays.
 
         Raises
         ------
@@ -220,7 +211,7 @@ class Table:
         return (getattr(self, name) for name in _names(cast(Any, type(self))))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes a copy, which lies elsewhere."""
+        """Return the class and the fields, from which a copy is made."""
         return type(self), tuple(self)
 
     def by_name(self) -> dict[str, Any]:
@@ -252,17 +243,17 @@ class _TableType(types.Type):
     def __init__(self, name: str, members: dict[str, Any]) -> None:
         self.members = members
         signature = f"{name}({', '.join(f'{member}: {kind.name}' for member, kind in members.items())})"
-        # Numba writes the name out in each symbol of compiled code, which took a fifth of the time of compiling.
+        # A short name, as numba writes it into each symbol. Long ones took a fifth of the time of compilation.
         super().__init__(name=f"{name}_{zlib.crc32(signature.encode()):08x}_{len(signature)}")
 
-    def place(self, name: str) -> int:
-        """Return the place of a field among the words."""
-        place = 0
+    def index(self, name: str) -> int:
+        """Return the index of a field's first word."""
+        index = 0
         for other, kind in self.members.items():
             if other == name:
                 break
-            place += _n_words(kind)
-        return place
+            index += _n_words(kind)
+        return index
 
 
 def _n_words(kind: Any) -> int:
@@ -295,8 +286,8 @@ class _Attributes(AttributeTemplate):
 
 @lower_getattr_generic(_TableType)  # type: ignore[untyped-decorator]  # as Numba is
 def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> Any:
-    member, first = kind.members[name], kind.place(name)
-    words = [_load_constant(builder, block, first + place) for place in range(_n_words(member))]
+    member, first = kind.members[name], kind.index(name)
+    words = [_load_constant(builder, block, first + index) for index in range(_n_words(member))]
     if isinstance(member, _TableType):
         return builder.inttoptr(words[0], _WORD.as_pointer())
     if isinstance(member, types.UniTuple):
@@ -311,8 +302,8 @@ def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> An
     return array._getvalue()
 
 
-def _load_constant(builder: Any, block: Any, place: int) -> Any:
+def _load_constant(builder: Any, block: Any, index: int) -> Any:
     """Read a word as a constant for the compiler."""
-    word = builder.load(builder.gep(block, [ir.IntType(32)(place)]))
+    word = builder.load(builder.gep(block, [ir.IntType(32)(index)]))
     word.set_metadata("invariant.load", builder.module.add_metadata([]))
     return word

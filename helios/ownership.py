@@ -1,7 +1,7 @@
 """Values that Helios writes into Slurm, and how it recognises them.
 
-Every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. A mark alone proves nothing,
-as users and admins may write such a value too: only with a record (``helios.slurm.undo_file``) is it Helios' own.
+Every SiteFactor that Helios writes ends in 37, and every TimeMin in a minute that ends in 7. Users and admins may write
+such a value too, so it is Helios' own only if there is a record as well (``helios.slurm.undo_file``).
 ``job_submit.lua`` and ``helios-release.sh`` recognise the values without Helios and repeat these numbers.
 """
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 MARK = 37
 """Last two digits of every non-zero SiteFactor that Helios writes."""
 STEP = 100
-"""Distance of two neighbouring SiteFactors that Helios writes: the mark takes the last two digits."""
+"""Distance of two neighbouring SiteFactors that Helios writes, as the mark takes the last two digits."""
 MINUTE_MARK = 7
 """Last digit of every TimeMin, in minutes, that Helios writes."""
 MINUTE_STEP = 10
-"""Distance of two neighbouring TimeMin that Helios writes, min: the mark takes the last digit."""
+"""Distance of two neighbouring TimeMin that Helios writes, as the mark takes the last digit, min."""
 
 
 def steps(most: int) -> int:
@@ -38,62 +38,44 @@ def site_factor(urgency: float, *, most: int) -> int:
 
 
 def site_factors(urgency: NDArray[np.float64], *, n_steps: int) -> NDArray[np.int64]:
-    """Return the SiteFactor of each urgency.
-
-    As :func:`site_factor`, with ``n_steps`` levels on either side of 0.
-    """
+    """Return the SiteFactor of each urgency, with ``n_steps`` levels on either side of 0."""
     level = np.rint(np.abs(urgency) * n_steps).astype(np.int64)
     factors: NDArray[np.int64] = np.sign(urgency).astype(np.int64) * np.where(level > 0, level * STEP + MARK, 0)
     return factors
 
 
 def urgency(site_factor: int, *, most: int) -> float:
-    """Return the urgency that a SiteFactor of Helios stands for.
-
-    0 where the SiteFactor does not bear Helios' mark.
-    """
+    """Return the urgency of a SiteFactor, or 0 without Helios' mark."""
     if not has_helios_mark(site_factor):
         return 0.0
     return math.copysign(min(abs(site_factor) // STEP / steps(most), 1.0), site_factor)
 
 
 def urgencies(site_factors: NDArray[np.int64], *, n_steps: int) -> NDArray[np.float64]:
-    """Return the urgency of each SiteFactor.
-
-    As :func:`urgency`, with ``n_steps`` levels on either side of 0.
-    """
+    """Return the urgency of each SiteFactor, with ``n_steps`` levels on either side of 0."""
     level = np.where(have_helios_mark(site_factors), np.minimum(np.abs(site_factors) // STEP, n_steps), 0)
-    stood_for: NDArray[np.float64] = np.sign(site_factors) * level / n_steps
-    return stood_for
+    values: NDArray[np.float64] = np.sign(site_factors) * level / n_steps
+    return values
 
 
 def has_helios_mark(site_factor: int) -> bool:
-    """Return whether a SiteFactor bears Helios' mark.
-
-    0 does not.
-    """
+    """Return whether a SiteFactor bears Helios' mark, which 0 does not."""
     return abs(site_factor) % STEP == MARK
 
 
 def have_helios_mark(site_factors: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which SiteFactors bear Helios' mark."""
-    ours: NDArray[np.bool_] = np.abs(site_factors) % STEP == MARK
-    return ours
+    marked: NDArray[np.bool_] = np.abs(site_factors) % STEP == MARK
+    return marked
 
 
 def whole_minutes(run_time: timedelta) -> int:
-    """Return ``run_time`` rounded up to whole minutes.
-
-    That is the shortest possible TimeMin; it need not bear Helios' mark.
-    """
+    """Return ``run_time`` in minutes, rounded up, which need not bear Helios' mark."""
     return math.ceil(run_time / timedelta(minutes=1))
 
 
 def time_min(run_time: timedelta) -> int:
-    """Return the TimeMin of a soft limit, min.
-
-    The next one up that bears Helios' mark.
-    """
+    """Return the TimeMin of a soft limit, rounded up to one with Helios' mark, min."""
     minutes = whole_minutes(run_time)
     return minutes + (MINUTE_MARK - minutes) % MINUTE_STEP
 

@@ -17,7 +17,7 @@ from helios.model.pools import PoolAction, PoolSnapshot
 
 
 class RunTime(NamedTuple):
-    """Columns of a prediction of run time, read off its distribution.
+    """Columns of a prediction of run time, statistics of its distribution.
 
     Attributes
     ----------
@@ -26,9 +26,9 @@ class RunTime(NamedTuple):
     typical : int
         Middle of the densest window in log time, s: the best single guess.
     mean : int
-        s.
+        Mean, s.
     truncated_mean : int
-        Mean of the run time cut at ``HORIZON_S``, s.
+        Mean of the run time, of which at most ``HORIZON_S`` counts, s.
     log_mean : int
         Mean of log1p of the run time in s.
     """
@@ -45,13 +45,13 @@ class RunTime(NamedTuple):
 RUN_TIME = RunTime(*range(len(RunTime._fields)))
 """Position of each column."""
 HORIZON_S = 8 * 3600.0
-"""A run counts up to this long in ``RunTime.truncated_mean``, s."""
+"""Longest run time that counts in ``RunTime.truncated_mean``, s."""
 
 
 class ReplayPredictor(Protocol):
     """Predictor of run times within a replay, from the jobs ended there.
 
-    Jobs are named by their position in the replayed workload. Calls come in the order of time.
+    Jobs are given by their positions in the replayed workload. Calls come in the order of time.
     """
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
@@ -83,9 +83,9 @@ class ReplayPredictor(Protocol):
     ) -> NDArray[np.float64]:
         """Predict again the run times of jobs that still wait.
 
-        ``jobs`` were submitted before ``now_s``. Only jobs that ended strictly before ``now_s`` may be used, and the
-        knowledge that each of ``running`` has run since the moment in ``since_s`` (same length, s since the epoch).
-        Returns the same as :meth:`submitted`.
+        ``jobs`` were submitted before ``now_s``. Only jobs that ended strictly before ``now_s`` may be used, and that
+        each of ``running`` has run since the moment in ``since_s`` (same length, s since the epoch). Returns the same
+        as :meth:`submitted`.
         """
         ...
 
@@ -101,15 +101,13 @@ class Order(Protocol):
     ) -> NDArray[np.float64]:
         """Return one key for each job.
 
-        ``run_time_s`` is what the policy assumes, true or predicted.
+        ``run_time_s`` is the run time that the policy goes by, true or predicted.
         """
         ...
 
 
 class Cluster(Protocol):
-    """Cluster whose jobs Helios observes and changes.
-
-    Real, shadowed or simulated.
+    """Cluster, real or simulated, whose jobs Helios observes and changes.
 
     One contract suite, ``tests/contract/test_cluster.py``, checks every implementation in Helios; authors of services
     check their own clusters with :func:`helios.testing.check_cluster`.
@@ -128,11 +126,11 @@ class Cluster(Protocol):
         ...
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions, read back, and return the outcome for each job.
+        """Apply actions, read back, and return an outcome for each job that they name.
 
-        One outcome for each job that an action names. Idempotent: a value that is already set is ``UNCHANGED`` and
-        costs no write. A job that must be left alone (``excluded_reason``) is ``REFUSED``. What fails for one job does
-        not stop the others.
+        - It is idempotent: a value that is already set is ``UNCHANGED`` and costs no write.
+        - A job that must be left alone (``excluded_reason``) is ``REFUSED``.
+        - A failure for one job does not stop the others.
 
         Raises
         ------
@@ -143,9 +141,7 @@ class Cluster(Protocol):
 
 
 class NodeCluster(Protocol):
-    """Cluster whose nodes Helios puts to sleep and wakes.
-
-    Real, shadowed or simulated.
+    """Cluster, real or simulated, whose nodes Helios puts to sleep and wakes.
 
     It is separate from :class:`Cluster` because Slurm requires an administrator for changes of nodes, and only an
     operator for changes of jobs. One contract suite, ``tests/contract/test_nodes.py``, checks every implementation.
@@ -164,12 +160,12 @@ class NodeCluster(Protocol):
         ...
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply actions, read back, and return the outcome for each node.
+        """Apply actions, read back, and return an outcome for each node that they name.
 
-        One outcome for each node that an action names. Idempotent: a value that is already set is ``UNCHANGED`` and
-        costs no write. The implementation itself refuses what can never be right, whoever asks: to power down a node
-        that is not idle or must be left alone (``excluded_reason``), or to power up one that is falling asleep
-        (``POSTPONED``: Slurm would ignore it). What fails for one node does not stop the others.
+        - It is idempotent: a value that is already set is ``UNCHANGED`` and costs no write.
+        - It refuses to power down a node that is not idle or must be left alone (``excluded_reason``).
+        - It postpones to power up a node that is falling asleep, as Slurm would ignore it.
+        - A failure for one node does not stop the others.
 
         Raises
         ------
@@ -185,7 +181,7 @@ class Service(Protocol):
     ``decide`` is deterministic: no clock (time is ``snapshot.taken_at``), network, disk or randomness of its own.
 
     A service is a class with a frozen dataclass ``Options`` as an attribute and ``__init__(self, options)``, registered
-    in the entry point group ``helios.services``. One that acts on nodes has the class attribute ``domain =
+    in the entry point group ``helios.services``. A service that acts on nodes has the class attribute ``domain =
     Domain.NODES``; one without it acts on jobs.
 
     Attributes
@@ -199,8 +195,8 @@ class Service(Protocol):
     def decide(self, snapshot: Snapshot) -> Iterable[Action]:
         """Return the actions to take now, possibly none.
 
-        On jobs they are a desired state: what an earlier call asked for and this one does not is reverted. What a
-        service set on nodes stays until it asks for something else, or for :class:`helios.actions.RevertNodes`.
+        Actions on jobs are a desired state: a change that an earlier call requested and this one does not is reverted.
+        Changes of nodes stay until the service requests another, or :class:`helios.actions.RevertNodes`.
         """
         ...
 
@@ -214,13 +210,13 @@ class PoolService(Protocol):
     Attributes
     ----------
     every : timedelta
-        Longest time between two decisions; positive. A pool asks also when a trial ends, or is measured.
+        Longest time between two decisions; positive. A pool decides also when a trial ends, or is measured.
     """
 
     every: timedelta
 
     def decide(self, snapshot: PoolSnapshot) -> Iterable[PoolAction]:
-        """Return what to start, pause and stop now, possibly nothing.
+        """Return the trials to start, pause and stop now, possibly none.
 
         Only waiting and paused trials can be started, each once, and only running ones paused.
         """
@@ -255,23 +251,21 @@ class ChangeRequests(NamedTuple):
 class JobwiseService(Service, Protocol):
     """Service that decides on each job independently.
 
-    Other jobs and nodes must not matter. Of the cluster it may use ``longest_own_wait_s`` and ``size_orders``, which
-    are the same for all jobs. A replay then need not ask it about the whole queue at every event, but only about a job
-    that is submitted or predicted again, about all jobs when that wait changes, and about a job whose request expires.
-    The results are the same, and tens of thousands of jobs a second are replayed. ``decide`` must agree with
-    ``changes``; :func:`helios.services.qssf.reorders` derives its actions from them.
+    Other jobs and nodes must not matter. It may use ``longest_own_wait_s`` and ``size_orders``, which are the same for
+    all jobs. So a replay need not evaluate the whole queue at every event, but only a job that is submitted or
+    predicted again, a job whose request expires, and all jobs when that wait changes. The results are the same, and
+    tens of thousands of jobs a second are replayed.
+
+    ``decide`` must agree with ``changes``; :func:`helios.services.qssf.reorders` derives its actions from them.
     """
 
     def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
-        """Return what the service requests for ``jobs`` at a moment.
-
-        ``at`` stands in for ``snapshot.taken_at``.
-        """
+        """Return the changes for ``jobs`` at a moment, which is ``snapshot.taken_at``."""
         ...
 
 
 LONGEST_LEASE = timedelta(minutes=10)
-"""Longest time a stored lease is taken to last, unless a longer one is asked for; beyond it a clock was wrong."""
+"""Longest time that a stored lease may last, unless a longer one is requested; beyond it a clock was wrong."""
 
 
 class Ledger(Protocol):
@@ -280,14 +274,14 @@ class Ledger(Protocol):
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the lease of the only writer.
 
-        Where the store has a clock of its own, it is used for all holders; else ``now``. An end that is further ahead
-        than any lease lasts comes from a wrong clock and is brought near.
+        Where the store has a clock of its own, it is used for all holders; else ``now``. An end further ahead than any
+        lease lasts comes from a wrong clock, and is moved to the latest possible end.
 
         Returns
         -------
         int or None
-            The fencing token: the same while ``holder`` renews in time, a larger one after anybody else held it.
-            None where another holder's lease has not run out.
+            The fencing token: the same while ``holder`` renews in time, a larger one after another holder had it.
+            None where another holder's lease has not expired.
         """
         ...
 
@@ -332,7 +326,4 @@ class Progress(Protocol):
 
 
 def no_progress(step: str, done: float) -> None:
-    """Ignore the progress.
-
-    A :class:`Progress` for callers that want none.
-    """
+    """Ignore the progress, as a ``Progress`` for callers that want none."""

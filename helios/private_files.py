@@ -1,8 +1,8 @@
 """Files and folders that other accounts can neither read nor lock.
 
 Helios' files name users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop control
-cycles. So modes are set explicitly, whatever the umask. If root runs a command in a folder of the service's account,
-new files are given to the folder's owner, because the service could not open them otherwise.
+cycles. So modes are set explicitly, whatever the umask. New files that root creates in a folder of the service's
+account are given to the folder's owner, as the service could not open them otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OWN = 0o600
 SHARED = 0o640
 """Mode of files that a site may open to people through the group of Helios, such as reports and health."""
 WIDE = 0o027
-"""Permissions that a private file must not have, which are any for others and writing for the group."""
+"""Permissions that a private file must not have: any for others, and writing for the group."""
 
 
 def make_folder(folder: Path) -> None:
@@ -44,7 +44,7 @@ def make_folder(folder: Path) -> None:
 
 
 def file_name(text: str) -> str:
-    """Return a text as part of a file's name."""
+    """Return a text as a safe part of a file's name."""
     return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "cluster"
 
 
@@ -56,18 +56,18 @@ def open_private(path: Path) -> int:
     Raises
     ------
     OSError
-        It cannot be opened, or a link or something else lies in its place.
+        It cannot be opened, or is a link or no plain file.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, OWN)
     except FileExistsError:
         handle = os.open(path, flags)
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             os.close(handle)
             raise OSError(errno.EINVAL, "is not a plain file", str(path)) from None
-        if found.st_uid == os.geteuid():
+        if status.st_uid == os.geteuid():
             os.fchmod(handle, OWN)
     else:
         give_to_folder_owner(handle, path)
@@ -89,13 +89,13 @@ def read_secret(path: Path, *, made_by: str = "openssl rand -hex 24") -> str:
     """
     make = f"Make one: (umask 077; {made_by} > {path})"
     try:
-        found = path.stat()
+        status = path.stat()
         secret = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as reason:
         raise UsageError(f"{path} cannot be read: {reason}", hint=make) from reason
     # systemd 254 gives a service its credentials as files of root and root's group, with an access list.
-    of_others = WIDE if found.st_uid == found.st_gid == 0 else WIDE | 0o040
-    if found.st_mode & of_others:
+    forbidden = WIDE if status.st_uid == status.st_gid == 0 else WIDE | 0o040
+    if status.st_mode & forbidden:
         raise UsageError(f"Others can read {path}.", hint=f"Close it: chmod 0600 {path}")
     if not secret:
         raise UsageError(f"{path} is empty.", hint=make)
@@ -117,10 +117,10 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
     OSError
         It could not be written; the old content stays.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
-        beside.unlink()
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        temporary.unlink()
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(handle, mode)
@@ -129,10 +129,10 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
             if lasting:
                 file.flush()
                 os.fsync(handle)
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
     if lasting:
         fsync_directory(path.parent)
@@ -176,15 +176,19 @@ def restrict_access(path: Path) -> None:
     ignored. The file is not opened, because closing it would release the locks that SQLite holds in this process.
     """
     with suppress(OSError):
-        found, me = path.lstat(), os.geteuid()
-        if stat.S_ISREG(found.st_mode) and found.st_mode & WIDE and {found.st_uid, path.parent.stat().st_uid} == {me}:
-            path.chmod(stat.S_IMODE(found.st_mode) & ~WIDE)
+        status, uid = path.lstat(), os.geteuid()
+        if (
+            stat.S_ISREG(status.st_mode)
+            and status.st_mode & WIDE
+            and {status.st_uid, path.parent.stat().st_uid} == {uid}
+        ):
+            path.chmod(stat.S_IMODE(status.st_mode) & ~WIDE)
 
 
 def is_wide(path: Path) -> bool:
-    """Return whether others may read or the group write.
+    """Return whether others may read a file, or the group may write it.
 
-    False where there is no file, or where its folder keeps others out.
+    It is false where there is no file, or where others cannot enter its folder.
     """
     try:
         return bool(path.stat().st_mode & WIDE) and bool(path.parent.stat().st_mode & stat.S_IXOTH)
@@ -193,22 +197,22 @@ def is_wide(path: Path) -> bool:
 
 
 def find_denied(user: str, path: Path) -> Path | None:
-    """Return the first part of a path that is denied.
+    """Return the first part of a path that is denied to an account.
 
-    ``path`` itself must be readable, and the account must be able to enter its folders. None where the account may read
-    ``path``, or where that is unknown, as for an account of another machine or a path with an access control list.
+    That is a folder that it cannot enter, or ``path`` itself if it cannot read it. None: it may read ``path``, or that
+    is unknown, as for an account of another machine or a path with an access control list.
     """
     try:
         account = pwd.getpwnam(user)
         groups = set(os.getgrouplist(user, account.pw_gid))
-        for place in (*reversed(path.absolute().parents), path):
-            if account.pw_uid == 0 or "system.posix_acl_access" in os.listxattr(place):
+        for part in (*reversed(path.absolute().parents), path):
+            if account.pw_uid == 0 or "system.posix_acl_access" in os.listxattr(part):
                 return None
-            found, needed = place.stat(), stat.S_IRUSR if place == path else stat.S_IXUSR
-            if found.st_uid != account.pw_uid:
-                needed >>= 3 if found.st_gid in groups else 6
-            if not found.st_mode & needed:
-                return place
+            status, needed = part.stat(), stat.S_IRUSR if part == path else stat.S_IXUSR
+            if status.st_uid != account.pw_uid:
+                needed >>= 3 if status.st_gid in groups else 6
+            if not status.st_mode & needed:
+                return part
     except (KeyError, OSError):
         return None
     return None
@@ -221,5 +225,5 @@ def _owner_for_root(path: Path) -> tuple[int, int] | None:
     """
     if os.geteuid() != 0:
         return None
-    around = path.parent.stat()
-    return (around.st_uid, around.st_gid) if around.st_uid else None
+    folder_status = path.parent.stat()
+    return (folder_status.st_uid, folder_status.st_gid) if folder_status.st_uid else None

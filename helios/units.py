@@ -24,15 +24,15 @@ def duration(seconds: float | None) -> str:
     """
     if seconds is None:
         return "-"
-    whole = round(seconds)
+    rounded_s = round(seconds)
     for unit_s, name, below_s, below_name in (
         (DAY_S, "d", HOUR_S, "h"),
         (HOUR_S, "h", MINUTE_S, "m"),
         (MINUTE_S, "m", 1, "s"),
     ):
-        if whole >= unit_s:
-            return f"{whole // unit_s}{name}{whole % unit_s // below_s:02d}{below_name}"
-    return f"{whole}s"
+        if rounded_s >= unit_s:
+            return f"{rounded_s // unit_s}{name}{rounded_s % unit_s // below_s:02d}{below_name}"
+    return f"{rounded_s}s"
 
 
 def duration_in_words(seconds: float) -> str:
@@ -40,18 +40,18 @@ def duration_in_words(seconds: float) -> str:
 
     Examples: ``42 s``, ``1 min 29 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``.
     """
-    whole = round(seconds)
-    if whole < MINUTE_S:
-        return f"{whole} s"
-    if whole < 10 * MINUTE_S:
-        minutes, left_s = divmod(whole, MINUTE_S)
+    rounded_s = round(seconds)
+    if rounded_s < MINUTE_S:
+        return f"{rounded_s} s"
+    if rounded_s < 10 * MINUTE_S:
+        minutes, left_s = divmod(rounded_s, MINUTE_S)
         return f"{minutes} min {left_s} s" if left_s else f"{minutes} min"
-    if whole < 2 * DAY_S:
-        hours, minutes = divmod(round(whole / MINUTE_S), 60)
+    if rounded_s < 2 * DAY_S:
+        hours, minutes = divmod(round(rounded_s / MINUTE_S), 60)
         if not hours:
             return f"{minutes} min"
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(round(whole / HOUR_S), 24)
+    days, hours = divmod(round(rounded_s / HOUR_S), 24)
     return f"{days} days {hours} h" if hours else f"{days} days"
 
 
@@ -80,9 +80,9 @@ def bar(share: float, *, width: int = 20) -> str:
 
 def sparkline(values: Iterable[float]) -> str:
     """Return values as a line of block characters, the largest highest."""
-    listed = list(values)
-    top = max(listed, default=0) or 1
-    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / top))] for value in listed)
+    numbers = list(values)
+    top = max(numbers, default=0) or 1
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / top))] for value in numbers)
 
 
 # Lengths of time as people write them.
@@ -130,7 +130,7 @@ def count_in_words(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-_OF_ONE = {
+_SINGULARS = {
     "^jobs": "job",
     "^rows": "row",
     "^bytes": "byte",
@@ -146,18 +146,17 @@ _OF_ONE = {
     "they count": "it counts",
     "they are": "it is",
 }
-"""Words of notes about many jobs or rows, and about one, in the order in which they are replaced."""
+"""Plural words of notes about jobs or rows, with their singulars, in the order in which they are replaced."""
 
 
 def in_number(count: int, sentence: str) -> str:
-    """Return a count with a sentence about so many jobs or rows.
+    """Return a count with a sentence, given in the plural, about jobs or rows.
 
-    The sentence is given in the plural, and changed for a count of 1. For example ``jobs have no limit`` becomes
-    ``1 job has no limit``.
+    For a count of 1, ``jobs have no limit`` becomes ``1 job has no limit``.
     """
     if count == 1:
-        for many, one in _OF_ONE.items():
-            sentence = re.sub(rf"{many}\b", one, sentence)
+        for plural, singular in _SINGULARS.items():
+            sentence = re.sub(rf"{plural}\b", singular, sentence)
     return f"{count:,} {sentence}"
 
 

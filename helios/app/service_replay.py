@@ -461,17 +461,17 @@ class _ReplayRun:
         Arrivals are predicted at the next stop, as of their own moments. They are stops themselves only where a
         service waits for them. None: nothing is left to happen.
         """
-        asks_from_s, alarm_from_s, arrivals = NEVER, NEVER, not self._predictions.is_begun
+        choices_from_s, alarm_from_s, arrivals = NEVER, NEVER, not self._predictions.is_begun
         for active, applied in self._active_services:
             due_s = active.next_due_s()
             if applied is None or active.every or self._claims.follows_the_queue:
                 alarm_from_s = min(alarm_from_s, due_s)
             elif not active.suspended:
                 due_s, arrivals = applied.next_s(), True
-            asks_from_s = min(asks_from_s, due_s)
+            choices_from_s = min(choices_from_s, due_s)
         return self._cluster.advance_to_decision(
             arrivals=arrivals,
-            asks_from_s=asks_from_s,
+            choices_from_s=choices_from_s,
             alarm_s=self._alarm_s,
             alarm_from_s=alarm_from_s,
             **self._predictions.due_s(),

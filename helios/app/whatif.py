@@ -37,7 +37,7 @@ from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, W
 from helios.simulate.core.events import run
 from helios.simulate.core.scheduling import first_up_to, push, remove
 from helios.simulate.core.state import NEVER, EngineState
-from helios.simulate.replay import LEAST_KEY, LONGEST_ESTIMATE_S, Carry, JobKeys
+from helios.simulate.replay import LEAST_KEY, LONGEST_ESTIMATE_S, JobKeys, Runner
 from helios.units import DAY_S, best_unit, duration_in_words, in_number
 
 MOST_SIDE_BY_SIDE = 1_000_000
@@ -577,7 +577,7 @@ def replay_scenario(
         seed=request.seed,
         progress=lambda done: progress(setup_name, done / len(workload)),
         watch=watch,
-        asks_inside=predictor.inside if isinstance(predictor, InsidePredictor) else None,
+        make_runner=predictor.inside if isinstance(predictor, InsidePredictor) else None,
     )
     progress(setup_name, 1.0)
     return result
@@ -604,7 +604,7 @@ class KeyRules(Table):
         Weights of p10, p50 and p90 in the run time that backfill plans with.
     believed_s : float64 array of shape (n_jobs,)
     n_reported : int64 array of shape (1,)
-        Ended jobs that the predictor has been n_reported of.
+        Number of ended jobs that the predictor was told of.
     reads : tuple of int
         Column of a prediction that the order goes by, whether keys and plans are needed, and whether jobs that start
         at once are predicted.
@@ -698,7 +698,7 @@ def _set_key(engine: Any, rules: Any, job: int, prediction: Any) -> None:
 class InsidePredictor(ReplayTrainedPredictor):
     """Predictor that carries on the replay it serves."""
 
-    def inside(self, scores: JobKeys) -> Carry | None:
+    def inside(self, scores: JobKeys) -> Runner | None:
         """Return what carries a replay on and predicts its submissions.
 
         None where keys are no straight line in the run time.
@@ -708,8 +708,8 @@ class InsidePredictor(ReplayTrainedPredictor):
             return None
         tau_s = np.empty(0) if scores.tau_s is None else scores.tau_s
         # What p10 and p90 are read off at has learned from the predictions of all earlier jobs.
-        predicts_all = not scores.planned or scores.ranked or scores.reads in {RUN_TIME.p10, RUN_TIME.p90}
-        needs = (scores.reads, int(not scores.ranked), int(not scores.planned), int(predicts_all))
+        predicts_all = not scores.estimates_known or scores.keys_known or scores.reads in {RUN_TIME.p10, RUN_TIME.p90}
+        needs = (scores.reads, int(not scores.keys_known), int(not scores.estimates_known), int(predicts_all))
         rules = KeyRules(*line, tau_s, scores.weights, scores.believed_s, scores.n_reported, needs)
 
         def carry(engine: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:  # noqa: ARG001  all jobs get a key here

@@ -2,8 +2,7 @@
 
 Source: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU
 Datacenters", SC'21, section 4.2, doi 10.1145/3458817.3476223. The statistic (a mean that counts eight hours at most),
-the ageing, and the promotion of jobs that have waited long are Helios' own, because the paper's order starves large
-jobs.
+the ageing, and the promotion of jobs that have waited long are Helios' own, as the paper's order starves large jobs.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def shortest_service_first(
 ) -> NDArray[np.float64]:
     """Order by service, GPUs x run time, smallest first.
 
-    With the median of a predicted run time this is the paper's rule, with the mean of the run time cut at
-    :data:`helios.ports.HORIZON_S` Helios'.
+    With the median of a predicted run time this is the paper's rule. With the mean of the run time, of which at most
+    :data:`helios.ports.HORIZON_S` counts, it is Helios' rule.
 
     Parameters
     ----------
@@ -67,7 +66,7 @@ def divide_large_jobs(order: Callable[..., NDArray[np.float64]], divisor: float)
     return divided
 
 
-# Conversion of a jobwise service's urgencies into orders for a live cluster.
+# Orders for a live cluster, from the urgencies of a jobwise service.
 
 Rows = NDArray[np.int64]
 
@@ -89,9 +88,9 @@ def reorders(
     changes : ChangeRequests
         Urgencies of all pending jobs of ``snapshot``, in its order.
     why : callable
-        Returns the reason of each place, given the rows of their jobs in the snapshot.
+        Returns the reason of each place in an order, for rows of the snapshot.
     reason : callable
-        Returns the reason of an order, given the same. Both are called only when the reasons are read.
+        Returns the reason of an order, for its rows. Both are called only when the reasons are read.
 
     Raises
     ------
@@ -106,7 +105,7 @@ def reorders(
             snapshot=snapshot,
             rows=rows,
             urgency=changes.urgency[rows],
-            order=partial(_places, snapshot, rows, changes.urgency, why),
+            order=partial(_ranked_places, snapshot, rows, changes.urgency, why),
             reason=partial(reason, rows),
         )
         for partition, rows in _by_partition(snapshot, (~np.isnan(changes.urgency)).nonzero()[0])
@@ -116,17 +115,17 @@ def reorders(
 def _by_partition(snapshot: Snapshot, rows: Rows) -> Iterator[tuple[str, Rows]]:
     names = snapshot.pending_values("partition")[rows].tolist()
     distinct = set(names)
-    known = sorted(name for name in distinct if isinstance(name, str))
-    if len(distinct) == len(known) == 1:
-        yield known[0], rows
+    partitions = sorted(name for name in distinct if isinstance(name, str))
+    if len(distinct) == len(partitions) == 1:
+        yield partitions[0], rows
         return
-    number = dict.fromkeys(distinct, -1) | {name: place for place, name in enumerate(known)}
-    home = np.array([*map(number.__getitem__, names)], dtype=np.int64)
-    for place, name in enumerate(known):
-        yield name, rows[home == place]
+    codes = dict.fromkeys(distinct, -1) | {name: code for code, name in enumerate(partitions)}
+    code_of_row = np.array([*map(codes.__getitem__, names)], dtype=np.int64)
+    for code, name in enumerate(partitions):
+        yield name, rows[code_of_row == code]
 
 
-def _places(
+def _ranked_places(
     snapshot: Snapshot, rows: Rows, urgency: NDArray[np.float64], why: Callable[[Rows], list[str]]
 ) -> tuple[Place, ...]:
     job_ids = snapshot.pending_values("job_id")[rows].tolist()
@@ -149,29 +148,29 @@ MOST_URGENT = 0.9
 PROMOTED = 1.0
 NEUTRAL_GPU_S = 1e4
 LEAST_SERVICE = 1e-3
-"""Service below which the paper's order knows no difference, GPU seconds."""
+"""Service below which jobs are equal in the paper's order, GPU seconds."""
 UNKNOWN_LONGEST_S = 86_400.0
-"""Longest wait of the site's own order while it is not known, s."""
+"""Longest wait of the site's own order that is assumed while it is not known, s."""
 LEAST_TAU_S = 3_600.0
 """Shortest ageing time, s."""
 LONGEST_US = 9e15
-"""Longest finite wait bound, 285 years, for which microseconds since 1970 have room."""
+"""Longest finite wait bound, 285 years, as microseconds since 1970 fit into 64 bits."""
 _HOUR_US = 3_600_000_000
 REBASE_HOURS = (1, 2, 3, 4, 6, 8, 12, 24)
 """Possible times between two reference moments, h; each divides a day."""
 TAUS_BETWEEN = 4.0
-"""Reference moments lie at most this many ageing times apart, so that ages have room on the scale of urgencies."""
+"""Most ageing times between two reference moments, so that ages fit into the scale of urgencies."""
 PROPORTION = 2.0**-11
-"""Urgency for each step of e in the service where there is no grid."""
+"""Change of urgency if the service grows by the factor e, where there is no grid."""
 _UNBOUNDED = np.datetime64("NaT").view(np.int64)
 _SHORTEST_KEY, _LONGEST_KEY = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
 _NEUTRAL_KEY = float(np.log(NEUTRAL_GPU_S))
 HYSTERESIS = 0.75
-"""Distance in grid steps up to which a level is kept. Half a step would be no hysteresis."""
+"""Distance in grid steps up to which a job keeps its level; 0.5 would be no hysteresis."""
 
 
 class OrderRule(StrEnum):
-    """Queue order of the jobs that have not waited too long."""
+    """Queue order of the jobs that are not promoted."""
 
     QSSF = "qssf"
     SIZE = "size"
@@ -191,21 +190,21 @@ class QssfOptions:
         smallest first. ``size``: the same with GPUs alone. ``service``: the paper's rule, GPUs x median run time,
         which does not age and starves large jobs.
     wait_share : float
-        How much the longest waiter may pay: the ageing time, as a share of the longest wait that the site's own order
-        would have caused in the last four weeks. A job that has waited this long is as urgent as a new one with 1/e of
-        its service. 0.25 protects long waits more, 1 shortens the mean more. The ageing time is at least 1 h.
+        The ageing time, as a share of the longest wait that the site's own order would have caused in the last four
+        weeks. A job that has waited this long is as urgent as a new one with 1/e of its service. 0.25 protects long
+        waits more, 1 shortens the mean more. The ageing time is at least 1 h.
     bound_share : float
-        A job that has waited longer than this share of that longest wait goes first. 0: none does.
+        A job that has waited longer than this share of the same longest wait goes first. 0: none does.
     least_s : float
         Least waiting time before a job goes first because of ``bound_share``, s.
     large_divisor : float
-        The service of jobs above 8 GPUs is divided by this, so that large jobs do not pay for the others. 1: it is not.
+        The service of jobs above 8 GPUs is divided by this, so that large jobs do not wait longer for the others' sake.
+        1: it is not divided.
     promote_after_s : float
-        Waiting time after which a job goes first, s, instead of ``bound_share``. 0 to use that, inf for never.
+        Waiting time after which a job goes first, s, in place of ``bound_share``. 0: ``bound_share``; inf: never.
     levels : int
-        Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. With 0 there
-        is no grid, so that no two services are equal. That is for replays that do not round
-        (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
+        Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. 0: no grid,
+        for replays that do not round urgencies (``SimCluster(site_factor_most=None)``); a SiteFactor is too coarse.
     """
 
     every_s: int = 30
@@ -232,48 +231,50 @@ class QssfOptions:
 
 
 class Qssf:
-    """Start jobs with the least predicted service first, less what they have waited.
+    """Start jobs with the least predicted service first, and age them as they wait.
 
     The key of a job is ``ln(GPUs x E[min(T, 8 h)]) + (submission - reference) / tau``; a CPU job counts as one GPU. Its
     urgency follows from the key on a fixed scale: a job of the reference moment with 10 GPU-seconds has 0.9, with 10^7
-    it has -0.9. The key does not depend on other jobs, so a new job changes no other one, and while all jobs age alike
-    their order stays: a job changes its place only by a new prediction. Urgencies lie on a coarse grid, and a job keeps
-    its level until its key is clearly beyond the border, so that little is rewritten. A job without a prediction is
-    neutral, as of 2.8 GPU-hours. Where a nightly check found that predictions are no better than the size of a job, all
-    jobs count as of 2.8 hours, so that size orders. Jobs that are excluded, or could not start yet (a dependency, a
-    begin time), are left out.
+    it has -0.9. The key does not depend on other jobs, and all jobs age alike, so a job changes its place only by a new
+    prediction. Urgencies lie on a coarse grid, and a job keeps its level until its key is clearly beyond the border, so
+    that few jobs are rewritten. A job without a prediction counts as 2.8 GPU-hours. Where a nightly check found that
+    predictions are no better than the size of a job, all jobs count as 2.8 hours long, so that size orders. Jobs that
+    are excluded, or cannot start yet (a dependency, a begin time), are left out.
 
     ``tau`` is ``max(1 h, wait_share x longest)``, with the longest wait that the site's own order would have caused in
-    the last four weeks (:mod:`helios.app.own_order`), and 24 h while that is not known. The reference moment is the
-    same for all jobs and follows from the time alone: the middle of the present stretch of at most 4 tau and at most a
-    day. Only there all urgencies shift.
+    the last four weeks (:mod:`helios.app.own_order`), or 24 h while that is not known. The reference moment is the same
+    for all jobs and follows from the time alone: the middle of the present period of at most 4 tau and at most a day.
+    All urgencies shift when a new period begins.
 
     Notes
     -----
-    **Ageing bounds the wait.** A job with R times the service of another goes after it only if that one comes within
+    **Ageing bounds the wait.** A job with R times the service of another goes after it only if the other comes within
     ``tau ln R`` of it. As the predicted run time counts between 1 s and 8 h, no prediction can delay a job by more than
-    ``tau ln(28,800)`` = 10.3 tau against a job of its size.
+    ``tau ln(28,800)`` = 10.3 tau behind a job of its size.
 
     **The bound.** A job that has been eligible for longer than its wait bound ``P`` is *promoted* to urgency 1. ``P``
     is ``promote_after_s``, or where that is 0 ``max(least_s, bound_share x longest)``. It depends on the cluster and
     the job's own waiting, not on a prediction. Among promoted jobs urgencies are equal, so the site's own order
-    decides; where that is age or submission, it is first come, first served. A job that has waited longer is promoted
-    whenever a younger one is. So once it is due, a job is overtaken only by jobs that were eligible before it. Where
-    the queue is strict and these are the only differences in priority,
+    decides; where that is age or submission, it is first come, first served. Jobs are promoted in the order in which
+    they became eligible, so a promoted job is overtaken only by jobs that were eligible before it. Where the queue is
+    strict and these are the only differences in priority,
 
-    ``wait <= P + every_s + time to run what held GPUs when it was due and what was eligible before it``.
+    ``wait <= P + every_s + time to run the jobs that ran when it was due and those eligible before it``.
 
-    This sum is independent of the number of short later jobs and of wrong predictions. Simple FIFO has the same sum
+    This sum does not depend on the number of short later jobs or on wrong predictions. Simple FIFO has the same sum
     without the first two terms, counted from submission.
 
-    What this does **not** guarantee on Slurm: SiteFactor is one term of the priority, so promotion lifts a job past
-    others only as far as ``slurm.site_factor_most`` outweighs the differences that QOS, fair share, partition and age
-    make; preemption, reservations, PriorityTier and limits (QOS, association) come before priority altogether;
-    partitions that share nodes queue apart. Helios' cap on one user's share counts jobs that are put ahead of others,
-    which a promotion does only where an older job may not be moved (a canary, a job that an admin changed). A job that
-    waits on a limit of its own user is promoted too, but the limit still holds it. Backfill may start a later job
-    ahead, and does not delay the jobs it has planned as long as time limits hold and ``bf_max_job_test`` and
-    ``bf_window`` reach them.
+    What this does **not** guarantee on Slurm:
+
+    - SiteFactor is one term of the priority. Promotion lifts a job past others only as far as
+      ``slurm.site_factor_most`` outweighs the differences of QOS, fair share, partition and age.
+    - Preemption, reservations, PriorityTier and limits (QOS, association) come before priority. Partitions that share
+      nodes have queues of their own.
+    - Helios' cap on one user's share counts jobs that are put ahead of others. A promotion does that only where an
+      older job may not be moved (a canary, a job that an admin changed).
+    - A job that waits on a limit of its own user is promoted too, but the limit still holds it.
+    - Backfill may start a later job ahead. It does not delay the jobs that it has planned as long as time limits hold
+      and ``bf_max_job_test`` and ``bf_window`` reach them.
 
     **The price.** Where most waits are longer than ``P``, most of the queue is promoted and the order is the site's own
     again. This is inherent to a bound under overload, and the reason for a ``P`` that follows the site's own order.
@@ -311,10 +312,12 @@ class Qssf:
         key, aged_us, reference_us, same_until_us = self._keys(jobs, longest_s, now_us)
         urgency, until_us = np.empty(len(key)), np.empty(len(key), dtype=np.int64)
         times = (now_us, bound_us, reference_us, same_until_us)
-        # The difference overflows for an unknown time, which is the smallest integer.
-        _place(key, now_us - eligible_us, jobs("urgency") + 0.0, times, aged_us, self.options.levels, urgency, until_us)
+        # An unknown time is the smallest integer, so its wait overflows to a negative one.
+        _fill_urgencies(
+            key, now_us - eligible_us, jobs("urgency") + 0.0, times, aged_us, self.options.levels, urgency, until_us
+        )
         excluded_reason = jobs("excluded_reason")
-        urgency[np.equal(excluded_reason, excluded_reason)] = np.nan  # missing is NaN, which is not itself
+        urgency[np.equal(excluded_reason, excluded_reason)] = np.nan  # a missing reason is NaN, which equals nothing
         return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
@@ -324,22 +327,25 @@ class Qssf:
         longest_s = self._longest_s(jobs, len(urgency))
         bound_us = self._bound_us(longest_s)
         tau_s = self._tau_s(longest_s) if self._ages else math.inf
-        facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
+        columns = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
         promoted = (urgency[rows] == PROMOTED).tolist()
-        expectation = partial(
-            _expected, divisor=self.options.large_divisor, ages=self._ages, sizes=self._size_orders(jobs, len(urgency))
+        describe = partial(
+            _describe_service,
+            divisor=self.options.large_divisor,
+            ages=self._ages,
+            sizes=self._size_orders(jobs, len(urgency)),
         )
         reasons = []
-        for first, wait_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True):
+        for goes_first, wait_s, *expected in zip(promoted, waited_s.tolist(), *columns, strict=True):
             waited = f"waited {rounded_duration(wait_s)}"
-            if first:
-                reasons.append(f"{waited}, long enough to go first; {expectation(*expected)}")
+            if goes_first:
+                reasons.append(f"{waited}, long enough to go first; {describe(*expected)}")
                 continue
             if math.isfinite(tau_s):
                 waited += f", which counts as 1/{math.exp(min(max(wait_s, 0) / tau_s, 20)):,.1f} of that"
             if bound_us < LONGEST_US:
                 waited += f", goes first after {rounded_duration(bound_us / 1e6)}"
-            reasons.append(f"{expectation(*expected)}; {waited}")
+            reasons.append(f"{describe(*expected)}; {waited}")
         return reasons
 
     def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
@@ -363,9 +369,9 @@ class Qssf:
         return int(min(bound_s * 1e6, LONGEST_US))
 
     def _keys(self, jobs: Columns, longest_s: float, now_us: int) -> tuple[NDArray[np.float64], float, int, int]:
-        """Return the keys without ageing, and what they age by.
+        """Return the keys without ageing, and how they age.
 
-        That is the ageing time, 0 where they do not age, the reference moment, and until when it holds, µs.
+        The latter are the ageing time (0: they do not age), the reference moment, and the end of its period, µs.
         """
         gpus = jobs("gpus")
         run_time_s = NEUTRAL_GPU_S if self._size_orders(jobs, len(gpus)) else jobs(self._run_time)
@@ -380,10 +386,10 @@ class Qssf:
 
 
 @cached_jit
-def _place(  # noqa: PLR0917 - numba kernels are called by position
+def _fill_urgencies(  # noqa: PLR0917 - numba kernels are called by position
     key: Any,
     waited_us: Any,
-    before: Any,
+    previous: Any,
     times: tuple[int, ...],
     aged_us: float,
     levels: int,
@@ -392,12 +398,12 @@ def _place(  # noqa: PLR0917 - numba kernels are called by position
 ) -> None:
     """Fill in the urgencies of jobs, and until when they hold.
 
-    A replay asks at every event, and most often about a few jobs: as array operations this took three times as long.
+    A replay calls this at every event, usually for a few jobs. As array operations it took three times as long.
 
     Parameters
     ----------
-    before : float64 array of shape (n_jobs,)
-        Urgencies that the jobs have.
+    previous : float64 array of shape (n_jobs,)
+        Present urgencies of the jobs.
     times : tuple of int
         Now, the wait bound, the reference moment, and until when it holds, µs.
     aged_us : float
@@ -412,21 +418,18 @@ def _place(  # noqa: PLR0917 - numba kernels are called by position
         elif waited_us[job] > bound_us:
             urgency[job], until_us[job] = PROMOTED, _UNBOUNDED
         else:
-            urgency[job] = _on_grid(_from_scale(aged), before[job], levels) if levels > 0 else _in_proportion(aged)
+            urgency[job] = _on_grid(_from_scale(aged), previous[job], levels) if levels > 0 else _in_proportion(aged)
             until_us[job] = min(eligible_us + bound_us, same_until_us)
             if aged_us == 0.0 and bound_us >= LONGEST_US:
                 until_us[job] = _UNBOUNDED
 
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
-    """Return the reference moment of a time, µs.
-
-    With it, when the next one begins to serve.
-    """
+    """Return the reference moment at a time, and the end of its period, µs."""
     most_hours = max(TAUS_BETWEEN * tau_s / 3_600, 1)
-    stretch_us = max(hours for hours in REBASE_HOURS if hours <= most_hours) * _HOUR_US
-    first_us = now_us - now_us % stretch_us
-    return first_us + stretch_us // 2, first_us + stretch_us
+    period_us = max(hours for hours in REBASE_HOURS if hours <= most_hours) * _HOUR_US
+    begin_us = now_us - now_us % period_us
+    return begin_us + period_us // 2, begin_us + period_us
 
 
 def _micros(at: datetime) -> int:
@@ -439,8 +442,8 @@ def _in_proportion(key: float) -> float:
 
     NaN is in the middle.
     """
-    known = _NEUTRAL_KEY if np.isnan(key) else key
-    return min(max(-(known - _NEUTRAL_KEY) * PROPORTION, -MOST_URGENT), MOST_URGENT) + 0.0
+    known_key = _NEUTRAL_KEY if np.isnan(key) else key
+    return min(max(-(known_key - _NEUTRAL_KEY) * PROPORTION, -MOST_URGENT), MOST_URGENT) + 0.0
 
 
 @inline_jit
@@ -449,40 +452,40 @@ def _from_scale(key: float) -> float:
 
     NaN stays NaN.
     """
-    within = key if np.isnan(key) else min(max(key, _SHORTEST_KEY), _LONGEST_KEY)
-    return MOST_URGENT * (1 - 2 * (within - _SHORTEST_KEY) / (_LONGEST_KEY - _SHORTEST_KEY))
+    clipped = key if np.isnan(key) else min(max(key, _SHORTEST_KEY), _LONGEST_KEY)
+    return MOST_URGENT * (1 - 2 * (clipped - _SHORTEST_KEY) / (_LONGEST_KEY - _SHORTEST_KEY))
 
 
 @inline_jit
-def _on_grid(urgency: float, before: float, levels: int) -> float:
-    """Return the nearest grid point, or the job's current one if near enough.
+def _on_grid(urgency: float, previous: float, levels: int) -> float:
+    """Return the nearest grid point, or the previous one if it is near.
 
-    0 for NaN.
+    It is 0 for NaN.
     """
     step = MOST_URGENT / levels
-    had = np.rint(before / step)
-    keeps = had != 0 and abs(urgency / step - had) <= HYSTERESIS
-    level = had if keeps else np.rint(urgency / step)
+    current = np.rint(previous / step)
+    is_near = current != 0 and abs(urgency / step - current) <= HYSTERESIS
+    level = current if is_near else np.rint(urgency / step)
     return 0.0 if np.isnan(level) else level * step + 0.0  # + 0.0: no negative zero
 
 
 @lru_cache(maxsize=65_536)
-def _expected(
+def _describe_service(
     gpus: int, p10_s: float, run_time_s: float, p90_s: float, *, divisor: float, ages: bool, sizes: bool
 ) -> str:
-    large = f", of which a large job counts 1/{divisor:g}" if divisor != 1 and gpus > LARGE_GPUS else ""
+    divided = f", of which a large job counts 1/{divisor:g}" if divisor != 1 and gpus > LARGE_GPUS else ""
     if sizes:
-        return f"{count_in_words(gpus, 'GPU')}{large}, size alone orders"
+        return f"{count_in_words(gpus, 'GPU')}{divided}, size alone orders"
     if math.isnan(run_time_s):
         return "no prediction, so neutral"
     width = f" ({rounded_duration(p10_s)} to {rounded_duration(p90_s)})" if p10_s <= p90_s else ""
-    cut = f" of at most {rounded_duration(HORIZON_S)}" if ages else ""
-    predicted = f"predicted {rounded_duration(run_time_s)}{cut}{width}"
+    bound = f" of at most {rounded_duration(HORIZON_S)}" if ages else ""
+    predicted = f"predicted {rounded_duration(run_time_s)}{bound}{width}"
     if gpus == 0:
         return f"{predicted} without GPUs"
-    return f"{predicted} on {count_in_words(gpus, 'GPU')}: {gpu_time(run_time_s * gpus)}{large}"
+    return f"{predicted} on {count_in_words(gpus, 'GPU')}: {gpu_time(run_time_s * gpus)}{divided}"
 
 
-def _require(holds: bool, message: str) -> None:
-    if not holds:
+def _require(valid: bool, message: str) -> None:
+    if not valid:
         raise ValueError(message)

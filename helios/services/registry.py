@@ -2,7 +2,7 @@
 
 A package offers a service by an entry point of group ``helios.services``; the entry's name is the service's name in
 configuration, audit and reports. An error in a package is reported with its name, and does not affect other services.
-Services for pools of trials have the group ``helios.pool_services``: they have no domain, since no control cycle asks
+Services for pools of trials have the group ``helios.pool_services``. They have no domain, as no control cycle runs
 them.
 """
 
@@ -82,23 +82,18 @@ class InstalledService:
 
 
 def installed(group: str = GROUP) -> dict[str, InstalledService]:
-    """Return all installed services of a group by name.
-
-    Broken ones have the reason.
-    """
+    """Return all installed services of a group by name, broken ones included."""
     return {name: _describe(name, entries, group) for name, entries in sorted(_entries(group).items())}
 
 
 def build(name: str, options: Mapping[str, Any]) -> Service:
-    """Return the service of that name, made with the given options.
-
-    Missing options have their defaults.
+    """Return the service of that name with the given options, else their defaults.
 
     Parameters
     ----------
     options : mapping
-        Text, numbers, booleans, lists and tables, as in a configuration file. Values are not converted: ``"30"`` is
-        not a number.
+        Text, numbers, booleans, lists and tables, as in a configuration file. They are not converted: ``"30"`` is not
+        a number.
 
     Raises
     ------
@@ -122,8 +117,8 @@ def build_for_pool(name: str, options: Mapping[str, Any]) -> PoolService:
     """
     service_class = find(name, POOL_GROUP)
     service: Any = make_service(service_class, checked_options(service_class, options, name=name), name=name)
-    made: PoolService = service
-    return made
+    result: PoolService = service
+    return result
 
 
 def find(name: str, group: str = GROUP) -> type[Any]:
@@ -144,7 +139,7 @@ def find(name: str, group: str = GROUP) -> type[Any]:
 
 
 def checked_options(service_class: type[Any], options: Mapping[str, Any], *, name: str) -> Any:
-    """Return ``options`` as the service's own ``Options``, checked.
+    """Check ``options`` and return them as the service's own ``Options``.
 
     Raises
     ------
@@ -184,8 +179,8 @@ def make_service(service_class: type[Any], options: Any, *, name: str) -> Servic
             f"Service {name} has every = {every!r}.",
             hint="Set self.every in __init__ to a positive datetime.timedelta: the time between two decisions.",
         )
-    checked: Service = service
-    return checked
+    result: Service = service
+    return result
 
 
 def domain_of(service: object) -> Domain:
@@ -231,30 +226,30 @@ def _option_flaws(options: Any) -> list[str]:
     flaws = []
     if not options.__dataclass_params__.frozen:
         flaws.append("its Options can be changed after they were checked; write @dataclass(frozen=True)")
-    needed = [field.name for field in dataclasses.fields(options) if field.init and _default(field) == ""]
-    if needed:
-        flaws.append(f"its options {', '.join(needed)} have no default; give them one, so that it runs unconfigured")
+    required = [field.name for field in dataclasses.fields(options) if field.init and _default(field) == ""]
+    if required:
+        flaws.append(f"its options {', '.join(required)} have no default; give them one, so that it runs unconfigured")
     try:
         get_type_hints(options)
         TypeAdapter(options)
-    except Exception as reason:  # because a type of anybody's making is resolved here
+    except Exception as reason:  # because third-party types are resolved here
         flaws.append(f"the types of its Options cannot be checked ({reason}); use types a module-level name stands for")
     return flaws
 
 
 def _entries(group: str) -> dict[str, list[EntryPoint]]:
-    found: dict[str, list[EntryPoint]] = {}
+    entries: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):
-        same_name = found.setdefault(_current_name(entry.name, group), [])
-        if all(entry.value != other.value for other in same_name):  # an editable install may be found twice
-            same_name.append(entry)
-    return found
+        entries_of_name = entries.setdefault(_current_name(entry.name, group), [])
+        if all(entry.value != other.value for other in entries_of_name):  # an editable install may be listed twice
+            entries_of_name.append(entry)
+    return entries
 
 
 def _current_name(name: str, group: str) -> str:
-    """Return the name of a service today.
+    """Return the present name of a service.
 
-    ``packing`` once was the fill order of nodes, and is a service for pools now.
+    ``packing`` was the fill order of nodes once, and is a service for pools now.
     """
     return RENAMED_SERVICES.get(name, name) if group == GROUP else name
 
@@ -268,7 +263,7 @@ def _load_class(name: str, entries: list[EntryPoint]) -> type[Any]:
     (entry,) = entries
     try:
         service_class = entry.load()
-    except (Exception, SystemExit) as reason:  # because a service is anybody's code
+    except (Exception, SystemExit) as reason:  # because a service is third-party code
         raise ServiceInvalid(
             f"Service {name} ({entry.value}) cannot be loaded: {type(reason).__name__}: {reason}.",
             hint=f"Repair or uninstall {_package(entry) or 'the package that brings it'}.",
@@ -282,13 +277,13 @@ def _load_class(name: str, entries: list[EntryPoint]) -> type[Any]:
 def _describe(name: str, entries: list[EntryPoint], group: str) -> InstalledService:
     domain = None if group == POOL_GROUP else Domain.JOBS
     packages = ", ".join(filter(None, map(_package, entries)))
-    bare = InstalledService(name=name, target=entries[0].value, package=packages, domain=domain)
+    description = InstalledService(name=name, target=entries[0].value, package=packages, domain=domain)
     try:
         service_class = _load_class(name, entries)
     except ServiceInvalid as reason:
-        return dataclasses.replace(bare, broken=str(reason))
+        return dataclasses.replace(description, broken=str(reason))
     return dataclasses.replace(
-        bare,
+        description,
         summary=(inspect.getdoc(service_class) or "").partition("\n")[0],
         options=list_options(service_class),
         domain=None if group == POOL_GROUP else domain_of(service_class),

@@ -2,9 +2,9 @@
 
 Backfill then plans with an upper bound of the run time instead of a limit that is often ten times too long.
 
-It needs care: backfill that plans with predicted *medians* makes waits many times longer, with an upper quantile it has
-about no effect on average, and even perfect estimates gained a fifth at most (Helios' own study on four logs). So this
-service is off unless configured, uses an upper bound, only ever widens it, and requires a proven gain.
+In Helios' own study on four logs, planning with predicted *medians* made waits many times longer, an upper quantile had
+about no effect on average, and even perfect estimates gained a fifth at most. So this service is off unless configured,
+uses an upper bound, only ever widens it, and requires a proven gain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from helios.model import Snapshot
 from helios.units import rounded_duration
 
 STEP_S = 600.0
-"""Bounds are multiples of this, s, so that a new prediction changes little."""
+"""Bounds are multiples of this, so that a new prediction changes little, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +50,25 @@ class SoftLimitsOptions:
     fallbacks: tuple[str, ...] = ("shrinkage",)
 
     def __post_init__(self) -> None:
-        for holds, message in (
+        for valid, message in (
             (self.every_s > 0, "every_s must be positive"),
             (1 <= self.margin < np.inf, "margin must be finite and at least 1: the bound is an upper one"),
             (0 < self.least_s < np.inf, "least_s must be positive and finite"),
             (self.worth_s >= 0, "worth_s must not be negative"),
         ):
-            if not holds:
+            if not valid:
                 raise ValueError(message)
 
 
 class SoftLimits:
     """Give pending jobs a soft limit from their predicted run time.
 
-    It is the upper end of the prediction. The hard limit stays.
+    The limit is an upper bound of the prediction. The hard limit stays.
 
     A job gets one where its prediction comes from a model (not from a fallback for lack of history), its time limit is
-    known and finite, it has no ``--time-min`` of its own, and planning with the bound instead of the limit saves at
-    least ``worth_s``. A bound is widened when a new prediction is longer, and never narrowed: a job that exceeds its
-    soft limit disturbs the plan, one that ends earlier does not.
+    known and finite, it has no ``--time-min`` of its own, and the bound is shorter than the limit by at least
+    ``worth_s``. A bound is widened when a new prediction is longer, and never narrowed. A job that exceeds its soft
+    limit disturbs the plan; one that ends earlier does not.
 
     Attributes
     ----------
@@ -91,18 +91,18 @@ class SoftLimits:
         jobs = snapshot.pending
         bound_s = self._bound_s(jobs)
         saved_s = np.nan_to_num(jobs["time_limit_s"].to_numpy() - bound_s, posinf=0.0, nan=0.0)
-        chosen = (saved_s >= max(self.options.worth_s, 1.0)) & self._may_be_given_one(jobs)
+        chosen = (saved_s >= max(self.options.worth_s, 1.0)) & self._may_get_limit(jobs)
         return list(_limits(jobs.assign(bound_s=bound_s).loc[chosen]))
 
     def _bound_s(self, jobs: pd.DataFrame) -> NDArray[np.float64]:
-        fresh_s = np.maximum(self.options.margin * jobs["p90_s"].to_numpy(), self.options.least_s)
-        stepped_s: NDArray[np.float64] = np.ceil(fresh_s / STEP_S) * STEP_S
+        new_s = np.maximum(self.options.margin * jobs["p90_s"].to_numpy(), self.options.least_s)
+        stepped_s: NDArray[np.float64] = np.ceil(new_s / STEP_S) * STEP_S
         return np.fmax(stepped_s, np.where(np.isnan(stepped_s), np.nan, jobs["soft_limit_s"].to_numpy()))
 
-    def _may_be_given_one(self, jobs: pd.DataFrame) -> NDArray[np.bool_]:
-        believed = jobs["source"].notna() & ~jobs["source"].astype("str").str.startswith(self.options.fallbacks)
-        free = jobs["excluded_reason"].isna() & jobs["user_soft_limit_s"].isna()
-        return (believed & free).to_numpy(dtype=np.bool_)
+    def _may_get_limit(self, jobs: pd.DataFrame) -> NDArray[np.bool_]:
+        from_model = jobs["source"].notna() & ~jobs["source"].astype("str").str.startswith(self.options.fallbacks)
+        changeable = jobs["excluded_reason"].isna() & jobs["user_soft_limit_s"].isna()
+        return (from_model & changeable).to_numpy(dtype=np.bool_)
 
 
 def _limits(jobs: pd.DataFrame) -> Iterator[SoftLimit]:

@@ -1,9 +1,10 @@
 """Queue orders of a what-if, their ageing and their wait bound.
 
-The simple orders are its controls; ties go by submit time, then job id. A key ages as ``ln(key) + submitted / tau``: a
-job of R times the service is passed only by jobs that come within ``tau ln R`` of it. ``tau`` is a share of the longest
-wait that another replay of the same jobs, first in, first out, has lately caused, so that one number means the same on
-every site.
+The simple orders here are controls. Ties go by submit time, then job id.
+
+A key ages as ``ln(key) + submitted / tau``. So a job of R times the service of another is overtaken by it only if the
+other comes within ``tau ln R``. ``tau`` is a share of the longest recent wait in another replay of the same jobs, first
+in, first out, so that one number means the same on every site.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from helios.units import DAY_S
 EVERY_S = 3_600
 """Time between two values of the longest wait, s."""
 MEMORY_S = 28 * DAY_S
-"""How long a wait counts after the job has started, s, live and in replays (docs/experiments.md has others)."""
+"""How long a wait counts after the job has started, s, live and in replays (docs/experiments.md compares values)."""
 LEAST_TAU_S = 3_600
 """Shortest ageing time, s."""
 LEAST_BOUND_S = 3 * 3_600
@@ -37,7 +38,7 @@ class LongestWaits:
     at_s : int64 array of shape (n_steps,)
         When each value comes into force, s since the epoch, ascending; the first is in force from the beginning.
     longest_s : int64 array of shape (n_steps,)
-        s.
+        Longest recent wait, s.
     """
 
     at_s: NDArray[np.int64]
@@ -54,7 +55,7 @@ class LongestWaits:
     ) -> LongestWaits:
         """Return the longest waits of a replay, hour by hour.
 
-        At each hour the waits of the jobs that wait count, and of those that started within ``memory_s`` before.
+        At each hour the waits of pending jobs count, and of those that started within ``memory_s`` before.
 
         Parameters
         ----------
@@ -63,30 +64,30 @@ class LongestWaits:
         until_s : int
             Later waits do not count, s since the epoch.
         memory_s : int
-            s, whole hours.
+            How long a wait counts after the start, s, whole hours.
         """
         if not len(submitted_s):
             return cls(at_s=np.array([-NEVER]), longest_s=np.array([0]))
-        kept = memory_s // EVERY_S
+        n_hours = memory_s // EVERY_S
         hours = np.arange(submitted_s[0] + EVERY_S, min(int(started_s.max()) + EVERY_S, until_s + 1), EVERY_S)
         # A start counts at the first hour that is not before it.
-        longest = np.zeros(len(hours) + kept, dtype=np.int64)
-        seen = np.searchsorted(hours, started_s)
-        known = seen < len(hours)
-        np.maximum.at(longest, seen[known], (started_s - submitted_s)[known])
-        # The first job that starts later than an hour is the oldest that still waits then.
+        longest = np.zeros(len(hours) + n_hours, dtype=np.int64)
+        counted_at = np.searchsorted(hours, started_s)
+        counted = counted_at < len(hours)
+        np.maximum.at(longest, counted_at[counted], (started_s - submitted_s)[counted])
+        # The oldest job that still waits at an hour is the first that starts later.
         oldest = np.searchsorted(np.maximum.accumulate(started_s), hours, side="right")
         waiting_s = hours - submitted_s[np.minimum(oldest, len(submitted_s) - 1)]
         longest[: len(hours)] = np.maximum(longest[: len(hours)], np.where(oldest < len(submitted_s), waiting_s, 0))
-        recent = np.lib.stride_tricks.sliding_window_view(np.pad(longest, (kept - 1, 0)), kept).max(axis=1)
+        recent = np.lib.stride_tricks.sliding_window_view(np.pad(longest, (n_hours - 1, 0)), n_hours).max(axis=1)
         at_s = submitted_s[0] + EVERY_S * np.arange(1, len(longest) + 1)
-        return cls._changes(np.concatenate(([-NEVER], at_s)), np.concatenate(([0], recent)))
+        return cls._steps(np.concatenate(([-NEVER], at_s)), np.concatenate(([0], recent)))
 
     @classmethod
-    def _changes(cls, at_s: NDArray[np.int64], longest_s: NDArray[np.int64]) -> LongestWaits:
+    def _steps(cls, at_s: NDArray[np.int64], longest_s: NDArray[np.int64]) -> LongestWaits:
         """Return the steps at which the value changes."""
-        new = np.diff(longest_s, prepend=-1) != 0
-        return cls(at_s=at_s[new].astype(np.int64), longest_s=longest_s[new].astype(np.int64))
+        changes = np.diff(longest_s, prepend=-1) != 0
+        return cls(at_s=at_s[changes].astype(np.int64), longest_s=longest_s[changes].astype(np.int64))
 
     def at(self, now_s: int) -> int:
         """Return the longest wait at ``now_s``, s."""
@@ -95,8 +96,10 @@ class LongestWaits:
     def with_earlier(self, earlier: LongestWaits) -> LongestWaits:
         """Return the longer of these waits and those of another replay at each moment."""
         at_s = np.union1d(self.at_s, earlier.at_s)
-        each = [one.longest_s[np.searchsorted(one.at_s, at_s, side="right") - 1] for one in (self, earlier)]
-        return self._changes(at_s, np.maximum(*each))
+        waits = [
+            waits_of.longest_s[np.searchsorted(waits_of.at_s, at_s, side="right") - 1] for waits_of in (self, earlier)
+        ]
+        return self._steps(at_s, np.maximum(*waits))
 
     def wait_bound(self, share: float) -> WaitBound:
         """Return the wait bound from the longest recent wait.

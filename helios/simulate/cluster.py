@@ -1,8 +1,7 @@
 """Simulated cluster in the timeline of a workload.
 
-It implements the same ports as a real one. Its own order is first in, first out. Urgencies come before that, rounded to
-the steps that Slurm's SiteFactor would have. A soft limit changes what backfill plans with from the job's start on; the
-true run time is untouched.
+It implements the same ports as a real one. Jobs go by urgency, rounded to the steps of Slurm's SiteFactor, then first
+in, first out. A soft limit changes the run time that backfill plans with, not the true one.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
 from helios.simulate.cluster_nodes import NodeActions, NodeTally, Sleep, node_holding, node_tally
 from helios.simulate.core.events import (
-    BARRED,
     BEFORE,
     CHOICE,
+    EXCLUDED,
     HELD,
     UNNAMED,
-    Orders,
     Stops,
+    Urgencies,
     admit,
     advance_replay,
     count_up,
-    may_choose,
-    order,
-    step_columns,
+    has_choice,
+    new_step_counts,
+    set_urgencies,
     withdraw,
 )
 from helios.simulate.core.state import NEVER, ClusterShape, EngineState, Workload, new_state, refuse_misfits
@@ -57,18 +56,18 @@ class SimCluster(SimulatedCluster):
     estimates_s : int64 array of shape (n_jobs,)
         Run time that EASY plans with where no soft limit is set, s: the users' limits.
     backfill : Backfill
-        What may pass a blocked head.
+        Which jobs may start before a blocked head.
     name : str
         The cluster's name.
     site_factor_most : int, optional
-        Bound of the SiteFactor that a real cluster would be given (``slurm.site_factor_most``): urgencies are rounded
-        to its steps; None: they are not.
+        Bound of the SiteFactor on a real cluster (``slurm.site_factor_most``), to whose steps urgencies are rounded;
+        None: no rounding.
     resource : str
-        ``gpus`` or ``cpus``: what the workload's GPUs are in truth.
+        ``gpus`` or ``cpus``: the resource that the workload's GPUs stand for.
     placement : Placement
-        Which of the nodes of equal weight that fit a job gets.
+        Which of the fitting nodes of equal weight a job gets.
     seed : int
-        Of random placement: the same gives a job the same draws, whatever else happens.
+        Seed of random placement. The same seed gives a job the same draws, whatever else happens.
     sleep : Sleep, optional
         How nodes sleep; None: they do not.
 
@@ -107,9 +106,9 @@ class SimCluster(SimulatedCluster):
             preemptive=False,
             placement=PLACES[placement],
             seed=seed,
-            versatile=True,
+            tracks_nodes=True,
         )
-        # Columns of the tables, looked up once: a lookup for each job that an action names costs as much as the change.
+        # Columns of the tables, looked up once, as a lookup costs as much as the change of a job.
         self.started_s = self._state.jobs["started_s"]
         self.ended_s = self._state.jobs["ends_s"]  # of a running job the true end, which lies ahead
         self._n_arrived: Jobs = self._state.clock["arrived"]
@@ -126,24 +125,24 @@ class SimCluster(SimulatedCluster):
             eligible_at=submitted_at,
             **{resource: workload.order_gpus},
         )
-        self._terms = ValueMapping(
+        self._mapping = ValueMapping(
             of_urgency=self._rounded,
             of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
-            nothing=_nothing,
+            nothing=_unset_value,
             words=_describe,
         )
         self._resource, self._partitions = resource, shape.partitions
-        self._size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
-        self._door = NodeActions(self._state, self._view.names, sleep)
+        self._node_size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
+        self._node_actions = NodeActions(self._state, self._view.names, sleep)
         self._urgency, self._soft_limit_s = np.zeros(len(jobs)), np.full(len(jobs), np.nan)
         self._held: set[int] = set()
         self._limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
         self._estimates_s = estimates_s.clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
         self._state.pending["estimate_s"] = self._estimates_s
-        self._orders = Orders(urgency=self._urgency, bar=np.zeros(len(jobs), dtype=np.uint8))
-        self._orders.bar[list(self._excluded_reason)] |= BARRED
-        self._seen = step_columns(self._state)
-        self._between = False
+        self._urgencies = Urgencies(urgency=self._urgency, flags=np.zeros(len(jobs), dtype=np.uint8))
+        self._urgencies.flags[list(self._excluded_reason)] |= EXCLUDED
+        self._counts = new_step_counts(self._state)
+        self._is_between_moments = False
 
     # Time.
 
@@ -154,19 +153,19 @@ class SimCluster(SimulatedCluster):
         is left to happen.
         """
         self._freeze_snapshots()
-        moment_s, *_ = advance_replay(self._state, self._seen, Stops(before=-NEVER), self.now_s, False)
+        moment_s, *_ = advance_replay(self._state, self._counts, Stops(before_s=-NEVER), self.now_s, False)
         return None if moment_s == NEVER else int(moment_s)
 
     def _advance(self, until_s: int) -> None:
         self._freeze_snapshots()
-        advance_replay(self._state, self._seen, Stops(until=until_s), self.now_s, False)
+        advance_replay(self._state, self._counts, Stops(until_s=until_s), self.now_s, False)
         self.now_s = until_s
 
     def advance_to_decision(
         self,
         *,
         arrivals: bool = True,
-        asks_from_s: int = NEVER,
+        choices_from_s: int = NEVER,
         alarm_s: int = NEVER,
         alarm_from_s: int = NEVER,
         before_s: int = NEVER,
@@ -177,20 +176,20 @@ class SimCluster(SimulatedCluster):
 
         See :meth:`SimulatedCluster.advance_to_decision`.
         """
-        stops = Stops(NEVER, before_s, again_s, again_every_s, arrivals, asks_from_s, alarm_s, alarm_from_s)
-        between = self._between
+        stops = Stops(NEVER, before_s, again_s, again_every_s, arrivals, choices_from_s, alarm_s, alarm_from_s)
+        between = self._is_between_moments
         if not between:
             self._freeze_snapshots()
-        moment_s, where, alarm_s, again_s = advance_replay(self._state, self._seen, stops, self.now_s, between)
+        moment_s, where, alarm_s, again_s = advance_replay(self._state, self._counts, stops, self.now_s, between)
         if moment_s == NEVER:
             return None
-        self._between = where == BEFORE
-        if not self._between:
+        self._is_between_moments = where == BEFORE
+        if not self._is_between_moments:
             self.now_s = moment_s
         return StopPoint(moment_s, where == BEFORE, where == CHOICE, alarm_s, again_s)
 
     def _freeze_snapshots(self) -> None:
-        self._between = False
+        self._is_between_moments = False
         super()._freeze_snapshots()
 
     @property
@@ -209,16 +208,16 @@ class SimCluster(SimulatedCluster):
     def has_choice(self) -> bool:
         """Return whether the order of the queue may matter now.
 
-        That is so if a job that fits by its count of GPUs has waited since before now, or waits beside another of its
-        partition. Where it is not, nothing that is done to the queue now makes another job start.
+        It may if a job whose GPUs are free has waited since before now, or waits beside another of its partition.
+        Otherwise no change of the queue makes another job start now.
         """
-        return bool(may_choose(self._state, self._seen, self.now_s))
+        return bool(has_choice(self._state, self._counts, self.now_s))
 
     # Contents of snapshots.
 
     @property
     def _power(self) -> PowerSettings | None:
-        return self._door.settings
+        return self._node_actions.settings
 
     def _settings(self, jobs: Jobs) -> OwnColumns:
         urgency = self._urgency.take(jobs)
@@ -230,19 +229,19 @@ class SimCluster(SimulatedCluster):
         }
         if not self._excluded_reason:
             return columns
-        why = [self._excluded_reason.get(job, np.nan) for job in jobs.tolist()]
-        return {**columns, "excluded_reason": np.array(why, dtype=np.object_)}
+        reasons = [self._excluded_reason.get(job, np.nan) for job in jobs.tolist()]
+        return {**columns, "excluded_reason": np.array(reasons, dtype=np.object_)}
 
     def _frames(self) -> Frames:
         state, jobs = self._state, self._state.jobs
         running = np.sort(state.ends[: int(state.clock["running"][0])])
         by_start = running[np.argsort(self.started_s[running], kind="stable")]
-        # A job whose nodes are still waking is shown as started when it got them: when they are up lies in the future.
+        # A job whose nodes are still waking is shown as started when it got them, as the boot ends in the future.
         late = jobs["resumed_s"][by_start] > state.clock["now_s"][0]
-        started_s = jobs["started_s"][by_start] - np.where(late, jobs["late_s"][by_start], 0)
+        started_s = jobs["started_s"][by_start] - np.where(late, jobs["boot_wait_s"][by_start], 0)
         held_by = jobs["first_share"][by_start]
-        free, power = state.nodes["free"].copy(), self._door.columns()
-        held = self._size - free
+        free, power = state.nodes["free"].copy(), self._node_actions.columns()
+        held = self._node_size - free
         shown = held.astype(np.int32 if self._resource == "gpus" else np.float64)
         return {
             "running": self._view.running(
@@ -265,17 +264,16 @@ class SimCluster(SimulatedCluster):
 
     # Changes to jobs.
 
-    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
-        *_, counts = order(self._state, self._orders, jobs, urgency, steps=self._steps)
-        return counts[:UNNAMED]
+    def _set_urgencies(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
+        return set_urgencies(self._state, self._urgencies, jobs, urgency, steps=self._steps)[:UNNAMED]
 
-    def _change(self, change: SettingChange[float], job: int) -> Outcome:
+    def _apply_change(self, change: SettingChange[float], job: int) -> Outcome:
         is_limit = change.setting is JobSetting.SOFT_LIMIT
         if is_limit and not change.is_revert and change.wanted >= self._limit_s[job]:
             return change.outcome(Result.REFUSED, remark=TOO_LONG)
         values = self._values(change.setting)
         before = float(values[job])
-        if _same(before, change.wanted):
+        if _is_same(before, change.wanted):
             return change.outcome(Result.UNCHANGED, before=before, after=before)
         if job in self._excluded_reason and not change.is_revert:
             return change.outcome(Result.REFUSED, before=before, remark=self._excluded_reason[job])
@@ -286,10 +284,7 @@ class SimCluster(SimulatedCluster):
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
     def _admit(self, jobs: Jobs) -> None:
-        """Put ``jobs``, which are in no queue, into theirs.
-
-        Keys and estimates follow from the values set on them now.
-        """
+        """Put ``jobs`` into their queues, with the keys and estimates that are set now."""
         self._state.pending["key"][jobs] = -self._urgency[jobs]
         self._state.pending["estimate_s"][jobs] = np.fmin(self._soft_limit_s[jobs], self._estimates_s[jobs])
         admit(self._state, jobs)
@@ -300,11 +295,11 @@ class SimCluster(SimulatedCluster):
     def _values(self, setting: JobSetting) -> NDArray[np.float64]:
         return self._urgency if setting is JobSetting.ORDER else self._soft_limit_s
 
-    def _changed(self) -> list[str]:
+    def _changed_jobs(self) -> list[str]:
         return [self._job_ids[job] for job in self._queue()]
 
     def _is_set(self, setting: JobSetting, job: int) -> bool:
-        return not _same(self._values(setting)[job], _nothing(setting))
+        return not _is_same(self._values(setting)[job], _unset_value(setting))
 
     # Changes by an administrator.
 
@@ -324,7 +319,7 @@ class SimCluster(SimulatedCluster):
         withdraw(self._state, np.array([job]))
         self._held.add(job)
         self._excluded_reason[job] = why
-        self._orders.bar[job] = BARRED | HELD
+        self._urgencies.flags[job] = EXCLUDED | HELD
 
     def release(self, job_id: str) -> None:
         """Release a held job.
@@ -339,7 +334,7 @@ class SimCluster(SimulatedCluster):
             raise UsageError(f"job {job_id} is not held")
         del self._excluded_reason[job]
         self._held.remove(job)
-        self._orders.bar[job] = 0
+        self._urgencies.flags[job] = 0
         self._admit(np.array([job]))
 
     # Nodes.
@@ -350,15 +345,12 @@ class SimCluster(SimulatedCluster):
         See :class:`helios.ports.NodeCluster`.
         """
         self._freeze_snapshots()
-        return self._door.steer(actions, now=self.now_s)
+        return self._node_actions.steer(actions, now=self.now_s)
 
     def fill(self, action: FillFirst) -> None:
-        """Apply a fill order, without the outcome of each node.
-
-        Making them takes a replay, which reads none, longer than the order itself.
-        """
+        """Apply a fill order without outcomes, which take longer to make than the order itself."""
         self._freeze_snapshots()
-        self._door.fill(action)
+        self._node_actions.fill(action)
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
         """Return how many nodes of each partition held a job, by steps.
@@ -378,12 +370,12 @@ class SimCluster(SimulatedCluster):
 
         Meaningless where it has not started.
         """
-        return self._state.jobs["late_s"]
+        return self._state.jobs["boot_wait_s"]
 
     def forbid(self, node: str, *, why: str | None) -> None:
         """Exclude the power of a node from control, or include it again.
 
-        It then is as if it were drained or reserved. ``why`` is the reason; None: Helios may act on it again.
+        It is then treated as a drained or reserved node. ``why`` is the reason; None: Helios may act on it again.
 
         Raises
         ------
@@ -391,17 +383,17 @@ class SimCluster(SimulatedCluster):
             There is no such node.
         """
         self._freeze_snapshots()
-        number = self._door.number(node)
-        self._door.excluded_reason.pop(number, None)
+        number = self._node_actions.number(node)
+        self._node_actions.excluded_reason.pop(number, None)
         if why is not None:
-            self._door.excluded_reason[number] = why
+            self._node_actions.excluded_reason[number] = why
 
 
-def _nothing(setting: JobSetting) -> float:
+def _unset_value(setting: JobSetting) -> float:
     return 0.0 if setting is JobSetting.ORDER else math.nan
 
 
-def _same(value: float, other: float) -> bool:
+def _is_same(value: float, other: float) -> bool:
     return value == other or (math.isnan(value) and math.isnan(other))
 
 

@@ -21,6 +21,7 @@ from helios.actions import (
     Result,
     RevertNodes,
 )
+from helios.changes import join_names, nodes_named
 from helios.errors import UsageError
 from helios.metrics.node_usage import NodeSeconds
 from helios.model import NodePower, PowerSettings
@@ -70,7 +71,7 @@ class Sleep:
 class NodeActions:
     """Executor of actions on the nodes of a replay.
 
-    It refuses what :class:`helios.ports.NodeCluster` must always refuse. The guards of control are applied elsewhere.
+    It refuses what :class:`helios.ports.NodeCluster` must always refuse. The guards of the control cycle are not here.
 
     Parameters
     ----------
@@ -83,15 +84,15 @@ class NodeActions:
     def __init__(self, state: EngineState, names: list[str], sleep: Sleep | None) -> None:
         self._state, self._names, self.sleep = state, names, sleep
         self._number = {name: number for number, name in enumerate(names)}
-        self._size = np.repeat(state.partitions["gpus_per_node"], state.partitions["nodes"])
+        self._node_size = np.repeat(state.partitions["gpus_per_node"], state.partitions["nodes"])
         self._site_weight = np.full(len(names), SITE_WEIGHT, dtype=np.int64)
         self._tier = np.zeros(len(names), dtype=np.int64)
         self.excluded_reason: dict[int, str] = {}
-        self._site_keeps = self._keeps = _listed(sleep.keep_awake if sleep else ())
+        self._site_keep_awake_list = self._keep_awake_list = join_names(sleep.keep_awake if sleep else ())
         if sleep is not None:
-            self._begin(sleep)
+            self._start_sleeping(sleep)
 
-    def _begin(self, sleep: Sleep) -> None:
+    def _start_sleeping(self, sleep: Sleep) -> None:
         clock, nodes = self._state.clock, self._state.nodes
         clock["boot_s"], clock["shutdown_s"] = sleep.boot_s, sleep.shutdown_s
         clock["suspend_s"] = NEVER if sleep.idle_timer_s is None else sleep.idle_timer_s
@@ -113,7 +114,7 @@ class NodeActions:
             suspend_time_s=float("inf") if timer_s is None else float(timer_s),
             suspend_timeout_s=float(self.sleep.shutdown_s),
             resume_timeout_s=float(self.sleep.boot_s),
-            keep_awake=self._keeps,
+            keep_awake=self._keep_awake_list,
             can_keep_awake=True,
         )
 
@@ -146,7 +147,7 @@ class NodeActions:
             return Coded(codes, words)
 
         def idle_since() -> Values:
-            idle = (nodes["free"] == self._size) & (nodes["idle_since_s"] != NEVER)
+            idle = (nodes["free"] == self._node_size) & (nodes["idle_since_s"] != NEVER)
             return np.where(idle, as_times(np.where(idle, nodes["idle_since_s"], 0)), np.datetime64("NaT"))
 
         return {
@@ -163,81 +164,81 @@ class NodeActions:
 
         See :meth:`helios.ports.NodeCluster.steer`.
         """
-        return [outcome for action in actions for outcome in self._carried_out(action, now)]
+        return [outcome for action in actions for outcome in self._apply(action, now)]
 
-    def _carried_out(self, action: NodeAction, now: int) -> Iterator[NodeOutcome]:
+    def _apply(self, action: NodeAction, now: int) -> Iterator[NodeOutcome]:
         if isinstance(action, PowerDown):
             yield self._put_to_sleep(action.node, action, now)
         elif isinstance(action, PowerUp):
-            yield self._woken(action.node, action, now)
+            yield self._wake(action.node, action, now)
         elif isinstance(action, KeepAwake):
-            own = self._site_keeps if action.own is None else action.own
-            yield self._keep_awake(_listed((*_names(own), *action.nodes)), action)
+            own = self._site_keep_awake_list if action.own is None else action.own
+            yield self._keep_awake(join_names((*nodes_named(own), *action.nodes)), action)
         elif isinstance(action, FillFirst):
-            yield from self._filled(action)
+            yield from self._fill(action)
         else:
-            yield from self._reverted(action, now)
+            yield from self._revert(action, now)
 
     # Power.
 
     def _put_to_sleep(self, name: str, action: PowerDown, now: int) -> NodeOutcome:
-        outcome = _outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
+        outcome = _outcome(action, NodeSetting.POWER, name, before=self._slurm_state(name))
         if name not in self._number:
             return outcome(result=Result.FAILED, remark="there is no such node")
         node = self._number[name]
         power, free = self._state.nodes["power"][node], self._state.nodes["free"][node]
         if power in (ASLEEP, FALLING):
-            return outcome(result=Result.UNCHANGED, after=self._state_of(name))
+            return outcome(result=Result.UNCHANGED, after=self._slurm_state(name))
         if self.sleep is None:
             return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
         if node in self.excluded_reason:
             return outcome(result=Result.REFUSED, remark=self.excluded_reason[node])
-        if power == WAKING or free < self._size[node]:
+        if power == WAKING or free < self._node_size[node]:
             return outcome(result=Result.REFUSED, remark="it is not idle")
         set_power(self._state, np.array([node]), FALLING, now)
-        return outcome(result=Result.DONE, after=self._state_of(name))
+        return outcome(result=Result.DONE, after=self._slurm_state(name))
 
-    def _woken(self, name: str, action: PowerUp | RevertNodes, now: int) -> NodeOutcome:
-        outcome = _outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
+    def _wake(self, name: str, action: PowerUp | RevertNodes, now: int) -> NodeOutcome:
+        outcome = _outcome(action, NodeSetting.POWER, name, before=self._slurm_state(name))
         if name not in self._number:
             return outcome(result=Result.FAILED, remark="there is no such node")
         power = self._state.nodes["power"][self._number[name]]
         if power == FALLING:
             return outcome(result=Result.POSTPONED, remark="it is falling asleep and cannot be called back")
         if power != ASLEEP:
-            return outcome(result=Result.UNCHANGED, after=self._state_of(name))
+            return outcome(result=Result.UNCHANGED, after=self._slurm_state(name))
         set_power(self._state, np.array([self._number[name]]), WAKING, now)
-        return outcome(result=Result.DONE, after=self._state_of(name))
+        return outcome(result=Result.DONE, after=self._slurm_state(name))
 
-    def _state_of(self, name: str) -> str:
+    def _slurm_state(self, name: str) -> str:
         """Return the state and flags of a node as Slurm writes them.
 
-        Empty: there is no such node.
+        It is empty if there is no such node.
         """
         if name not in self._number:
             return ""
         node = self._state.nodes[self._number[name]]
-        held = self._size[self._number[name]] - node["free"]
+        held = self._node_size[self._number[name]] - node["free"]
         state = "IDLE" if held == 0 else "MIXED" if node["free"] else "ALLOCATED"
         flag = FLAGS.get(int(node["power"]))
         return f"{state}+{flag}" if flag else state
 
     # The keep-awake list.
 
-    def _keep_awake(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
-        outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
-        unknown = [name for name in _names(listed) if name not in self._number]
+    def _keep_awake(self, text: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
+        outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keep_awake_list)
+        unknown = [name for name in nodes_named(text) if name not in self._number]
         if unknown:
             return outcome(result=Result.FAILED, remark=f"there is no node {unknown[0]}")
         if self.sleep is None:
             return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
-        if listed == self._keeps:
-            return outcome(result=Result.UNCHANGED, after=self._keeps)
-        before, after = set(_names(self._keeps)), set(_names(listed))
+        if text == self._keep_awake_list:
+            return outcome(result=Result.UNCHANGED, after=self._keep_awake_list)
+        before, after = set(nodes_named(self._keep_awake_list)), set(nodes_named(text))
         for name in before ^ after:
             keep_awake(self._state, self._number[name], name in after)
-        self._keeps = listed
-        return outcome(result=Result.DONE, after=listed)
+        self._keep_awake_list = text
+        return outcome(result=Result.DONE, after=text)
 
     # Weights.
 
@@ -248,61 +249,49 @@ class NodeActions:
             self._tier[[self._number[name] for name in names if name in self._number]] = tier
         self._rank(before)
 
-    def _filled(self, action: FillFirst) -> Iterator[NodeOutcome]:
+    def _fill(self, action: FillFirst) -> Iterator[NodeOutcome]:
         before = self.weight
         self.fill(action)
-        yield from self._weighed(list(dict.fromkeys(chain(*action.tiers))), before, action)
+        yield from self._weight_outcomes(list(dict.fromkeys(chain(*action.tiers))), before, action)
 
-    def _reverted(self, revert: RevertNodes, now: int) -> Iterator[NodeOutcome]:
+    def _revert(self, revert: RevertNodes, now: int) -> Iterator[NodeOutcome]:
         if revert.setting is NodeSetting.POWER:
             for name, _ in revert.own:
-                yield self._woken(name, revert, now)
+                yield self._wake(name, revert, now)
         elif revert.setting is NodeSetting.KEEP_AWAKE:
             for _, listed in revert.own:
-                yield self._keep_awake(_listed(_names(listed)), revert)
+                yield self._keep_awake(join_names(nodes_named(listed)), revert)
         else:
             before = self.weight
             for name, weight in revert.own:
                 if name in self._number:
                     self._tier[self._number[name]] = int(weight) - self._site_weight[self._number[name]]
             self._rank(before)
-            yield from self._weighed([name for name, _ in revert.own], before, revert)
+            yield from self._weight_outcomes([name for name, _ in revert.own], before, revert)
 
     def _rank(self, before: NDArray[np.int64]) -> None:
         """Rank the nodes anew if their weights have changed."""
         if (self.weight != before).any():
             rank_nodes(self._state, self.weight)
 
-    def _weighed(
+    def _weight_outcomes(
         self, names: list[str], before: NDArray[np.int64], action: FillFirst | RevertNodes
     ) -> Iterator[NodeOutcome]:
-        weights, kind = list(zip(before.tolist(), self.weight.tolist(), strict=True)), type(action).__name__
-        outcome = partial(NodeOutcome, action=kind, setting=NodeSetting.WEIGHT, reason=action.reason)
+        weights, action_name = list(zip(before.tolist(), self.weight.tolist(), strict=True)), type(action).__name__
+        outcome = partial(NodeOutcome, action=action_name, setting=NodeSetting.WEIGHT, reason=action.reason)
         for name in names:
             if name not in self._number:
                 yield outcome(node=name, result=Result.FAILED, remark="there is no such node")
                 continue
-            was, now_is = weights[self._number[name]]
-            result = Result.UNCHANGED if was == now_is else Result.DONE
-            yield outcome(node=name, result=result, before=f"Weight {was}", after=f"Weight {now_is}")
+            weight_before, weight_after = weights[self._number[name]]
+            result = Result.UNCHANGED if weight_before == weight_after else Result.DONE
+            yield outcome(node=name, result=result, before=f"Weight {weight_before}", after=f"Weight {weight_after}")
 
 
 def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> Callable[..., NodeOutcome]:
-    """Return a function that completes the outcome of an action.
-
-    It takes ``result``, ``after`` and ``remark``.
-    """
+    """Return a function of ``result``, ``after`` and ``remark`` that makes an outcome."""
     name = type(action).__name__
     return partial(NodeOutcome, action=name, setting=setting, node=node, reason=action.reason, before=before)
-
-
-def _names(listed: str) -> tuple[str, ...]:
-    return tuple(name for name in listed.split(",") if name)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return a list of nodes as text, sorted and without duplicates."""
-    return ",".join(sorted(set(names)))
 
 
 # Use of nodes in a replay: how many nodes held a job, and node seconds in each power state.
@@ -310,16 +299,14 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeHolding:
-    """Times at which the number of nodes that hold a job changed.
-
-    A number that lasted no time is left out.
+    """Number of nodes that hold a job, over time.
 
     Attributes
     ----------
     at_s : int64 array
-        When, s since the epoch; ascending within a partition.
+        When the number changed, s since the epoch; ascending within a partition.
     partition, nodes : int64 arrays
-        Where, and how many from then on.
+        The partition, and its number of such nodes from then on.
     n_partitions : int
         Number of partitions.
     since_s, until_s : int
@@ -380,7 +367,7 @@ def node_holding(state: EngineState, *, until_s: int) -> NodeHolding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTally:
-    """Counts of what nodes have done so far.
+    """Node seconds by power state, and counts of sleeps, wakes and delays.
 
     Attributes
     ----------
@@ -388,11 +375,11 @@ class NodeTally:
         By partition. GPUs or CPUs held on awake nodes count as busy, also those of a job that still waits for another
         of its nodes.
     sleeps, wakes : int
-        Nodes put to sleep, and woken, by control or by the cluster itself.
+        Nodes put to sleep, and woken, by Helios or by the cluster itself.
     sleep_moments, wake_moments : int
-        At how many moments; several nodes of one second count once.
+        Number of seconds in which nodes were put to sleep, and woken.
     delays, delay_moments : int
-        Starts that waited for a node to boot, and at how many moments.
+        Starts that waited for a node to boot, and number of seconds with such starts.
     short_node_s : int
         Node seconds in which a job held a node that was still booting.
     """

@@ -1,8 +1,8 @@
 """Replay of a demand series on a number of nodes.
 
 There are no jobs here. As in the Helios paper (SC'21, section 4.3), a series says how many nodes were busy, and it
-stays the same even where a node had to boot first. Three things are as on a real cluster: nodes take time to wake and
-to fall asleep, a shortage wakes nodes at once as Slurm does for a job, and the missing node time is counted.
+stays the same even where a node had to boot first. Unlike there, nodes take time to wake and to fall asleep, a shortage
+wakes nodes at once as Slurm does for a job, and the missing node time is counted.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class SeriesRun:
     Attributes
     ----------
     hourly : tuple of NodeSeconds
-        Of all nodes in service, for each hour that counts.
+        Node seconds of all nodes in service, for each counted hour.
     wakes, sleeps : int
         Decision steps in which some nodes were woken, or put to sleep.
     woken : int
         Nodes that woke.
     shortages : int
-        How often fewer nodes were awake than needed.
+        Number of times that fewer nodes were awake than needed.
     short_s : float
-        Nodes that were missing, times how long, s.
+        Node seconds that were missing.
     mean_asleep : float
         Nodes asleep, averaged over time.
     utilization_before : float
@@ -77,21 +77,21 @@ def replay_levels(
     levels : float64 array of shape (n_steps,)
         Nodes to be awake during each step, known before it begins. inf: all.
     decide_every : int
-        Steps between two decisions, at steps 0, ``decide_every``, ...; only at one of them is a node put to sleep, and
-        the wakes up to and with the next count as one.
+        Steps between two decisions, at steps 0, ``decide_every``, ... Nodes are put to sleep only at decisions. All
+        wakes from one decision to the next count as one.
     boot_s, shutdown_s : float
         Time to wake and to fall asleep; a node that falls asleep cannot be called back.
     count_from : int
-        First step that counts. Earlier ones only lead to its state; all nodes are awake at the first of them.
+        First step that counts. Earlier ones only lead to its state. All nodes are awake at step 0.
     may_sleep_between : bool
         Nodes may fall asleep at any step, as under the cluster's own idle timer.
     """
     boot, shutdown = (int(np.ceil(length_s / step_s)) for length_s in (boot_s, shutdown_s))
     waking, falling = np.zeros(max(boot, 1)), np.zeros(max(shutdown, 1))
-    an_hour = max(3_600 // step_s, 1)
-    states = np.zeros((-(-(len(busy) - count_from) // an_hour), 5))
+    steps_per_hour = max(3_600 // step_s, 1)
+    states = np.zeros((-(-(len(busy) - count_from) // steps_per_hour), 5))
     tallies = np.zeros(6)
-    _run(
+    _replay_steps(
         np.minimum(busy, total),
         np.ascontiguousarray(total),
         np.ceil(np.minimum(levels, total)),
@@ -100,7 +100,7 @@ def replay_levels(
         shutdown,
         count_from,
         may_sleep_between,
-        an_hour,
+        steps_per_hour,
         waking,
         falling,
         states,
@@ -112,7 +112,7 @@ def replay_levels(
     )
     wakes, sleeps, woken, shortages, short = tallies[:5].tolist()
     needed, counted = float(states[:, _BUSY].sum() + short), total[count_from:]
-    there = float(counted.sum())
+    node_steps = float(counted.sum())
     return SeriesRun(
         hourly=hourly,
         wakes=int(wakes),
@@ -121,12 +121,12 @@ def replay_levels(
         shortages=int(shortages),
         short_s=short * step_s,
         mean_asleep=float(states[:, _ASLEEP].sum()) / max(len(counted), 1),
-        utilization_before=needed / there if there else 0.0,
+        utilization_before=needed / node_steps if node_steps else 0.0,
     )
 
 
 @entry_point
-def _run(  # noqa: PLR0917 - numba kernels are called by position
+def _replay_steps(  # noqa: PLR0917 - numba kernels are called by position
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
     levels: NDArray[np.float64],
@@ -135,21 +135,21 @@ def _run(  # noqa: PLR0917 - numba kernels are called by position
     shutdown: int,
     count_from: int,
     may_sleep_between: bool,
-    an_hour: int,
+    steps_per_hour: int,
     waking: NDArray[np.float64],
     falling: NDArray[np.float64],
     states: NDArray[np.float64],
     tallies: NDArray[np.float64],
 ) -> None:
     awake, in_waking, in_falling = total[0], 0.0, 0.0
-    woke, slept, short_before = False, False, False
+    any_woken, any_slept, short_before = False, False, False
     for t in range(len(busy)):
-        place = t % len(waking)
-        awake, in_waking, waking[place] = awake + waking[place], in_waking - waking[place], 0.0
+        booted = t % len(waking)
+        awake, in_waking, waking[booted] = awake + waking[booted], in_waking - waking[booted], 0.0
         fallen = t % len(falling)
         in_falling, falling[fallen] = in_falling - falling[fallen], 0.0
         if t and total[t] > total[t - 1]:
-            # Nodes that return to service are powered on; they stay so where they are wanted.
+            # Nodes return to service powered on, and stay awake as far as the level asks for them.
             awake += min(total[t] - total[t - 1], max(levels[t] - awake - in_waking, 0.0))
         awake = max(min(awake, total[t] - in_waking - in_falling), 0.0)
         counts = t >= count_from
@@ -158,24 +158,24 @@ def _run(  # noqa: PLR0917 - numba kernels are called by position
             count = max(min(levels[t] - ready, total[t] - ready - in_falling), 0.0)
         elif t % decide_every == 0 or may_sleep_between:
             count = -max(min(ready - levels[t], awake - busy[t]), 0.0)
-        woke, slept = woke or (counts and count > 0), slept or (counts and count < 0)
+        any_woken, any_slept = any_woken or (counts and count > 0), any_slept or (counts and count < 0)
         if t % decide_every == 0:
-            # What was decided at the end of the last step belongs to it, with what the cluster woke by itself in it.
-            tallies[_WAKES] += woke
-            tallies[_SLEEPS] += slept
-            woke, slept = False, False
+            # Wakes and sleeps since the last decision belong to it, those by the cluster itself included.
+            tallies[_WAKES] += any_woken
+            tallies[_SLEEPS] += any_slept
+            any_woken, any_slept = False, False
         if count < 0:
             awake += count
             falling[fallen] -= count if shutdown else 0.0
             in_falling -= count if shutdown else 0.0
             count = 0.0
         ready = awake + in_waking + count
-        at_once = max(min(busy[t] - ready, total[t] - ready - in_falling), 0.0)
-        woke = woke or (counts and at_once > 0)
-        count += at_once
+        forced = max(min(busy[t] - ready, total[t] - ready - in_falling), 0.0)
+        any_woken = any_woken or (counts and forced > 0)
+        count += forced
         tallies[_WOKEN] += count if counts else 0.0
         if boot:
-            waking[place] += count
+            waking[booted] += count
             in_waking += count
         else:
             awake += count
@@ -185,28 +185,28 @@ def _run(  # noqa: PLR0917 - numba kernels are called by position
         tallies[_SHORTAGES] += short > 0 and not short_before
         short_before = short > 0
         tallies[_SHORT] += short
-        hour = states[(t - count_from) // an_hour]
+        hour = states[(t - count_from) // steps_per_hour]
         hour[_BUSY] += busy[t] - short
         hour[_IDLE] += awake - (busy[t] - short)
         hour[_ASLEEP] += total[t] - awake - in_waking - in_falling
         hour[_FALLING] += in_falling
         hour[_WAKING] += in_waking
-    tallies[_WAKES] += woke
-    tallies[_SLEEPS] += slept
+    tallies[_WAKES] += any_woken
+    tallies[_SLEEPS] += any_slept
 
 
 def idle_timer_levels(busy: NDArray[np.float64], *, steps: int) -> NDArray[np.float64]:
     """Return the number of nodes that Slurm's idle timer leaves awake.
 
-    That is the most that was needed in the last ``steps`` steps or now, as on nodes that are filled in a fixed order.
-    Where jobs are spread, fewer nodes fall asleep.
+    It is the most that was needed in the last ``steps`` steps or now, where nodes are filled in a fixed order. Where
+    jobs are spread, fewer nodes fall asleep.
     """
     return _most_of_last(np.ascontiguousarray(busy), steps + 1, busy.copy(), np.zeros(len(busy), dtype=np.int64))
 
 
 @entry_point
 def _most_of_last(
-    values: NDArray[np.float64], steps: int, most: NDArray[np.float64], queue: NDArray[np.int64]
+    values: NDArray[np.float64], steps: int, highest: NDArray[np.float64], queue: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     # A monotonic queue of positions with descending values: the first is the maximum of the window.
     head, tail = 0, 0
@@ -217,14 +217,14 @@ def _most_of_last(
         tail += 1
         if queue[head] <= t - steps:
             head += 1
-        most[t] = values[queue[head]]
-    return most
+        highest[t] = values[queue[head]]
+    return highest
 
 
 def oracle_levels(busy: NDArray[np.float64], *, boot_steps: int, least_steps: int) -> NDArray[np.float64]:
-    """Return the nodes awake if all long idle times were slept.
+    """Return the nodes awake if nodes sleep in all long idle times.
 
-    It knows the future and wakes nodes as often as it takes, each a boot ahead of need, so that none is ever short.
+    The oracle knows the future and wakes each node a boot time ahead of need, so that none is ever short.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def oracle_levels(busy: NDArray[np.float64], *, boot_steps: int, least_steps: in
     boot_steps : int
         Steps that a node takes to wake.
     least_steps : int
-        Idle times of so many steps or fewer are not slept.
+        Nodes stay awake in idle times of at most so many steps.
     """
     filled = idle_timer_levels(busy, steps=least_steps)
     filled = -idle_timer_levels(-filled[::-1], steps=least_steps)[::-1]
@@ -242,9 +242,9 @@ def oracle_levels(busy: NDArray[np.float64], *, boot_steps: int, least_steps: in
 def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np.float64]:
     """Return the fewest powered nodes that cover ``needed`` with few wakes.
 
-    It knows the future, and so bounds what any policy can reach. The result is the optimum of nodes powered plus a
-    price for each wake, by dynamic programming over the moments of wakes; the price is the lowest under which there are
-    not too many. The nodes awake at the start cost no wake.
+    It knows the future, so no policy can do better. The result minimises the powered nodes plus a price for each wake,
+    by dynamic programming over the moments of wakes. The price is the lowest at which there are not too many wakes. The
+    nodes awake at the start cost no wake.
 
     Parameters
     ----------
@@ -265,6 +265,7 @@ def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np
 LONGEST_STRETCH = 4_032
 """Longest stretch between two wakes that the optimum considers, in steps: four weeks of ten minutes."""
 _HALVINGS = 40
+"""Steps of the bisection for the price."""
 
 
 def _cheapest_levels(needed: NDArray[np.float64], price: float) -> NDArray[np.float64]:

@@ -1,9 +1,10 @@
 """Simulate a pool on measured speeds, and compare rules of sharing devices.
 
-The speeds are measured ones of trials alone and in pairs. Of three and more on a device nothing is published, so a
-device runs their pairs in turn there, each for the same time: more than two gain nothing over the pairs that were
-measured, and nothing is made up. A rule sees what a pool would report: speeds after ``measure_s`` in the same group,
-peak memory after a trial's start, progress, and who was killed for memory.
+Speeds were measured for trials alone and in pairs; none are published for three and more. Three or more trials on a
+device are simulated as if each of their pairs ran for the same share of the time, so they gain nothing over pairs.
+
+A rule sees what a pool would report: speeds after ``measure_s`` in the same group, peak memory after a trial's start,
+progress, and which trials were killed for memory.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from helios.model.pools import (
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 """A rule, such as the method ``decide`` of a service for pools."""
-ASKED = 20
-"""How often at least a rule is asked in the mean length of a trial. A real pool asks about every second."""
+QUERIES_PER_TRIAL = 20
+"""Least number of times that a rule decides in the mean length of a trial. In a real pool it does about each second."""
 
 
 class ProfilesInvalid(HeliosError):
@@ -70,20 +71,20 @@ class PairProfiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTrial:
-    """A trial as it truly is.
+    """A trial and its true length and memory.
 
     Attributes
     ----------
     family : int
-        Place in ``PairProfiles.families``.
+        Position in ``PairProfiles.families``.
     seconds : float
-        From start-up to end alone on a device, s.
+        From its first step to its end alone on a device, s.
     memory_mib : float
         Peak device memory, MiB.
     arrives_s : float
-        When it is there to be started, s since the start of the pool.
+        When it can be started, s since the start of the pool.
     parameters : mapping
-        What the rule sees.
+        Its parameters, which a rule sees.
     reports : bool
         Whether its program reports steps, so that its speed can be measured.
     """
@@ -98,16 +99,16 @@ class SimulatedTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCosts:
-    """What things cost in a simulated pool.
+    """Time that starts, pauses and measurements take in a simulated pool.
 
     Attributes
     ----------
     start_s : float
-        From a trial's start to its first step, s, at each attempt. Its device's others are not slowed meanwhile.
+        From a trial's start to its first step, s, at each attempt. Others on its device are not slowed meanwhile.
     pause_s : float
-        From a request to pause until the checkpoint is written and the device is free, s, without progress.
+        From a request to pause until the checkpoint is written and the device is free, s. There is no progress then.
     measure_s : float
-        A speed is known after this long in the same group, s.
+        Time in the same group after which a speed is known, s.
     noise : float
         Standard deviation of a measured speed, as a share of it.
     """
@@ -120,7 +121,7 @@ class PoolCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOutcome:
-    """What became of a simulated pool.
+    """Result of a simulated pool.
 
     Attributes
     ----------
@@ -135,9 +136,9 @@ class PoolOutcome:
     out_of_memory : int
         Kills for memory.
     out_of_memory_late : int
-        Those of trials that were not among the first ten to start.
+        Kills of trials that were not among the first ten to start.
     unused_reserved : float
-        Share of the memory reserved by limits that was never used, over time; NaN without any limit.
+        Share of the memory reserved by limits, over time, that was not used; NaN without any limit.
     starts, pauses : int
         Attempts and pauses of all trials.
     ended_s : tuple of float
@@ -205,18 +206,18 @@ class _Attempt:
 
     number: int
     device: int
-    limit: float | None
+    limit_mib: float | None
     started_s: float
     ready_s: float
-    group_s: float = math.inf
-    """Since when its group is the same, s; infinite during its start."""
-    leaves_s: float = math.inf
-    """When its pause is done, s."""
+    group_since_s: float = math.inf
+    """Since when it shares the device with the same trials, s; infinite during its start."""
+    paused_at_s: float = math.inf
+    """When its pause is done, s; infinite: no pause was asked for."""
     rate: float = 0.0
-    """Seconds alone that it does in a second."""
+    """Speed as a share of that alone on the device."""
     measured: bool = False
     computes: bool = False
-    """Whether its start is over and its memory was there."""
+    """Whether it has got past its start, and found enough memory."""
 
 
 class SimulatedPool:
@@ -225,17 +226,17 @@ class SimulatedPool:
     Parameters
     ----------
     trials : sequence of SimulatedTrial
-        Numbered by their place.
+        Their positions are their numbers.
     devices : sequence of Device
     profiles : PairProfiles
-        What is true; the rule sees only what was measured in the pool.
+        True speeds. The rule sees only what was measured in the pool.
     costs : PoolCosts
     seed : int
-        Of the measurements' noise.
+        Seed of the measurements' noise.
     forecast : Forecast, optional
-        What a rule is told of trials. None: of a family what its trials have shown.
+        Forecasts that a rule gets. None: what the trials of a family have shown.
     known_speeds : sequence of SharedSpeed
-        Told from the start.
+        Speeds that a rule gets from the start.
     """
 
     def __init__(
@@ -253,36 +254,38 @@ class SimulatedPool:
         self.trials, self.devices, self.profiles = list(trials), tuple(devices), profiles
         self.costs = costs or PoolCosts()
         mean_s = sum(trial.seconds for trial in self.trials) / max(1, len(self.trials))
-        self._ask_s = max(1.0, mean_s / ASKED)
+        self._query_every_s = max(1.0, mean_s / QUERIES_PER_TRIAL)
         self._random = np.random.default_rng(seed)
         self._names = profiles.families
-        self._place = {device.name: place for place, device in enumerate(self.devices)}
+        self._device_index = {device.name: index for index, device in enumerate(self.devices)}
         count = len(self.trials)
         self.now_s = 0.0
         self._state = [TrialState.WAITING] * count
         self._arrived = [False] * count
-        self._left = [trial.seconds for trial in self.trials]
-        self._attempts, self._ended = [0] * count, [math.nan] * count
-        self._peak: list[float | None] = [None] * count
-        self._killed_at: list[float | None] = [None] * count
-        self._seen = [False] * count
-        """Whether its speed was measured, so that its length is known from its progress."""
-        self._on: list[list[_Attempt]] = [[] for _ in self.devices]
+        self._remaining_s = [trial.seconds for trial in self.trials]
+        self._attempts, self._ended_s = [0] * count, [math.nan] * count
+        self._peak_mib: list[float | None] = [None] * count
+        self._killed_at_mib: list[float | None] = [None] * count
+        self._length_known = [False] * count
+        """Whether its speed was measured, so that its length follows from its progress."""
+        self._attempts_on: list[list[_Attempt]] = [[] for _ in self.devices]
         self._running: dict[int, _Attempt] = {}
-        self._sums = {(s.family, s.beside): (s.steps_per_s * s.samples, s.samples) for s in known_speeds}
+        self._speed_sums = {
+            (speed.family, speed.beside): (speed.steps_per_s * speed.samples, speed.samples) for speed in known_speeds
+        }
         self._speeds: tuple[SharedSpeed, ...] | None = None
-        self._family_peak: dict[int, float] = {}
+        self._family_peak_mib: dict[int, float] = {}
         self._finished_mib: dict[int, list[float]] = defaultdict(list)
-        self._family_most: dict[int, float | None] = {}
-        self._lengths: dict[int, list[float]] = defaultdict(list)
+        self._family_most_mib: dict[int, float | None] = {}
+        self._family_lengths_s: dict[int, list[float]] = defaultdict(list)
         self._family_s: dict[int, float] = {}
         self._arrivals = [(trial.arrives_s, number) for number, trial in enumerate(self.trials)]
         heapq.heapify(self._arrivals)
-        self._ended_since: list[int] = []
+        self._ended_since_query: list[int] = []
         self._killed: list[int] = []
-        self._order_of_starts: list[int] = []
+        self._start_order: list[int] = []
         self._starts = self._pauses = 0
-        self._busy_s = self._reserved = self._used = 0.0
+        self._busy_s = self._reserved_mib_s = self._used_mib_s = 0.0
 
     def run(self, decide: Decide) -> PoolOutcome:
         """Run all trials to their ends.
@@ -294,20 +297,20 @@ class SimulatedPool:
         """
         while self._arrivals or any(state is not TrialState.FINISHED for state in self._state):
             self._arrive()
-            for _ in range(8):  # a pause frees nothing at once, so one round is the rule
+            for _ in range(8):  # usually one round, as a pause frees nothing at once
                 actions = list(decide(self.snapshot()))
-                self._ended_since = []
+                self._ended_since_query = []
                 if not actions:
                     break
-                self._act(actions)
+                self._apply(actions)
                 if not any(isinstance(action, StartTrial) for action in actions):
                     break
             if not self._advance():
                 raise RuntimeError("The rule starts nothing although trials wait and nothing runs.")
         first = min((trial.arrives_s for trial in self.trials), default=0.0)
-        makespan = max(self._ended, default=0.0) - first
-        waits = [end - trial.arrives_s for end, trial in zip(self._ended, self.trials, strict=True)]
-        early = set(dict.fromkeys(self._order_of_starts[:10]))
+        makespan = max(self._ended_s, default=0.0) - first
+        waits = [end - trial.arrives_s for end, trial in zip(self._ended_s, self.trials, strict=True)]
+        early = set(dict.fromkeys(self._start_order[:10]))
         return PoolOutcome(
             makespan_s=makespan,
             mean_result_s=float(np.mean(waits)) if waits else 0.0,
@@ -315,38 +318,38 @@ class SimulatedPool:
             held_gpu_s=makespan * len(self.devices),
             out_of_memory=len(self._killed),
             out_of_memory_late=sum(number not in early for number in self._killed),
-            unused_reserved=1 - self._used / self._reserved if self._reserved else math.nan,
+            unused_reserved=1 - self._used_mib_s / self._reserved_mib_s if self._reserved_mib_s else math.nan,
             starts=self._starts,
             pauses=self._pauses,
-            ended_s=tuple(self._ended),
+            ended_s=tuple(self._ended_s),
         )
 
     def snapshot(self) -> PoolSnapshot:
-        """Return what a rule may see now."""
+        """Return the pool as a rule sees it now."""
         if self._forecast is not None and self._outdated:
-            self._expect()
+            self._update_forecasts()
         shown = [
-            self._shown(number)
+            self._trial(number)
             for number, state in enumerate(self._state)
-            if self._arrived[number] and (state is not TrialState.FINISHED or number in self._ended_since)
+            if self._arrived[number] and (state is not TrialState.FINISHED or number in self._ended_since_query)
         ]
         if self._speeds is None:
             self._speeds = tuple(
                 SharedSpeed(family=family, beside=beside, steps_per_s=total / samples, samples=samples)
-                for (family, beside), (total, samples) in sorted(self._sums.items())
+                for (family, beside), (total, samples) in sorted(self._speed_sums.items())
             )
         return PoolSnapshot(now_s=self.now_s, devices=self.devices, trials=tuple(shown), speeds=self._speeds)
 
-    def _expect(self) -> None:
-        """Have the forecasts follow what the trials have shown."""
+    def _update_forecasts(self) -> None:
+        """Forecast all active trials from the runs so far."""
         assert self._forecast is not None
         self._forecasts.clear()
         runs = []
-        for number, truth in enumerate(self.trials):
-            if self._peak[number] is None:
+        for number, true in enumerate(self.trials):
+            if self._peak_mib[number] is None:
                 continue
-            name, seen = self._names[truth.family], self._seen[number]
-            total, samples = self._sums.get((name, ()), (0.0, 0))
+            name, finished = self._names[true.family], self._length_known[number]
+            total, samples = self._speed_sums.get((name, ()), (0.0, 0))
             alone = (MeasuredSpeed(beside=(), steps_per_s=total / samples, seconds=1.0),) if samples else ()
             runs.append(
                 TrialRun(
@@ -355,48 +358,48 @@ class SimulatedPool:
                     attempt=1,
                     program="",
                     family=name,
-                    parameters=truth.parameters,
+                    parameters=true.parameters,
                     device_kind="gpu",
-                    outcome="finished" if seen else "running",
+                    outcome="finished" if finished else "running",
                     started_s=0.0,
-                    seconds=truth.seconds,
-                    progress=1.0 if seen else None,
-                    peak_memory_mib=self._peak[number],
+                    seconds=true.seconds,
+                    progress=1.0 if finished else None,
+                    peak_memory_mib=self._peak_mib[number],
                     speeds=alone,
                 )
             )
         active = [number for number, state in enumerate(self._state) if state is not TrialState.FINISHED]
-        forecasts = self._forecast([self._shown(number) for number in active], runs)
+        forecasts = self._forecast([self._trial(number) for number in active], runs)
         self._forecasts.update(zip(active, forecasts, strict=True))
         self._outdated = False
 
-    def _shown(self, number: int) -> Trial:
-        truth, attempt = self.trials[number], self._running.get(number)
-        peak = self._family_peak.get(truth.family)
-        seconds = truth.seconds if self._seen[number] else self._family_s.get(truth.family)
+    def _trial(self, number: int) -> Trial:
+        true, attempt = self.trials[number], self._running.get(number)
+        peak = self._family_peak_mib.get(true.family)
+        seconds = true.seconds if self._length_known[number] else self._family_s.get(true.family)
         ready = attempt is not None and attempt.ready_s <= self.now_s
         return Trial(
             number=number,
-            parameters=truth.parameters,
-            family=self._names[truth.family],
+            parameters=true.parameters,
+            family=self._names[true.family],
             state=self._state[number],
             device=None if attempt is None else self.devices[attempt.device].name,
             started_s=None if attempt is None else attempt.started_s,
             attempts=self._attempts[number],
-            memory_limit_mib=None if attempt is None else attempt.limit,
-            memory_mib=truth.memory_mib if ready else None,
-            peak_memory_mib=self._peak[number],
-            out_of_memory_mib=self._killed_at[number],
-            progress=1 - self._left[number] / truth.seconds if truth.seconds > 0 else 1.0,
+            memory_limit_mib=None if attempt is None else attempt.limit_mib,
+            memory_mib=true.memory_mib if ready else None,
+            peak_memory_mib=self._peak_mib[number],
+            out_of_memory_mib=self._killed_at_mib[number],
+            progress=1 - self._remaining_s[number] / true.seconds if true.seconds > 0 else 1.0,
             steps_per_s=None
             if attempt is None or not attempt.measured
-            else attempt.rate * float(self.profiles.alone[truth.family]),
+            else attempt.rate * float(self.profiles.alone[true.family]),
             forecast=self._forecasts.get(number, TrialForecast())
             if self._forecast is not None
             else TrialForecast(
                 memory_p50_mib=peak,
                 memory_p95_mib=peak,
-                memory_most_mib=self._family_most.get(truth.family),
+                memory_most_mib=self._family_most_mib.get(true.family),
                 seconds_p50=seconds,
             ),
         )
@@ -405,7 +408,7 @@ class SimulatedPool:
         while self._arrivals and self._arrivals[0][0] <= self.now_s:
             self._arrived[heapq.heappop(self._arrivals)[1]] = True
 
-    def _act(self, actions: Sequence[PoolAction]) -> None:
+    def _apply(self, actions: Sequence[PoolAction]) -> None:
         for action in actions:
             if isinstance(action, StartTrial):
                 self._start(action)
@@ -413,10 +416,10 @@ class SimulatedPool:
                 attempt = self._running.get(action.number)
                 if attempt is None:
                     raise RuntimeError(f"Trial {action.number} does not run and cannot be paused.")
-                if attempt.leaves_s == math.inf:
-                    attempt.leaves_s = self.now_s + self.costs.pause_s
+                if attempt.paused_at_s == math.inf:
+                    attempt.paused_at_s = self.now_s + self.costs.pause_s
                     self._pauses += 1
-                    self._new_group(attempt.device)
+                    self._update_rates(attempt.device)
             elif isinstance(action, StopTrial):
                 raise RuntimeError("A simulated trial runs to its end.")
 
@@ -424,94 +427,85 @@ class SimulatedPool:
         number = action.number
         if self._state[number] not in {TrialState.WAITING, TrialState.PAUSED} or not self._arrived[number]:
             raise RuntimeError(f"Trial {number} is {self._state[number]} and cannot be started.")
-        place = self._place[action.device]
-        if len(self._on[place]) >= self.devices[place].slots:
+        index = self._device_index[action.device]
+        if len(self._attempts_on[index]) >= self.devices[index].slots:
             raise RuntimeError(f"{action.device} has no free slot for trial {number}.")
         attempt = _Attempt(
             number=number,
-            device=place,
-            limit=action.memory_limit_mib,
+            device=index,
+            limit_mib=action.memory_limit_mib,
             started_s=self.now_s,
             ready_s=self.now_s + self.costs.start_s,
         )
         self._state[number] = TrialState.RUNNING
         self._attempts[number] += 1
         self._starts += 1
-        self._order_of_starts.append(number)
-        self._on[place].append(attempt)
+        self._start_order.append(number)
+        self._attempts_on[index].append(attempt)
         self._running[number] = attempt
 
     def _advance(self) -> bool:
-        """Go to the next event.
-
-        Returns
-        -------
-        bool
-            Whether there was one.
-        """
+        """Go to the next event, and return whether there was one."""
         next_s = self._arrivals[0][0] if self._arrivals else math.inf
         for attempt in self._running.values():
-            due = min(attempt.leaves_s, math.inf if attempt.computes else attempt.ready_s)
-            if attempt.rate > 0 and attempt.leaves_s == math.inf:
-                due = min(due, self.now_s + self._left[attempt.number] / attempt.rate)
+            due = min(attempt.paused_at_s, math.inf if attempt.computes else attempt.ready_s)
+            if attempt.rate > 0 and attempt.paused_at_s == math.inf:
+                due = min(due, self.now_s + self._remaining_s[attempt.number] / attempt.rate)
             if not attempt.measured and self.trials[attempt.number].reports:
-                due = min(due, attempt.group_s + self.costs.measure_s)
+                due = min(due, attempt.group_since_s + self.costs.measure_s)
             next_s = min(next_s, due)
         if next_s == math.inf:
             return False
         if self._running:
-            next_s = min(next_s, self.now_s + self._ask_s)
+            next_s = min(next_s, self.now_s + self._query_every_s)
         step_s = max(0.0, next_s - self.now_s)
         for attempt in self._running.values():
-            self._left[attempt.number] -= step_s * attempt.rate
-            if attempt.limit is not None:
-                self._reserved += step_s * attempt.limit
-                self._used += step_s * min(attempt.limit, self.trials[attempt.number].memory_mib)
-        self._busy_s += step_s * sum(bool(attempts) for attempts in self._on)
+            self._remaining_s[attempt.number] -= step_s * attempt.rate
+            if attempt.limit_mib is not None:
+                self._reserved_mib_s += step_s * attempt.limit_mib
+                self._used_mib_s += step_s * min(attempt.limit_mib, self.trials[attempt.number].memory_mib)
+        self._busy_s += step_s * sum(bool(attempts) for attempts in self._attempts_on)
         self.now_s = next_s
-        self._settle()
+        self._process_events()
         return True
 
-    def _settle(self) -> None:
+    def _process_events(self) -> None:
         now = self.now_s
         for attempt in list(self._running.values()):
-            number, place = attempt.number, attempt.device
-            if attempt.rate > 0 and self._left[number] <= 1e-6:
-                self._left[number] = 0.0
-                self._state[number], self._ended[number] = TrialState.FINISHED, now
-                self._ended_since.append(number)
+            number, index = attempt.number, attempt.device
+            if attempt.rate > 0 and self._remaining_s[number] <= 1e-6:
+                self._remaining_s[number] = 0.0
+                self._state[number], self._ended_s[number] = TrialState.FINISHED, now
+                self._ended_since_query.append(number)
                 self._learn_length(number)
                 self._learn_peak(number)
                 self._remove_attempt(attempt)
-            elif attempt.leaves_s <= now:
+            elif attempt.paused_at_s <= now:
                 self._state[number] = TrialState.PAUSED
                 self._remove_attempt(attempt)
             elif not attempt.computes and attempt.ready_s <= now:
                 if self._fits(attempt):
                     attempt.computes = self._outdated = True
-                    self._peak[number] = self.trials[number].memory_mib
-                    known = self._family_peak.get(self.trials[number].family, 0.0)
-                    self._family_peak[self.trials[number].family] = max(known, self.trials[number].memory_mib)
-                    self._new_group(place)
+                    self._peak_mib[number] = self.trials[number].memory_mib
+                    known = self._family_peak_mib.get(self.trials[number].family, 0.0)
+                    self._family_peak_mib[self.trials[number].family] = max(known, self.trials[number].memory_mib)
+                    self._update_rates(index)
                 else:
                     self._kill(attempt)
         for attempt in self._running.values():
             reports = self.trials[attempt.number].reports
-            if reports and not attempt.measured and now >= attempt.group_s + self.costs.measure_s - 1e-9:
+            if reports and not attempt.measured and now >= attempt.group_since_s + self.costs.measure_s - 1e-9:
                 self._measure(attempt)
 
-    def _present(self, place: int) -> list[_Attempt]:
-        """Return those that compute on a device.
-
-        They are neither starting nor writing their checkpoint.
-        """
-        return [a for a in self._on[place] if a.computes and a.leaves_s == math.inf]
+    def _computing(self, index: int) -> list[_Attempt]:
+        """Return the attempts on a device that neither start nor write a checkpoint."""
+        return [attempt for attempt in self._attempts_on[index] if attempt.computes and attempt.paused_at_s == math.inf]
 
     def _fits(self, attempt: _Attempt) -> bool:
         own = self.trials[attempt.number]
-        if attempt.limit is not None and own.memory_mib > attempt.limit + 1e-6:
+        if attempt.limit_mib is not None and own.memory_mib > attempt.limit_mib + 1e-6:
             return False
-        others = [a for a in self._on[attempt.device] if a is not attempt and a.computes]
+        others = [other for other in self._attempts_on[attempt.device] if other is not attempt and other.computes]
         total = own.memory_mib + sum(self.trials[other.number].memory_mib for other in others)
         speeds = self.profiles.beside
         pairs = all(not math.isnan(speeds[own.family, self.trials[other.number].family]) for other in others)
@@ -519,83 +513,79 @@ class SimulatedPool:
 
     def _kill(self, attempt: _Attempt) -> None:
         number = attempt.number
-        memory = self.devices[attempt.device].memory_mib
-        others = [a for a in self._on[attempt.device] if a is not attempt and a.computes]
-        room = memory - sum(self.trials[other.number].memory_mib for other in others)
-        limit = min(memory if attempt.limit is None else attempt.limit, room)
-        if not others and self.trials[number].memory_mib > memory:
+        device_mib = self.devices[attempt.device].memory_mib
+        others = [other for other in self._attempts_on[attempt.device] if other is not attempt and other.computes]
+        room_mib = device_mib - sum(self.trials[other.number].memory_mib for other in others)
+        limit_mib = min(device_mib if attempt.limit_mib is None else attempt.limit_mib, room_mib)
+        if not others and self.trials[number].memory_mib > device_mib:
             raise RuntimeError(f"Trial {number} does not fit alone on {self.devices[attempt.device].name}.")
         self._killed.append(number)
-        self._killed_at[number] = max(limit, self._killed_at[number] or 0.0)
+        self._killed_at_mib[number] = max(limit_mib, self._killed_at_mib[number] or 0.0)
         self._state[number] = TrialState.WAITING
-        if others and (attempt.limit is None or self.trials[number].memory_mib <= attempt.limit):
-            self._note(self._names[self.trials[number].family], self._group(attempt, others), 0.0)
+        if others and (attempt.limit_mib is None or self.trials[number].memory_mib <= attempt.limit_mib):
+            self._record_speed(self._names[self.trials[number].family], self._families_beside(attempt, others), 0.0)
         self._remove_attempt(attempt)
 
     def _remove_attempt(self, attempt: _Attempt) -> None:
         del self._running[attempt.number]
-        self._on[attempt.device].remove(attempt)
-        self._new_group(attempt.device)
+        self._attempts_on[attempt.device].remove(attempt)
+        self._update_rates(attempt.device)
 
-    def _new_group(self, place: int) -> None:
-        """Update the speeds of a device's trials."""
-        for attempt in self._on[place]:
-            if not attempt.computes or attempt.leaves_s < math.inf:
+    def _update_rates(self, index: int) -> None:
+        """Update the rates of a device's trials after its group changed."""
+        for attempt in self._attempts_on[index]:
+            if not attempt.computes or attempt.paused_at_s < math.inf:
                 attempt.rate = 0.0
-        present = self._present(place)
-        families = [self.trials[attempt.number].family for attempt in present]
-        speeds, count = self.profiles.beside, len(present)
-        for own, attempt in enumerate(present):
+        computing = self._computing(index)
+        families = [self.trials[attempt.number].family for attempt in computing]
+        speeds, count = self.profiles.beside, len(computing)
+        for position, attempt in enumerate(computing):
             if count == 1:
                 attempt.rate = 1.0
             else:
-                beside = sum(speeds[families[own], other] for at, other in enumerate(families) if at != own)
+                beside = sum(speeds[families[position], other] for i, other in enumerate(families) if i != position)
                 attempt.rate = float(beside) / (count * (count - 1) / 2)
-            attempt.group_s, attempt.measured = self.now_s, False
+            attempt.group_since_s, attempt.measured = self.now_s, False
 
-    def _group(self, attempt: _Attempt, others: Iterable[_Attempt]) -> tuple[str, ...]:
-        return tuple(sorted(self._names[self.trials[o.number].family] for o in others if o is not attempt))
+    def _families_beside(self, attempt: _Attempt, others: Iterable[_Attempt]) -> tuple[str, ...]:
+        return tuple(sorted(self._names[self.trials[other.number].family] for other in others if other is not attempt))
 
     def _measure(self, attempt: _Attempt) -> None:
         attempt.measured = True
-        present = self._present(attempt.device)
-        if len(present) != len(self._on[attempt.device]) and any(
-            other.computes and other not in present for other in self._on[attempt.device]
-        ):
-            return
+        computing = self._computing(attempt.device)
+        if any(other.computes and other not in computing for other in self._attempts_on[attempt.device]):
+            return  # one of the group writes its checkpoint
         family = self.trials[attempt.number].family
         noise = 1 + self.costs.noise * float(self._random.standard_normal())
         steps = attempt.rate * float(self.profiles.alone[family]) * max(0.5, noise)
-        self._note(self._names[family], self._group(attempt, present), steps)
+        self._record_speed(self._names[family], self._families_beside(attempt, computing), steps)
         self._learn_length(attempt.number)
 
-    def _note(self, family: str, beside: tuple[str, ...], steps_per_s: float) -> None:
-        total, samples = self._sums.get((family, beside), (0.0, 0))
-        self._sums[family, beside] = (total + steps_per_s, samples + 1)
+    def _record_speed(self, family: str, beside: tuple[str, ...], steps_per_s: float) -> None:
+        total, samples = self._speed_sums.get((family, beside), (0.0, 0))
+        self._speed_sums[family, beside] = (total + steps_per_s, samples + 1)
         self._speeds, self._outdated = None, True
 
     def _learn_peak(self, number: int) -> None:
         family = self.trials[number].family
         self._finished_mib[family].append(self.trials[number].memory_mib)
-        self._family_most[family] = peak_hardly_exceeded(self._finished_mib[family])
+        self._family_most_mib[family] = peak_hardly_exceeded(self._finished_mib[family])
 
     def _learn_length(self, number: int) -> None:
-        if not self._seen[number]:
-            self._seen[number] = self._outdated = True
+        if not self._length_known[number]:
+            self._length_known[number] = self._outdated = True
             family = self.trials[number].family
-            self._lengths[family].append(self.trials[number].seconds)
-            self._family_s[family] = float(np.mean(self._lengths[family]))
+            self._family_lengths_s[family].append(self.trials[number].seconds)
+            self._family_s[family] = float(np.mean(self._family_lengths_s[family]))
 
 
 # Rules to compare with.
 
 
 def share_fixed(together: int) -> Decide:
-    """Return the rule of a fixed number of trials on a device.
+    """Return the rule of a fixed number of trials on a device, started in order.
 
-    They start in their order.
-
-    A trial that was killed for memory starts again on a device of its own, which nobody joins.
+    A trial that was killed for memory starts again alone on a device.
     """
 
     def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
@@ -624,36 +614,36 @@ def share_fixed(together: int) -> Decide:
     return decide
 
 
-def knowing(
+def with_true_values(
     decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles, *, lengths: bool = True
 ) -> Decide:
-    """Return a rule that knows the truth from the start.
+    """Return a rule that is given the true values from the start.
 
-    It knows all speeds and memory, and how long each trial takes or, without ``lengths``, the mean of its family.
+    These are all speeds, the memory, and the length of each trial or, without ``lengths``, the mean of its family.
     """
     names = profiles.families
-    by_family: dict[int, list[float]] = defaultdict(list)
+    family_seconds: dict[int, list[float]] = defaultdict(list)
     for trial in trials:
-        by_family[trial.family].append(trial.seconds)
-    there = sorted(by_family)
-    true = [
-        SharedSpeed(family=names[one], beside=(), steps_per_s=float(profiles.alone[one]), samples=1_000)
-        for one in there
-    ]
-    for one in there:
-        for two in there:
-            share = float(profiles.beside[one, two])
-            rate = 0.0 if math.isnan(share) else share * float(profiles.alone[one])
-            true.append(SharedSpeed(family=names[one], beside=(names[two],), steps_per_s=rate, samples=1_000))
-    speeds = tuple(true)
+        family_seconds[trial.family].append(trial.seconds)
 
+    def true_speed(family: int, beside: tuple[int, ...]) -> SharedSpeed:
+        share = 1.0 if not beside else float(profiles.beside[family, beside[0]])
+        steps_per_s = 0.0 if math.isnan(share) else share * float(profiles.alone[family])
+        others = tuple(names[other] for other in beside)
+        return SharedSpeed(family=names[family], beside=others, steps_per_s=steps_per_s, samples=1_000)
+
+    families = sorted(family_seconds)
+    speeds = (
+        *(true_speed(family, ()) for family in families),
+        *(true_speed(family, (other,)) for family in families for other in families),
+    )
     forecasts = [
         TrialForecast(
-            memory_p50_mib=truth.memory_mib,
-            memory_p95_mib=truth.memory_mib,
-            seconds_p50=truth.seconds if lengths else float(np.mean(by_family[truth.family])),
+            memory_p50_mib=trial.memory_mib,
+            memory_p95_mib=trial.memory_mib,
+            seconds_p50=trial.seconds if lengths else float(np.mean(family_seconds[trial.family])),
         )
-        for truth in trials
+        for trial in trials
     ]
 
     def with_truth(trial: Trial) -> Trial:
@@ -663,7 +653,7 @@ def knowing(
     return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(with_truth, snapshot.trials))))
 
 
-# What a person is shown before anything runs.
+# Comparison of rules.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -728,10 +718,10 @@ def compare_pool_rules(
     trials, devices, profiles, costs, seed, forecast, known_speeds
         As of :class:`SimulatedPool`.
     rules : mapping of str to Decide
-        Rules to judge, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
+        Rules to compare, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
     planners : mapping of str to Decide
-        Rules for the oracle, which are told the true speeds, lengths and memory. The oracle is the best in makespan of
-        them, of the fixed rules, of ``rules`` told the truth, and of what ``rules`` did untold, which it could do too.
+        Rules for the oracle, which get the true speeds, lengths and memory. The oracle is the best in makespan of them,
+        of the fixed rules, and of ``rules``, with the true values and without.
     fixed : sequence of int
         Numbers of trials that share a device under a fixed rule.
     progress : callable
@@ -753,7 +743,7 @@ def compare_pool_rules(
     outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
     plans = dict(outcomes)
     for name, decide in {**rules, **planners, "longest first": longest_first}.items():
-        plans[f"{name}, knowing"] = outcome(f"{name}, knowing", knowing(decide, trials, profiles))
+        plans[f"{name}, knowing"] = outcome(f"{name}, knowing", with_true_values(decide, trials, profiles))
     best = min(plans, key=lambda name: plans[name].makespan_s)
     first = min((trial.arrives_s for trial in trials), default=0.0)
     bound = max((trial.arrives_s + trial.seconds - first for trial in trials), default=0.0)

@@ -1,11 +1,7 @@
 """Replay of a workload on a simulated cluster.
 
-It checks the options and drives the compiled core, :mod:`helios.simulate.core`. Where the order or the backfill needs
-predictions, or keys age, it stops the core and queues the pending jobs anew.
-
-A trace says why one job waits. It notes what every scheduling pass over the job's partition leaves while the job waits.
-The replay itself is the same: the core makes the same moves, and notes are taken between them. The cost does not grow
-with the queue.
+:func:`replay` checks the options and drives the compiled core, :mod:`helios.simulate.core`. Where the order or the
+backfill needs predictions, or keys age, it stops the core and queues the pending jobs anew.
 """
 
 from __future__ import annotations
@@ -26,10 +22,10 @@ from helios.model import STEP_S
 from helios.ports import RUN_TIME, Order, ReplayPredictor
 from helios.simulate.ageing import Ageing, WaitBound
 from helios.simulate.cluster_nodes import NodeHolding, node_holding
-from helios.simulate.core.events import admit_due, awaits_key, end_due, next_moment, queue_again, run, schedule_touched
-from helios.simulate.core.nodes import room
-from helios.simulate.core.running import reservation
-from helios.simulate.core.scheduling import before, first_up_to, reserve
+from helios.simulate.core.events import admit_due, awaits_key, end_due, next_moment, queue_again, run, run_due_passes
+from helios.simulate.core.nodes import largest_fit
+from helios.simulate.core.running import reserve_gpus
+from helios.simulate.core.scheduling import comes_before, first_up_to, reserve_nodes
 from helios.simulate.core.state import (
     EASY,
     GUARD,
@@ -48,129 +44,6 @@ from helios.simulate.core.state import (
     refuse_misfits,
 )
 
-NOTE = np.dtype(
-    [
-        ("at_s", np.int64),
-        ("head", np.int64),  # the first job in the order
-        ("incumbent", np.int64),  # the first that asks for no more GPUs than the traced job; often that job itself
-        ("free", np.int64),  # GPUs
-        ("room", np.int64),  # GPUs of the largest job that could be placed
-        (
-            "shadow_s",
-            np.int64,
-        ),  # when the head is expected to start, by which backfilled jobs have to end; NEVER: no reservation
-        ("extra", np.int64),  # GPUs that EASY's head leaves over then
-    ],
-    align=True,
-)
-"""What a pass left while the traced job went on waiting."""
-ROWS = 4_096
-_OUT_OF_BUDGET, _REACHED, _FULL = 0, 1, 2
-JOB, BUDGET, TAKEN, AHEAD, QUEUED = 0, 1, 2, 3, 4
-"""Exchange with the core: the job, events left, notes taken; jobs before it and jobs queued after its first pass."""
-
-
-@kernel
-def _note(state: EngineState, job: int, row: Any, now: int) -> None:
-    record, partition = state.jobs[job], state.jobs[job].partition
-    row.at_s, row.shadow_s, row.extra = now, NEVER, 0
-    row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
-    row.head = first_up_to(state, partition, -1)
-    row.incumbent = first_up_to(state, partition, record.gpus)
-    if row.head != job and record.gpus <= row.room:
-        _note_reservation(state, row, now)
-
-
-@kernel
-def _note_reservation(state: EngineState, row: Any, now: int) -> None:
-    """Note what backfill reserves for the head.
-
-    Jobs that the pass started end by then or use nothing that the head is to get, so it is the same as within the pass.
-    """
-    clock, partition, gpus = state.clock[0], state.jobs[row.head].partition, state.jobs[row.head].gpus
-    if clock.backfill == EASY:
-        row.shadow_s, row.extra = reservation(state, partition, gpus)
-    elif clock.backfill == NODES and not (clock.closed and state.pending[row.head].key == -np.inf):
-        row.shadow_s = reserve(state, partition, row.head, now)
-
-
-@kernel
-def _count_ahead(state: EngineState, job: int, status: NDArray[np.int64]) -> None:
-    status[AHEAD] = status[QUEUED] = 0
-    for other in range(state.clock[0].arrived):
-        record = state.jobs[other]
-        if record.partition == state.jobs[job].partition and record.started_s == NEVER:
-            status[QUEUED] += 1
-            status[AHEAD] += before(state.pending, other, job)
-
-
-@entry_point
-def _run_and_record(
-    state: EngineState, scored: int, until_s: int, status: NDArray[np.int64], notes: NDArray[np.void]
-) -> int:
-    job = status[JOB]
-    status[TAKEN] = 0
-    while status[BUDGET] > 0 and status[TAKEN] < len(notes):
-        now = next_moment(state)
-        if now == NEVER or now >= until_s or awaits_key(state, now, scored):
-            state.clock[0].next_s = now
-            return _REACHED
-        status[BUDGET] -= end_due(state, now) + admit_due(state, now)
-        due = state.partitions[state.jobs[job].partition].touched
-        schedule_touched(state, now)
-        if due and state.clock[0].arrived > job and state.jobs[job].started_s == NEVER:
-            if status[QUEUED] == 0:
-                _count_ahead(state, job, status)
-            _note(state, job, notes[status[TAKEN]], now)
-            status[TAKEN] += 1
-    return _FULL if status[BUDGET] > 0 else _OUT_OF_BUDGET
-
-
-class JobTrace:
-    """Trace of the wait of one job, for ``replay(..., watch=trace)``.
-
-    Parameters
-    ----------
-    job : int
-        Position of the job in the workload.
-    """
-
-    def __init__(self, job: int) -> None:
-        self.job = job
-        self._buffer = np.empty(ROWS, dtype=NOTE)
-        self._taken: list[NDArray[np.void]] = []
-        self._status = np.array([job, 0, 0, 0, 0], dtype=np.int64)
-
-    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-        """Run the replay as ``run`` does, taking notes."""
-        status, reached = self._status, _FULL
-        status[BUDGET] = budget
-        while reached == _FULL:
-            reached = _run_and_record(state, scored, until_s, status, self._buffer)
-            if status[TAKEN]:
-                self._taken.append(self._buffer[: status[TAKEN]].copy())
-        return reached == _REACHED
-
-    @property
-    def notes(self) -> NDArray[np.void]:
-        """Notes in order of time, of type ``NOTE``.
-
-        Of several passes in one second the last is kept.
-        """
-        notes = np.concatenate(self._taken) if self._taken else np.empty(0, dtype=NOTE)
-        kept: NDArray[np.void] = notes[np.diff(notes["at_s"], append=NEVER) > 0]
-        return kept
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Position of the job in its partition's queue, and the queue's length.
-
-        Both are as after the first pass in which the job was queued and not started. The position counts from 1. Both
-        are 0 where the job did not wait.
-        """
-        return int(self._status[AHEAD]) + bool(self._status[QUEUED]), int(self._status[QUEUED])
-
-
 EXPECTED = (0.25, 0.5, 0.25)
 """Weights of p10, p50 and p90 in the expected run time (McNamee and Celona, "Decision analysis for the professional",
 2nd ed. 2001)."""
@@ -178,10 +51,13 @@ WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), Non
 """Weights of p10, p50 and p90 in the run time that backfill plans with; None: the expected run time."""
 EVENTS_PER_REPORT = 200_000
 MOMENTS_PER_REPORT = 1_000
+LEAST_KEY = 1.0
+"""Least key of which a logarithm is taken, such as one GPU second."""
+LONGEST_ESTIMATE_S = 2**53
+"""Beyond any run, and small enough that start + estimate stays within 64 bits."""
 
-
-Carry = Callable[..., bool]
-"""What carries a replay on, as :func:`helios.simulate.core.events.run` does."""
+Runner = Callable[..., bool]
+"""Runs a replay on, as :func:`helios.simulate.core.events.run` does."""
 
 
 class Placement(StrEnum):
@@ -209,18 +85,18 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """How strictly backfill ``nodes`` keeps what it reserves.
+    """How strictly backfill ``nodes`` keeps reserved nodes from other jobs.
 
     The rules are in :mod:`helios.simulate`.
 
     Parameters
     ----------
     closed : bool
-        Nodes that are reserved for a head which the wait bound has promoted are closed to all other jobs, even to those
-        that are expected to end in time: such a head does not depend on right estimates.
+        Whether nodes that are reserved for a head which the wait bound has promoted are closed to all other jobs, even
+        to those that are expected to end in time. Such a head does not depend on right estimates.
     idle_gpus : int, optional
-        How many free GPUs in each partition may be kept from jobs that would not end in time. What a promoted head is
-        to get does not count. None: any number.
+        How many free GPUs of each partition may be kept from jobs that would not end in time. Those kept for a promoted
+        head do not count. None: any number.
 
     Raises
     ------
@@ -309,7 +185,7 @@ def replay(
     count_nodes: bool = False,
     progress: Callable[[int], None] | None = None,
     watch: JobTrace | None = None,
-    asks_inside: Callable[[JobKeys], Carry | None] | None = None,
+    make_runner: Callable[[JobKeys], Runner | None] | None = None,
 ) -> Replay:
     """Replay ``workload`` on an empty cluster until every job has ended.
 
@@ -354,9 +230,9 @@ def replay(
         Called now and then with the number of jobs ended.
     watch : JobTrace, optional
         Notes why one of the jobs waits; the result is the same.
-    asks_inside : callable, optional
-        Makes what carries the replay on and predicts submissions without stopping at each, or None where the order
-        does not allow it. Without it, or with ``watch``, the replay stops at each submission and asks ``predictor``.
+    make_runner : callable, optional
+        Makes a runner that predicts submissions without stopping at each, or None where the order does not allow it.
+        Without such a runner, or with ``watch``, the replay stops at each submission and asks ``predictor``.
 
     Raises
     ------
@@ -378,9 +254,6 @@ def replay(
     )
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
-    bounds = np.empty(0 if guard is None else len(guard.at_s), dtype=GUARD)
-    if guard is not None:
-        bounds["at_s"], bounds["bound_s"] = guard.at_s, guard.bound_s
     state = new_state(
         workload,
         shape,
@@ -388,48 +261,37 @@ def replay(
         preemptive=preemptive,
         placement=PLACES[placement],
         seed=seed,
-        versatile=count_nodes or placement is not Placement.PACKED,
-        guard=None if guard is None else bounds,
+        tracks_nodes=count_nodes or placement is not Placement.PACKED,
+        guard=None if guard is None else _guard_table(guard),
     )
     if reservation is not None:
         state.clock["closed"] = reservation.closed
         state.clock["idle_gpus"] = NEVER if reservation.idle_gpus is None else reservation.idle_gpus
-    scores = JobKeys(
+    keys = JobKeys(
         workload=workload,
         order=order,
         weights=np.array(WEIGHTS[plan_quantile]),
         keys=state.pending["key"],
-        plans=state.pending["estimate_s"],
-        believed_s=_values_or(workload, run_time_s, np.nan),
+        estimates_s=state.pending["estimate_s"],
+        believed_s=_column_or(workload, run_time_s, np.nan),
         reads=reads,
         tau_s=None if ageing is None else ageing.at(workload.submitted_s),
-        ranked=run_time_s is not None or predictor is None,
-        planned=estimate_s is not None or predictor is None,
+        keys_known=run_time_s is not None or predictor is None,
+        estimates_known=estimate_s is not None or predictor is None,
     )
-    scores.plans[:] = _values_or(workload, estimate_s, 0).clip(max=LONGEST_ESTIMATE_S)
-    if scores.ranked:
-        scores.rank(slice(None))
-    inside = asks_inside(scores) if asks_inside is not None and watch is None else None
-    carry = inside or (watch.run if watch else run)
+    keys.estimates_s[:] = _column_or(workload, estimate_s, 0).clip(max=LONGEST_ESTIMATE_S)
+    if keys.keys_known:
+        keys.rank(slice(None))
+    predicting_runner = make_runner(keys) if make_runner is not None and watch is None else None
+    runner = predicting_runner or (watch.run if watch else run)
     if ageing is not None:
-        carry = AgeingRunner(state, ageing, scores, carry).run
-    queries = None if predictor is None else PredictorQueries(state, scores, predictor, predict_again_s)
+        runner = AgeingRunner(state, ageing, keys, runner).run
+    queries = None if predictor is None else PredictorQueries(state, keys, predictor, predict_again_s)
     report_progress = progress or (lambda _: None)
-    if queries is not None and inside is None:
-        _predict_at_submissions(state, workload.submitted_s, queries, report_progress, carry=carry)
-    _run_through(state, queries, report_progress, carry=carry)
-    ended_s = state.jobs["ends_s"].copy()
-    return Replay(
-        started_s=state.jobs["started_s"].copy(),
-        ended_s=ended_s,
-        wait_s=ended_s - workload.submitted_s - workload.run_time_s,
-        n_backfilled=int(state.clock["backfilled"][0]),
-        busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
-        believed_s=scores.believed_s,
-        estimate_s=None if estimate_s is None and predictor is None else scores.plans.copy(),
-        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.clock["versatile"][0] else None,
-        bound_s=int(state.guard["bound_s"][max(state.clock["bounds"][0] - 1, 0)]) if len(state.guard) else None,
-    )
+    if queries is not None and predicting_runner is None:
+        _predict_at_submissions(state, workload.submitted_s, queries, report_progress, runner=runner)
+    _run_to_end(state, queries, report_progress, runner=runner)
+    return _result(state, keys, estimated=estimate_s is not None or predictor is not None)
 
 
 def _refuse_contradictions(
@@ -491,9 +353,16 @@ def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.flo
     return true
 
 
-def _values_or(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> NDArray[Any]:
+def _guard_table(guard: WaitBound) -> NDArray[np.void]:
+    table = np.empty(len(guard.at_s), dtype=GUARD)
+    table["at_s"], table["bound_s"] = guard.at_s, guard.bound_s
+    return table
+
+
+def _column_or(workload: Workload, values: NDArray[Any] | None, default: float) -> NDArray[Any]:
+    """Return a copy of ``values``, or a column of ``default``."""
     if values is None:
-        return np.full(len(workload), otherwise)
+        return np.full(len(workload), default)
     if values.shape != (len(workload),):
         raise UsageError(f"{len(values):,} run times or estimates were given for {len(workload):,} jobs.")
     return values.copy()
@@ -505,106 +374,116 @@ def _predict_at_submissions(
     queries: PredictorQueries,
     report_progress: Callable[[int], None],
     *,
-    carry: Carry,
+    runner: Runner,
 ) -> None:
-    """Run a replay until all jobs are submitted.
-
-    It stops before every moment of submission, to ask about its jobs.
-    """
+    """Run a replay until all jobs are submitted, and predict them at each submission."""
     clock = state.clock[0]
     moments, firsts = np.unique(submitted_s, return_index=True)
     ends = [*firsts[1:].tolist(), len(submitted_s)]
     for number, (now, first, end) in enumerate(zip(moments.tolist(), firsts.tolist(), ends, strict=False)):
-        carry(state, scored=first, budget=NEVER, until_s=queries.due_s)
+        runner(state, scored=first, budget=NEVER, until_s=queries.due_s)
         while clock["next_s"] < now:
             queries.predict_pending(int(clock["next_s"]))
-            carry(state, scored=first, budget=NEVER, until_s=queries.due_s)
+            runner(state, scored=first, budget=NEVER, until_s=queries.due_s)
         queries.predict_submitted(slice(first, end), now)
         if number % MOMENTS_PER_REPORT == 0:
             report_progress(int(clock["ended"]))
 
 
-def _run_through(
-    state: EngineState, queries: PredictorQueries | None, report_progress: Callable[[int], None], *, carry: Carry
+def _run_to_end(
+    state: EngineState, queries: PredictorQueries | None, report_progress: Callable[[int], None], *, runner: Runner
 ) -> None:
-    """Run a replay to its end.
-
-    With ``queries`` it stops whenever pending jobs are to be predicted again.
-    """
+    """Run a replay to its end, and predict pending jobs again whenever that is due."""
     clock, next_s = state.clock[0], 0
     while next_s != NEVER:
         until_s = NEVER if queries is None else queries.due_s
-        if carry(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
+        if runner(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
             next_s = int(clock["next_s"])
             if queries is not None and next_s != NEVER:
                 queries.predict_pending(next_s)
         report_progress(int(clock["ended"]))
 
 
-# Keys and plans of the jobs, and the queries to a predictor that they follow from.
-
-LEAST_KEY = 1.0
-"""Least key of which a logarithm is taken, such as one GPU second."""
-LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
+def _result(state: EngineState, keys: JobKeys, *, estimated: bool) -> Replay:
+    workload, ended_s = keys.workload, state.jobs["ends_s"].copy()
+    return Replay(
+        started_s=state.jobs["started_s"].copy(),
+        ended_s=ended_s,
+        wait_s=ended_s - workload.submitted_s - workload.run_time_s,
+        n_backfilled=int(state.clock["backfilled"][0]),
+        busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
+        believed_s=keys.believed_s,
+        estimate_s=keys.estimates_s.copy() if estimated else None,
+        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.clock["tracks_nodes"][0] else None,
+        bound_s=int(state.guard["bound_s"][max(state.clock["bounds"][0] - 1, 0)]) if len(state.guard) else None,
+    )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class JobKeys:
-    """Queue keys and planned run times of the jobs of a replay.
+    """Queue keys and estimates of the jobs of a replay.
 
-    ``keys`` and ``plans`` are columns of the state. The order goes by ``believed_s``, the column ``reads`` of a
-    prediction. Where jobs age, a key is ln(what the order returns) + submission / ``tau_s``, the ageing time of each
-    job; None: they do not. ``ranked`` and ``planned`` are true where keys and plans need no prediction.
+    Arrays have shape (n_jobs,).
+
+    Attributes
+    ----------
+    weights : float64 array of shape (3,)
+        Weights of p10, p50 and p90 in an estimate.
+    keys, estimates_s : arrays
+        Columns of the state.
+    believed_s : float64 array
+        Run time that the order goes by, s: the column ``reads`` of a prediction.
+    tau_s : float64 array or None
+        Ageing time of each job, s; None: keys do not age.
+    keys_known, estimates_known : bool
+        Whether they need no prediction.
     """
 
     workload: Workload
     order: Order
     weights: NDArray[np.float64]
     keys: NDArray[np.float64]
-    plans: NDArray[np.int64]
+    estimates_s: NDArray[np.int64]
     believed_s: NDArray[np.float64]
     reads: int
     tau_s: NDArray[np.float64] | None
-    ranked: bool
-    planned: bool
+    keys_known: bool
+    estimates_known: bool
     n_reported: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     """Number of ended jobs that were reported to the predictor."""
 
     def predict(self, predictor: ReplayPredictor, jobs: NDArray[np.int64], now: int) -> None:
-        """Fill in the missing keys and plans of ``jobs``.
+        """Predict ``jobs``, submitted ``now``, where keys or estimates need it.
 
-        They are submitted ``now`` and are consecutive in the workload.
+        The jobs are consecutive in the workload.
         """
-        quantiles = self._checked(predictor.submitted(jobs, now), jobs)
-        these = slice(int(jobs[0]), int(jobs[-1]) + 1)
-        if not self.planned:
-            self.plans[these] = self._planned(quantiles)
-        if not self.ranked:
-            self._keep_estimates(these, quantiles)
-            self.rank(these)
+        quantiles = self._check(predictor.submitted(jobs, now), jobs)
+        rows = slice(int(jobs[0]), int(jobs[-1]) + 1)
+        if not self.estimates_known:
+            self.estimates_s[rows] = self._estimate(quantiles)
+        if not self.keys_known:
+            self.believed_s[rows] = quantiles[:, self.reads]
+            self.rank(rows)
 
     def new_keys(
         self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return new keys and plans of pending ``jobs``.
+        """Return new keys and estimates of pending ``jobs``.
 
         A job that was promoted for waiting keeps its key.
         """
-        self._checked(quantiles, jobs)
-        keys, plans = self.keys[jobs], self.plans[jobs]
-        if not self.planned:
-            plans = self._planned(quantiles)
-        if not self.ranked:
-            self._keep_estimates(jobs, quantiles)
+        self._check(quantiles, jobs)
+        keys, estimates_s = self.keys[jobs], self.estimates_s[jobs]
+        if not self.estimates_known:
+            estimates_s = self._estimate(quantiles)
+        if not self.keys_known:
+            self.believed_s[jobs] = quantiles[:, self.reads]
             keys = np.where(np.isneginf(keys), keys, self._keys(jobs))
-        return keys, plans
+        return keys, estimates_s
 
-    def rank(self, these: slice) -> None:
-        """Compute the keys of ``these`` jobs by the order."""
-        self.keys[these] = self._keys(these)
-
-    def _keep_estimates(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
-        self.believed_s[jobs] = quantiles[:, self.reads]
+    def rank(self, rows: slice) -> None:
+        """Compute the keys of some jobs by the order."""
+        self.keys[rows] = self._keys(rows)
 
     def age(self, jobs: NDArray[np.int64], tau_s: float) -> NDArray[np.float64]:
         """Set the ageing time of pending ``jobs`` and return their keys.
@@ -616,11 +495,11 @@ class JobKeys:
         keys = self.keys[jobs]
         return np.where(np.isneginf(keys), keys, self._keys(jobs))
 
-    def _keys(self, these: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+    def _keys(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float64]:
         keys = self.order(
-            submitted_s=self.workload.submitted_s[these],
-            gpus=self.workload.order_gpus[these],
-            run_time_s=self.believed_s[these],
+            submitted_s=self.workload.submitted_s[rows],
+            gpus=self.workload.order_gpus[rows],
+            run_time_s=self.believed_s[rows],
         )
         if np.isnan(keys).any():
             raise UsageError(
@@ -629,15 +508,15 @@ class JobKeys:
             )
         if self.tau_s is None:
             return keys
-        age_s = self.workload.submitted_s[these] - self.workload.submitted_s[0]
-        aged: NDArray[np.float64] = np.log(np.maximum(keys, LEAST_KEY)) + age_s / self.tau_s[these]
+        age_s = self.workload.submitted_s[rows] - self.workload.submitted_s[0]
+        aged: NDArray[np.float64] = np.log(np.maximum(keys, LEAST_KEY)) + age_s / self.tau_s[rows]
         return aged
 
-    def _planned(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
+    def _estimate(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.ceil(quantiles[:, : len(self.weights)] @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
 
-    def _checked(self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]) -> NDArray[np.float64]:
-        # The sum is finite where all are: half the time of looking at each, at every submission.
+    def _check(self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]) -> NDArray[np.float64]:
+        # The sum is finite where all are, and takes half the time of a check of each, at every submission.
         if quantiles.shape != (len(jobs), len(RUN_TIME)) or not math.isfinite(np.add.reduce(quantiles, axis=None)):
             raise UsageError(
                 f"the predictor gave no finite prediction for job {self.workload.job_id[jobs[0]]} "
@@ -681,51 +560,51 @@ class PredictorQueries:
     """
 
     def __init__(
-        self, state: EngineState, scores: JobKeys, predictor: ReplayPredictor, predict_again_s: int | None
+        self, state: EngineState, keys: JobKeys, predictor: ReplayPredictor, predict_again_s: int | None
     ) -> None:
-        self._state, self._scores, self._predictor = state, scores, predictor
+        self._state, self._keys, self._predictor = state, keys, predictor
         self._period_s = predict_again_s
         first_s = int(state.jobs["submitted_s"][0]) if len(state.jobs) else 0
         self.due_s = NEVER if predict_again_s is None else first_s + predict_again_s
         self._index = PendingIndex(state.jobs["started_s"])
 
-    def predict_submitted(self, these: slice, now: int) -> None:
-        """Predict new jobs, and pending ones if that is due."""
+    def predict_submitted(self, rows: slice, now: int) -> None:
+        """Predict new jobs, and first the pending ones if that is due."""
         self._report_ended()
         if now >= self.due_s:
             self.predict_pending(now)
-        self._scores.predict(self._predictor, np.arange(these.start, these.stop), now)
+        self._keys.predict(self._predictor, np.arange(rows.start, rows.stop), now)
 
     def predict_pending(self, now: int) -> None:
-        """Ask about all pending jobs and queue them anew by the answers."""
+        """Predict all pending jobs and queue them anew."""
         self.due_s = now + (self._period_s or NEVER)
         self._report_ended()
         if len(jobs := self._index.waiting(int(self._state.clock["arrived"][0]))):
             running = self._state.ends[: self._state.clock["running"][0]].astype(np.int64)
             since_s = self._state.jobs["resumed_s"][running]
             quantiles = self._predictor.waiting(jobs, now, running=running, since_s=since_s)
-            keys, plans = self._scores.new_keys(quantiles, jobs)
-            queue_again(self._state, jobs, keys, plans)
+            keys, estimates_s = self._keys.new_keys(quantiles, jobs)
+            queue_again(self._state, jobs, keys, estimates_s)
 
     def _report_ended(self) -> None:
-        reported, ended = int(self._scores.n_reported[0]), int(self._state.clock["ended"][0])
+        reported, ended = int(self._keys.n_reported[0]), int(self._state.clock["ended"][0])
         if ended > reported:
-            fresh = self._state.ended[reported:ended]
-            self._predictor.ended(fresh, self._state.jobs["ends_s"][fresh])
-            self._scores.n_reported[0] = ended
+            jobs = self._state.ended[reported:ended]
+            self._predictor.ended(jobs, self._state.jobs["ends_s"][jobs])
+            self._keys.n_reported[0] = ended
 
 
 class AgeingRunner:
     """Runner that requeues jobs when the ageing time changes."""
 
-    def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Carry) -> None:
-        self._ageing, self._scores, self._run_until = ageing, scores, carry
+    def __init__(self, state: EngineState, ageing: Ageing, keys: JobKeys, runner: Runner) -> None:
+        self._ageing, self._keys, self._runner = ageing, keys, runner
         self._index = PendingIndex(state.jobs["started_s"])
         self._due_s = self._next_s(int(state.jobs["submitted_s"][0])) if len(state.jobs) else NEVER
 
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-        """Run the replay as ``run`` does, keeping the keys up to date."""
-        while self._run_until(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
+        """Run the replay as ``run`` does, and update the keys."""
+        while self._runner(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
             next_s = int(state.clock["next_s"][0])
             is_due = next_s >= self._due_s
             if is_due:
@@ -738,9 +617,136 @@ class AgeingRunner:
         self._due_s = self._next_s(now_s)
         waiting = self._index.waiting(int(state.clock["arrived"][0]))
         if len(waiting):
-            keys = self._scores.age(waiting, float(self._ageing.at(np.array([now_s]))[0]))
-            queue_again(state, waiting, keys, self._scores.plans[waiting])
+            keys = self._keys.age(waiting, float(self._ageing.at(np.array([now_s]))[0]))
+            queue_again(state, waiting, keys, self._keys.estimates_s[waiting])
 
     def _next_s(self, now_s: int) -> int:
         step = int(np.searchsorted(self._ageing.at_s, now_s, side="right"))
         return int(self._ageing.at_s[step]) if step < len(self._ageing.at_s) else NEVER
+
+
+# Trace of one job.
+
+NOTE = np.dtype(
+    [
+        ("at_s", np.int64),
+        ("head", np.int64),  # the first job in the order
+        ("incumbent", np.int64),  # the first that asks for no more GPUs than the traced job; often that job itself
+        ("free", np.int64),  # GPUs
+        ("room", np.int64),  # GPUs of the largest job that could be placed
+        # When the head is expected to start, by which backfilled jobs have to end; NEVER: no reservation.
+        ("shadow_s", np.int64),
+        ("extra", np.int64),  # GPUs that EASY's head leaves over then
+    ],
+    align=True,
+)
+"""What a pass left while the traced job went on waiting."""
+ROWS = 4_096
+"""Notes that the core takes before it returns."""
+_OUT_OF_BUDGET, _REACHED, _FULL = 0, 1, 2
+JOB, BUDGET, N_NOTES, AHEAD, QUEUED = 0, 1, 2, 3, 4
+"""Places in the status of a trace: the job, events left, notes taken, and the queue after the job's first pass."""
+
+
+class JobTrace:
+    """Trace of the wait of one job, for ``replay(..., watch=trace)``.
+
+    It notes what every scheduling pass over the job's partition leaves while the job waits. The core makes the same
+    moves as without it, and the cost does not grow with the queue.
+
+    Parameters
+    ----------
+    job : int
+        Position of the job in the workload.
+    """
+
+    def __init__(self, job: int) -> None:
+        self.job = job
+        self._buffer = np.empty(ROWS, dtype=NOTE)
+        self._notes: list[NDArray[np.void]] = []
+        self._status = np.array([job, 0, 0, 0, 0], dtype=np.int64)
+
+    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+        """Run the replay as ``run`` does, and take notes."""
+        status, reached = self._status, _FULL
+        status[BUDGET] = budget
+        while reached == _FULL:
+            reached = _run_and_record(state, scored, until_s, status, self._buffer)
+            if status[N_NOTES]:
+                self._notes.append(self._buffer[: status[N_NOTES]].copy())
+        return reached == _REACHED
+
+    @property
+    def notes(self) -> NDArray[np.void]:
+        """Notes in order of time, of type ``NOTE``.
+
+        Of several passes in one second the last is kept.
+        """
+        notes = np.concatenate(self._notes) if self._notes else np.empty(0, dtype=NOTE)
+        kept: NDArray[np.void] = notes[np.diff(notes["at_s"], append=NEVER) > 0]
+        return kept
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Position of the job in its partition's queue, and the queue's length.
+
+        Both are as after the first pass in which the job was queued and not started. The position counts from 1. Both
+        are 0 where the job did not wait.
+        """
+        return int(self._status[AHEAD]) + bool(self._status[QUEUED]), int(self._status[QUEUED])
+
+
+@entry_point
+def _run_and_record(
+    state: EngineState, scored: int, until_s: int, status: NDArray[np.int64], notes: NDArray[np.void]
+) -> int:
+    job = status[JOB]
+    status[N_NOTES] = 0
+    while status[BUDGET] > 0 and status[N_NOTES] < len(notes):
+        now = next_moment(state)
+        if now == NEVER or now >= until_s or awaits_key(state, now, scored):
+            state.clock[0].next_s = now
+            return _REACHED
+        status[BUDGET] -= end_due(state, now) + admit_due(state, now)
+        due = state.partitions[state.jobs[job].partition].pass_due
+        run_due_passes(state, now)
+        if due and state.clock[0].arrived > job and state.jobs[job].started_s == NEVER:
+            if status[QUEUED] == 0:
+                _count_ahead(state, job, status)
+            _note(state, job, notes[status[N_NOTES]], now)
+            status[N_NOTES] += 1
+    return _FULL if status[BUDGET] > 0 else _OUT_OF_BUDGET
+
+
+@kernel
+def _note(state: EngineState, job: int, row: Any, now: int) -> None:
+    record, partition = state.jobs[job], state.jobs[job].partition
+    row.at_s, row.shadow_s, row.extra = now, NEVER, 0
+    row.free, row.room = state.partitions[partition].free_gpus, largest_fit(state, partition)
+    row.head = first_up_to(state, partition, -1)
+    row.incumbent = first_up_to(state, partition, record.gpus)
+    if row.head != job and record.gpus <= row.room:
+        _note_reservation(state, row, now)
+
+
+@kernel
+def _note_reservation(state: EngineState, row: Any, now: int) -> None:
+    """Note what backfill reserves for the head.
+
+    Jobs that the pass started end by then or use nothing that the head is to get, so it is the same as within the pass.
+    """
+    clock, partition, gpus = state.clock[0], state.jobs[row.head].partition, state.jobs[row.head].gpus
+    if clock.backfill == EASY:
+        row.shadow_s, row.extra = reserve_gpus(state, partition, gpus)
+    elif clock.backfill == NODES and not (clock.closed and state.pending[row.head].key == -np.inf):
+        row.shadow_s = reserve_nodes(state, partition, row.head, now)
+
+
+@kernel
+def _count_ahead(state: EngineState, job: int, status: NDArray[np.int64]) -> None:
+    status[AHEAD] = status[QUEUED] = 0
+    for other in range(state.clock[0].arrived):
+        record = state.jobs[other]
+        if record.partition == state.jobs[job].partition and record.started_s == NEVER:
+            status[QUEUED] += 1
+            status[AHEAD] += comes_before(state.pending, other, job)

@@ -1,6 +1,6 @@
 """Common part of both simulated clusters.
 
-It has the ports, and stops wherever a service may have to decide.
+They implement the ports of a real cluster, and stop wherever a service may have to decide.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class StopPoint(NamedTuple):
     before : bool
         True: before the ends and arrivals of ``moment_s``. False: after them, and before the pass that they make due.
     choice : bool
-        Whether a job may start at it.
+        Whether the order of the queue may matter then.
     alarm_s, again_s : int
-        What to go on with from a moment before which it stopped.
+        Their values for the next call, where it stopped before a moment.
     """
 
     moment_s: int
@@ -66,9 +66,9 @@ class StopPoint(NamedTuple):
 class SimulatedCluster(ABC):
     """Simulated ``Cluster`` in the timeline of a workload.
 
-    Its clock goes on from one cycle of services to the next. Where it stops, jobs have ended and arrived, and the
-    scheduling pass that this makes due comes when time goes on. So a service that reads and acts there is as quick as a
-    policy built into the scheduler. Jobs are named by their position in the workload.
+    Its clock advances from one cycle of services to the next. Where it stops, jobs have ended and arrived, and the
+    scheduling pass that is due then comes when time goes on. So a service that reads and acts there is as quick as a
+    policy inside the scheduler. Jobs are given by their positions in the workload.
 
     Parameters
     ----------
@@ -79,17 +79,17 @@ class SimulatedCluster(ABC):
     nodes : DataFrame
         Columns of ``NODE_STATES``, each node while it is idle.
     site_factor_most : int, optional
-        Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded; None: they are not.
+        Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded; None: no rounding.
     queue
-        Columns of ``QUEUE`` that the workload has in place of the jobs.
+        Columns of ``QUEUE`` that replace those of ``jobs``.
 
     Attributes
     ----------
     now_s : int
         Clock, s since the epoch.
     started_s, ended_s : int64 arrays of shape (n_jobs,)
-        Start and end of each job, s since the epoch; ``NEVER``, or without a meaning, where it has not started or not
-        ended.
+        Start and end of each job, s since the epoch. Where it has not started, the start is ``NEVER``; where it has not
+        ended, the end has no meaning.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class SimulatedCluster(ABC):
     started_s: Jobs
     ended_s: Jobs
     _state: Any
-    _terms: ValueMapping[Any]
+    _mapping: ValueMapping[Any]
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class SimulatedCluster(ABC):
                 "urgencies",
                 hint=f"Use at least {ownership.STEP + ownership.MARK}.",
             )
-        parts = np.flatnonzero(jobs["het_job_id"].notna()).tolist()
-        self._excluded_reason = dict.fromkeys(parts, "part of a heterogeneous job")
-        self._columns: Callable[[], QueueColumns | None] = _nothing
+        het_parts = np.flatnonzero(jobs["het_job_id"].notna()).tolist()
+        self._excluded_reason = dict.fromkeys(het_parts, "part of a heterogeneous job")
+        self._shared_columns: Callable[[], QueueColumns | None] = _no_columns
         self._index = PendingIndex(self.started_s)
 
     # Time.
@@ -153,7 +153,7 @@ class SimulatedCluster(ABC):
         self,
         *,
         arrivals: bool = True,
-        asks_from_s: int = NEVER,
+        choices_from_s: int = NEVER,
         alarm_s: int = NEVER,
         alarm_from_s: int = NEVER,
         before_s: int = NEVER,
@@ -162,31 +162,30 @@ class SimulatedCluster(ABC):
     ) -> StopPoint | None:
         """Advance to the next moment at which a service may have to decide.
 
-        That is a moment at which jobs arrive, or, from ``asks_from_s`` on, one at which a job may start. Its ends and
-        arrivals have then happened, and what they make possible starts when time goes on. None: nothing is left to
-        happen.
+        The ends and arrivals of that moment have then happened, and the jobs that they let start do so when time goes
+        on. None: nothing is left to happen.
 
         Parameters
         ----------
         arrivals : bool
             Whether to stop where jobs arrive.
-        asks_from_s : int
+        choices_from_s : int
             Stop also where there is a choice (:meth:`has_choice`), from then on, s since the epoch.
         alarm_s : int
             Check for a choice at this second too, if no event comes before it.
         alarm_from_s : int
-            The same, if there was a choice at the event before it, which was passed.
+            The same, where the event before it was passed with a choice.
         before_s : int
             Stop also before the first moment from then on; the clock stays where it was.
         again_s, again_every_s : int
-            Stop also before the first moment from ``again_s`` on; where nobody waits, that may be put off until
-            ``again_every_s`` after that moment.
+            Stop also before the first moment from ``again_s`` on. Where no job waits, ``again_s`` may become that
+            moment plus ``again_every_s``.
         """
 
     def advance(self, until_s: int) -> None:
         """Advance the clock to ``until_s``.
 
-        The ends and arrivals of that second happen; what they make possible starts when time goes on.
+        The ends and arrivals of that second happen; the jobs that they let start do so when time goes on.
 
         Raises
         ------
@@ -199,9 +198,9 @@ class SimulatedCluster(ABC):
 
     def _freeze_snapshots(self) -> None:
         """Fix the content of snapshots still in use, before time goes on."""
-        if (columns := self._columns()) is not None:
-            columns.kept()
-        self._columns = _nothing
+        if (columns := self._shared_columns()) is not None:
+            columns.freeze()
+        self._shared_columns = _no_columns
 
     # Jobs.
 
@@ -232,10 +231,7 @@ class SimulatedCluster(ABC):
         """Return the pending jobs in the cluster's order, held ones last."""
 
     def _pending_position(self, job_id: str) -> int | None:
-        """Return the position of a pending job.
-
-        None: there is none of this id.
-        """
+        """Return the position of a pending job, or None if there is none."""
         job = self._position.get(job_id)
         return job if job is not None and job < self.arrived and self.started_s[job] == NEVER else None
 
@@ -251,14 +247,11 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _settings(self, jobs: Jobs) -> OwnColumns:
-        """Return the columns of pending ``jobs`` that may change.
-
-        They are as of now, without predictions.
-        """
+        """Return the columns of pending ``jobs`` that may change, as of now."""
 
     @abstractmethod
     def _frames(self) -> Frames:
-        """Return makers of the frames of jobs and nodes."""
+        """Return the rows of running jobs and of nodes, as of now."""
 
     def snapshot(self) -> LazySnapshot:
         """Return a snapshot without predictions."""
@@ -266,9 +259,9 @@ class SimulatedCluster(ABC):
 
     def snapshot_with(self, predictions: Predictions | None) -> LazySnapshot:
         """Return a snapshot with predictions in the rows of pending jobs."""
-        if (columns := self._columns()) is None:
+        if (columns := self._shared_columns()) is None:
             columns = QueueColumns(self._frames)
-            self._columns = weakref.ref(columns)
+            self._shared_columns = weakref.ref(columns)
         return LazySnapshot.at(
             self.now_s,
             cluster=self.name,
@@ -286,19 +279,19 @@ class SimulatedCluster(ABC):
     # Changes.
 
     @abstractmethod
-    def _changed(self) -> list[str]:
+    def _changed_jobs(self) -> list[str]:
         """Return the pending jobs that Helios may have changed."""
 
     @abstractmethod
     def _is_set(self, setting: JobSetting, job: int) -> bool:
-        """Return whether Helios has set this of a job."""
+        """Return whether Helios has set ``setting`` of a job."""
 
     @abstractmethod
-    def _change(self, change: SettingChange[Any], job: int) -> Outcome:
+    def _apply_change(self, change: SettingChange[Any], job: int) -> Outcome:
         """Change a setting of a pending job, if that is allowed."""
 
     @abstractmethod
-    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
+    def _set_urgencies(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
         """Set urgencies by position and return the number of each of ``_RESULTS``."""
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
@@ -306,12 +299,12 @@ class SimulatedCluster(ABC):
         return [
             change.outcome(Result.GONE, remark=GONE)
             if (job := self._pending_position(change.job_id)) is None
-            else self._change(change, job)
+            else self._apply_change(change, job)
             for action in actions
             for change in setting_changes(
                 action,
-                self._terms,
-                pending=self._changed,
+                self._mapping,
+                pending=self._changed_jobs,
                 is_set=lambda setting, job_id: self._is_set(setting, self._position[job_id]),
             )
         ]
@@ -321,7 +314,7 @@ class SimulatedCluster(ABC):
 
         An urgency of NaN leaves its job as it is.
         """
-        return {result: n for result, n in zip(_RESULTS, self._order(jobs, urgency), strict=True) if n}
+        return {result: n for result, n in zip(_RESULTS, self._set_urgencies(jobs, urgency), strict=True) if n}
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the ordered jobs and their urgencies.
@@ -332,8 +325,8 @@ class SimulatedCluster(ABC):
             jobs = reorder.snapshot.positions(reorder.rows, self._view.facts)
             if jobs is not None:
                 return jobs, reorder.urgency
-        jobs = np.array([self._position.get(place.job_id, NOBODY) for place in reorder.order], dtype=np.int64)
-        return jobs, np.array([place.urgency for place in reorder.order], dtype=np.float64)
+        jobs = np.array([self._position.get(entry.job_id, NOBODY) for entry in reorder.order], dtype=np.int64)
+        return jobs, np.array([entry.urgency for entry in reorder.order], dtype=np.float64)
 
 
 def refuse_unequal(**lengths: int) -> None:
@@ -343,20 +336,17 @@ def refuse_unequal(**lengths: int) -> None:
         raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {counts}")
 
 
-def _unique_ids(job_id: NDArray[np.object_]) -> list[str]:
-    """Return a distinct name for each job.
-
-    It is the site's id, with -2, -3, ... appended where the id was used again.
-    """
-    texts = list(map(str, job_id))
-    if len(set(texts)) == len(texts):
-        return texts
-    taken: dict[str, None] = {}
-    for text in texts:
-        again = (f"{text}-{number}" for number in count(2))
-        taken[text if text not in taken else next(name for name in again if name not in taken)] = None
-    return list(taken)
+def _unique_ids(job_ids: NDArray[np.object_]) -> list[str]:
+    """Return the site's ids, with -2, -3, ... appended where one is used again."""
+    ids = list(map(str, job_ids))
+    if len(set(ids)) == len(ids):
+        return ids
+    names: dict[str, None] = {}
+    for job_id in ids:
+        alternatives = (f"{job_id}-{number}" for number in count(2))
+        names[job_id if job_id not in names else next(name for name in alternatives if name not in names)] = None
+    return list(names)
 
 
-def _nothing() -> None:
+def _no_columns() -> None:
     """Return None, as the weak reference to a deleted object does."""

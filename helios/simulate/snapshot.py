@@ -31,14 +31,11 @@ from helios.model import (
 from helios.ownership import MARK, STEP
 from helios.ports import RUN_TIME
 
-# Rows of the queue: values that no event changes, and values that may change, as of one moment.
-#
-# A replay is asked for its queue thousands of times. So what no event changes is taken by position from columns that
-# are made once, and frames are made of whole columns of the declared types: if pandas has to infer the types, that
-# costs more than all else here.
+# A replay reads its queue thousands of times. So values that no event changes are taken by position from columns that
+# are made once, and frames are made of whole columns of the declared types, as pandas infers types slowly.
 
 BASE_PRIORITY = 100_000.0
-"""Priority of a job without urgency; an urgency adds what Slurm's SiteFactor would."""
+"""Priority of a job without urgency. An urgency adds the same as Slurm's SiteFactor."""
 EXACT_STEPS = 99
 """Steps in which a priority is shown where urgencies are not rounded."""
 
@@ -60,7 +57,7 @@ class Coded(NamedTuple):
 Values = NDArray[Any] | Coded
 """A column that may change: categories coded or as objects, times as ``datetime64[us]``, UTC."""
 OwnColumns = Mapping[str, Values | Callable[[], Values]]
-"""Columns that may change, each as of one moment or a function that makes it so."""
+"""Columns that may change: values of one moment, or functions that return them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +71,7 @@ class Predictions:
     run_times : float64 array of shape (n_jobs, len(RUN_TIME))
         Columns of :class:`helios.ports.RunTime`; NaN: not predicted.
     source : int16 array of shape (n_jobs,)
-        Position in ``sources`` of what predicted; -1: none.
+        Position in ``sources`` of the predictor; -1: none.
     sources : list of str
         Model ids and fallbacks, distinct.
     longest_own_wait_s : float64 array of shape ()
@@ -98,9 +95,9 @@ class FixedColumns:
     """
 
     def __init__(self, kind: FrameKind, frame: pd.DataFrame) -> None:
-        self._typed = {name: _typed(frame[name]) for name in kind.names}
+        self._typed = {name: _typed_array(frame[name]) for name in kind.names}
         self._plain: dict[str, NDArray[Any]] = {}
-        # Shared by all frames, so that its lookup of columns is built once.
+        # Shared by all frames, so that pandas builds its lookup of columns once.
         self._names = pd.Index(kind.names, dtype=_TEXT)
 
     def frame(self, rows: Jobs, own: Mapping[str, Any]) -> pd.DataFrame:
@@ -109,9 +106,9 @@ class FixedColumns:
         Columns in ``own`` are used in place of the stored ones.
         """
         columns = {name: own[name] if name in own else typed.take(rows) for name, typed in self._typed.items()}
-        made = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)), copy=False)
-        made.columns = self._names
-        return made
+        result = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)), copy=False)
+        result.columns = self._names
+        return result
 
     def values(self, name: str, rows: Jobs) -> NDArray[Any]:
         """Return one column for these rows, as ``pending_values`` does."""
@@ -132,7 +129,7 @@ class MomentRows:
     rows : int64 array
         Positions in ``facts``.
     own : mapping
-        Columns that may change. Of pending jobs also what is no column, but a service may ask for.
+        Columns that may change, for pending jobs also values that a service may read and no frame has.
     """
 
     facts: FixedColumns
@@ -141,21 +138,21 @@ class MomentRows:
 
     def frame(self) -> pd.DataFrame:
         """Return all columns."""
-        return self.facts.frame(self.rows, {name: _framed(self._own(name)) for name in self.own})
+        return self.facts.frame(self.rows, {name: _to_frame_column(self._own(name)) for name in self.own})
 
     def values(self, name: str) -> NDArray[Any]:
         """Return one column, as ``pending_values`` does."""
         if name not in self.own:
             return self.facts.values(name, self.rows)
         values = self._own(name)
-        return _objects(values.words).take(values.codes) if isinstance(values, Coded) else values
+        return _words_or_nan(values.words).take(values.codes) if isinstance(values, Coded) else values
 
     def _own(self, name: str) -> Values:
         values = self.own[name]
         return values() if callable(values) else values
 
 
-def _framed(values: Values) -> Any:
+def _to_frame_column(values: Values) -> Any:
     if isinstance(values, Coded):
         return encode(*values)
     if values.dtype.kind == "M":
@@ -164,18 +161,15 @@ def _framed(values: Values) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _objects(words: tuple[str, ...]) -> NDArray[np.object_]:
-    """Return the words as objects.
-
-    A missing value stands at the end, which is the place of -1.
-    """
+def _words_or_nan(words: tuple[str, ...]) -> NDArray[np.object_]:
+    """Return the words as objects, and a missing value last, which code -1 takes."""
     return np.array([*words, np.nan], dtype=np.object_)
 
 
 def shown_priority(urgency: NDArray[np.float64], *, steps: int, held: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Return the priority that jobs have by their urgency, as a SiteFactor.
 
-    ``steps`` are those between 0 and 1 that urgencies are rounded to; 0: they are not.
+    ``steps`` are those between 0 and 1 that urgencies are rounded to; 0: they are not rounded.
     """
     level = np.rint(urgency * (steps or EXACT_STEPS))
     priority = BASE_PRIORITY + level * STEP + np.sign(urgency) * MARK
@@ -183,16 +177,16 @@ def shown_priority(urgency: NDArray[np.float64], *, steps: int, held: NDArray[np
 
 
 def predicted_columns(jobs: Jobs, predictions: Predictions | None) -> OwnColumns:
-    """Return what is predicted of pending ``jobs`` now.
+    """Return the predictions of pending ``jobs`` now, and the columns equal for all jobs.
 
-    Also what is the same for all jobs. A replay asks what predictions are worth, so it never orders by size.
+    A replay measures the worth of predictions, so it never orders by size.
     """
-    alike = {"size_orders": lambda: np.zeros(len(jobs), dtype=np.bool_)}
+    shared = {"size_orders": lambda: np.zeros(len(jobs), dtype=np.bool_)}
     if predictions is None:
-        return {**alike, "longest_own_wait_s": lambda: np.full(len(jobs), np.nan)}
+        return {**shared, "longest_own_wait_s": lambda: np.full(len(jobs), np.nan)}
     run_times, longest_s = predictions.run_times.take(jobs, axis=0), float(predictions.longest_own_wait_s)
     return {
-        **alike,
+        **shared,
         **{f"{name}_s": run_times[:, column] for name, column in _RUN_TIMES},
         "source": Coded(predictions.source.take(jobs), tuple(predictions.sources)),
         "longest_own_wait_s": lambda: np.full(len(jobs), longest_s),
@@ -202,7 +196,7 @@ def predicted_columns(jobs: Jobs, predictions: Predictions | None) -> OwnColumns
 _RUN_TIMES = tuple(RUN_TIME._asdict().items())
 
 
-def _typed(column: pd.Series[Any]) -> Any:
+def _typed_array(column: pd.Series[Any]) -> Any:
     """Return the array of a column, with text as Python strings.
 
     Taking a few of them is much faster than taking a few of Arrow's.
@@ -257,22 +251,22 @@ class SnapshotBuilder:
     ) -> MomentRows:
         """Return the rows of running ``jobs``, in that order.
 
-        ``shares`` are those of the nodes that jobs hold, of which each job has a chain. ``own`` are further columns.
+        ``shares`` has a linked list of the nodes that each job holds. ``own`` are further columns.
         """
-        shares, first = shares.copy(), np.zeros(len(jobs), dtype=np.int8)
+        shares, zeros = shares.copy(), np.zeros(len(jobs), dtype=np.int8)
         columns: OwnColumns = {
             "started_at": as_times(started_s),
             "node_list": lambda: self._node_lists(shares["node"], shares["next"], first_share),
-            "state": Coded(first, (JobState.RUNNING.value,)),
-            "reason": Coded(first - 1, ()),
+            "state": Coded(zeros, (JobState.RUNNING.value,)),
+            "reason": Coded(zeros - 1, ()),
         }
         return MomentRows(facts=self.facts, rows=jobs, own={**columns, **own})
 
     def nodes(self, free: NDArray[Any], held: NDArray[Any], own: OwnColumns) -> MomentRows:
         """Return the rows of all nodes.
 
-        ``free`` and ``held`` are of the resource by which a node is idle, mixed or allocated. ``own`` are the other
-        columns that change.
+        ``free`` and ``held`` are the amounts of the resource that makes a node idle, mixed or allocated. ``own`` are
+        the other columns that change.
         """
 
         def state() -> Coded:
@@ -281,20 +275,20 @@ class SnapshotBuilder:
 
         return MomentRows(facts=self._nodes, rows=self._rows, own={"state": state, **own})
 
-    def _node_lists(self, node: NDArray[Any], following: NDArray[Any], share: Jobs) -> NDArray[np.object_]:
+    def _node_lists(self, node: NDArray[Any], next_share: NDArray[Any], share: Jobs) -> NDArray[np.object_]:
         """Return the nodes that each job holds, as text.
 
-        ``share`` is the first of each job's chain, which -1 ends.
+        ``share`` is the first of each job's linked list, which ends with -1.
         """
         n_jobs, n_nodes, job = len(share), len(self.names), np.arange(len(share))
         held = [np.empty(0, dtype=np.int64)]
         while len(job := job[share >= 0]):
             share = share[share >= 0]
             held.append(job * n_nodes + node[share])
-            share = following[share]
-        pairs = np.unique(np.concatenate(held))
-        names = [self.names[place] for place in (pairs % n_nodes).tolist()]
-        ends = np.searchsorted(pairs, np.arange(n_jobs + 1) * n_nodes).tolist()
+            share = next_share[share]
+        codes = np.unique(np.concatenate(held))
+        names = [self.names[node_number] for node_number in (codes % n_nodes).tolist()]
+        ends = np.searchsorted(codes, np.arange(n_jobs + 1) * n_nodes).tolist()
         lists = np.empty(n_jobs, dtype=np.object_)
         lists[:] = [",".join(names[first:after]) for first, after in pairwise(ends)]
         return lists
@@ -303,11 +297,11 @@ class SnapshotBuilder:
 def pending_queue(jobs: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     """Return all jobs as they are while they are pending and unchanged.
 
-    ``columns`` are those that the workload has in place of the jobs, columns of ``JOBS``.
+    ``columns`` replace those of ``jobs``, which has the columns of ``JOBS``.
     """
-    fixed = [name for name in JOBS.names if name in QUEUE.by_name and name not in (*_OF_A_RUN, *columns)]
-    known = with_sizes_requested(jobs)[fixed].reset_index(drop=True)
-    return QUEUE.conform(known.assign(tasks=1, state=JobState.PENDING.value, reason="Priority", **columns))
+    names = [name for name in JOBS.names if name in QUEUE.by_name and name not in (*_OF_A_RUN, *columns)]
+    frame = with_sizes_requested(jobs)[names].reset_index(drop=True)
+    return QUEUE.conform(frame.assign(tasks=1, state=JobState.PENDING.value, reason="Priority", **columns))
 
 
 _OF_A_RUN = ("state", "started_at", "node_list")
@@ -335,7 +329,7 @@ _LAZY = ("pending", "running", "nodes")
 class QueueColumns:
     """Running jobs and nodes at one moment, read from the tables on request.
 
-    Before time goes on, :meth:`kept` has to be called for an instance that is still in use.
+    :meth:`freeze` has to be called before time goes on, for an instance that is still in use.
     """
 
     __slots__ = ("__weakref__", "_frames", "_read")
@@ -344,11 +338,8 @@ class QueueColumns:
         self._read = read
         self._frames: Frames | None = None
 
-    def kept(self) -> Frames:
-        """Return the rows.
-
-        The first call fixes their content as of now.
-        """
+    def freeze(self) -> Frames:
+        """Return the rows, of which the first call fixes the content as of now."""
         if self._frames is None:
             self._frames = self._read()
         return self._frames
@@ -376,34 +367,31 @@ class LazySnapshot(Snapshot):
         longest_own_wait_s: float,
     ) -> LazySnapshot:
         """Return a snapshot taken at ``now_s``."""
-        seen = cls.__new__(cls)
-        plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None, "size_orders": False}
-        own = {"longest_own_wait_s": longest_own_wait_s, "_pending": pending, "_context": context}
-        for name, value in (plain | own).items():
-            object.__setattr__(seen, name, value)
-        return seen
+        snapshot = cls.__new__(cls)
+        fields = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None, "size_orders": False}
+        private = {"longest_own_wait_s": longest_own_wait_s, "_pending": pending, "_context": context}
+        for name, value in (fields | private).items():
+            object.__setattr__(snapshot, name, value)
+        return snapshot
 
     def with_demand(self, demand: Demand | None) -> LazySnapshot:
-        """Return a copy with this demand for nodes.
-
-        No frame is made for it.
-        """
-        seen = LazySnapshot.__new__(LazySnapshot)
+        """Return a copy with this demand for nodes, without making frames."""
+        snapshot = LazySnapshot.__new__(LazySnapshot)
         for name in (*Snapshot.__slots__, *LazySnapshot.__slots__):
-            if name in _LAZY and name not in self._made():
+            if name in _LAZY and name not in self._existing_frames():
                 continue
-            object.__setattr__(seen, name, demand if name == "demand" else getattr(self, name))
-        return seen
+            object.__setattr__(snapshot, name, demand if name == "demand" else getattr(self, name))
+        return snapshot
 
     def positions(self, rows: Jobs, facts: FixedColumns) -> Jobs | None:
-        """Return the positions in the workload of these rows of ``pending``.
+        """Return the positions in the workload of some rows of ``pending``.
 
-        ``facts`` identify the replay. None: the snapshot is of another one.
+        None: the snapshot is of another replay than ``facts``.
         """
         pending = getattr(self, "_pending", None)
         return pending.rows.take(rows) if pending is not None and pending.facts is facts else None
 
-    def _made(self) -> list[str]:
+    def _existing_frames(self) -> list[str]:
         """Return the names of the frames that are made already."""
         return [name for name in _LAZY if _is_set(self, name)]
 
@@ -414,7 +402,7 @@ class LazySnapshot(Snapshot):
         """
         if name not in _LAZY:
             raise AttributeError(name)
-        frame = (self._pending if name == "pending" else self._context.kept()[name]).frame()
+        frame = (self._pending if name == "pending" else self._context.freeze()[name]).frame()
         object.__setattr__(self, name, frame)
         return frame
 
@@ -434,14 +422,14 @@ class LazySnapshot(Snapshot):
 
     def _values_of(self, frame: str, name: str) -> NDArray[Any]:
         if hasattr(self, "_context"):
-            return self._context.kept()[frame].values(name)
+            return self._context.freeze()[frame].values(name)
         return plain_values(getattr(self, frame)[name])
 
 
-def _is_set(seen: LazySnapshot, name: str) -> bool:
+def _is_set(snapshot: LazySnapshot, name: str) -> bool:
     """Return whether a slot has a value, without calling ``__getattr__``."""
     try:
-        object.__getattribute__(seen, name)
+        object.__getattribute__(snapshot, name)
     except AttributeError:
         return False
     return True

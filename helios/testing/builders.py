@@ -34,7 +34,7 @@ NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 """Default time of a snapshot, a Monday."""
 
 Row = dict[str, Any]
-"""One job or node, as values by column name. A column that is not named has a missing value."""
+"""Values of one job or node by column name. A column that is not named has a missing value."""
 
 _ids = count(1)
 
@@ -42,7 +42,7 @@ _ids = count(1)
 def a_pending_job(**overrides: Any) -> Row:
     """Return an ordinary pending job as a row of ``QUEUE``.
 
-    It belongs to alice, asks for one GPU with a time limit of an hour, and was submitted ten minutes ago.
+    It belongs to alice, requests one GPU with a time limit of an hour, and was submitted ten minutes ago.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ def a_running_job(**overrides: Any) -> Row:
         A name is not a column of ``QUEUE``.
     """
     row = a_pending_job(**({"state": JobState.RUNNING.value, "reason": "None", "node_list": "node1"} | overrides))
-    if _absent(row.get("started_at")):
-        row["started_at"] = row["submitted_at"] if _absent(row["eligible_at"]) else row["eligible_at"]
+    if _is_missing(row.get("started_at")):
+        row["started_at"] = row["submitted_at"] if _is_missing(row["eligible_at"]) else row["eligible_at"]
     return row
 
 
@@ -209,19 +209,19 @@ def a_demand(
     levels : tuple of float
         Quantile levels of the forecasts.
     """
-    known = {"gpu": [4.0] * (7 * 86_400 // STEP_S)} if busy is None else busy
-    rows = np.array([list(values) for values in known.values()], dtype=np.float64).reshape(len(known), -1)
-    point = np.repeat(rows[:, :, None], len(ahead_s), axis=2)
+    pools = {"gpu": [4.0] * (7 * 86_400 // STEP_S)} if busy is None else busy
+    rows = np.array([list(values) for values in pools.values()], dtype=np.float64).reshape(len(pools), -1)
+    forecast = np.repeat(rows[:, :, None], len(ahead_s), axis=2)
     return Demand(
-        pools=tuple(known),
+        pools=tuple(pools),
         ended_s=int(at.timestamp()),
         busy=rows,
         total=np.full(rows.shape, total),
         ahead_s=ahead_s,
         levels=levels,
-        point=point,
-        mean=point.copy(),
-        most=np.repeat(point[:, :, :, None], len(levels), axis=3),
+        point=forecast,
+        mean=forecast.copy(),
+        most=np.repeat(forecast[:, :, :, None], len(levels), axis=3),
         source="as it is",
     )
 
@@ -231,10 +231,10 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
 
     A column that a row does not name has a missing value there.
     """
-    blank = _empty_row(kind.name).take([0] * len(rows)).reset_index(drop=True)
-    named = [name for name in kind.names if any(name in row for row in rows)]
-    columns = {name: _typed_column(kind, name, rows) for name in named}
-    return blank.assign(**{name: values for name, values in columns.items() if values is not None})
+    empty = _empty_row(kind.name).take([0] * len(rows)).reset_index(drop=True)
+    names = [name for name in kind.names if any(name in row for row in rows)]
+    columns = {name: _typed_column(kind, name, rows) for name in names}
+    return empty.assign(**{name: values for name, values in columns.items() if values is not None})
 
 
 @cache
@@ -251,13 +251,13 @@ def _empty_row(kind_name: str) -> pd.DataFrame:
 def _typed_column(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.Series[Any] | None:
     """Return the values of one column, or None where no row has one."""
     values, dtype = [row.get(name) for row in rows], kind.by_name[name].dtype
-    absent = pd.isna(np.array(values, dtype=object))
-    if absent.all():
+    is_missing = pd.isna(np.array(values, dtype=object))
+    if is_missing.all():
         return None
     if dtype.startswith("datetime"):
         return pd.Series(pd.to_datetime(pd.Series(values, dtype=object), utc=True), dtype=dtype)
     if dtype.startswith("int"):
-        values = [0 if missing else value for value, missing in zip(values, absent, strict=True)]
+        values = [0 if absent else value for value, absent in zip(values, is_missing, strict=True)]
     return pd.Series(values, dtype=dtype)
 
 
@@ -266,7 +266,11 @@ def _checked_overrides(kind: FrameKind, overrides: Mapping[str, Any]) -> Row:
     if unknown:
         raise TypeError(f"{', '.join(unknown)}: not a column of a {kind.name} frame; it has {', '.join(kind.names)}")
     return {
-        name: None if _absent(value) else _as_time(value) if kind.by_name[name].dtype.startswith("datetime") else value
+        name: None
+        if _is_missing(value)
+        else _as_time(value)
+        if kind.by_name[name].dtype.startswith("datetime")
+        else value
         for name, value in overrides.items()
     }
 
@@ -280,9 +284,9 @@ def _with_quantiles(row: Row) -> Row:
 
 
 def _as_time(value: Any) -> pd.Timestamp:
-    at = pd.Timestamp(value)
-    return at.tz_localize("UTC") if at.tzinfo is None else at.tz_convert("UTC")
+    timestamp = pd.Timestamp(value)
+    return timestamp.tz_localize("UTC") if timestamp.tzinfo is None else timestamp.tz_convert("UTC")
 
 
-def _absent(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     return bool(pd.isna(value))

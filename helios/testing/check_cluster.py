@@ -15,7 +15,7 @@ from helios.actions import JobAction, JobSetting, Outcome, Place, Reorder, Resul
 from helios.model import PREDICTIONS, Snapshot
 from helios.ports import Cluster
 
-COARSEST = 0.02
+TOLERANCE = 0.02
 """Largest difference between a requested urgency and the one that is read back."""
 
 Make = Callable[[], Cluster]
@@ -35,9 +35,9 @@ def check_cluster(make: Make) -> None:
     Raises
     ------
     AssertionError
-        A promise of the contract is broken. The message says which one, and what was observed.
+        The cluster breaks the contract. The message says where, and what was observed.
     """
-    for promise in (
+    for check in (
         _check_snapshot,
         _check_orders,
         _check_idempotence,
@@ -48,13 +48,13 @@ def check_cluster(make: Make) -> None:
     ):
         cluster = make()
         try:
-            promise(cluster)
+            check(cluster)
         finally:
             cluster.apply([Revert(reason="the check is over")])
 
 
 def _check_snapshot(cluster: Cluster) -> None:
-    snapshot = cluster.snapshot()  # its frames are checked as it is made
+    snapshot = cluster.snapshot()  # Snapshot itself checks its frames
     ids = [*snapshot.pending["job_id"], *snapshot.running["job_id"]]
     _expect(len(set(ids)) == len(ids), "a snapshot names each job once", ids)
     for name in PREDICTIONS.names:
@@ -70,7 +70,11 @@ def _check_orders(cluster: Cluster) -> None:
     first, second, _ = _jobs_to_try(before)
     order = _an_order(before, **{first: -0.5, second: 0.8})
     outcomes = cluster.apply([order])
-    _expect([o.job_id for o in outcomes] == [second, first], "one outcome for each place, in its order", outcomes)
+    _expect(
+        [outcome.job_id for outcome in outcomes] == [second, first],
+        "one outcome for each place, in its order",
+        outcomes,
+    )
     for outcome in outcomes:
         _expect(outcome.result is Result.DONE, "what may be reordered is", outcome)
         _expect(
@@ -78,9 +82,9 @@ def _check_orders(cluster: Cluster) -> None:
         )
     after = cluster.snapshot()
     for place in order.order:
-        seen = _value(after, place.job_id, "urgency")
-        _expect(abs(seen - place.urgency) <= COARSEST, f"an urgency of {place.urgency} reads back", seen)
-    _priorities_part(before, after, up=second, down=first)
+        observed = _value(after, place.job_id, "urgency")
+        _expect(abs(observed - place.urgency) <= TOLERANCE, f"an urgency of {place.urgency} reads back", observed)
+    _check_priorities(before, after, up=second, down=first)
 
 
 def _check_idempotence(cluster: Cluster) -> None:
@@ -94,16 +98,16 @@ def _check_idempotence(cluster: Cluster) -> None:
 
 def _check_exclusions(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
-    (first, *_), nobody = _jobs_to_try(snapshot), "999999999"
-    outcomes = cluster.apply([_an_order(snapshot, **{nobody: 0.9, first: 0.5})])
+    (first, *_), unknown_id = _jobs_to_try(snapshot), "999999999"
+    outcomes = cluster.apply([_an_order(snapshot, **{unknown_id: 0.9, first: 0.5})])
     by_job = {outcome.job_id: outcome for outcome in outcomes}
-    _expect(by_job[nobody].result is Result.GONE, "a job that there is not is GONE", by_job[nobody])
+    _expect(by_job[unknown_id].result is Result.GONE, "a job that there is not is GONE", by_job[unknown_id])
     _expect(by_job[first].result is Result.DONE, "what fails for one job does not stop the others", by_job[first])
     for job_id in snapshot.running["job_id"].head(3):
         (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
         _expect(outcome.result is Result.GONE, "a running job is GONE", outcome)
-    untouchable = snapshot.pending.loc[snapshot.pending["excluded_reason"].notna(), "job_id"]
-    for job_id in untouchable.head(3):
+    excluded = snapshot.pending.loc[snapshot.pending["excluded_reason"].notna(), "job_id"]
+    for job_id in excluded.head(3):
         (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
         _expect(
             outcome.result is Result.REFUSED and bool(outcome.remark), "a hands-off job is REFUSED, and why", outcome
@@ -121,15 +125,15 @@ def _check_soft_limits(cluster: Cluster) -> None:
         )
         return
     _expect(outcome.result is Result.DONE, "a soft limit is DONE or REFUSED", outcome)
-    seen_s = _value(cluster.snapshot(), job_id, "soft_limit_s")
-    _expect(660 <= seen_s <= 1_260, "a soft limit reads back, at most ten minutes longer", seen_s)
+    observed_s = _value(cluster.snapshot(), job_id, "soft_limit_s")
+    _expect(660 <= observed_s <= 1_260, "a soft limit reads back, at most ten minutes longer", observed_s)
     again = cluster.apply([limit])
     _expect(_results(again) == {Result.UNCHANGED}, "a soft limit that already is so is UNCHANGED", again)
 
 
 def _check_revert_all(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
-    cluster.apply(_some_of_everything(snapshot))
+    cluster.apply(_an_order_and_a_limit(snapshot))
     done = cluster.apply([Revert(reason="contract")])
     _expect(Result.DONE in _results(done), "a restore reverts what was set, and says so", done)
     after = cluster.snapshot().pending
@@ -145,7 +149,7 @@ def _check_revert_all(cluster: Cluster) -> None:
 def _check_revert_by_name(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, _ = _jobs_to_try(snapshot)
-    cluster.apply(_some_of_everything(snapshot))
+    cluster.apply(_an_order_and_a_limit(snapshot))
     cluster.apply([Revert(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
     after = cluster.snapshot()
     _expect(
@@ -156,7 +160,7 @@ def _check_revert_by_name(cluster: Cluster) -> None:
     _expect(_value(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
 
 
-def _some_of_everything(snapshot: Snapshot) -> list[JobAction]:
+def _an_order_and_a_limit(snapshot: Snapshot) -> list[JobAction]:
     first, second, third = _jobs_to_try(snapshot)
     soft = SoftLimit(job_id=third, run_time=timedelta(minutes=11), reason="contract")
     return [_an_order(snapshot, **{first: 0.6, second: -0.6}), soft]
@@ -164,7 +168,7 @@ def _some_of_everything(snapshot: Snapshot) -> list[JobAction]:
 
 def _jobs_to_try(snapshot: Snapshot) -> tuple[str, str, str]:
     pending = snapshot.pending
-    free = pending.loc[
+    changeable = pending.loc[
         pending["excluded_reason"].isna()
         & (pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at))
         & (pending["urgency"] == 0)
@@ -172,7 +176,7 @@ def _jobs_to_try(snapshot: Snapshot) -> tuple[str, str, str]:
         & pending["user_soft_limit_s"].isna()
         & pending["time_limit_s"].between(1_800, 1e9, inclusive="neither")
     ]
-    for _, jobs in free.groupby("partition", observed=True):
+    for _, jobs in changeable.groupby("partition", observed=True):
         if len(jobs) >= 3:
             first, second, third = jobs["job_id"].iloc[:3]
             return first, second, third
@@ -189,7 +193,7 @@ def _an_order(snapshot: Snapshot, **urgencies: float) -> Reorder:
     return Reorder(partition=partition, order=tuple(places), reason="contract")
 
 
-def _priorities_part(before: Snapshot, after: Snapshot, *, up: str, down: str) -> None:
+def _check_priorities(before: Snapshot, after: Snapshot, *, up: str, down: str) -> None:
     rose, fell = (_value(after, job, "priority") - _value(before, job, "priority") for job in (up, down))
     if not math.isnan(rose - fell):
         _expect(rose > fell, "a more urgent job gains priority over a less urgent one", (rose, fell))
@@ -203,6 +207,6 @@ def _results(outcomes: Sequence[Outcome]) -> set[Result]:
     return {outcome.result for outcome in outcomes}
 
 
-def _expect(holds: bool, promise: str, seen: object) -> None:
-    if not holds:
-        raise AssertionError(f"A cluster promises: {promise}. Seen: {seen!r}")
+def _expect(condition: bool, promise: str, observed: object) -> None:
+    if not condition:
+        raise AssertionError(f"A cluster promises: {promise}. Seen: {observed!r}")

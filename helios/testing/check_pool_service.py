@@ -66,8 +66,8 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
 
 def a_trial(number: int = 0, **values: Any) -> Trial:
     """Return a trial with the given values alone."""
-    known: dict[str, Any] = {"number": number, "parameters": {}, "family": "train"} | values
-    return Trial(**known)
+    fields: dict[str, Any] = {"number": number, "parameters": {}, "family": "train"} | values
+    return Trial(**fields)
 
 
 def a_pool(trials: list[Trial], *, devices: int | tuple[Device, ...] = 2, **values: Any) -> PoolSnapshot:
@@ -75,53 +75,62 @@ def a_pool(trials: list[Trial], *, devices: int | tuple[Device, ...] = 2, **valu
 
     A number of devices are GPUs of 16 GiB named ``gpu:0``, ``gpu:1`` and so on.
     """
-    there = (
+    gpus = (
         devices
         if isinstance(devices, tuple)
-        else tuple(Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(devices))
+        else tuple(Device(name=f"gpu:{number}", kind="gpu", memory_mib=16_384.0) for number in range(devices))
     )
-    known: dict[str, Any] = {"now_s": NOW_S, "devices": there, "trials": tuple(trials)} | values
-    return PoolSnapshot(**known)
+    fields: dict[str, Any] = {"now_s": NOW_S, "devices": gpus, "trials": tuple(trials)} | values
+    return PoolSnapshot(**fields)
 
 
 def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
     """Yield the pools that ``check_pool_service`` tries, each with a title."""
-    known = TrialForecast(
-        memory_p50_mib=4_000.0, memory_p95_mib=5_000.0, seconds_p50=600.0, seconds_p90=900.0, share=0.4
-    )
-    running: dict[str, Any] = {"state": TrialState.RUNNING, "started_s": NOW_S - 300, "attempts": 1}
-    measured: dict[str, Any] = running | {
-        "memory_limit_mib": 5_500.0,
-        "memory_mib": 4_000.0,
-        "peak_memory_mib": 4_100.0,
-        "progress": 0.5,
-    }
-    speeds = (
-        SharedSpeed(family="train", beside=(), steps_per_s=10.0, samples=2),
-        SharedSpeed(family="train", beside=("train",), steps_per_s=7.0, samples=1),
-        SharedSpeed(family="gone", beside=("train", "train"), steps_per_s=0.0, samples=0),
-    )
+    yield from _waiting_pools()
+    yield from _running_pools()
+    yield from _extreme_pools()
+
+
+KNOWN = TrialForecast(memory_p50_mib=4_000.0, memory_p95_mib=5_000.0, seconds_p50=600.0, seconds_p90=900.0, share=0.4)
+RUNNING: dict[str, Any] = {"state": TrialState.RUNNING, "started_s": NOW_S - 300, "attempts": 1}
+MEASURED: dict[str, Any] = RUNNING | {
+    "memory_limit_mib": 5_500.0,
+    "memory_mib": 4_000.0,
+    "peak_memory_mib": 4_100.0,
+    "progress": 0.5,
+}
+SPEEDS = (
+    SharedSpeed(family="train", beside=(), steps_per_s=10.0, samples=2),
+    SharedSpeed(family="train", beside=("train",), steps_per_s=7.0, samples=1),
+    SharedSpeed(family="gone", beside=("train", "train"), steps_per_s=0.0, samples=0),
+)
+
+
+def _waiting_pools() -> Iterator[tuple[str, PoolSnapshot]]:
     yield "an empty pool", a_pool([])
     yield "a pool without devices", a_pool([a_trial(0), a_trial(1)], devices=0)
     yield "trials of which nothing is known", a_pool([a_trial(number) for number in range(9)])
-    yield "trials of which much is known", a_pool([a_trial(n, forecast=known) for n in range(9)], speeds=speeds)
+    yield "trials of which much is known", a_pool([a_trial(n, forecast=KNOWN) for n in range(9)], speeds=SPEEDS)
     cpu = Device(name="cpu:0", kind="cpu", memory_mib=8_000.0, slots=2)
     yield "trials on the CPU", a_pool([a_trial(number) for number in range(9)], devices=(cpu,))
+
+
+def _running_pools() -> Iterator[tuple[str, PoolSnapshot]]:
     states = [a_trial(n, state=state) for n, state in enumerate(TrialState) if state is not TrialState.RUNNING]
     yield (
         "trials in every state",
         a_pool(
             [
                 *states,
-                a_trial(10, device="gpu:0", steps_per_s=7.0, forecast=known, **measured),
-                a_trial(11, device="gpu:0", steps_per_s=7.0, forecast=known, **measured),
-                a_trial(12, device="gpu:1", **running),
-                *(a_trial(number, forecast=known) for number in range(13, 20)),
+                a_trial(10, device="gpu:0", steps_per_s=7.0, forecast=KNOWN, **MEASURED),
+                a_trial(11, device="gpu:0", steps_per_s=7.0, forecast=KNOWN, **MEASURED),
+                a_trial(12, device="gpu:1", **RUNNING),
+                *(a_trial(number, forecast=KNOWN) for number in range(13, 20)),
             ],
-            speeds=speeds,
+            speeds=SPEEDS,
         ),
     )
-    fused: dict[str, Any] = running | {"fusible": "one", "most_fused": 4, "process": -1, "memory_limit_mib": 16_384.0}
+    fused: dict[str, Any] = RUNNING | {"fusible": "one", "most_fused": 4, "process": -1, "memory_limit_mib": 16_384.0}
     yield (
         "trials that may be fused",
         a_pool(
@@ -129,25 +138,28 @@ def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
                 *(a_trial(number, device="gpu:0", **fused) for number in range(2)),
                 *(a_trial(number, fusible="one", most_fused=4) for number in range(2, 9)),
                 *(a_trial(number, family="other", fusible="two", most_fused=4) for number in range(9, 16)),
-                *(a_trial(number, forecast=known) for number in range(16, 20)),
+                *(a_trial(number, forecast=KNOWN) for number in range(16, 20)),
             ],
-            speeds=speeds,
+            speeds=SPEEDS,
             fused=(FusedSpeed(fusible="one", models=2, together_s=1.0, alone_s=0.8),),
         ),
     )
-    yield "trials on a device that is gone", a_pool([a_trial(0, device="gpu:9", **running), a_trial(1)])
+    yield "trials on a device that is gone", a_pool([a_trial(0, device="gpu:9", **RUNNING), a_trial(1)])
     yield (
         "kills for memory",
         a_pool(
             [
-                a_trial(0, attempts=1, out_of_memory_mib=6_000.0, forecast=known),
-                a_trial(1, attempts=3, out_of_memory_mib=9_000.0, forecast=known),
-                a_trial(2, attempts=3, out_of_memory_mib=16_384.0, forecast=known),
-                a_trial(3, forecast=known),
+                a_trial(0, attempts=1, out_of_memory_mib=6_000.0, forecast=KNOWN),
+                a_trial(1, attempts=3, out_of_memory_mib=9_000.0, forecast=KNOWN),
+                a_trial(2, attempts=3, out_of_memory_mib=16_384.0, forecast=KNOWN),
+                a_trial(3, forecast=KNOWN),
             ],
-            speeds=speeds,
+            speeds=SPEEDS,
         ),
     )
+
+
+def _extreme_pools() -> Iterator[tuple[str, PoolSnapshot]]:
     huge = TrialForecast(memory_p95_mib=1e12, seconds_p50=1e12)
     none = TrialForecast(memory_p95_mib=0.0, seconds_p50=0.0, share=0.0)
     yield (
@@ -156,11 +168,11 @@ def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
             [
                 a_trial(0, forecast=huge),
                 a_trial(1, forecast=none),
-                a_trial(2, progress=1.5, forecast=known),
+                a_trial(2, progress=1.5, forecast=KNOWN),
                 a_trial(3, progress=-1.0, parameters={"lr": float("nan"), "layers": (1, 2), "on": True, "none": None}),
-                a_trial(4, device="gpu:0", steps_per_s=0.0, peak_memory_mib=0.0, **running),
+                a_trial(4, device="gpu:0", steps_per_s=0.0, peak_memory_mib=0.0, **RUNNING),
             ],
-            speeds=speeds,
+            speeds=SPEEDS,
             ends_s=NOW_S - 1,
         ),
     )
@@ -172,10 +184,10 @@ def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
     )
     families = [f"f{number % 300}" for number in range(1_384)]
     many = [
-        a_trial(number, family=families[number], device=f"gpu:{number % 256}", steps_per_s=6.0, **measured)
+        a_trial(number, family=families[number], device=f"gpu:{number % 256}", steps_per_s=6.0, **MEASURED)
         for number in range(384)
     ]
-    many += [a_trial(number, family=families[number], forecast=known) for number in range(384, 1_384)]
+    many += [a_trial(number, family=families[number], forecast=KNOWN) for number in range(384, 1_384)]
     yield (
         "1,000 trials on 256 devices",
         a_pool(
@@ -195,14 +207,14 @@ def _complaints(service: type[Any] | PoolService, pool: PoolSnapshot) -> Iterato
     before = copy.deepcopy(pool)
     try:
         first = list(make().decide(pool))
-        again = make()
-        with watch_calls() as asked:
-            second = list(again.decide(pool))
-        third = list(again.decide(pool))
-    except Exception as raised:  # because a service is anybody's code
+        reused = make()
+        with watch_calls() as calls:
+            second = list(reused.decide(pool))
+        third = list(reused.decide(pool))
+    except Exception as raised:  # because a service is third-party code
         yield f"it raised {type(raised).__name__}: {raised}; return no action for what cannot be judged"
         return
-    yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
+    yield from (f"{call}; decide on the snapshot alone" for call in dict.fromkeys(calls))
     if not first == second == third:
         yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
     if repr(before) != repr(pool):
@@ -243,11 +255,11 @@ def _fusing_faults(starts: list[StartTrial], joining: list[StartTrial], pool: Po
     trials = {trial.number: trial for trial in pool.trials}
     processes = {trial.number: process for process in by_process(pool.trials) for trial in process if trial.fusible}
     sizes = Counter({process[0].number: len(process) for process in processes.values()})
-    leads = {number: process[0].number for number, process in processes.items()}
-    leads |= {start.number: start.number for start in starts if start.number in trials}
+    lead_of = {number: process[0].number for number, process in processes.items()}
+    lead_of |= {start.number: start.number for start in starts if start.number in trials}
     sizes.update({start.number: 1 for start in starts})
     for start in joining:
-        trial, lead = trials.get(start.number), trials.get(leads.get(-1 if start.into is None else start.into, -1))
+        trial, lead = trials.get(start.number), trials.get(lead_of.get(-1 if start.into is None else start.into, -1))
         if trial is None:
             continue
         if lead is None or not trial.fusible or lead.fusible != trial.fusible:
@@ -265,18 +277,18 @@ def _device_faults(starts: list[StartTrial], pool: PoolSnapshot) -> Iterator[str
     starts = [start for start in starts if start.into is None]
     yield from _fusing_faults(starts, joining, pool)
     slots = Counter([*(trial.device for trial in running), *(start.device for start in starts)])
-    promised: dict[str | None, float] = defaultdict(float)
+    promised_mib: dict[str | None, float] = defaultdict(float)
     for name, limit in [
         *((trial.device, trial.memory_limit_mib) for trial in running),
         *((start.device, start.memory_limit_mib) for start in starts),
     ]:
-        promised[name] += limit or 0.0
-    for chosen in dict.fromkeys(start.device for start in starts):
-        device = devices.get(chosen)
+        promised_mib[name] += limit or 0.0
+    for name in dict.fromkeys(start.device for start in starts):
+        device = devices.get(name)
         if device is None:
-            yield f"it starts a trial on {chosen!r}, which is not in the snapshot"
+            yield f"it starts a trial on {name!r}, which is not in the snapshot"
             continue
-        if slots[chosen] > device.slots:
-            yield f"it puts {slots[chosen]} trials on {chosen}, which has {device.slots} slots"
-        if promised[chosen] > device.memory_mib * (1 + 1e-9):
-            yield f"it promises {promised[chosen]:.0f} MiB on {chosen}, which has {device.memory_mib:.0f}"
+        if slots[name] > device.slots:
+            yield f"it puts {slots[name]} trials on {name}, which has {device.slots} slots"
+        if promised_mib[name] > device.memory_mib * (1 + 1e-9):
+            yield f"it promises {promised_mib[name]:.0f} MiB on {name}, which has {device.memory_mib:.0f}"

@@ -51,43 +51,165 @@ from helios.testing.builders import (
     power_settings,
 )
 
-# Services that act on nodes: the snapshots that they are called with, and the checks of their answers.
-
+MOST_SHOWN = 12
+MANY_JOBS = 5_000
+"""Jobs of the largest queue, which is tried only on a service that passed on the small ones."""
 MANY_NODES = 2_000
 """Nodes of the largest cluster that is tried."""
 WEEK = 7 * 86_400 // STEP_S
-KINDS = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
+NODE_ACTIONS = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
+Make = Callable[[], Service]
 
 
-def node_situations() -> Iterator[tuple[str, Snapshot]]:
-    """Yield snapshots for a service that acts on nodes, with titles.
+def check_service(service: type[Any] | Service) -> None:
+    """Check that a service keeps the contract of ``Service``.
 
-    Such a service is called with those of :func:`situations` too.
+    It is called with an empty cluster, an ordinary queue, one without predictions, one with all optional values
+    missing, hostile texts, extreme numbers and 5,000 jobs. The contract:
+
+    - It answers the same twice, whatever it was called with before.
+    - It uses no clock, random numbers, disk or network.
+    - It does not change the snapshot.
+    - It names only pending jobs of the snapshot, each once.
+    - Every action, and every place in an order, has a reason.
+
+    A service that acts on nodes (``domain = Domain.NODES``) is also called with nodes in every state, with and without
+    a forecast of the demand. It must name only nodes of the snapshot, and put to sleep only those that are idle, awake
+    and without ``excluded_reason``.
+
+    Parameters
+    ----------
+    service : class or Service
+        A class is instantiated with the defaults of its ``Options``. Pass an object to check other options.
+
+    Raises
+    ------
+    AssertionError
+        The contract is broken. The message lists everything found, with what to do about it.
     """
-    yield "nodes in every state", _snapshot(_in_every_state())
-    yield "nodes at night", _snapshot(_in_every_state(at=NOON + timedelta(hours=14)), at=NOON + timedelta(hours=14))
-    yield "all nodes idle", _snapshot(_idle(16), busy=[0.0] * WEEK)
-    yield "all nodes asleep", _snapshot([row | {"power": "asleep"} for row in _idle(16)], busy=[0.0] * WEEK)
-    yield "jobs that wait for nodes", _snapshot(_in_every_state(), pending=_waiting())
-    yield "no forecast", a_snapshot(nodes=_in_every_state(), power=power_settings())
-    yield "nobody asked how nodes are powered", a_snapshot(nodes=_in_every_state(), demand=a_demand())
-    yield "nodes that cannot sleep", _snapshot(_idle(8), can_sleep=False, why_not="SuspendProgram is not set")
-    yield "a forecast of which everything is missing", _with_no_forecast_made(_snapshot(_idle(8)))
-    yield "a history of an hour", _snapshot(_idle(8), busy=[2.0] * 6)
-    yield "a demand that jumps", _snapshot(_idle(16), busy=[float(16 * (step % 5 == 0)) for step in range(WEEK)])
-    yield "a forecast of other pools", _snapshot([a_node(partitions="cpu")])
-    yield "nodes of which all is missing that can be", _snapshot([{"name": "n1", "partitions": "gpu", "state": "IDLE"}])
-    yield (
-        "names that nobody expects",
-        _snapshot([a_node(name=name, features="ä,b") for name in ("n-1.x", "ü", "x" * 99)]),
+    complaints = list(islice(_complaints(service), MOST_SHOWN))
+    if complaints:
+        raise AssertionError("This is not yet a service of Helios:\n- " + "\n- ".join(complaints))
+
+
+def _complaints(service: type[Any] | Service) -> Iterator[str]:
+    service_class = service if isinstance(service, type) else type(service)
+    flaws = find_flaws(service_class)
+    yield from flaws
+    if flaws:
+        return
+    for name in find_clocks(service_class):
+        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
+    on_nodes = getattr(service_class, "domain", Domain.JOBS) is Domain.NODES
+    make, cases = _service_maker(service), [*situations(), *(node_situations() if on_nodes else ())]
+    is_sound = True
+    for title, snapshot in cases:
+        if len(snapshot.pending) < MANY_JOBS or is_sound:
+            complaints = _complaints_about(make, title, snapshot, on_nodes=on_nodes)
+            is_sound = is_sound and not complaints
+            yield from complaints
+    if is_sound:
+        yield from _memory_complaints(make, [snapshot for _, snapshot in cases])
+
+
+def _complaints_about(make: Make, title: str, snapshot: Snapshot, *, on_nodes: bool) -> list[str]:
+    try:
+        return [f"{title}: {complaint}" for complaint in _answer_complaints(make, snapshot, on_nodes=on_nodes)]
+    except Exception as raised:  # because a service is third-party code
+        what = f"{type(raised).__name__}: {raised}"
+        return [f"{title}: it raised {what}; return no action for what cannot be judged"]
+
+
+def _service_maker(service: type[Any] | Service) -> Make:
+    if isinstance(service, type):
+        return lambda: make_service(service, service.Options(), name=service.__name__)
+    return lambda: copy.deepcopy(service)
+
+
+def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
+    before = copy.deepcopy(snapshot)
+    first = list(make().decide(snapshot))
+    service = make()
+    with watch_calls() as calls:
+        second = list(service.decide(snapshot))
+    yield from (f"{call}; decide on the snapshot alone" for call in dict.fromkeys(calls))
+    if first != second or second != list(service.decide(snapshot)):
+        yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
+    if not _is_same(before, snapshot):
+        yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
+    yield from check_node_changes(first, snapshot) if on_nodes else _action_complaints(first, snapshot)
+
+
+def _action_complaints(answer: list[Action], snapshot: Snapshot) -> Iterator[str]:
+    actions = [action for action in answer if isinstance(action, Reorder | SoftLimit | Revert)]
+    foreign = [action for action in answer if not isinstance(action, Reorder | SoftLimit | Revert)]
+    if foreign:
+        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(foreign[0], NODE_ACTIONS) else ""
+        yield f"{foreign[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
+        return
+    yield from _name_complaints(actions, snapshot)
+    yield from _reason_complaints(actions)
+    partitions = set(snapshot.pending["partition"].dropna().unique())
+    for action in actions:
+        if isinstance(action, Reorder) and action.partition not in partitions:
+            yield f"no pending job is in partition {action.partition!r}; write it as the column partition does"
+
+
+def _name_complaints(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
+    pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
+    for job_id in dict.fromkeys(job_id for action in actions for job_id in _targets(action)):
+        if job_id in running:
+            yield f"it names job {job_id}, which runs already; only pending jobs can be changed"
+        elif job_id not in pending:
+            yield f"it names job {job_id!r}, which is not in the snapshot; take ids from snapshot.pending['job_id']"
+    for kind in (Reorder, SoftLimit):
+        counts = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _targets(action))
+        for job_id, times in counts.most_common(1):
+            if times > 1:
+                yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
+
+
+def _reason_complaints(actions: list[JobAction]) -> Iterator[str]:
+    reasons = {type(action).__name__: action.reason for action in actions if not action.reason.strip()}
+    yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in reasons)
+    places = [place for action in actions if isinstance(action, Reorder) for place in action.order]
+    unexplained = [place.job_id for place in places if not place.reason.strip()]
+    if unexplained:
+        yield f"the place of job {unexplained[0]} has no reason; say why, for the user who asks"
+
+
+def _memory_complaints(make: Make, snapshots: list[Snapshot]) -> Iterator[str]:
+    service = make()
+    try:
+        answers = [list(service.decide(snapshot)) for snapshot in reversed(snapshots)]
+    except Exception as raised:  # because a service is third-party code
+        yield f"asked several times it raised {type(raised).__name__}: {raised}; keep nothing between calls"
+        return
+    expected = [list(make().decide(snapshot)) for snapshot in reversed(snapshots)]
+    if answers != expected:
+        yield "its answer depends on what it was asked before; keep nothing between calls but the options"
+
+
+def _targets(action: JobAction) -> Iterable[str]:
+    if isinstance(action, Reorder):
+        return [place.job_id for place in action.order]
+    return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()
+
+
+def _is_same(before: Snapshot, after: Snapshot) -> bool:
+    frames = [(getattr(before, name), getattr(after, name)) for name in ("pending", "running", "nodes")]
+    arrays = () if after.demand is None else ("busy", "total", "point", "mean", "most")
+    return all(
+        old.equals(new) and old.index.equals(new.index) and list(old.dtypes) == list(new.dtypes) for old, new in frames
+    ) and all(
+        np.array_equal(getattr(before.demand, name), getattr(after.demand, name), equal_nan=True) for name in arrays
     )
-    yield f"{MANY_NODES:,} nodes", _many_nodes(MANY_NODES)
 
 
-def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
+def check_node_changes(answer: list[Action], snapshot: Snapshot) -> Iterator[str]:
     """Yield faults in the answer of a node service."""
-    actions = [action for action in proposed if isinstance(action, KINDS)]
-    foreign = [action for action in proposed if not isinstance(action, KINDS)]
+    actions = [action for action in answer if isinstance(action, NODE_ACTIONS)]
+    foreign = [action for action in answer if not isinstance(action, NODE_ACTIONS)]
     if foreign:
         yield (
             f"{foreign[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
@@ -138,239 +260,7 @@ def _named_nodes(action: NodeAction) -> Iterable[str]:
     return [node for node, _ in action.own if node]
 
 
-def _snapshot(
-    nodes: Iterable[Row], *, at: Any = NOON, busy: list[float] | None = None, pending: Iterable[Row] = (), **power: Any
-) -> Snapshot:
-    rows = list(nodes)
-    return a_snapshot(
-        nodes=rows,
-        pending=list(pending),
-        running=[a_running_job(job_id="900001", node_list="busy1", gpus=8)],
-        taken_at=at,
-        power=power_settings(**power),
-        demand=a_demand(None if busy is None else {"gpu": busy}, total=float(len(rows)), at=at),
-    )
-
-
-def _idle(number: int, *, at: Any = NOON) -> list[Row]:
-    return [
-        a_node(
-            name=f"n{place:02}", idle_since=at - timedelta(hours=place), rack=f"r{place % 3}", weight=1.0 + place % 2
-        )
-        for place in range(1, number + 1)
-    ]
-
-
-def _in_every_state(*, at: Any = NOON) -> list[Row]:
-    busy = {"state": "ALLOCATED", "gpus_held": 8, "cpus_held": 64.0}
-    return [
-        *_idle(8, at=at),
-        *(a_node(name=f"busy{place}", **busy) for place in range(1, 5)),
-        a_node(name="mixed", state="MIXED", gpus_held=1, cpus_held=4.0),
-        a_node(name="drained", flags="DRAIN", excluded_reason="it is drained", idle_since=at - timedelta(days=3)),
-        a_node(name="down", state="DOWN", power=None, excluded_reason="it is down"),
-        a_node(name="kept", kept_awake=1, idle_since=at - timedelta(days=3)),
-        a_node(name="asleep1", power="asleep", flags="POWERED_DOWN"),
-        a_node(name="asleep2", power="asleep", flags="POWERED_DOWN", rack="r1"),
-        a_node(name="falling", power="falling asleep", flags="POWERING_DOWN"),
-        a_node(name="waking", power="waking", flags="POWERING_UP"),
-        a_node(name="only", features="nvme", gpu_type="h100", idle_since=at - timedelta(days=9)),
-    ]
-
-
-def _waiting() -> list[Row]:
-    return [
-        a_pending_job(job_id="1", reason="Resources", nodes=6.0, gpus=48),
-        a_pending_job(job_id="2", reason="Priority", nodes=1.0),
-        a_pending_job(job_id="3", reason="QOSMaxJobsPerUserLimit", nodes=500.0, gpus=4_000),
-        a_pending_job(job_id="4", reason="Dependency", eligible_at=None),
-        a_pending_job(job_id="5", reason="Resources", partition="gpu,nowhere", nodes=None),
-    ]
-
-
-def _with_no_forecast_made(snapshot: Snapshot) -> Snapshot:
-    demand = snapshot.demand
-    assert demand is not None
-    missing = {name: np.full_like(getattr(demand, name), np.nan) for name in ("point", "mean", "most")}
-    return dataclasses.replace(snapshot, demand=dataclasses.replace(demand, **missing))
-
-
-def _many_nodes(number: int) -> Snapshot:
-    place = np.arange(number)
-    row = a_snapshot(nodes=[a_node(idle_since=NOON)]).nodes
-    nodes = row.loc[row.index.repeat(number)].reset_index(drop=True)
-    nodes = nodes.assign(
-        name=pd.Series(place).map("n{:04}".format),
-        state=pd.Series(np.where(place % 3 == 0, "ALLOCATED", "IDLE")),
-        gpus_held=np.where(place % 3 == 0, 8, 0).astype(np.int32),
-        cpus_held=np.where(place % 3 == 0, 64.0, 0.0),
-        rack=pd.Series(place // 20).map("r{}".format),
-        idle_since=row["idle_since"].iloc[0] - pd.to_timedelta(place * 7919 % 86_400, unit="s"),
-    )
-    nodes["idle_since"] = nodes["idle_since"].mask(nodes["state"] == "ALLOCATED")
-    demand = a_demand({"gpu": [number / 3.0] * WEEK}, total=float(number))
-    snapshot = a_snapshot(power=power_settings(), demand=demand)
-    return dataclasses.replace(snapshot, nodes=NODE_STATES.conform(nodes))
-
-
-# Access of a piece of code to the clock, random numbers, files and the network.
-
-CLOCKS = frozenset({"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime"})
-CLOCK_METHODS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today"})
-CLOCK_NAMES = frozenset({"now", "utcnow", "today"})
-OUTSIDE = {
-    "io": "the disk",
-    "_io": "the disk",
-    "posix": "the operating system",
-    "nt": "the operating system",
-    "_socket": "the network",
-    "_posixsubprocess": "another program",
-}
-HARMLESS = frozenset({"fspath", "text_encoding"})
-
-
-@contextmanager
-def watch_calls() -> Iterator[list[str]]:
-    """Collect calls to the clock, random numbers, files or the network.
-
-    Only calls in this context count. Each is one sentence with its place in the source. Only calls made by Python code
-    are seen. A clock that compiled code reads by itself (``pd.Timestamp.now``) is not; :func:`find_clocks` finds those.
-    """
-    seen: list[str] = []
-    before, chance = sys.getprofile(), _random_states()
-
-    def watch(frame: FrameType, event: str, called: Any) -> None:
-        asked = _describe_call(called) if event == "c_call" else ""
-        if asked:
-            seen.append(f"{asked}, at {frame.f_code.co_filename}:{frame.f_lineno}")
-
-    with _without_garbage_collection():
-        sys.setprofile(watch)
-        try:
-            yield seen
-        finally:
-            sys.setprofile(before)
-    if _random_states() != chance:
-        seen.append("numpy.random asks chance")
-
-
-def find_clocks(service_class: type[Any]) -> list[str]:
-    """Return the functions that name ``now``, ``utcnow`` or ``today``.
-
-    These are functions of the class and of its module.
-    """
-    module = inspect.getmodule(service_class)
-    own = [function for _, function in inspect.getmembers(module, inspect.isfunction)]
-    functions = [
-        *inspect.getmembers(service_class, inspect.isfunction),
-        *((function.__name__, function) for function in own if function.__module__ == service_class.__module__),
-    ]
-    return sorted({name for name, function in functions if _uses_clock(function)})
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector in this context.
-
-    Callbacks of the collector, such as those of a test framework that times it, would be seen as calls of the service.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _describe_call(called: Any) -> str:
-    module, name = getattr(called, "__module__", None), getattr(called, "__qualname__", "")
-    if (module == "time" and name in CLOCKS) or name in CLOCK_METHODS:
-        return f"{name} asks the clock"
-    if getattr(called, "__self__", None) is _MODULE_CHANCE or name == "urandom":
-        return f"{name} asks chance"
-    outside = OUTSIDE.get(module or "", "")
-    return f"{name} asks {outside}" if outside and name not in HARMLESS else ""
-
-
-def _random_states() -> tuple[int, ...]:
-    state: Any = np.random.get_state(legacy=False)
-    return (int(state["state"]["pos"]), *map(int, state["state"]["key"][:4]))
-
-
-def _uses_clock(function: Callable[..., Any]) -> bool:
-    return any(CLOCK_NAMES & set(code.co_names) for code in _codes(inspect.unwrap(function).__code__))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-_MODULE_CHANCE: Any = getattr(random.random, "__self__", None)
-"""The generator behind ``random.random`` and its like; a seeded one of a service's own is allowed."""
-
-
-MOST_SHOWN = 12
-MANY = 5_000
-"""Jobs of the largest queue, which is tried only on a service that passed on the small ones."""
-
-Make = Callable[[], Service]
-
-
-def check_service(service: type[Any] | Service) -> None:
-    """Check that a service keeps the contract of ``Service``.
-
-    It is called with an empty cluster, an ordinary queue, one without predictions, one where all that can be missing is
-    missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was called with
-    before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and use
-    neither clock, random numbers, disk nor network. One that acts on nodes (``domain = Domain.NODES``) is called with
-    nodes in every state as well, with and without a forecast of the demand; it must name only nodes of the snapshot,
-    and put to sleep only those that are idle, awake and have no ``excluded_reason``.
-
-    Parameters
-    ----------
-    service : class or Service
-        A class is made with the defaults of its ``Options``; pass an object to check other options.
-
-    Raises
-    ------
-    AssertionError
-        It does not; everything found is listed, each with what to do about it.
-    """
-    complaints = list(islice(_complaints(service), MOST_SHOWN))
-    if complaints:
-        raise AssertionError("This is not yet a service of Helios:\n- " + "\n- ".join(complaints))
-
-
-def _complaints(service: type[Any] | Service) -> Iterator[str]:
-    service_class = service if isinstance(service, type) else type(service)
-    flaws = find_flaws(service_class)
-    yield from flaws
-    if flaws:
-        return
-    for name in find_clocks(service_class):
-        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
-    on_nodes = getattr(service_class, "domain", Domain.JOBS) is Domain.NODES
-    make, asked_about = _maker(service), [*situations(), *(node_situations() if on_nodes else ())]
-    sound = True
-    for title, snapshot in asked_about:
-        if len(snapshot.pending) < MANY or sound:
-            complaints = _complaints_about(make, title, snapshot, on_nodes=on_nodes)
-            sound = sound and not complaints
-            yield from complaints
-    if sound:
-        yield from _memory_complaints(make, [snapshot for _, snapshot in asked_about])
-
-
-def _complaints_about(make: Make, title: str, snapshot: Snapshot, *, on_nodes: bool) -> list[str]:
-    try:
-        return [f"{title}: {complaint}" for complaint in _answer_complaints(make, snapshot, on_nodes=on_nodes)]
-    except Exception as raised:  # because a service is anybody's code
-        what = f"{type(raised).__name__}: {raised}"
-        return [f"{title}: it raised {what}; return no action for what cannot be judged"]
+# Snapshots that a service is called with.
 
 
 def situations() -> Iterator[tuple[str, Snapshot]]:
@@ -382,93 +272,7 @@ def situations() -> Iterator[tuple[str, Snapshot]]:
     yield "jobs of which all is missing that can be", _queue(_row_without_values(str(n)) for n in range(1, 4))
     yield "texts that nobody expects", _queue(_with_odd_texts())
     yield "numbers that nobody expects", _queue(_with_odd_numbers())
-    yield f"{MANY:,} jobs", _large_queue(MANY)
-
-
-def _maker(service: type[Any] | Service) -> Make:
-    if isinstance(service, type):
-        return lambda: make_service(service, service.Options(), name=service.__name__)
-    return lambda: copy.deepcopy(service)
-
-
-def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
-    before = copy.deepcopy(snapshot)
-    first = list(make().decide(snapshot))
-    service = make()
-    with watch_calls() as asked:
-        second = list(service.decide(snapshot))
-    yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
-    if first != second or second != list(service.decide(snapshot)):
-        yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
-    if not _is_same(before, snapshot):
-        yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
-    yield from check_node_changes(first, snapshot) if on_nodes else _action_complaints(first, snapshot)
-
-
-def _action_complaints(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
-    actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Revert)]
-    foreign = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
-    if foreign:
-        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(foreign[0], KINDS) else ""
-        yield f"{foreign[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
-        return
-    yield from _name_complaints(actions, snapshot)
-    yield from _reason_complaints(actions)
-    partitions = set(snapshot.pending["partition"].dropna().unique())
-    for action in actions:
-        if isinstance(action, Reorder) and action.partition not in partitions:
-            yield f"no pending job is in partition {action.partition!r}; write it as the column partition does"
-
-
-def _name_complaints(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
-    pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
-    for job_id in dict.fromkeys(job_id for action in actions for job_id in _targets(action)):
-        if job_id in running:
-            yield f"it names job {job_id}, which runs already; only pending jobs can be changed"
-        elif job_id not in pending:
-            yield f"it names job {job_id!r}, which is not in the snapshot; take ids from snapshot.pending['job_id']"
-    for kind in (Reorder, SoftLimit):
-        named = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _targets(action))
-        for job_id, times in named.most_common(1):
-            if times > 1:
-                yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
-
-
-def _reason_complaints(actions: list[JobAction]) -> Iterator[str]:
-    reasons = {type(action).__name__: action.reason for action in actions if not action.reason.strip()}
-    yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in reasons)
-    places = [place for action in actions if isinstance(action, Reorder) for place in action.order]
-    unexplained = [place.job_id for place in places if not place.reason.strip()]
-    if unexplained:
-        yield f"the place of job {unexplained[0]} has no reason; say why, for the user who asks"
-
-
-def _memory_complaints(make: Make, snapshots: list[Snapshot]) -> Iterator[str]:
-    service = make()
-    try:
-        answers = [list(service.decide(snapshot)) for snapshot in reversed(snapshots)]
-    except Exception as raised:  # because a service is anybody's code
-        yield f"asked several times it raised {type(raised).__name__}: {raised}; keep nothing between calls"
-        return
-    fresh = [list(make().decide(snapshot)) for snapshot in reversed(snapshots)]
-    if answers != fresh:
-        yield "its answer depends on what it was asked before; keep nothing between calls but the options"
-
-
-def _targets(action: JobAction) -> Iterable[str]:
-    if isinstance(action, Reorder):
-        return [place.job_id for place in action.order]
-    return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()
-
-
-def _is_same(before: Snapshot, after: Snapshot) -> bool:
-    frames = [(getattr(before, name), getattr(after, name)) for name in ("pending", "running", "nodes")]
-    arrays = () if after.demand is None else ("busy", "total", "point", "mean", "most")
-    return all(
-        old.equals(new) and old.index.equals(new.index) and list(old.dtypes) == list(new.dtypes) for old, new in frames
-    ) and all(
-        np.array_equal(getattr(before.demand, name), getattr(after.demand, name), equal_nan=True) for name in arrays
-    )
+    yield f"{MANY_JOBS:,} jobs", _large_queue(MANY_JOBS)
 
 
 def _queue(rows: Iterable[Row], *, at: Any = NOON) -> Snapshot:
@@ -497,28 +301,28 @@ def _row_without_values(job_id: str) -> Row:
 
 
 def _with_odd_texts() -> Iterator[Row]:
-    odd = ("Ünïcødé 训练 🚀", "two\nlines", "a,b|c;d", "'quoted\" $(x)", " ", "%s {0}", "x" * 5_000)
-    for number, text in enumerate(odd, start=1):
+    texts = ("Ünïcødé 训练 🚀", "two\nlines", "a,b|c;d", "'quoted\" $(x)", " ", "%s {0}", "x" * 5_000)
+    for number, text in enumerate(texts, start=1):
         yield a_pending_job(job_id=f"{number}_[0-9%2]", name=text, user=text, account=text, qos=text, p50_s=600.0)
     yield a_pending_job(job_id="77", partition="gpu-ä", p50_s=60.0)
 
 
 def _with_odd_numbers() -> Iterator[Row]:
     long_ago = pd.Timestamp("2001-01-01T00:00:00Z")
-    ahead = pd.Timestamp(NOON) + pd.Timedelta(days=1)
+    tomorrow = pd.Timestamp(NOON) + pd.Timedelta(days=1)
     yield a_pending_job(job_id="1", gpus=0, p50_s=0.0)
     yield a_pending_job(job_id="2", gpus=100_000, nodes=12_500.0, p50_s=1e9, time_limit_s=math.inf)
     yield a_pending_job(job_id="3", submitted_at=long_ago, p50_s=1e-3, time_limit_s=0.0)
-    yield a_pending_job(job_id="4", submitted_at=ahead, eligible_at=ahead)
+    yield a_pending_job(job_id="4", submitted_at=tomorrow, eligible_at=tomorrow)
     yield a_pending_job(job_id="5", eligible_at=None, p50_s=math.inf)
     yield a_pending_job(job_id="6", priority=0.0, excluded_reason="held", urgency=1.0, p50_s=5.0)
     yield a_pending_job(job_id="7", tasks=1_000_000, urgency=-1.0, soft_limit_s=420.0, p50_s=60.0)
 
 
-def _large_queue(jobs: int) -> Snapshot:
-    number = np.arange(jobs)
+def _large_queue(n_jobs: int) -> Snapshot:
+    number = np.arange(n_jobs)
     row = a_snapshot(pending=[a_pending_job(p50_s=1.0)]).pending
-    pending = row.loc[row.index.repeat(jobs)].reset_index(drop=True)
+    pending = row.loc[row.index.repeat(n_jobs)].reset_index(drop=True)
     pending = pending.assign(
         job_id=pd.Series(number + 1).astype(str),
         user=pd.Series(number % 97).map("user{}".format).astype("category"),
@@ -528,3 +332,210 @@ def _large_queue(jobs: int) -> Snapshot:
         submitted_at=row["submitted_at"].iloc[0] - pd.to_timedelta(number * 7919 % 86_400, unit="s"),
     )
     return dataclasses.replace(a_snapshot(), pending=QUEUE.conform(pending))
+
+
+def node_situations() -> Iterator[tuple[str, Snapshot]]:
+    """Yield snapshots for a service that acts on nodes, with titles.
+
+    Such a service is called with those of :func:`situations` too.
+    """
+    yield "nodes in every state", _snapshot(_in_every_state())
+    yield "nodes at night", _snapshot(_in_every_state(at=NOON + timedelta(hours=14)), at=NOON + timedelta(hours=14))
+    yield "all nodes idle", _snapshot(_idle(16), busy=[0.0] * WEEK)
+    yield "all nodes asleep", _snapshot([row | {"power": "asleep"} for row in _idle(16)], busy=[0.0] * WEEK)
+    yield "jobs that wait for nodes", _snapshot(_in_every_state(), pending=_waiting())
+    yield "no forecast", a_snapshot(nodes=_in_every_state(), power=power_settings())
+    yield "nobody asked how nodes are powered", a_snapshot(nodes=_in_every_state(), demand=a_demand())
+    yield "nodes that cannot sleep", _snapshot(_idle(8), can_sleep=False, why_not="SuspendProgram is not set")
+    yield "a forecast of which everything is missing", _without_forecast(_snapshot(_idle(8)))
+    yield "a history of an hour", _snapshot(_idle(8), busy=[2.0] * 6)
+    yield "a demand that jumps", _snapshot(_idle(16), busy=[float(16 * (step % 5 == 0)) for step in range(WEEK)])
+    yield "a forecast of other pools", _snapshot([a_node(partitions="cpu")])
+    yield "nodes of which all is missing that can be", _snapshot([{"name": "n1", "partitions": "gpu", "state": "IDLE"}])
+    yield (
+        "names that nobody expects",
+        _snapshot([a_node(name=name, features="ä,b") for name in ("n-1.x", "ü", "x" * 99)]),
+    )
+    yield f"{MANY_NODES:,} nodes", _many_nodes(MANY_NODES)
+
+
+def _snapshot(
+    nodes: Iterable[Row], *, at: Any = NOON, busy: list[float] | None = None, pending: Iterable[Row] = (), **power: Any
+) -> Snapshot:
+    rows = list(nodes)
+    return a_snapshot(
+        nodes=rows,
+        pending=list(pending),
+        running=[a_running_job(job_id="900001", node_list="busy1", gpus=8)],
+        taken_at=at,
+        power=power_settings(**power),
+        demand=a_demand(None if busy is None else {"gpu": busy}, total=float(len(rows)), at=at),
+    )
+
+
+def _idle(count: int, *, at: Any = NOON) -> list[Row]:
+    return [
+        a_node(
+            name=f"n{number:02}",
+            idle_since=at - timedelta(hours=number),
+            rack=f"r{number % 3}",
+            weight=1.0 + number % 2,
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def _in_every_state(*, at: Any = NOON) -> list[Row]:
+    busy = {"state": "ALLOCATED", "gpus_held": 8, "cpus_held": 64.0}
+    return [
+        *_idle(8, at=at),
+        *(a_node(name=f"busy{number}", **busy) for number in range(1, 5)),
+        a_node(name="mixed", state="MIXED", gpus_held=1, cpus_held=4.0),
+        a_node(name="drained", flags="DRAIN", excluded_reason="it is drained", idle_since=at - timedelta(days=3)),
+        a_node(name="down", state="DOWN", power=None, excluded_reason="it is down"),
+        a_node(name="kept", kept_awake=1, idle_since=at - timedelta(days=3)),
+        a_node(name="asleep1", power="asleep", flags="POWERED_DOWN"),
+        a_node(name="asleep2", power="asleep", flags="POWERED_DOWN", rack="r1"),
+        a_node(name="falling", power="falling asleep", flags="POWERING_DOWN"),
+        a_node(name="waking", power="waking", flags="POWERING_UP"),
+        a_node(name="only", features="nvme", gpu_type="h100", idle_since=at - timedelta(days=9)),
+    ]
+
+
+def _waiting() -> list[Row]:
+    return [
+        a_pending_job(job_id="1", reason="Resources", nodes=6.0, gpus=48),
+        a_pending_job(job_id="2", reason="Priority", nodes=1.0),
+        a_pending_job(job_id="3", reason="QOSMaxJobsPerUserLimit", nodes=500.0, gpus=4_000),
+        a_pending_job(job_id="4", reason="Dependency", eligible_at=None),
+        a_pending_job(job_id="5", reason="Resources", partition="gpu,nowhere", nodes=None),
+    ]
+
+
+def _without_forecast(snapshot: Snapshot) -> Snapshot:
+    demand = snapshot.demand
+    assert demand is not None
+    missing = {name: np.full_like(getattr(demand, name), np.nan) for name in ("point", "mean", "most")}
+    return dataclasses.replace(snapshot, demand=dataclasses.replace(demand, **missing))
+
+
+def _many_nodes(count: int) -> Snapshot:
+    number = np.arange(count)
+    row = a_snapshot(nodes=[a_node(idle_since=NOON)]).nodes
+    nodes = row.loc[row.index.repeat(count)].reset_index(drop=True)
+    nodes = nodes.assign(
+        name=pd.Series(number).map("n{:04}".format),
+        state=pd.Series(np.where(number % 3 == 0, "ALLOCATED", "IDLE")),
+        gpus_held=np.where(number % 3 == 0, 8, 0).astype(np.int32),
+        cpus_held=np.where(number % 3 == 0, 64.0, 0.0),
+        rack=pd.Series(number // 20).map("r{}".format),
+        idle_since=row["idle_since"].iloc[0] - pd.to_timedelta(number * 7919 % 86_400, unit="s"),
+    )
+    nodes["idle_since"] = nodes["idle_since"].mask(nodes["state"] == "ALLOCATED")
+    demand = a_demand({"gpu": [count / 3.0] * WEEK}, total=float(count))
+    snapshot = a_snapshot(power=power_settings(), demand=demand)
+    return dataclasses.replace(snapshot, nodes=NODE_STATES.conform(nodes))
+
+
+# Calls to the clock, random numbers, files and the network.
+
+CLOCK_FUNCTIONS = frozenset(
+    {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime"}
+)
+CLOCK_METHODS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today"})
+CLOCK_NAMES = frozenset({"now", "utcnow", "today"})
+OUTSIDE_MODULES = {
+    "io": "the disk",
+    "_io": "the disk",
+    "posix": "the operating system",
+    "nt": "the operating system",
+    "_socket": "the network",
+    "_posixsubprocess": "another program",
+}
+HARMLESS_FUNCTIONS = frozenset({"fspath", "text_encoding"})
+_RANDOM_GENERATOR: Any = getattr(random.random, "__self__", None)
+"""Generator behind ``random.random`` and similar functions. A service may use a seeded one of its own."""
+
+
+@contextmanager
+def watch_calls() -> Iterator[list[str]]:
+    """Collect calls to the clock, random numbers, files or the network.
+
+    Each call is one sentence with its place in the source. Only calls made by Python code in this context are
+    collected. :func:`find_clocks` finds clocks that compiled code reads by itself (``pd.Timestamp.now``).
+    """
+    calls: list[str] = []
+    previous, random_states = sys.getprofile(), _random_states()
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        description = _describe_call(called) if event == "c_call" else ""
+        if description:
+            calls.append(f"{description}, at {frame.f_code.co_filename}:{frame.f_lineno}")
+
+    with _without_garbage_collection():
+        sys.setprofile(watch)
+        try:
+            yield calls
+        finally:
+            sys.setprofile(previous)
+    if _random_states() != random_states:
+        calls.append("numpy.random asks chance")
+
+
+def find_clocks(service_class: type[Any]) -> list[str]:
+    """Return the functions that name ``now``, ``utcnow`` or ``today``.
+
+    These are functions of the class and of its module.
+    """
+    module = inspect.getmodule(service_class)
+    functions_of_module = [function for _, function in inspect.getmembers(module, inspect.isfunction)]
+    functions = [
+        *inspect.getmembers(service_class, inspect.isfunction),
+        *(
+            (function.__name__, function)
+            for function in functions_of_module
+            if function.__module__ == service_class.__module__
+        ),
+    ]
+    return sorted({name for name, function in functions if _uses_clock(function)})
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector in this context.
+
+    Otherwise callbacks of the collector, as of a test framework that times it, would count as calls of the service.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _describe_call(called: Any) -> str:
+    module, name = getattr(called, "__module__", None), getattr(called, "__qualname__", "")
+    if (module == "time" and name in CLOCK_FUNCTIONS) or name in CLOCK_METHODS:
+        return f"{name} asks the clock"
+    if getattr(called, "__self__", None) is _RANDOM_GENERATOR or name == "urandom":
+        return f"{name} asks chance"
+    outside = OUTSIDE_MODULES.get(module or "", "")
+    return f"{name} asks {outside}" if outside and name not in HARMLESS_FUNCTIONS else ""
+
+
+def _random_states() -> tuple[int, ...]:
+    state: Any = np.random.get_state(legacy=False)
+    return (int(state["state"]["pos"]), *map(int, state["state"]["key"][:4]))
+
+
+def _uses_clock(function: Callable[..., Any]) -> bool:
+    return any(CLOCK_NAMES & set(code.co_names) for code in _codes(inspect.unwrap(function).__code__))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -24,7 +24,7 @@ from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, Snaps
 from helios.ports import LONGEST_LEASE
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 
-UNPROVED = "it bears Helios' mark, and no record says that Helios wrote it"
+NO_RECORD = "it bears Helios' mark, and no record says that Helios wrote it"
 
 
 class Crash(Exception):
@@ -39,7 +39,7 @@ class _Job:
     row: Row
     site_factor: int = 0
     time_min: int = 0  # minutes; 0: none
-    touched: str = ""  # what an admin did to it; empty: nothing
+    admin_action: str = ""  # an admin's action that excludes it; empty: none
     written: dict[JobSetting, list[int]] = field(
         default_factory=lambda: {setting: [] for setting in JobSetting}
     )  # values that Helios wrote, the latest last
@@ -51,7 +51,7 @@ class Faults:
     Attributes
     ----------
     writes : int
-        How many writes reached the cluster.
+        Number of writes that reached the cluster.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Faults:
     def swallow_writes(self, *, times: int = 1) -> None:
         """Accept the next ``times`` writes without any effect.
 
-        It looks as if a backfill pass of Slurm had put the old values back.
+        A backfill pass of Slurm that restores the old values looks the same.
         """
         self._swallowed = times
 
@@ -98,9 +98,9 @@ class Faults:
         return ""
 
     def _is_swallowed(self) -> bool:
-        swallows = self._swallowed > 0
-        self._swallowed -= swallows
-        return swallows
+        is_swallowed = self._swallowed > 0
+        self._swallowed -= is_swallowed
+        return is_swallowed
 
 
 class FakeCluster(Faults):
@@ -124,9 +124,9 @@ class FakeCluster(Faults):
     Attributes
     ----------
     writes : int
-        How many writes reached a job.
+        Number of writes that reached a job.
     looks : int
-        How many snapshots were taken.
+        Number of snapshots taken.
     applied : list of tuple of JobAction
         The actions of each :meth:`apply`.
     """
@@ -148,10 +148,10 @@ class FakeCluster(Faults):
         self.writes_per_cycle = writes_per_cycle
         self.looks = 0
         self.applied: list[tuple[JobAction, ...]] = []
-        self._most = site_factor_most
-        self._terms = slurm_value_mapping(site_factor=self.site_factor)
+        self._site_factor_most = site_factor_most
+        self._mapping = slurm_value_mapping(site_factor=self.site_factor)
         self._jobs: dict[str, _Job] = {}
-        self._left: float = 0
+        self._writes_left: float = 0
 
     # Events by users, by the scheduler and by time.
 
@@ -192,8 +192,8 @@ class FakeCluster(Faults):
         Values that Helios set stay, as on Slurm.
         """
         row = self._jobs[job_id].row
-        back = {"state": "PENDING", "started_at": None, "node_list": None, "restart": row.get("restart", 0) + 1}
-        self._jobs[job_id].row = row | back
+        columns = {"state": "PENDING", "started_at": None, "node_list": None, "restart": row.get("restart", 0) + 1}
+        self._jobs[job_id].row = row | columns
 
     def alter(self, job_id: str, **columns: Any) -> None:
         """Change a job as its user.
@@ -218,12 +218,12 @@ class FakeCluster(Faults):
 
         Its SiteFactor stays, as on Slurm.
         """
-        self._jobs[job_id].touched = "held"
+        self._jobs[job_id].admin_action = "held"
         self._jobs[job_id].row["priority"] = 0.0
 
     def unhold(self, job_id: str) -> None:
         """Release a held job."""
-        self._jobs[job_id].touched = ""
+        self._jobs[job_id].admin_action = ""
         self._jobs[job_id].row["priority"] = 100_000.0
 
     def admin_sets_priority(self, job_id: str, priority: float) -> None:
@@ -231,7 +231,7 @@ class FakeCluster(Faults):
 
         From then on its SiteFactor has no effect, and Helios excludes the job.
         """
-        self._jobs[job_id].touched = "its priority was set directly"
+        self._jobs[job_id].admin_action = "its priority was set directly"
         self._jobs[job_id].row["priority"] = float(priority)
 
     def admin_sets_site_factor(self, job_id: str, site_factor: int) -> None:
@@ -284,7 +284,7 @@ class FakeCluster(Faults):
 
     def site_factor(self, urgency: float) -> int:
         """Return the SiteFactor that encodes ``urgency`` on this cluster."""
-        return ownership.site_factor(urgency, most=self._most)
+        return ownership.site_factor(urgency, most=self._site_factor_most)
 
     # Methods of helios.ports.Cluster.
 
@@ -319,11 +319,11 @@ class FakeCluster(Faults):
         """
         self._answer()
         self.applied.append(tuple(actions))
-        self._left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
+        self._writes_left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
         return [
             self._apply_change(change)
             for action in actions
-            for change in setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
+            for change in setting_changes(action, self._mapping, pending=self._pending_ids, is_set=self._is_set)
         ]
 
     def _apply_change(self, change: SettingChange[int]) -> Outcome:
@@ -334,7 +334,7 @@ class FakeCluster(Faults):
         if outcome is not None:
             return outcome
         before = _value(job, change.setting)
-        if self._left == 0:
+        if self._writes_left == 0:
             return change.outcome(Result.POSTPONED, before=before, remark="the writes of this cycle are spent")
         return self._write(change, job, before)
 
@@ -344,12 +344,12 @@ class FakeCluster(Faults):
         is_marked = not hidden and _is_marked(change.setting, value)
         return ChangeContext(
             before=None if hidden else value,
-            is_set=not hidden and _is_ours(job, change.setting),
+            is_set=not hidden and _is_recorded(job, change.setting),
             excluded_reason=self._excluded_reason(job),
             soft_limits=self.soft_limits,
             time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
             hidden=_last_written(job, change.setting) if hidden else 0,
-            suspect=UNPROVED if is_marked and not _is_ours(job, change.setting) else "",
+            suspect=NO_RECORD if is_marked and not _is_recorded(job, change.setting) else "",
         )
 
     def _is_set(self, setting: JobSetting, job_id: str) -> bool:
@@ -364,12 +364,12 @@ class FakeCluster(Faults):
         # As on Slurm, whose sprio does not list a job that is held or not eligible.
         eligible_at = job.row["eligible_at"]
         is_eligible = eligible_at is not None and bool(eligible_at <= self.now)
-        return setting is JobSetting.ORDER and (bool(job.touched) or not is_eligible)
+        return setting is JobSetting.ORDER and (bool(job.admin_action) or not is_eligible)
 
     def _write(self, change: SettingChange[int], job: _Job, before: int) -> Outcome:
         if refusal := self._refusal(change.job_id):
             return change.outcome(Result.FAILED, before=before, remark=refusal)
-        self._left -= 1
+        self._writes_left -= 1
         job.written[change.setting].append(change.wanted)
         if not self._is_swallowed():
             setattr(job, "site_factor" if change.setting is JobSetting.ORDER else "time_min", change.wanted)
@@ -384,12 +384,12 @@ class FakeCluster(Faults):
         return [job_id for job_id, job in self._jobs.items() if _is_pending(job)]
 
     def _row(self, job: _Job) -> Row:
-        ours = _is_ours(job, JobSetting.SOFT_LIMIT)
+        is_recorded = _is_recorded(job, JobSetting.SOFT_LIMIT)
         return job.row | {
             "priority": self._priority(job),
             "urgency": self._urgency(job),
-            "soft_limit_s": job.time_min * 60.0 if ours else None,
-            "user_soft_limit_s": job.time_min * 60.0 if job.time_min and not ours else None,
+            "soft_limit_s": job.time_min * 60.0 if is_recorded else None,
+            "user_soft_limit_s": job.time_min * 60.0 if job.time_min and not is_recorded else None,
             "excluded_reason": self._excluded_reason(job) or None,
         }
 
@@ -397,17 +397,17 @@ class FakeCluster(Faults):
         return sorted((job for job in self._jobs.values() if _is_pending(job)), key=self._place_in_queue)
 
     def _excluded_reason(self, job: _Job) -> str:
-        if job.touched or job.row.get("excluded_reason"):
-            return job.touched or str(job.row["excluded_reason"])
-        foreign = job.site_factor and not _is_ours(job, JobSetting.ORDER)
+        if job.admin_action or job.row.get("excluded_reason"):
+            return job.admin_action or str(job.row["excluded_reason"])
+        foreign = job.site_factor and not _is_recorded(job, JobSetting.ORDER)
         return f"an admin set SiteFactor {job.site_factor}" if foreign else ""
 
     def _urgency(self, job: _Job) -> float:
-        seen = not job.touched and _is_ours(job, JobSetting.ORDER)
-        return ownership.urgency(job.site_factor, most=self._most) if seen else 0.0
+        is_visible = not job.admin_action and _is_recorded(job, JobSetting.ORDER)
+        return ownership.urgency(job.site_factor, most=self._site_factor_most) if is_visible else 0.0
 
     def _priority(self, job: _Job) -> float:
-        return float(job.row["priority"]) if job.touched else float(job.row["priority"] + job.site_factor)
+        return float(job.row["priority"]) if job.admin_action else float(job.row["priority"] + job.site_factor)
 
     def _place_in_queue(self, job: _Job) -> tuple[float, pd.Timestamp, int, str]:
         job_id = str(job.row["job_id"])
@@ -422,7 +422,7 @@ def _is_marked(setting: JobSetting, value: int) -> bool:
     return ownership.has_helios_mark(value) if setting is JobSetting.ORDER else ownership.has_helios_time_min(value)
 
 
-def _is_ours(job: _Job, setting: JobSetting) -> bool:
+def _is_recorded(job: _Job, setting: JobSetting) -> bool:
     value = _value(job, setting)
     return _is_marked(setting, value) and value in job.written[setting]
 
@@ -454,11 +454,11 @@ class FakeLedger:
     Attributes
     ----------
     domain : Domain
-        As it was given.
+        As given.
     records : int
-        How often :meth:`record` succeeded.
+        Number of successful calls of :meth:`record`.
     token : int
-        The current fencing token; 0 before anybody held the lease.
+        The current fencing token; 0 before the first lease.
     holder : str or None
         Holder of the lease, which may have expired. None if nobody holds it.
     """
@@ -466,17 +466,17 @@ class FakeLedger:
     def __init__(self, *, domain: Domain = Domain.JOBS) -> None:
         self.records = self.token = 0
         self.holder: str | None = None
-        self._until: datetime | None = None
+        self._expires_at: datetime | None = None
         self._written: list[pd.DataFrame] = []
         self.domain = domain
         self._kind = APPLIED_NODE_CHANGES if domain is Domain.NODES else APPLIED_CHANGES
         self._applied_changes = self._kind.empty()
-        self._failing = self._well_until_failing = 0
+        self._failing = self._calls_before_failing = 0
 
     @property
     def decisions(self) -> pd.DataFrame:
         """All recorded decisions as a ``DECISIONS`` frame, oldest first."""
-        # Texts are joined instead of categories: frames with different categories cannot be joined into one category.
+        # As objects, since frames with different categories cannot be joined.
         rows = [frame[DECISIONS.names].astype(object) for frame in self._written]
         return DECISIONS.conform(pd.concat(rows, ignore_index=True)) if rows else DECISIONS.empty()
 
@@ -485,18 +485,18 @@ class FakeLedger:
 
         ``after`` calls succeed before that. Calls of every method count.
         """
-        self._failing, self._well_until_failing = times, after
+        self._failing, self._calls_before_failing = times, after
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the lease, as ``Ledger`` says."""
         self._answer()
-        if self.holder not in {None, holder} and self._until is not None and now < self._until:
-            self._until = min(self._until, now + max(lasts, LONGEST_LEASE))
+        if self.holder not in {None, holder} and self._expires_at is not None and now < self._expires_at:
+            self._expires_at = min(self._expires_at, now + max(lasts, LONGEST_LEASE))
             return None
         if self.holder != holder:
             self.token += 1
         self.holder = holder
-        self._until = now + lasts
+        self._expires_at = now + lasts
         return self.token
 
     def release(self, *, holder: str) -> None:
@@ -539,8 +539,8 @@ class FakeLedger:
         self.records += 1
 
     def _answer(self) -> None:
-        if self._well_until_failing > 0 and self._failing > 0:
-            self._well_until_failing -= 1
+        if self._calls_before_failing > 0 and self._failing > 0:
+            self._calls_before_failing -= 1
         elif self._failing > 0:
             self._failing -= 1
             raise WarehouseUnavailable("the ledger was told to fail", hint="Call it again.")

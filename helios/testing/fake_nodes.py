@@ -35,7 +35,7 @@ class PoweredNode:
     power: NodePower = NodePower.AWAKE
     since: datetime
     jobs: set[str] = field(default_factory=set)
-    told_to_sleep: bool = False  # whether it was powered down while a job held it
+    sleeps_after_jobs: bool = False  # whether it was powered down while a job held it
     drained: str = ""
     down: str = ""
     wakes_fail: bool = False
@@ -53,7 +53,7 @@ class PoweredNode:
     @property
     def usable(self) -> bool:
         """Whether a job may start on it, once awake."""
-        return not (self.drained or self.down or self.jobs or self.told_to_sleep)
+        return not (self.drained or self.down or self.jobs or self.sleeps_after_jobs)
 
 
 class PoweredNodes:
@@ -81,18 +81,18 @@ class PoweredNodes:
         self.keep_awake = keep_awake
         self._own_keep_awake = keep_awake
         rows = [a_node()] if nodes is None else [dict(row) for row in nodes]
-        yesterday = now - timedelta(days=1)
+        a_day_ago = now - timedelta(days=1)
         self._nodes = {
             str(row["name"]): PoweredNode(
                 row=row,
                 weight=float(row["weight"]),
                 power=NodePower(row["power"]),
-                since=row.get("idle_since") or yesterday,
+                since=row.get("idle_since") or a_day_ago,
             )
             for row in rows
         }
         self._jobs: dict[str, Row] = {}
-        self._held: dict[str, list[str]] = {}
+        self._nodes_by_job: dict[str, list[str]] = {}
 
     # Events by users and by time.
 
@@ -119,7 +119,7 @@ class PoweredNodes:
         Jobs that wait for its nodes may start then.
         """
         del self._jobs[job_id]
-        for name in self._held.pop(job_id, []):
+        for name in self._nodes_by_job.pop(job_id, []):
             self._free(self._nodes[name], job_id)
         self._schedule()
 
@@ -156,10 +156,10 @@ class PoweredNodes:
 
         A node that was down is awake then.
         """
-        it = self._nodes[node]
-        if it.down:
-            it.power, it.since = NodePower.AWAKE, self.now
-        it.drained = it.down = ""
+        state = self._nodes[node]
+        if state.down:
+            state.power, state.since = NodePower.AWAKE, self.now
+        state.drained = state.down = ""
         self._schedule()
 
     def admin_powers_down(self, node: str) -> None:
@@ -200,10 +200,10 @@ class PoweredNodes:
 
         A node with jobs that was powered down counts as falling asleep.
         """
-        it = self._nodes[node]
-        if it.down:
+        state = self._nodes[node]
+        if state.down:
             return None
-        return NodePower.FALLING_ASLEEP if it.told_to_sleep else it.power
+        return NodePower.FALLING_ASLEEP if state.sleeps_after_jobs else state.power
 
     def weight_of(self, node: str) -> float:
         """Return a node's weight, whoever set it."""
@@ -211,7 +211,7 @@ class PoweredNodes:
 
     def nodes_of(self, job_id: str) -> list[str]:
         """Return the nodes that a job holds, none if it is pending."""
-        return self._held.get(job_id, [])
+        return self._nodes_by_job.get(job_id, [])
 
     def in_state(self, power: NodePower | None) -> list[str]:
         """Return the nodes in a power state, None for down."""
@@ -223,7 +223,7 @@ class PoweredNodes:
         if math.isinf(self.suspend_time_s) or node.down or node.power is not NodePower.AWAKE:
             return
         if node.jobs:
-            node.told_to_sleep = True
+            node.sleeps_after_jobs = True
         else:
             node.power, node.since = NodePower.FALLING_ASLEEP, self.now
 
@@ -236,8 +236,8 @@ class PoweredNodes:
         if node.jobs or node.power is not NodePower.AWAKE:
             return
         node.since = self.now
-        if node.told_to_sleep:
-            node.told_to_sleep = False
+        if node.sleeps_after_jobs:
+            node.sleeps_after_jobs = False
             self._power_down(node)
 
     def _next_event(self) -> tuple[datetime, Callable[[], None]] | None:
@@ -248,9 +248,11 @@ class PoweredNodes:
         if node.down:
             return None
         if node.power is NodePower.FALLING_ASLEEP:
-            return node.since + timedelta(seconds=self.suspend_timeout_s), lambda: self._becomes(node, NodePower.ASLEEP)
+            return node.since + timedelta(seconds=self.suspend_timeout_s), lambda: self._set_power(
+                node, NodePower.ASLEEP
+            )
         if node.power is NodePower.WAKING and not node.wakes_fail and self.boot_s <= self.resume_timeout_s:
-            return node.since + timedelta(seconds=self.boot_s), lambda: self._becomes(node, NodePower.AWAKE)
+            return node.since + timedelta(seconds=self.boot_s), lambda: self._set_power(node, NodePower.AWAKE)
         if node.power is NodePower.WAKING:
             return node.since + timedelta(seconds=self.resume_timeout_s), lambda: self._give_up(node, GAVE_UP)
         kept = math.isinf(self.suspend_time_s) or node.name in self._kept_awake()
@@ -258,13 +260,13 @@ class PoweredNodes:
             return None
         return node.since + timedelta(seconds=self.suspend_time_s), lambda: self._power_down(node)
 
-    def _becomes(self, node: PoweredNode, power: NodePower) -> None:
+    def _set_power(self, node: PoweredNode, power: NodePower) -> None:
         node.power, node.since = power, self.now
 
     def _give_up(self, node: PoweredNode, reason: str) -> None:
         node.down = reason
         for job_id in sorted(node.jobs):
-            for name in self._held.pop(job_id):
+            for name in self._nodes_by_job.pop(job_id):
                 self._free(self._nodes[name], job_id)
             row = self._jobs[job_id]
             requeued = {"state": "PENDING", "reason": "Resources", "started_at": None, "node_list": None}
@@ -272,20 +274,20 @@ class PoweredNodes:
 
     def _schedule(self) -> None:
         for job_id, row in list(self._jobs.items()):
-            if job_id in self._held or not row["priority"]:
+            if job_id in self._nodes_by_job or not row["priority"]:
                 continue
-            chosen = self._free_for(row)[: int(row["nodes"])]
+            chosen = self._usable_nodes(row)[: int(row["nodes"])]
             if len(chosen) < int(row["nodes"]):
                 continue
             for node in chosen:
                 node.jobs.add(job_id)
                 self._power_up(node)
             names = [node.name for node in chosen]
-            self._held[job_id] = names
+            self._nodes_by_job[job_id] = names
             started = {"state": "RUNNING", "reason": "None", "started_at": self.now, "node_list": fold(names)}
             self._jobs[job_id] = a_running_job(**(row | started))
 
-    def _free_for(self, row: Row) -> list[PoweredNode]:
+    def _usable_nodes(self, row: Row) -> list[PoweredNode]:
         partitions = set(str(row["partition"]).split(","))
         free = [
             node
@@ -374,15 +376,15 @@ class FakeNodes(PoweredNodes, Faults):
     why_not : str
         Why nodes cannot be put to sleep here; empty if they can.
     lax : bool
-        Whether :meth:`steer` passes a power-down to Slurm even if the node is not idle or is excluded. Then only the
-        guards of the controller prevent it.
+        Whether :meth:`steer` powers a node down even if it is not idle or is excluded. Then only the guards of the
+        control cycle prevent it.
 
     Attributes
     ----------
     writes : int
-        How many writes reached a node or the list.
+        Number of writes that reached a node or the list.
     looks : int
-        How many snapshots were taken.
+        Number of snapshots taken.
     steered : list of tuple of NodeAction
         The actions of each :meth:`steer`.
     power_downs : list of PowerDownSeen
@@ -428,8 +430,8 @@ class FakeNodes(PoweredNodes, Faults):
         self.looks += 1
         kept = self._kept_awake()
         return a_snapshot(
-            pending=[row for job, row in self._jobs.items() if job not in self._held],
-            running=[row for job, row in self._jobs.items() if job in self._held],
+            pending=[row for job, row in self._jobs.items() if job not in self._nodes_by_job],
+            running=[row for job, row in self._jobs.items() if job in self._nodes_by_job],
             nodes=[self._row(node, kept) for node in self._nodes.values()],
             taken_at=self.now,
             cluster=self.name,
@@ -456,9 +458,9 @@ class FakeNodes(PoweredNodes, Faults):
         """
         self._answer()
         self.steered.append(tuple(actions))
-        return [outcome for action in actions for outcome in self._carry_out(action)]
+        return [outcome for action in actions for outcome in self._apply(action)]
 
-    def _carry_out(self, action: NodeAction) -> Iterator[NodeOutcome]:
+    def _apply(self, action: NodeAction) -> Iterator[NodeOutcome]:
         if isinstance(action, PowerDown):
             yield self._sleep(_Change(action=action, setting=NodeSetting.POWER, node=action.node))
         elif isinstance(action, PowerUp):
@@ -466,16 +468,16 @@ class FakeNodes(PoweredNodes, Faults):
         elif isinstance(action, KeepAwake):
             change = _Change(action=action, setting=NodeSetting.KEEP_AWAKE, node="")
             own = self.keep_awake if action.own is None else action.own
-            yield self._list(change, fold([*expand(own), *action.nodes]))
+            yield self._set_keep_awake(change, fold([*expand(own), *action.nodes]))
         elif isinstance(action, FillFirst):
-            remembered = dict(action.own)
-            weights = {name: remembered.get(name, node.weight) for name, node in self._nodes.items()}
-            for place, tier in enumerate(action.tiers):
+            own_weights = dict(action.own)
+            weights = {name: own_weights.get(name, node.weight) for name, node in self._nodes.items()}
+            for number, tier in enumerate(action.tiers):
                 for name in tier:
                     own_weight = weights.get(name, 0)
                     heavier = min((weight for weight in weights.values() if weight > own_weight), default=math.inf)
                     change = _Change(action=action, setting=NodeSetting.WEIGHT, node=name)
-                    yield self._weigh(change, min(own_weight + place, heavier - 1))
+                    yield self._set_weight(change, min(own_weight + number, heavier - 1))
         else:
             for name, own in action.own:
                 yield self._revert(_Change(action=action, setting=action.setting, node=name), own)
@@ -483,7 +485,11 @@ class FakeNodes(PoweredNodes, Faults):
     def _revert(self, change: _Change, own: str) -> NodeOutcome:
         if change.setting is NodeSetting.POWER:
             return self._wake(change)
-        return self._weigh(change, float(own)) if change.setting is NodeSetting.WEIGHT else self._list(change, own)
+        return (
+            self._set_weight(change, float(own))
+            if change.setting is NodeSetting.WEIGHT
+            else self._set_keep_awake(change, own)
+        )
 
     def _sleep(self, change: _Change) -> NodeOutcome:
         if (node := self._nodes.get(change.node)) is None:
@@ -497,14 +503,14 @@ class FakeNodes(PoweredNodes, Faults):
 
         def power_down() -> None:
             on_their_way = len(self.in_state(NodePower.FALLING_ASLEEP)) + len(self.in_state(NodePower.WAKING))
-            seen = PowerDownSeen(
+            observation = PowerDownSeen(
                 node=node.name,
                 busy=bool(node.jobs),
                 drained=bool(node.drained or node.down),
                 kept_awake=node.name in self._kept_awake(),
                 on_their_way=on_their_way,
             )
-            self.power_downs.append(seen)
+            self.power_downs.append(observation)
             self._power_down(node)
 
         def falls_asleep() -> bool:
@@ -529,7 +535,7 @@ class FakeNodes(PoweredNodes, Faults):
             lambda: node.power is NodePower.WAKING,
         )
 
-    def _list(self, change: _Change, wanted: str) -> NodeOutcome:
+    def _set_keep_awake(self, change: _Change, wanted: str) -> NodeOutcome:
         before = self._keep_awake_text()
         if not self.can_keep_awake:
             return change.outcome(Result.REFUSED, before=before, remark="SuspendExcNodes cannot be changed live")
@@ -542,7 +548,7 @@ class FakeNodes(PoweredNodes, Faults):
             lambda: self.keep_awake == wanted,
         )
 
-    def _weigh(self, change: _Change, wanted: float) -> NodeOutcome:
+    def _set_weight(self, change: _Change, wanted: float) -> NodeOutcome:
         if (node := self._nodes.get(change.node)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
         before = f"Weight {node.weight:.0f}"

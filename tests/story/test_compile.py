@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-NOT_BY_COMMANDS = {"helios.simulate.core.events.may_choose"}
+NOT_BY_COMMANDS = {"helios.simulate.core.events.has_choice"}
 """Called by those alone who write a simulation of their own."""
 BOTH_CLUSTERS = "helios.app.service_replay._pass_capped"
 """Compiled for the simulated cluster, and for the one under Slurm's rules, whose starts are no column of records."""

@@ -659,7 +659,7 @@ class TouchesEverybody(FakeCluster):
     """Knows no hands-off."""
 
     def _excluded_reason(self, job: Any) -> str:
-        return "" if self._left else super()._excluded_reason(job)
+        return "" if self._writes_left else super()._excluded_reason(job)
 
 
 class Predicts(FakeCluster):

@@ -1,10 +1,10 @@
 """Cluster Energy Saving (CES).
 
-It decides for each pool how many nodes stay awake, and which.
+The service decides for each pool how many nodes stay awake, then which.
 
 Source of the idea: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
 GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223. The rule, its daily tuning and the choice of nodes
-are Helios' own. The published rule is included as a baseline. How many nodes sleep is decided first, and then which.
+are Helios' own. The published rule is included as a baseline.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LATEST = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCandidate:
-    """Properties of a node that the choice depends on.
+    """Properties of a node that the choice of nodes depends on.
 
     See ``NODE_STATES``.
 
@@ -65,7 +65,7 @@ class NodeCandidate:
     idle_since : datetime
         The latest possible time if unknown.
     cycle : int
-        Position in a rotation that advances by one each day, so that the choice among equal nodes varies.
+        Position in a rotation that advances by one each day, so that not always the same of equal nodes sleep.
     """
 
     name: str
@@ -94,7 +94,7 @@ def pool_nodes(snapshot: Snapshot) -> list[NodeCandidate]:
     """Return the nodes of a snapshot, in its order."""
     rows = list(starmap(_NodeRow, zip(*(_values(snapshot, name) for name in _NodeRow._fields), strict=True)))
     day, count = int(snapshot.taken_at.timestamp()) // 86_400, max(len(rows), 1)
-    return [_node(row, (place - day) % count) for place, row in enumerate(rows)]
+    return [_node(row, (index - day) % count) for index, row in enumerate(rows)]
 
 
 def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[NodeCandidate]) -> list[NodeCandidate]:
@@ -112,20 +112,20 @@ def to_sleep(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[
     if count <= 0:
         return []
     awake = [node for node in everywhere if node.power == NodePower.AWAKE]
-    kinds = Counter(kind for node in awake for kind in node.kinds)
-    held = Counter(node.rack for node in awake if not node.idle)
-    dark = Counter(node.rack for node in everywhere if node.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
+    n_awake_of_kind = Counter(kind for node in awake for kind in node.kinds)
+    n_held = Counter(node.rack for node in awake if not node.idle)
+    n_asleep = Counter(node.rack for node in everywhere if node.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
     chosen: list[NodeCandidate] = []
 
-    def first(node: NodeCandidate) -> tuple[Any, ...]:
-        racks = (held[node.rack], -dark[node.rack], node.rack) if node.rack else ()
+    def sort_key(node: NodeCandidate) -> tuple[Any, ...]:
+        racks = (n_held[node.rack], -n_asleep[node.rack], node.rack) if node.rack else ()
         return not node.rack, racks, -node.weight, node.idle_since, node.cycle
 
-    for node in sorted((node for node in pool if node.idle), key=first):
+    for node in sorted((node for node in pool if node.idle), key=sort_key):
         if len(chosen) >= count:
             break
-        if all(kinds[kind] > 1 for kind in node.kinds):
-            kinds.subtract(node.kinds)
+        if all(n_awake_of_kind[kind] > 1 for kind in node.kinds):
+            n_awake_of_kind.subtract(node.kinds)
             chosen.append(node)
     return chosen
 
@@ -138,10 +138,10 @@ def to_wake(pool: Iterable[NodeCandidate], count: int, *, everywhere: Sequence[N
     """
     if count <= 0:
         return []
-    light = Counter(node.rack for node in everywhere if node.rack and node.powered)
+    n_powered = Counter(node.rack for node in everywhere if node.rack and node.powered)
     asleep = sorted(
         (node for node in pool if node.asleep),
-        key=lambda node: (-light[node.rack], node.rack, node.weight, node.idle_since, node.cycle),
+        key=lambda node: (-n_powered[node.rack], node.rack, node.weight, node.idle_since, node.cycle),
     )
     return asleep[:count]
 
@@ -170,17 +170,17 @@ class _NodeRow(NamedTuple):
     idle_since: datetime | None
 
 
-@lru_cache(maxsize=16_384)  # most nodes are as they were a cycle ago
+@lru_cache(maxsize=16_384)  # most nodes do not change from one cycle to the next
 def _node(row: _NodeRow, cycle: int) -> NodeCandidate:
     busy = bool(row.cpus_held > 0 or row.gpus_held > 0) or row.state in {"ALLOCATED", "MIXED"}
-    alone = bool(text_of(row.excluded_reason))
+    excluded = bool(text_of(row.excluded_reason))
     return NodeCandidate(
         name=row.name,
         pool=pool_names([row.partitions], [row.gpu_type])[0],
         partitions=_split_words(row.partitions),
         power=text_of(row.power),
-        idle=row.power == NodePower.AWAKE and row.state == "IDLE" and not (text_of(row.flags) or alone or busy),
-        asleep=row.power == NodePower.ASLEEP and not alone,
+        idle=row.power == NodePower.AWAKE and row.state == "IDLE" and not (text_of(row.flags) or excluded or busy),
+        asleep=row.power == NodePower.ASLEEP and not excluded,
         busy=busy,
         kept_awake=bool(row.kept_awake),
         cpus=float(row.cpus),
@@ -195,10 +195,10 @@ def _node(row: _NodeRow, cycle: int) -> NodeCandidate:
 
 def _values(snapshot: Snapshot, name: str) -> list[Any]:
     values = snapshot.node_values(name)
-    if values.dtype.kind == "f":  # no NaN equals another, so that a row with one is never found in a cache
+    if values.dtype.kind == "f":  # NaN is not equal to NaN, so a row with one is never found in the cache
         values = np.where(np.isnan(values), 0.0, values)
-    listed: list[Any] = values.tolist()
-    return listed
+    result: list[Any] = values.tolist()
+    return result
 
 
 def text_of(value: object) -> str:
@@ -218,63 +218,65 @@ LARGE = 300
 _EARTH = {"sigma": 5.0, "h_s": 3_600, "f_s": 10_800, "xi_h": 1.0, "xi_p": 1.0, "hold_s": 7_200}
 _PHILLY = {"sigma": 20.0, "h_s": 1_200, "f_s": 18_000, "xi_h": 0.1, "xi_p": 0.0, "hold_s": 6_000}
 RUN_IN_DAYS = 3
-"""Days over which a rule is replayed to find its current state. Its hold-off and dead band reach back hours."""
+"""Days over which a rule is replayed to find its current state, which depends on hours before."""
 
 
 def level_now(
-    demand: Demand, place: int, options: CesOptions, *, memo: Memo | None = None
+    demand: Demand, pool: int, options: CesOptions, *, memo: Memo | None = None
 ) -> tuple[float, Choice | None]:
-    """Return how many nodes of a pool are to be awake now.
+    """Return the nodes of a pool to be awake now, and today's choice of rule.
 
-    The second value is the rule that was chosen for today; None under a baseline.
+    The first is a number; the choice is None under a baseline.
     """
     demand = demand.last(DAY * (7 * options.weeks + RUN_IN_DAYS + 2))
-    # From a midnight on, because a start that moved with each step would change the result.
+    # The start is a midnight, as one that moved with each step would change the result.
     days = training_days(demand.ended_s, demand.busy.shape[1])
     first = int(np.searchsorted(days, demand.ended_s // 86_400 - RUN_IN_DAYS))
-    levels, choices = target_levels(demand, place, options, from_step=first, memo=memo)
+    levels, choices = target_levels(demand, pool, options, from_step=first, memo=memo)
     return float(levels[-1]) if len(levels) else float("inf"), choices[-1][1] if choices else None
 
 
 def target_levels(
-    demand: Demand, place: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
+    demand: Demand, pool: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
 ) -> tuple[NDArray[np.float64], tuple[tuple[int, Choice], ...]]:
-    """Return the target level after each step.
-
-    The second value has the first step of each day with the rule that was chosen for it; empty under a baseline.
+    """Return the target level after each step, and the choices of rules.
 
     Parameters
     ----------
-    place : int
+    pool : int
         Position of the pool in ``demand.pools``.
     from_step : int
         First step of the result, before which all nodes are awake.
+
+    Returns
+    -------
+    levels : float64 array
+        Nodes to be awake from the end of each step on.
+    choices : tuple of (int, Choice)
+        First step of each day and the choice for it; empty under a baseline.
     """
-    known = known_demand(demand, place, options)
+    demand_of_pool = known_demand(demand, pool, options)
     if options.rule == "helios":
-        plan = plan_sizing(known, options, from_step=from_step, memo=memo)
+        plan = plan_sizing(demand_of_pool, options, from_step=from_step, memo=memo)
         return plan.levels[from_step:], plan.choices
-    rule = plain_rule() if options.rule == "max_3h" else published_rule(known)
-    return levels_of(known, rule.setting, from_step=from_step), ()
+    rule = plain_rule() if options.rule == "max_3h" else published_rule(demand_of_pool)
+    return levels_of(demand_of_pool, rule.setting, from_step=from_step), ()
 
 
 def published_values(options: CesOptions, nodes: float) -> dict[str, float]:
-    """Return the parameters of the published rule.
-
-    They are those of its authors unless the options have others.
-    """
-    authors = _PHILLY if nodes >= LARGE else _EARTH
-    return {name: value if (own := getattr(options, name)) is None else own for name, value in authors.items()}
+    """Return the parameters of the published rule, its authors' or those of the options."""
+    defaults = _PHILLY if nodes >= LARGE else _EARTH
+    return {name: value if (own := getattr(options, name)) is None else own for name, value in defaults.items()}
 
 
-def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand:
+def known_demand(demand: Demand, pool: int, options: CesOptions) -> KnownDemand:
     """Return the demand of one pool."""
-    values = published_values(options, float(demand.total[place].max(initial=0.0)))
-    soon, later = (mean_within(demand, place, times * values["f_s"]) for times in (1, 2))
+    values = published_values(options, float(demand.total[pool].max(initial=0.0)))
+    soon, later = (mean_within(demand, pool, times * values["f_s"]) for times in (1, 2))
     return KnownDemand(
-        busy=demand.busy[place],
-        total=demand.total[place],
-        most=demand.most[place],
+        busy=demand.busy[pool],
+        total=demand.total[pool],
+        most=demand.most[pool],
         soon=soon,
         later=later,
         ahead_s=demand.ahead_s,
@@ -290,23 +292,22 @@ def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand
     )
 
 
-def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float64]:
+def mean_within(demand: Demand, pool: int, within_s: float) -> NDArray[np.float64]:
     """Return the expected mean of busy nodes over the next ``within_s``.
 
-    It is interpolated between the horizons.
+    The integral over time is interpolated linearly between the horizons.
     """
-    mean: NDArray[np.float64] = demand.mean[place]
-    # The integral over time is interpolated linearly.
+    mean: NDArray[np.float64] = demand.mean[pool]
     for number, (before_s, after_s) in enumerate(pairwise((0, *demand.ahead_s))):
         if within_s <= after_s:
             share = (within_s - before_s) / (after_s - before_s)
             before, after = mean[:, number - 1] * before_s if number else 0.0, mean[:, number] * after_s
-            reached: NDArray[np.float64] = (before + share * (after - before)) / within_s
-            return reached
+            interpolated: NDArray[np.float64] = (before + share * (after - before)) / within_s
+            return interpolated
     return mean[:, -1]
 
 
-def most_within(demand: Demand, place: int) -> float | None:
+def most_within(demand: Demand, pool: int) -> float | None:
     """Return the most nodes needed within ``LIKELY_HOURS``, 9 of 10 times.
 
     None where it was not forecast.
@@ -314,19 +315,19 @@ def most_within(demand: Demand, place: int) -> float | None:
     ahead_s, level = LIKELY_HOURS * 3_600, 0.9
     if ahead_s not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
         return None
-    most = demand.most[place, -1, demand.ahead_s.index(ahead_s), demand.levels.index(level)]
+    most = demand.most[pool, -1, demand.ahead_s.index(ahead_s), demand.levels.index(level)]
     return None if np.isnan(most) else float(most)
 
 
 # Nodes that pending jobs wait for, by pool.
 
 WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
-"""Slurm's reasons of jobs that would start if there were nodes. A job at a limit of its user or QOS would not."""
+"""Reasons that Slurm gives for jobs that more nodes would let start."""
 _COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
 
 
 def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[NodeCandidate]) -> dict[str, float]:
-    """Return the nodes that eligible pending jobs wait for, by pool.
+    """Return the number of nodes that eligible pending jobs wait for, by pool.
 
     Pools without such jobs are missing. A job that fits several pools counts for the one with the most free nodes. Jobs
     smaller than a node share nodes.
@@ -337,16 +338,16 @@ def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[NodeCandidate]) ->
     pools = _pools(nodes)
     columns = (snapshot.pending_values(name)[eligible].tolist() for name in _COLUMNS)
     wanted: dict[str, float] = {}
-    served: dict[tuple[str, str, bool], _NodePool | None] = {}
-    for partition, gpu_type, reason, gpus, cpus, asked, tasks in zip(*columns, strict=True):
+    pool_of: dict[tuple[str, str, bool], _NodePool | None] = {}
+    for partition, gpu_type, reason, gpus, cpus, requested_nodes, tasks in zip(*columns, strict=True):
         if text_of(reason) not in WAITS_FOR_NODES:
             continue
-        kind = (text_of(partition), text_of(gpu_type), gpus > 0)
-        if kind not in served:
-            served[kind] = _pool_for(*kind, pools)
-        if (pool := served[kind]) is not None:
-            each = pool.nodes_for(gpus=gpus, cpus=cpus, asked=asked)
-            wanted[pool.name] = wanted.get(pool.name, 0.0) + each * max(tasks, 1)
+        key = (text_of(partition), text_of(gpu_type), gpus > 0)
+        if key not in pool_of:
+            pool_of[key] = _pool_for(*key, pools)
+        if (pool := pool_of[key]) is not None:
+            nodes_per_job = pool.nodes_for(gpus=gpus, cpus=cpus, requested_nodes=requested_nodes)
+            wanted[pool.name] = wanted.get(pool.name, 0.0) + nodes_per_job * max(tasks, 1)
     return {name: math.ceil(round(count, 6)) for name, count in sorted(wanted.items())}
 
 
@@ -359,14 +360,11 @@ class _NodePool:
     cpus: float = 0.0
     free_nodes: int = 0
 
-    def nodes_for(self, *, gpus: float, cpus: float, asked: float) -> float:
-        """Return the nodes that one job needs.
-
-        It is a whole number if the job requests several nodes, otherwise its share of a node.
-        """
+    def nodes_for(self, *, gpus: float, cpus: float, requested_nodes: float) -> float:
+        """Return the nodes that one job needs, or its share of a node."""
         share = gpus / self.gpus if gpus and self.gpus else _finite_or_zero(cpus) / self.cpus if self.cpus else 0.0
-        whole = _finite_or_zero(asked)
-        return max(whole, share) if whole > 1 else share or whole or 1.0
+        n_nodes = _finite_or_zero(requested_nodes)
+        return max(n_nodes, share) if n_nodes > 1 else share or n_nodes or 1.0
 
 
 def _pools(nodes: Sequence[NodeCandidate]) -> list[_NodePool]:
@@ -381,11 +379,11 @@ def _pools(nodes: Sequence[NodeCandidate]) -> list[_NodePool]:
 
 
 def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_NodePool]) -> _NodePool | None:
-    asked = set(partition.split(","))
+    partitions = set(partition.split(","))
     fits = [
         pool
         for pool in pools
-        if pool.partitions & asked and (pool.gpus or not needs_gpus) and (not gpu_type or gpu_type in pool.kinds)
+        if pool.partitions & partitions and (pool.gpus or not needs_gpus) and (not gpu_type or gpu_type in pool.kinds)
     ]
     return min(fits, key=lambda pool: (-pool.free_nodes, pool.name), default=None)
 
@@ -396,7 +394,8 @@ def _finite_or_zero(value: float) -> float:
 
 OLD_S = 3_600
 """Age from which a forecast of demand is too old to put nodes to sleep, s."""
-MOST_REMEMBERED = 1_024
+MEMO_SIZE = 1_024
+"""Choices of rules that are kept."""
 LIKELY_HOURS = 6
 """Hours for which the most nodes needed are shown."""
 
@@ -405,12 +404,12 @@ class Ces:
     """Put surplus nodes to sleep and wake them before they are needed.
 
     For each pool (nodes that can replace each other) a rule decides how many nodes are to be awake. It is chosen again
-    each midnight (UTC) by replaying the last weeks: the published rule, unless another was no worse in each of them, or
-    the one with the most sleep at the wake-ups that the site accepts. Nodes that queued jobs wait for are needed at
-    once. Without a forecast of demand nothing is put to sleep.
+    each midnight (UTC) by replaying the last weeks. It is the published rule, unless another was no worse in each of
+    them; or the one with the most sleep at the wake-ups that the site accepts. Nodes that queued jobs wait for are
+    needed at once. Without a forecast of demand nothing is put to sleep.
 
-    Its answer is a request: control's guards check each node again, and the cluster still wakes a sleeping node for a
-    job by itself.
+    The result is a request. The guards of the control cycle check each node again, and the cluster itself still wakes a
+    sleeping node for a job.
     """
 
     domain = Domain.NODES
@@ -419,7 +418,7 @@ class Ces:
     def __init__(self, options: CesOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
-        # A cache only. Its keys are digests of all inputs of the values.
+        # A cache, by digests of all inputs of a choice.
         self._memo: Memo = {}
         # The latest choice of each pool, for reports; no decision reads it.
         self.choices: dict[str, Choice] = {}
@@ -427,7 +426,7 @@ class Ces:
     def decide(self, snapshot: Snapshot) -> list[NodeAction]:
         """Return the nodes to put to sleep and to wake now.
 
-        With the mechanism ``keep_awake`` it is the whole keep-awake list, and the nodes to wake.
+        With the mechanism ``keep_awake``, return the whole keep-awake list instead of the nodes to put to sleep.
         """
         nodes = pool_nodes(snapshot)
         if not nodes:
@@ -447,57 +446,54 @@ class Ces:
         if demand is None:
             return []
         queued = nodes_wanted_by_queue(snapshot, nodes)
-        fresh = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
-        of_pool = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
+        is_recent = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
+        pools_of_nodes = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
         assessments: list[_PoolAssessment] = []
-        taken: set[str] = set()
-        for name, members in of_pool:
+        sleeping: set[str] = set()
+        for name, members in pools_of_nodes:
             if name not in demand.pools or not demand.busy.shape[1]:
                 continue
-            pool = self._assess_pool(demand, name, list(members), queued.get(name, 0.0), fresh=fresh)
-            awake = [node for node in nodes if node.name not in taken]
+            pool = self._assess_pool(demand, name, list(members), queued.get(name, 0.0), is_recent=is_recent)
+            others = [node for node in nodes if node.name not in sleeping]
             count = pool.powered - pool.level
-            down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake)
+            down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=others)
             pool = replace(pool, down=tuple(down), up=tuple(to_wake(pool.members, -count, everywhere=nodes)))
-            taken |= {node.name for node in pool.down}
+            sleeping |= {node.name for node in pool.down}
             assessments.append(pool)
         return assessments
 
     def _assess_pool(
-        self, demand: Demand, name: str, members: list[NodeCandidate], queued: float, *, fresh: bool
+        self, demand: Demand, name: str, members: list[NodeCandidate], queued: float, *, is_recent: bool
     ) -> _PoolAssessment:
-        place = demand.pools.index(name)
-        level, choice = level_now(demand, place, self.options, memo=self._memo)
-        while len(self._memo) > MOST_REMEMBERED:
+        position = demand.pools.index(name)
+        level, choice = level_now(demand, position, self.options, memo=self._memo)
+        while len(self._memo) > MEMO_SIZE:
             del self._memo[next(iter(self._memo))]
         needed = sum(node.busy for node in members) + queued
         if needed + self.options.spare > level:
-            level = needed + max(self._reserve(demand, place, choice), self.options.spare)
+            level = needed + max(self._reserve(demand, position, choice), self.options.spare)
         if choice is not None:
             self.choices[name] = choice
         return _PoolAssessment(
             name=name,
             members=tuple(members),
-            level=round(level) if fresh else max(round(level), sum(node.powered for node in members)),
+            level=round(level) if is_recent else max(round(level), sum(node.powered for node in members)),
             needed=round(needed),
-            likely=most_within(demand, place),
+            likely=most_within(demand, position),
             rule=choice.rule.name if choice and choice.rule else "",
         )
 
-    def _reserve(self, demand: Demand, place: int, choice: Choice | None) -> float:
+    def _reserve(self, demand: Demand, position: int, choice: Choice | None) -> float:
         if choice and choice.rule:
             return choice.rule.setting.up
         if self.options.rule == "max_3h":
             return plain_rule().setting.up
-        return published_values(self.options, float(demand.total[place].max(initial=0.0)))["sigma"]
+        return published_values(self.options, float(demand.total[position].max(initial=0.0)))["sigma"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PoolAssessment:
-    """Decision about one pool.
-
-    It has the number of nodes to be awake, and the nodes that change for it.
-    """
+    """Number of a pool's nodes to be awake, and the nodes that change for it."""
 
     name: str
     members: tuple[NodeCandidate, ...]
@@ -540,6 +536,6 @@ class _PoolAssessment:
 def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[NodeCandidate]) -> KeepAwake:
     free = {node.name for pool in pools for node in pool.down}
     woken = {node.name for pool in pools for node in pool.up}
-    kept = tuple(node.name for node in nodes if (node.powered and node.name not in free) or node.name in woken)
+    names = tuple(node.name for node in nodes if (node.powered and node.name not in free) or node.name in woken)
     why = "; ".join(pool.summary for pool in pools) or "no forecast of demand, so nothing may sleep"
-    return KeepAwake(nodes=kept, reason=why)
+    return KeepAwake(nodes=names, reason=why)

@@ -1,9 +1,9 @@
 """Options of CES, and its sizing rules as computations on arrays.
 
-One kernel runs them all, the published rule and the idle timer included: nodes above a floor and a reserve are put to
-sleep, beyond a dead band and after a hold-off, so that the level does not oscillate. The floor is the recent maximum,
-an upper quantile of future demand, or where use falls. More may be woken than are needed at the moment, because a node
-woken early costs less than a job that waits.
+One kernel runs all rules, the published rule and the idle timer included. Nodes above a floor and a reserve are put to
+sleep, with a dead band and a hold-off so that the level does not oscillate. The floor is the recent maximum or an upper
+quantile of future demand. More nodes may be woken than are needed at the moment, as a node woken early costs less than
+a job that waits.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class CesOptions:
     every_s : int
         Time between two decisions, s.
     rule : str
-        ``helios``, chosen by replay each day; ``published``, the rule of the paper without what it could not know; or
-        ``max_3h``, the maximum of the last three hours plus five nodes, without a forecast. The last two are baselines.
+        ``helios``, chosen by replay each day; ``published``, the rule of the paper, made causal; or ``max_3h``, the
+        maximum of the last three hours plus five nodes, without a forecast. The last two are baselines.
     mechanism : str
         ``sleep`` to power nodes down, or ``keep_awake`` to let the cluster's idle timer do it, except for listed nodes.
     risk : float, optional
-        Largest chance that a job, whenever it comes, finds fewer nodes awake than are needed and waits for a boot. None
-        for that of the published rule.
+        Largest share of time in which fewer nodes are awake than are needed, so that a job waits for a boot. None for
+        that of the published rule.
     wake_ups_per_day : float, optional
         How often a day, on average, nodes of a pool may be woken. None for no oftener than the published rule in any
-        week of the past, with no more nodes short.
+        past week, with no more nodes short.
     penalty : float
-        How many hours a node must sleep to make up for an hour in which a node is short.
+        Node hours of sleep that one node hour short outweighs.
     spare : int
         Number of idle nodes of a pool below which nodes are woken ahead of need.
     weeks : int
@@ -70,7 +70,7 @@ class CesOptions:
     f_s: int | None = None
 
     def __post_init__(self) -> None:
-        for holds, message in (
+        for valid, message in (
             (self.every_s > 0, "every_s must be positive"),
             (self.risk is None or 0 < self.risk < 1, "risk must lie between 0 and 1"),
             (0 < (self.wake_ups_per_day or 1.0) < np.inf, "wake_ups_per_day must be positive and finite"),
@@ -82,7 +82,7 @@ class CesOptions:
             (self.h_s is None or self.h_s >= STEP_S, f"h_s must be at least {STEP_S}"),
             (self.f_s is None or self.f_s >= STEP_S, f"f_s must be at least {STEP_S}"),
         ):
-            if not holds:
+            if not valid:
                 raise ValueError(message)
 
 
@@ -135,17 +135,14 @@ class SizingScore(NamedTuple):
 
 
 @inline_jit
-def _next(  # noqa: PLR0917 - numba kernels are called by position
-    busy: float, total: float, floor: float, setting: SizingParameters, powered: float, held_until: int, at: int
+def _next_level(  # noqa: PLR0917 - numba kernels are called by position
+    busy: float, total: float, floor: float, setting: SizingParameters, powered: float, held_until: int, step: int
 ) -> tuple[float, int]:
-    """Return the level after step ``at``, and the end of the hold-off.
-
-    The latter is the first step at which nodes may be put to sleep again.
-    """
-    # The level is not clipped to the nodes in service, because nodes that fail and return were not put to sleep.
+    """Return the level after a step, and the step at which the hold-off ends."""
+    # The level is not clipped to the nodes in service, as nodes that fail and return were not put to sleep.
     if busy + setting.margin > powered and powered < total:
-        return max(powered, min(total, busy + setting.up)), at + setting.hold_steps
-    if at >= held_until:
+        return max(powered, min(total, busy + setting.up)), step + setting.hold_steps
+    if step >= held_until:
         target = max(floor + setting.down, busy + setting.margin)
         if target <= powered - setting.band:
             return target, held_until
@@ -170,7 +167,7 @@ def walk_levels(  # noqa: PLR0917 - numba kernels are called by position
     busy, total, floor : float64 arrays of shape (n_steps,)
         Most nodes busy in each step, nodes in service, and lower bound of the level, as known at its end.
     powered, held_until : float, int
-        State of the rule before the first step. The latter is a step number.
+        Level and end of the hold-off (a step number) before the first step.
     first : int
         Number of the first step.
     levels : float64 array of shape (n_steps,)
@@ -178,11 +175,11 @@ def walk_levels(  # noqa: PLR0917 - numba kernels are called by position
 
     Returns
     -------
-    tuple of (float, int)
-        State of the rule after the last step.
+    powered, held_until : float, int
+        The same after the last step.
     """
     for t in range(len(busy)):
-        powered, held_until = _next(busy[t], total[t], floor[t], setting, powered, held_until, first + t)
+        powered, held_until = _next_level(busy[t], total[t], floor[t], setting, powered, held_until, first + t)
         levels[t] = powered
     return powered, held_until
 
@@ -202,12 +199,12 @@ def score_levels(
     ``week_steps``.
     """
     out = np.zeros((len(grid), len(busy) // week_steps, 4))
-    _score(busy, total, np.ascontiguousarray(floors), grid, powered, week_steps, out)
+    _score_rows(busy, total, np.ascontiguousarray(floors), grid, powered, week_steps, out)
     return SizingScore(asleep=out[:, :, 0], wakes=out[:, :, 1], missing=out[:, :, 2], short=out[:, :, 3])
 
 
 @cached_jit
-def _score(  # noqa: PLR0917 - numba kernels are called by position
+def _score_rows(  # noqa: PLR0917 - numba kernels are called by position
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
     floors: NDArray[np.float64],
@@ -217,8 +214,8 @@ def _score(  # noqa: PLR0917 - numba kernels are called by position
     out: NDArray[np.float64],
 ) -> None:
     for row in range(len(grid)):
-        which = int(grid[row, 0])
-        setting = SizingParameters(which, grid[row, 1], grid[row, 2], grid[row, 3], int(grid[row, 4]), grid[row, 5])
+        floor = int(grid[row, 0])
+        setting = SizingParameters(floor, grid[row, 1], grid[row, 2], grid[row, 3], int(grid[row, 4]), grid[row, 5])
         powered, held_until = start, 0
         for t in range(len(busy)):
             week = out[row, t // week_steps]
@@ -226,7 +223,7 @@ def _score(  # noqa: PLR0917 - numba kernels are called by position
             if missing > 0:
                 week[2] += missing
                 week[3] += 1.0
-            level, held_until = _next(busy[t], total[t], floors[which, t], setting, powered, held_until, t)
+            level, held_until = _next_level(busy[t], total[t], floors[floor, t], setting, powered, held_until, t)
             if level > powered:
                 week[1] += 1.0
             powered = level
@@ -242,12 +239,12 @@ def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.flo
     return highest
 
 
-# The published rule, made causal, in the same form: nodes are put to sleep only where use has fallen and is expected to
-# fall, which is a floor that is infinite everywhere else.
+# The published rule puts nodes to sleep only where use has fallen and is expected to fall. In this form its floor is
+# infinite everywhere else.
 #
 # Source: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU
-# Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223, with the values of its released scripts. There the
-# forecast for three hours ahead contains true values of two of them; here it uses only what was known.
+# Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223, with the values of its released scripts. Their forecast
+# for three hours ahead contains true values of two of these hours. Here it uses only what was known.
 
 
 class PublishedRule(NamedTuple):
@@ -256,7 +253,7 @@ class PublishedRule(NamedTuple):
     Attributes
     ----------
     recent_steps : int
-        Steps of the recent trend, which is their mean less the number of busy nodes now.
+        Steps of the recent mean that the number of busy nodes is compared with.
     xi_h, xi_p : float
         Nodes by which use must have fallen, and be expected to fall, for some to be put to sleep.
     reserve : float

@@ -1,13 +1,13 @@
 """Nodes of a partition by power state and free GPUs, and their choice for jobs.
 
-For every partition, each of AWAKE, WAKING, ASLEEP and FALLING, and every number of free GPUs (level) the set of such
-nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices. The set of
-number ``node_set`` is that of power ``node_set // levels`` and level ``node_set % levels``, with ``levels`` one more
-than the GPUs of a node.
+The nodes of a partition are kept in sets, one for each power state and each number of free GPUs (level). A set is a
+row of bits, one for each rank, so the best fit is the lowest bit of the lowest level that suffices. Set number
+``node_set`` has power ``node_set // levels`` and level ``node_set % levels``, where ``levels`` is the GPUs of a node
+plus 1.
 
-For a job awake nodes go before waking ones before sleeping ones, and a large job takes whole nodes first. Among these
-the lowest weight goes first, and among nodes of equal weight the mode decides: ``packed``, the fullest node that still
-fits; ``spread``, the emptiest; ``random``, any that fits; ``weighted``, the first. The first node wins ties.
+A job gets awake nodes first, then waking, then sleeping ones. A large job takes whole nodes first. The lowest weight
+goes first. Among nodes of equal weight the mode decides: ``packed``, the fullest node that still fits; ``spread``, the
+emptiest; ``random``, any that fits; ``weighted``, the first. The first node wins ties.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from helios.simulate.core.state import (
 
 
 @kernel
-def place(state: EngineState, job: int, now: int) -> int:
+def assign_nodes(state: EngineState, job: int, now: int) -> int:
     """Give ``job``, which must fit, its nodes.
 
     Returns when the last of them is up.
     """
-    jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
-    full, up_s = home.gpus_per_node, now
+    jobs, part = state.jobs, state.partitions[state.jobs[job].partition]
+    full, up_s = part.gpus_per_node, now
     for number in range(jobs[job].gpus // full):
-        up_s = max(up_s, _assign_gpus(state, job, choice(state, job, number, full), full, now))
-    rest = jobs[job].gpus % full
-    if rest > 0:
-        up_s = max(up_s, _assign_gpus(state, job, choice(state, job, full, rest), rest, now))
+        up_s = max(up_s, _assign_gpus(state, job, choose_node(state, job, number, full), full, now))
+    remainder = jobs[job].gpus % full
+    if remainder > 0:
+        up_s = max(up_s, _assign_gpus(state, job, choose_node(state, job, full, remainder), remainder, now))
     return up_s
 
 
 @kernel
-def lift(state: EngineState, job: int, sign: int) -> None:
-    """Free the GPUs of ``job`` (``sign`` 1), or take them again (-1)."""
+def release_gpus(state: EngineState, job: int, sign: int) -> None:
+    """Free the GPUs that ``job`` holds (``sign`` 1), or take them again (-1)."""
     share = state.jobs[job].first_share
     while share >= 0:
-        shift(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
+        change_free_gpus(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
         share = state.shares[share].next
 
 
 @kernel
-def forget(state: EngineState, job: int) -> None:
-    """Drop the list of what ``job`` held, once its GPUs are free."""
+def drop_shares(state: EngineState, job: int) -> None:
+    """Drop the list of nodes that ``job`` held, once its GPUs are free."""
     clock, shares, share = state.clock[0], state.shares, state.jobs[job].first_share
     while share >= 0:
         following = shares[share].next
@@ -78,32 +78,32 @@ def _assign_gpus(state: EngineState, job: int, node: int, gpus: int, now: int) -
     state.shares[share].node, state.shares[share].gpus = node, gpus
     state.shares[share].next = state.jobs[job].first_share
     state.jobs[job].first_share = share
-    if state.clock[0].versatile and state.nodes[node].power == ASLEEP:
+    if state.clock[0].tracks_nodes and state.nodes[node].power == ASLEEP:
         wake(state, state.jobs[job].partition, node)
-    shift(state, state.jobs[job].partition, node, -gpus)
-    if state.clock[0].versatile and state.nodes[node].power == WAKING:
+    change_free_gpus(state, state.jobs[job].partition, node, -gpus)
+    if state.clock[0].tracks_nodes and state.nodes[node].power == WAKING:
         return int(state.nodes[node].until_s)
     return now
 
 
 @kernel
-def choice(state: EngineState, job: int, number: int, least: int) -> int:
+def choose_node(state: EngineState, job: int, number: int, least: int) -> int:
     """Return the node that ``job`` gets for ``least`` GPUs.
 
     ``number`` distinguishes the choices of one job, for random placement.
     """
     partition = state.jobs[job].partition
-    home = state.partitions[partition]
-    if not state.clock[0].versatile:
-        while state.level_nodes[home.first_level + least] == 0:
+    part = state.partitions[partition]
+    if not state.clock[0].tracks_nodes:
+        while state.level_nodes[part.first_level + least] == 0:
             least += 1
         return first_node(state, partition, least)
-    power, levels = AWAKE, home.gpus_per_node + 1
+    power, levels = AWAKE, part.gpus_per_node + 1
     node_set = _first_nonempty(state, partition, least, levels)
     while node_set == NOBODY and power < ASLEEP:
         power += 1
         node_set = _first_nonempty(state, partition, power * levels + least, (power + 1) * levels)
-    return _chosen(state, job, number, node_set, (power + 1) * levels)
+    return _preferred_node(state, job, number, node_set, (power + 1) * levels)
 
 
 @kernel
@@ -121,38 +121,38 @@ def _first_nonempty(state: EngineState, partition: int, node_set: int, end: int)
 
 
 @kernel
-def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) -> int:
+def _preferred_node(state: EngineState, job: int, number: int, lowest: int, end: int) -> int:
     """Return the node that weight and mode prefer among some sets.
 
-    These are the sets from number ``lowest`` on, which is not empty, and before ``end``.
+    These are the sets from ``lowest``, which is not empty, to before ``end``.
     """
     partition, placement, nodes = state.jobs[job].partition, state.clock[0].placement, state.nodes
     best = first_node(state, partition, lowest)
     for node_set in range(lowest + 1, end):
         if state.level_nodes[state.partitions[partition].first_level + node_set] > 0:
             node = first_node(state, partition, node_set)
-            mine, record = nodes[node].tier_end, nodes[best].tier_end
-            if mine < record or (
-                mine == record
+            tier, best_tier = nodes[node].tier_end, nodes[best].tier_end
+            if tier < best_tier or (
+                tier == best_tier
                 and (placement == SPREAD or (placement == WEIGHTED and nodes[node].rank < nodes[best].rank))
             ):
                 best = node
-    return _any_alike(state, best, lowest, end, _random_number(state, job, number)) if placement == RANDOM else best
+    return _random_node(state, best, lowest, end, _random_number(state, job, number)) if placement == RANDOM else best
 
 
 @kernel
-def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int) -> int:
-    """Return the node that number ``drawn`` selects among some sets.
+def _random_node(state: EngineState, best: int, lowest: int, end: int, drawn: int) -> int:
+    """Return the node that ``drawn`` selects among some sets.
 
-    Only nodes with no higher weight than ``best`` count.
+    These are the sets from ``lowest`` to before ``end``. Only nodes with no higher weight than ``best`` count.
     """
     partition, tier_end = partition_of_node(state, best), state.nodes[best].tier_end
     n_alike = 0
     for node_set in range(lowest, end):
-        n_alike += n_below(state, partition, node_set, tier_end)
+        n_alike += count_below_rank(state, partition, node_set, tier_end)
     n = drawn % n_alike
     for node_set in range(lowest, end):
-        n_here = n_below(state, partition, node_set, tier_end)
+        n_here = count_below_rank(state, partition, node_set, tier_end)
         if n < n_here:
             return nth_node(state, partition, node_set, n)
         n -= n_here
@@ -161,15 +161,15 @@ def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int)
 
 @kernel
 def _random_number(state: EngineState, job: int, number: int) -> int:
-    """Draw a number that depends on seed, job and choice only.
+    """Return a random number that depends on seed, job and choice only.
 
     So all policies see the same draws.
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the mix of SplitMix64).
     """
     mixed = np.uint64(state.clock[0].seed) * np.uint64(0x9E3779B97F4A7C15)
-    for part in (np.uint64(job), np.uint64(number)):
-        mixed += part + np.uint64(0x9E3779B97F4A7C15)
+    for value in (np.uint64(job), np.uint64(number)):
+        mixed += value + np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
@@ -183,7 +183,7 @@ def _random_number(state: EngineState, job: int, number: int) -> int:
 def add_idle_node(state: EngineState, node: int) -> None:
     """Put ``node``, idle and awake, into the list of idle nodes.
 
-    The list is by how long they have been idle. A node that is kept awake stays out.
+    The list begins with the node that has been idle longest. A node that is kept awake stays out.
     """
     clock, nodes, record = state.clock[0], state.nodes, state.nodes[node]
     if record.kept:
@@ -219,7 +219,7 @@ def _join(state: EngineState, ahead: int, behind: int) -> None:
         nodes[behind].earlier = ahead
 
 
-# Counts of nodes by power state, and node seconds, which are brought up to now before a count changes.
+# Counts of nodes by power state, and node seconds. Before a count changes, node seconds are added up to now.
 
 
 @kernel
@@ -274,10 +274,7 @@ def count_power(state: EngineState, partition: int, power: int, by: int) -> None
 
 @kernel
 def _log(state: EngineState, partition: int) -> None:
-    """Log how many nodes hold a job.
-
-    A number that lasted no time is overwritten.
-    """
+    """Log how many nodes hold a job, in one row for each moment."""
     clock, tally, now = state.clock[0], state.partitions[partition], state.clock[0].now_s
     if tally.row == NOBODY or state.holding[tally.row].at_s != now:
         tally.row = clock.rows
@@ -325,74 +322,74 @@ for _bit in range(WORD_BITS):
 
 
 @kernel
-def room(state: EngineState, partition: int) -> int:
+def largest_fit(state: EngineState, partition: int) -> int:
     """Return the size of the largest job that can be placed now.
 
-    Every smaller one can be placed, too. With c wholly free nodes of G GPUs and m free on the best other node, the size
-    is c G + m: a job of k G + r GPUs (r < G) needs k free nodes and r on another. Nodes that are falling asleep do not
-    count, sleeping ones do.
+    Every smaller one can be placed too. With c free nodes of G GPUs and m free GPUs on the best partly used node, the
+    size is c G + m: a job of k G + r GPUs (r < G) needs k free nodes and r GPUs on another. Sleeping nodes count, nodes
+    that are falling asleep do not.
     """
-    if not state.clock[0].versatile:
+    if not state.clock[0].tracks_nodes:
         return largest_awake_fit(state, partition)
-    home = state.partitions[partition]
-    free, full = 0, home.gpus_per_node
+    part = state.partitions[partition]
+    free, full = 0, part.gpus_per_node
     for power in (AWAKE, WAKING, ASLEEP):
-        free += state.level_nodes[home.first_level + power * (full + 1) + full]
-    return int(free * full + max(_best_part(state, partition, AWAKE), _best_part(state, partition, WAKING)))
+        free += state.level_nodes[part.first_level + power * (full + 1) + full]
+    return int(free * full + max(_largest_partial(state, partition, AWAKE), _largest_partial(state, partition, WAKING)))
 
 
 @kernel
 def largest_awake_fit(state: EngineState, partition: int) -> int:
     """Return the size of the largest job that awake nodes can hold."""
-    home = state.partitions[partition]
-    full = home.gpus_per_node
-    return int(state.level_nodes[home.first_level + full] * full + _best_part(state, partition, AWAKE))
+    part = state.partitions[partition]
+    full = part.gpus_per_node
+    return int(state.level_nodes[part.first_level + full] * full + _largest_partial(state, partition, AWAKE))
 
 
 @kernel
-def _best_part(state: EngineState, partition: int, power: int) -> int:
+def _largest_partial(state: EngineState, partition: int, power: int) -> int:
     """Return the most free GPUs on a partly used node."""
-    home = state.partitions[partition]
-    level, first = home.gpus_per_node - 1, home.first_level + power * (home.gpus_per_node + 1)
+    part = state.partitions[partition]
+    level, first = part.gpus_per_node - 1, part.first_level + power * (part.gpus_per_node + 1)
     while level > 0 and state.level_nodes[first + level] == 0:
         level -= 1
     return int(level)
 
 
 @kernel
-def shift(state: EngineState, partition: int, node: int, gpus: int) -> None:
+def change_free_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Change the free GPUs of ``node`` by ``gpus``."""
-    home = state.partitions[partition]
-    if state.clock[0].versatile:
-        _shift_and_count(state, partition, node, gpus)
+    part = state.partitions[partition]
+    if state.clock[0].tracks_nodes:
+        _change_and_count(state, partition, node, gpus)
         return
-    place = node - home.first_node  # its rank, where all are alike
-    bit = np.uint64(1) << np.uint64(place % WORD_BITS)
-    before = state.nodes[node].free
-    after = before + gpus
-    state.bits[home.first_word + before * home.words + place // WORD_BITS] ^= bit
-    state.bits[home.first_word + after * home.words + place // WORD_BITS] ^= bit
-    state.level_nodes[home.first_level + before] -= 1
-    state.level_nodes[home.first_level + after] += 1
-    state.nodes[node].free = after
-    home.free_gpus += gpus
+    rank = node - part.first_node  # as all nodes are alike
+    bit = np.uint64(1) << np.uint64(rank % WORD_BITS)
+    free_before = state.nodes[node].free
+    free_after = free_before + gpus
+    state.bits[part.first_word + free_before * part.words + rank // WORD_BITS] ^= bit
+    state.bits[part.first_word + free_after * part.words + rank // WORD_BITS] ^= bit
+    state.level_nodes[part.first_level + free_before] -= 1
+    state.level_nodes[part.first_level + free_after] += 1
+    state.nodes[node].free = free_after
+    part.free_gpus += gpus
 
 
 @kernel
-def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -> None:
-    """Do the same where nodes sleep, differ in weight, or are counted."""
-    home, record, clock = state.partitions[partition], state.nodes[node], state.clock[0]
-    before = state.nodes[node].free
-    after = before + gpus
-    _flip(state, partition, node, before, -1)
-    _flip(state, partition, node, after, 1)
-    state.nodes[node].free = after
-    home.free_gpus += gpus
+def _change_and_count(state: EngineState, partition: int, node: int, gpus: int) -> None:
+    """Change the free GPUs of ``node`` where nodes sleep, differ in weight, or are counted."""
+    part, record, clock = state.partitions[partition], state.nodes[node], state.clock[0]
+    free_before = state.nodes[node].free
+    free_after = free_before + gpus
+    _toggle_in_set(state, partition, node, free_before, -1)
+    _toggle_in_set(state, partition, node, free_after, 1)
+    state.nodes[node].free = free_after
+    part.free_gpus += gpus
     count_gpus(state, partition, node, -gpus)
-    if before == home.gpus_per_node:
+    if free_before == part.gpus_per_node:
         count_holding(state, partition, node, 1)
         remove_idle_node(state, node)
-    elif after == home.gpus_per_node:
+    elif free_after == part.gpus_per_node:
         count_holding(state, partition, node, -1)
         record.idle_since_s = clock.now_s
         if record.power == AWAKE:
@@ -405,69 +402,66 @@ def plan_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
 
     Nothing is counted, and the caller has to undo it.
     """
-    if not state.clock[0].versatile:
-        shift(state, partition, node, gpus)
+    if not state.clock[0].tracks_nodes:
+        change_free_gpus(state, partition, node, gpus)
         return
     record = state.nodes[node]
-    _flip(state, partition, node, record.free, -1)
+    _toggle_in_set(state, partition, node, record.free, -1)
     record.free += gpus
-    _flip(state, partition, node, record.free, 1)
+    _toggle_in_set(state, partition, node, record.free, 1)
     state.partitions[partition].free_gpus += gpus
 
 
 @kernel
 def plan_power(state: EngineState, partition: int, node: int, power: int) -> None:
-    """Change the power of an idle ``node`` for a plan only.
-
-    It changes from falling asleep to asleep, or back.
-    """
+    """Change an idle ``node`` from FALLING to ASLEEP, or back, for a plan only."""
     record = state.nodes[node]
-    _flip(state, partition, node, record.free, -1)
+    _toggle_in_set(state, partition, node, record.free, -1)
     record.power = power
-    _flip(state, partition, node, record.free, 1)
+    _toggle_in_set(state, partition, node, record.free, 1)
     state.partitions[partition].free_gpus += -record.free if power == FALLING else record.free
 
 
 @kernel
 def set_aside(state: EngineState, partition: int, by: int) -> None:
-    """Take the reserved nodes out of their sets, or put them back.
+    """Take the reserved nodes out of their sets (``by`` -1), or put them back (1).
 
-    ``by`` is -1 or 1. Without them in the sets no job is placed there.
+    No job is placed on a node that is in no set.
     """
-    home = state.partitions[partition]
-    for place in range(home.reserved):
-        node = state.nodes[home.first_node + place].reserved
-        _flip(state, partition, node, state.nodes[node].free, by)
+    part = state.partitions[partition]
+    for i in range(part.reserved):
+        node = state.nodes[part.first_node + i].reserved
+        _toggle_in_set(state, partition, node, state.nodes[node].free, by)
 
 
 @kernel
-def with_reserved(state: EngineState, partition: int, size: int, deepest: int) -> int:
-    """Return what ``size`` becomes if the reserved nodes are used too.
+def largest_fit_with_reserved(state: EngineState, partition: int, size: int, deepest: int) -> int:
+    """Return the size of the largest job that fits with the reserved nodes.
 
-    ``size`` is the largest job that fits beside them while they are set aside. Only those up to ``deepest`` (AWAKE or
-    ASLEEP) count.
+    ``size`` is the largest one that fits while they are set aside. Reserved nodes count if their power state is at most
+    ``deepest``: AWAKE, or ASLEEP for waking and sleeping ones too.
     """
-    home, nodes = state.partitions[partition], state.nodes
-    full = home.gpus_per_node
-    free, part = size // full, size % full
-    for place in range(home.reserved):
-        record = nodes[nodes[home.first_node + place].reserved]
+    part, nodes = state.partitions[partition], state.nodes
+    full = part.gpus_per_node
+    free, partial = size // full, size % full
+    for i in range(part.reserved):
+        record = nodes[nodes[part.first_node + i].reserved]
         if record.power <= deepest and record.free == full:
             free += 1
         elif record.power <= deepest:
-            part = max(part, record.free)
-    return int(free * full + part)
+            partial = max(partial, record.free)
+    return int(free * full + partial)
 
 
 @kernel
 def change_power(state: EngineState, partition: int, node: int, power: int) -> None:
     """Change the power state of ``node`` to ``power``."""
-    home, record = state.partitions[partition], state.nodes[node]
-    held = home.gpus_per_node - state.nodes[node].free
-    _flip(state, partition, node, state.nodes[node].free, -1)
+    part, record = state.partitions[partition], state.nodes[node]
+    held = part.gpus_per_node - state.nodes[node].free
+    _toggle_in_set(state, partition, node, state.nodes[node].free, -1)
     count_power(state, partition, record.power, -1)
     record.power = power
-    _flip(state, partition, node, state.nodes[node].free, 1)
+    _toggle_in_set(state, partition, node, state.nodes[node].free, 1)
     count_power(state, partition, power, 1)
     if held > 0 and power == AWAKE:
         state.partitions[partition].busy += 1
@@ -475,41 +469,38 @@ def change_power(state: EngineState, partition: int, node: int, power: int) -> N
 
 
 @kernel
-def _flip(state: EngineState, partition: int, node: int, level: int, by: int) -> None:
+def _toggle_in_set(state: EngineState, partition: int, node: int, level: int, by: int) -> None:
     """Put ``node`` into a set (``by`` 1), or take it out (-1).
 
-    The set is that of its power and ``level``.
+    The set is that of the node's power state and ``level``.
     """
-    home, record = state.partitions[partition], state.nodes[node]
-    node_set = record.power * (home.gpus_per_node + 1) + level
+    part, record = state.partitions[partition], state.nodes[node]
+    node_set = record.power * (part.gpus_per_node + 1) + level
     bit = np.uint64(1) << np.uint64(record.rank % WORD_BITS)
-    state.bits[home.first_word + node_set * home.words + record.rank // WORD_BITS] ^= bit
-    state.level_nodes[home.first_level + node_set] += by
+    state.bits[part.first_word + node_set * part.words + record.rank // WORD_BITS] ^= bit
+    state.level_nodes[part.first_level + node_set] += by
 
 
 @kernel
 def first_node(state: EngineState, partition: int, node_set: int) -> int:
-    """Return the first node of the set ``node_set``.
-
-    The set must not be empty.
-    """
-    home = state.partitions[partition]
-    word = home.first_word + node_set * home.words
-    start = word
+    """Return the first node of the set ``node_set``, which must not be empty."""
+    part = state.partitions[partition]
+    word = part.first_word + node_set * part.words
+    first_word = word
     while state.bits[word] == 0:
         word += 1
     lone = state.bits[word] & (~state.bits[word] + np.uint64(1))
     bit = _BIT_OF[np.int64((lone * _DE_BRUIJN) >> np.uint64(58))]
-    return int(state.nodes[home.first_node + (word - start) * WORD_BITS + bit].ranked)
+    return int(state.nodes[part.first_node + (word - first_word) * WORD_BITS + bit].ranked)
 
 
 @kernel
-def n_below(state: EngineState, partition: int, node_set: int, rank: int) -> int:
+def count_below_rank(state: EngineState, partition: int, node_set: int, rank: int) -> int:
     """Count the nodes of the set ``node_set`` that rank before ``rank``."""
-    home = state.partitions[partition]
-    if rank >= home.nodes:
-        return int(state.level_nodes[home.first_level + node_set])
-    n, first = 0, home.first_word + node_set * home.words
+    part = state.partitions[partition]
+    if rank >= part.nodes:
+        return int(state.level_nodes[part.first_level + node_set])
+    n, first = 0, part.first_word + node_set * part.words
     for word in range(rank // WORD_BITS):
         n += _count_bits(state.bits[first + word])
     if rank % WORD_BITS:
@@ -521,9 +512,9 @@ def n_below(state: EngineState, partition: int, node_set: int, rank: int) -> int
 @kernel
 def nth_node(state: EngineState, partition: int, node_set: int, n: int) -> int:
     """Return the node of the set ``node_set`` before which ``n`` others rank."""
-    home = state.partitions[partition]
-    word = home.first_word + node_set * home.words
-    start = word
+    part = state.partitions[partition]
+    word = part.first_word + node_set * part.words
+    first_word = word
     while _count_bits(state.bits[word]) <= n:
         n -= _count_bits(state.bits[word])
         word += 1
@@ -532,7 +523,7 @@ def nth_node(state: EngineState, partition: int, node_set: int, n: int) -> int:
         left &= left - np.uint64(1)
     lone = left & (~left + np.uint64(1))
     bit = _BIT_OF[np.int64((lone * _DE_BRUIJN) >> np.uint64(58))]
-    return int(state.nodes[home.first_node + (word - start) * WORD_BITS + bit].ranked)
+    return int(state.nodes[part.first_node + (word - first_word) * WORD_BITS + bit].ranked)
 
 
 @kernel
@@ -549,8 +540,8 @@ def _count_bits(word: np.uint64) -> int:
 
 # Nodes that sleep and wake: on request, for a job, or by the cluster's own idle timer.
 #
-# Falling asleep takes as long for every node, and so does waking: nodes finish in the order in which they began, and
-# a ring buffer suffices for each.
+# Falling asleep takes the same time on every node, and so does waking. So nodes finish in the order in which they
+# began, and two ring buffers suffice.
 
 
 @kernel
@@ -578,7 +569,7 @@ def wake(state: EngineState, partition: int, node: int) -> None:
 
 
 @kernel
-def fall(state: EngineState, partition: int, node: int) -> None:
+def put_to_sleep(state: EngineState, partition: int, node: int) -> None:
     """Begin to put ``node``, which is awake and idle, to sleep.
 
     No job can use it until it is asleep.
@@ -643,10 +634,10 @@ def finish_falling_asleep(state: EngineState, now: int) -> int:
 
 
 @kernel
-def time_out(state: EngineState, now: int) -> None:
+def apply_idle_timer(state: EngineState, now: int) -> None:
     """Put the nodes to sleep whose idle timer has expired."""
     clock = state.clock[0]
     if clock.suspend_s == NEVER:
         return
     while clock.idle_first != NOBODY and state.nodes[clock.idle_first].idle_since_s + clock.suspend_s <= now:
-        fall(state, partition_of_node(state, clock.idle_first), clock.idle_first)
+        put_to_sleep(state, partition_of_node(state, clock.idle_first), clock.idle_first)

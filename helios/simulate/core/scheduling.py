@@ -1,13 +1,11 @@
-"""Queues of pending jobs, and the scheduling pass over a partition.
+"""Scheduling pass over a partition, and its queues of pending jobs.
 
-Each strategy is one function; a new one is added beside them. Within a pass the free GPUs only shrink, and the jobs are
-taken in order. So a size that could not be placed cannot be placed later in the pass, and it suffices to check the
-first job of each size.
+Each strategy is one function. Within a pass the free GPUs only shrink, and jobs are taken in order. So a size that
+could not be placed cannot be placed later in the pass, and checking the first job of each size is enough.
 
-A queue is a treap (Aragon and Seidel, "Randomized search trees", Algorithmica 16, 1996). It inserts and removes jobs at
-any position in O(log n), whatever the order of arrival. With the smallest estimate of each subtree, it finds the first
-job in order that is short enough for a gap just as fast, so that EASY need not walk through a long queue. Ranks need
-not be known beforehand, so it also serves orders by predictions that are made in the timeline.
+A queue is a treap (Aragon and Seidel, "Randomized search trees", Algorithmica 16, 1996): it inserts and removes jobs at
+any position in O(log n). Each node has the smallest estimate of its subtree, so the first job in order that is short
+enough for a gap is found in O(log n) too, and EASY need not walk through a long queue.
 """
 
 from __future__ import annotations
@@ -17,33 +15,386 @@ from numpy.typing import NDArray
 
 from helios.jit import kernel
 from helios.simulate.core.nodes import (
-    choice,
+    choose_node,
     largest_awake_fit,
-    lift,
+    largest_fit,
+    largest_fit_with_reserved,
     plan_gpus,
     plan_power,
-    room,
+    release_gpus,
     set_aside,
-    with_reserved,
 )
 from helios.simulate.core.running import (
     extend_overdue,
     falling_node,
+    move_overdue,
     next_falling,
     overdue_end_s,
     overdue_job,
-    plan_holds,
     planned_end_s,
-    reservation,
-    set_overdue_apart,
-    start,
-    stop,
+    reservation_holds,
+    reserve_gpus,
+    start_job,
+    stop_job,
 )
 from helios.simulate.core.state import ASLEEP, AWAKE, EASY, FALLING, NEVER, NO_BACKFILL, NOBODY, NODES, EngineState
 
 
 @kernel
-def before(pending: NDArray[np.void], job: int, other: int) -> bool:
+def schedule(state: EngineState, partition: int, now: int) -> None:
+    """Start the jobs that the replay's strategy lets start now."""
+    clock = state.clock[0]
+    if clock.preemptive:
+        _shortest_remaining(state, partition, now)
+    elif clock.backfill == EASY:
+        _backfill_easy(state, partition, now)
+    elif clock.backfill == NODES:
+        _backfill_nodes(state, partition, now)
+    else:
+        _greedy(state, partition, now)
+
+
+@kernel
+def _greedy(state: EngineState, partition: int, now: int) -> None:
+    """Start jobs in order until one does not fit.
+
+    With SKIP, go on with the jobs after it that fit.
+    """
+    blocked = False
+    while True:
+        job = first_up_to(state, partition, largest_fit(state, partition) if blocked else -1)
+        if job < 0:
+            return
+        if blocked or state.jobs[job].gpus <= largest_fit(state, partition):
+            _start_pending(state, job, now, blocked)
+        elif state.clock[0].backfill == NO_BACKFILL:
+            return
+        else:
+            blocked = True
+
+
+@kernel
+def _backfill_easy(state: EngineState, partition: int, now: int) -> None:
+    """Start jobs in order, then those that do not delay the head.
+
+    Whether they do is decided by the number of free GPUs alone.
+
+    Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization, predictability,
+    workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE TPDS 12(6), 2001.
+    """
+    head = _start_in_order(state, partition, now)
+    if head < 0 or largest_fit(state, partition) == 0:
+        return
+    part = state.partitions[partition]
+    if not reservation_holds(state, partition, head, now):
+        extend_overdue(state, partition, now)
+        part.shadow_s, part.extra = reserve_gpus(state, partition, state.jobs[head].gpus)
+        part.reserved_for = head
+    shadow, extra = part.shadow_s, part.extra
+    while True:
+        job = _first_beside_gpus(state, partition, shadow - now, extra)
+        if job < 0:
+            return
+        if state.pending[job].estimate_s > _window_s(state, partition, state.jobs[job].gpus, shadow - now):
+            extra -= state.jobs[job].gpus
+        _start_pending(state, job, now, True)
+
+
+@kernel
+def _backfill_nodes(state: EngineState, partition: int, now: int) -> None:
+    """Start jobs in order, then those that leave the head the nodes reserved for it.
+
+    EASY counts free GPUs, which may be scattered, so long jobs go on filling the nodes that a large head needs. Here
+    :func:`reserve_nodes` names the nodes.
+    """
+    head = _start_in_order(state, partition, now)
+    if head < 0 or largest_fit(state, partition) == 0:
+        return
+    clock, promoted = state.clock[0], state.pending[head].key == -np.inf
+    part = state.partitions[partition]
+    if part.overdue > 0 or clock.idle_gpus != NEVER or not reservation_holds(state, partition, head, now):
+        move_overdue(state, partition, now)
+        part.shadow_s = reserve_nodes(state, partition, head, now)
+        part.reserved_for = head
+    window_s = part.shadow_s - now
+    if promoted and clock.closed:
+        window_s = -1
+    elif not promoted:
+        limit_reserved(state, partition, clock.idle_gpus)
+    set_aside(state, partition, -1)
+    job = _first_beside_nodes(state, partition, window_s)
+    while job >= 0:
+        in_time = state.pending[job].estimate_s <= _window_with_reserved_s(
+            state, partition, state.jobs[job].gpus, window_s
+        )
+        if in_time:
+            set_aside(state, partition, 1)
+        _start_pending(state, job, now, True)
+        if in_time:
+            set_aside(state, partition, -1)
+        job = _first_beside_nodes(state, partition, window_s)
+    set_aside(state, partition, 1)
+
+
+@kernel
+def _start_in_order(state: EngineState, partition: int, now: int) -> int:
+    """Start jobs in order, and return the first that does not fit.
+
+    NOBODY: all did.
+    """
+    head = first_up_to(state, partition, -1)
+    while head >= 0 and state.jobs[head].gpus <= largest_fit(state, partition):
+        _start_pending(state, head, now, False)
+        head = first_up_to(state, partition, -1)
+    return head
+
+
+@kernel
+def _shortest_remaining(state: EngineState, partition: int, now: int) -> None:
+    """Start jobs in order of remaining run time, and preempt jobs that have strictly more."""
+    smallest_failed = -1
+    while True:
+        job = first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
+        if job < 0:
+            return
+        gpus = state.jobs[job].gpus
+        if gpus <= largest_fit(state, partition) or _preempt_for(state, job, now):
+            _start_pending(state, job, now, smallest_failed > 0)
+        elif state.clock[0].backfill == NO_BACKFILL or gpus == 1:
+            return
+        else:
+            smallest_failed = gpus
+
+
+@kernel
+def _preempt_for(state: EngineState, job: int, now: int) -> bool:
+    """Stop as few running jobs as it takes to place ``job``.
+
+    Those with the longest remaining run time are stopped first. If that would not suffice, none is stopped. Returns
+    whether the job fits.
+    """
+    part, jobs = state.partitions[state.jobs[job].partition], state.jobs
+    partition, n_stopped, fits = jobs[job].partition, 0, False
+    last = part.first_running + part.running - 1
+    while n_stopped < part.running and not fits:
+        victim = state.expected[last - n_stopped]
+        if jobs[victim].ends_s - now <= state.pending[job].key:
+            break
+        release_gpus(state, victim, 1)
+        n_stopped += 1
+        fits = part.free_gpus >= jobs[job].gpus and jobs[job].gpus <= largest_fit(state, partition)
+    for i in range(last, last - n_stopped, -1):
+        victim = state.expected[i]
+        if fits:
+            _requeue(state, victim, now)
+        else:
+            release_gpus(state, victim, -1)
+    return fits
+
+
+@kernel
+def _requeue(state: EngineState, job: int, now: int) -> None:
+    record = state.jobs[job]
+    stop_job(state, job)
+    record.remaining_s = record.ends_s - now
+    state.pending[job].key = record.remaining_s
+    push(state, job)
+
+
+@kernel
+def _start_pending(state: EngineState, job: int, now: int, passes_another: bool) -> None:
+    remove(state, job)
+    start_job(state, job, now)
+    if passes_another:
+        state.clock[0].backfilled += 1
+
+
+@kernel
+def first_up_to(state: EngineState, partition: int, gpus: int) -> int:
+    """Return the first pending job of at most ``gpus`` GPUs.
+
+    -1: of any size. NOBODY: there is none.
+    """
+    part, queues, best = state.partitions[partition], state.queues, NOBODY
+    for queue in range(part.first_queue, part.end_queue):
+        if queues[queue].gpus > gpus >= 0:
+            break
+        head = queues[queue].head
+        if head >= 0 and (best < 0 or comes_before(state.pending, head, best)):
+            best = head
+    return best
+
+
+@kernel
+def _first_beside_gpus(state: EngineState, partition: int, window_s: int, extra: int) -> int:
+    """Return the first job that fits beside EASY's reservation.
+
+    It ends within the window, or needs only ``extra`` GPUs. NOBODY: there is none.
+    """
+    part, queues, best = state.partitions[partition], state.queues, NOBODY
+    largest = largest_fit(state, partition)
+    for queue in range(part.first_queue, part.end_queue):
+        gpus, job = queues[queue].gpus, queues[queue].head
+        if gpus > largest:
+            break
+        if gpus > extra:
+            job = first_within(state.pending, queues[queue].root, _window_s(state, partition, gpus, window_s))
+        if job >= 0 and (best < 0 or comes_before(state.pending, job, best)):
+            best = job
+    return best
+
+
+@kernel
+def _first_beside_nodes(state: EngineState, partition: int, window_s: int) -> int:
+    """Return the first job that fits beside the reserved nodes, which are set aside.
+
+    It ends within the window, or fits on the other nodes. NOBODY: there is none.
+    """
+    part, queues, best = state.partitions[partition], state.queues, NOBODY
+    beside = largest_fit(state, partition)
+    largest = largest_fit_with_reserved(state, partition, beside, ASLEEP)
+    for queue in range(part.first_queue, part.end_queue):
+        gpus, job = queues[queue].gpus, queues[queue].head
+        if gpus > largest:
+            break
+        if gpus > beside:
+            job = first_within(
+                state.pending, queues[queue].root, _window_with_reserved_s(state, partition, gpus, window_s)
+            )
+        if job >= 0 and (best < 0 or comes_before(state.pending, job, best)):
+            best = job
+    return best
+
+
+@kernel
+def _window_with_reserved_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
+    """Return the usable part of a window if the reserved nodes are used too, s."""
+    if not state.clock[0].tracks_nodes or gpus <= largest_fit_with_reserved(
+        state, partition, largest_awake_fit(state, partition), AWAKE
+    ):
+        return window_s
+    return int(window_s - state.clock[0].boot_s)
+
+
+@kernel
+def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
+    """Return the usable part of a window, s.
+
+    Where awake nodes cannot hold the job, it is shorter by the boot time.
+    """
+    if not state.clock[0].tracks_nodes or gpus <= largest_awake_fit(state, partition):
+        return window_s
+    return int(window_s - state.clock[0].boot_s)
+
+
+# Reservations that name nodes.
+
+
+@kernel
+def reserve_nodes(state: EngineState, partition: int, head: int, now: int) -> int:
+    """Reserve nodes for ``head``, which does not fit now, and return when it does.
+
+    Expected ends of running jobs are applied to the nodes, for the plan only, until the head can be placed. What ends
+    in one second is applied together. A node that is falling asleep can be used once it sleeps.
+    """
+    part, gpus = state.partitions[partition], state.jobs[head].gpus
+    planned, overdue, fallen, shadow = 0, 0, 0, now
+    while gpus > part.free_gpus or gpus > largest_fit(state, partition):
+        falls = next_falling(state, partition, fallen)
+        shadow = min(planned_end_s(state, partition, planned), overdue_end_s(state, partition, overdue, now))
+        shadow = min(shadow, _asleep_at_s(state, falls))
+        while planned_end_s(state, partition, planned) == shadow:
+            _plan_release(state, state.expected[part.first_running + planned], 1)
+            planned += 1
+        while overdue_end_s(state, partition, overdue, now) == shadow:
+            _plan_release(state, overdue_job(state, partition, overdue), 1)
+            overdue += 1
+        while _asleep_at_s(state, falls) == shadow:
+            plan_power(state, partition, falling_node(state, falls), ASLEEP)
+            fallen = falls + 1
+            falls = next_falling(state, partition, fallen)
+    _reserve_for(state, partition, head)
+    _undo_plan(state, partition, planned, overdue, fallen)
+    return shadow
+
+
+@kernel
+def _reserve_for(state: EngineState, partition: int, head: int) -> None:
+    """Reserve the nodes on which ``head`` would be placed in the planned state."""
+    part, nodes, gpus = state.partitions[partition], state.nodes, state.jobs[head].gpus
+    full = part.gpus_per_node
+    part.reserved = 0
+    for number in range(gpus // full):
+        _reserve_one(state, partition, choose_node(state, head, number, full), full)
+    if gpus % full > 0:
+        _reserve_one(state, partition, choose_node(state, head, full, gpus % full), gpus % full)
+    for i in range(part.reserved):
+        whole = i < gpus // full
+        plan_gpus(state, partition, nodes[part.first_node + i].reserved, full if whole else gpus % full)
+
+
+@kernel
+def _reserve_one(state: EngineState, partition: int, node: int, gpus: int) -> None:
+    part = state.partitions[partition]
+    plan_gpus(state, partition, node, -gpus)
+    state.nodes[part.first_node + part.reserved].reserved = node
+    part.reserved += 1
+
+
+@kernel
+def _undo_plan(state: EngineState, partition: int, planned: int, overdue: int, fallen: int) -> None:
+    """Undo the changes that were made for the plan.
+
+    They are the first ``planned`` expected ends and ``overdue`` overdue jobs, and the partition's nodes among the first
+    ``fallen`` that are falling asleep.
+    """
+    first = state.partitions[partition].first_running
+    for i in range(planned):
+        _plan_release(state, state.expected[first + i], -1)
+    for i in range(overdue):
+        _plan_release(state, overdue_job(state, partition, i), -1)
+    i = next_falling(state, partition, 0)
+    while i < fallen:
+        plan_power(state, partition, falling_node(state, i), FALLING)
+        i = next_falling(state, partition, i + 1)
+
+
+@kernel
+def _plan_release(state: EngineState, job: int, sign: int) -> None:
+    """Free a job's GPUs for a plan only (``sign`` 1), or take them again (-1)."""
+    share = state.jobs[job].first_share
+    while share >= 0:
+        plan_gpus(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
+        share = state.shares[share].next
+
+
+@kernel
+def _asleep_at_s(state: EngineState, index: int) -> int:
+    """Return when the node number ``index`` of those falling asleep is asleep.
+
+    NEVER: there are not so many.
+    """
+    if not state.clock[0].tracks_nodes or index >= state.clock[0].falling:
+        return NEVER
+    return int(state.nodes[falling_node(state, index)].until_s)
+
+
+@kernel
+def limit_reserved(state: EngineState, partition: int, idle_gpus: int) -> None:
+    """Reduce the reserved nodes to the first ones, with at most ``idle_gpus`` free GPUs."""
+    part, held = state.partitions[partition], 0
+    for i in range(part.reserved):
+        held += state.nodes[state.nodes[part.first_node + i].reserved].free
+        if held > idle_gpus:
+            part.reserved = i
+            return
+
+
+# Queues: treaps of pending jobs.
+
+
+@kernel
+def comes_before(pending: NDArray[np.void], job: int, other: int) -> bool:
     """Return whether ``job`` comes before ``other`` in the queue.
 
     Jobs go by key, then by position, which is by submit time and job id.
@@ -60,14 +411,14 @@ def push(state: EngineState, job: int) -> None:
     parent, node, leftwards = NOBODY, queue.root, False
     while node >= 0 and pending[node].priority >= pending[job].priority:
         pending[node].least_s = min(pending[node].least_s, pending[job].estimate_s)
-        parent, leftwards = node, before(pending, job, node)
+        parent, leftwards = node, comes_before(pending, job, node)
         node = pending[node].left if leftwards else pending[node].right
     if parent < 0:
         queue.root = job
     else:
         _attach(pending, parent, leftwards, job)
     _split(pending, state.path, node, job)
-    if queue.head < 0 or before(pending, job, queue.head):
+    if queue.head < 0 or comes_before(pending, job, queue.head):
         queue.head = job
 
 
@@ -79,7 +430,7 @@ def remove(state: EngineState, job: int) -> None:
     while node != job:
         path[depth] = node
         depth += 1
-        parent, leftwards = node, before(pending, job, node)
+        parent, leftwards = node, comes_before(pending, job, node)
         node = pending[node].left if leftwards else pending[node].right
     n_above = depth
     top, depth = _merge(pending, path, depth, pending[job].left, pending[job].right)
@@ -132,7 +483,7 @@ def _split(pending: NDArray[np.void], path: NDArray[np.int64], node: int, job: i
     while node >= 0:
         path[depth] = node
         depth += 1
-        if before(pending, node, job):
+        if comes_before(pending, node, job):
             _attach(pending, inner_left, inner_left == job, node)
             inner_left, node = node, pending[node].right
         else:
@@ -203,357 +554,3 @@ def _leftmost(pending: NDArray[np.void], node: int) -> int:
     while node >= 0 and pending[node].left >= 0:
         node = pending[node].left
     return node
-
-
-# A reservation that names nodes: when a blocked head will be placed, and where.
-#
-# Counting free GPUs, as EASY does, promises a head GPUs that may be scattered, while long jobs go on filling the
-# nodes that it needs. Here the expected ends of running jobs are applied to the nodes, for the plan only, until the
-# head can really be placed; these nodes are reserved for it.
-
-
-@kernel
-def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
-    """List the nodes that ``head`` is to get, and return when.
-
-    ``head`` does not fit now. All that ends in one second has ended before the head is placed, by the rules of
-    placement. A node that is falling asleep sleeps from then on.
-    """
-    home, gpus = state.partitions[partition], state.jobs[head].gpus
-    planned, overdue, fallen, shadow = 0, 0, 0, now
-    while gpus > home.free_gpus or gpus > room(state, partition):
-        falls = next_falling(state, partition, fallen)
-        shadow = min(planned_end_s(state, partition, planned), overdue_end_s(state, partition, overdue, now))
-        shadow = min(shadow, _falls_s(state, falls))
-        while planned_end_s(state, partition, planned) == shadow:
-            _lift(state, state.expected[home.first_running + planned], 1)
-            planned += 1
-        while overdue_end_s(state, partition, overdue, now) == shadow:
-            _lift(state, overdue_job(state, partition, overdue), 1)
-            overdue += 1
-        while _falls_s(state, falls) == shadow:
-            plan_power(state, partition, falling_node(state, falls), ASLEEP)
-            fallen = falls + 1
-            falls = next_falling(state, partition, fallen)
-    _choose(state, partition, head)
-    _undo(state, partition, planned, overdue, fallen)
-    return shadow
-
-
-@kernel
-def keep_first_reserved(state: EngineState, partition: int, idle_gpus: int) -> None:
-    """Keep only the first of the reserved nodes.
-
-    Together they have no more than ``idle_gpus`` free GPUs.
-    """
-    home, held = state.partitions[partition], 0
-    for place in range(home.reserved):
-        held += state.nodes[state.nodes[home.first_node + place].reserved].free
-        if held > idle_gpus:
-            home.reserved = place
-            return
-
-
-@kernel
-def _choose(state: EngineState, partition: int, head: int) -> None:
-    """List the nodes on which ``head`` would be placed."""
-    home, nodes, gpus = state.partitions[partition], state.nodes, state.jobs[head].gpus
-    full = home.gpus_per_node
-    home.reserved = 0
-    for number in range(gpus // full):
-        _note(state, partition, choice(state, head, number, full), full)
-    if gpus % full > 0:
-        _note(state, partition, choice(state, head, full, gpus % full), gpus % full)
-    for place in range(home.reserved):
-        whole = place < gpus // full
-        plan_gpus(state, partition, nodes[home.first_node + place].reserved, full if whole else gpus % full)
-
-
-@kernel
-def _note(state: EngineState, partition: int, node: int, gpus: int) -> None:
-    home = state.partitions[partition]
-    plan_gpus(state, partition, node, -gpus)
-    state.nodes[home.first_node + home.reserved].reserved = node
-    home.reserved += 1
-
-
-@kernel
-def _undo(state: EngineState, partition: int, planned: int, overdue: int, fallen: int) -> None:
-    """Undo the changes that were made for the plan.
-
-    ``planned`` and ``overdue`` expected ends, and ``fallen`` places in the list of nodes falling asleep, were passed.
-    """
-    first = state.partitions[partition].first_running
-    for place in range(planned):
-        _lift(state, state.expected[first + place], -1)
-    for place in range(overdue):
-        _lift(state, overdue_job(state, partition, place), -1)
-    place = next_falling(state, partition, 0)
-    while place < fallen:
-        plan_power(state, partition, falling_node(state, place), FALLING)
-        place = next_falling(state, partition, place + 1)
-
-
-@kernel
-def _lift(state: EngineState, job: int, sign: int) -> None:
-    """Free the GPUs of ``job`` for a plan only, or take them again.
-
-    ``sign`` is 1 or -1.
-    """
-    share = state.jobs[job].first_share
-    while share >= 0:
-        plan_gpus(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
-        share = state.shares[share].next
-
-
-@kernel
-def _falls_s(state: EngineState, place: int) -> int:
-    """Return when the node number ``place`` that falls asleep is asleep.
-
-    NEVER: there are not so many.
-    """
-    if not state.clock[0].versatile or place >= state.clock[0].falling:
-        return NEVER
-    return int(state.nodes[falling_node(state, place)].until_s)
-
-
-@kernel
-def schedule(state: EngineState, partition: int, now: int) -> None:
-    """Start the jobs that the replay's strategy lets start now."""
-    clock = state.clock[0]
-    if clock.preemptive:
-        _shortest_remaining(state, partition, now)
-    elif clock.backfill == EASY:
-        _easy(state, partition, now)
-    elif clock.backfill == NODES:
-        _by_nodes(state, partition, now)
-    else:
-        _greedy(state, partition, now)
-
-
-@kernel
-def _greedy(state: EngineState, partition: int, now: int) -> None:
-    """Start jobs in order until the head does not fit.
-
-    With skip, go on with whatever fits.
-    """
-    blocked = False
-    while True:
-        job = first_up_to(state, partition, room(state, partition) if blocked else -1)
-        if job < 0:
-            return
-        if blocked or state.jobs[job].gpus <= room(state, partition):
-            _start_pending(state, job, now, blocked)
-        elif state.clock[0].backfill == NO_BACKFILL:
-            return
-        else:
-            blocked = True
-
-
-@kernel
-def _easy(state: EngineState, partition: int, now: int) -> None:
-    """Start jobs in order, then those that do not delay the head.
-
-    Whether they do is decided by the count of free GPUs alone.
-
-    Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization, predictability,
-    workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE TPDS 12(6), 2001.
-    """
-    head = _start_in_order(state, partition, now)
-    if head < 0 or room(state, partition) == 0:
-        return
-    home = state.partitions[partition]
-    if not plan_holds(state, partition, head, now):
-        extend_overdue(state, partition, now)
-        home.shadow_s, home.extra = reservation(state, partition, state.jobs[head].gpus)
-        home.planned_for = head
-    shadow, extra = home.shadow_s, home.extra
-    while True:
-        job = _first_beside_reservation(state, partition, shadow - now, extra)
-        if job < 0:
-            return
-        if state.pending[job].estimate_s > _window_s(state, partition, state.jobs[job].gpus, shadow - now):
-            extra -= state.jobs[job].gpus
-        _start_pending(state, job, now, True)
-
-
-@kernel
-def _by_nodes(state: EngineState, partition: int, now: int) -> None:
-    """Start jobs in order, then those that leave the head its nodes.
-
-    The head is the first job that does not fit; its nodes are those that :func:`reserve` lists.
-    """
-    head = _start_in_order(state, partition, now)
-    if head < 0 or room(state, partition) == 0:
-        return
-    clock, promoted = state.clock[0], state.pending[head].key == -np.inf
-    home = state.partitions[partition]
-    if home.overdue > 0 or clock.idle_gpus != NEVER or not plan_holds(state, partition, head, now):
-        set_overdue_apart(state, partition, now)
-        home.shadow_s = reserve(state, partition, head, now)
-        home.planned_for = head
-    window_s = home.shadow_s - now
-    if promoted and clock.closed:
-        window_s = -1
-    elif not promoted:
-        keep_first_reserved(state, partition, clock.idle_gpus)
-    set_aside(state, partition, -1)
-    job = _first_beside(state, partition, window_s)
-    while job >= 0:
-        in_time = state.pending[job].estimate_s <= _window_in_all_s(state, partition, state.jobs[job].gpus, window_s)
-        if in_time:
-            set_aside(state, partition, 1)
-        _start_pending(state, job, now, True)
-        if in_time:
-            set_aside(state, partition, -1)
-        job = _first_beside(state, partition, window_s)
-    set_aside(state, partition, 1)
-
-
-@kernel
-def _start_in_order(state: EngineState, partition: int, now: int) -> int:
-    """Start jobs in order, up to the first that does not fit."""
-    head = first_up_to(state, partition, -1)
-    while head >= 0 and state.jobs[head].gpus <= room(state, partition):
-        _start_pending(state, head, now, False)
-        head = first_up_to(state, partition, -1)
-    return head
-
-
-@kernel
-def _shortest_remaining(state: EngineState, partition: int, now: int) -> None:
-    """Start jobs in order of remaining run time.
-
-    Running jobs that have strictly more of it are stopped for them.
-    """
-    smallest_failed = -1
-    while True:
-        job = first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
-        if job < 0:
-            return
-        gpus = state.jobs[job].gpus
-        if gpus <= room(state, partition) or _make_room(state, job, now):
-            _start_pending(state, job, now, smallest_failed > 0)
-        elif state.clock[0].backfill == NO_BACKFILL or gpus == 1:
-            return
-        else:
-            smallest_failed = gpus
-
-
-@kernel
-def _start_pending(state: EngineState, job: int, now: int, passes_another: bool) -> None:
-    remove(state, job)
-    start(state, job, now)
-    if passes_another:
-        state.clock[0].backfilled += 1
-
-
-@kernel
-def first_up_to(state: EngineState, partition: int, gpus: int) -> int:
-    """Return the first pending job of at most ``gpus`` GPUs.
-
-    -1: of any size. NOBODY: there is none.
-    """
-    home, queues, best = state.partitions[partition], state.queues, NOBODY
-    for queue in range(home.first_queue, home.end_queue):
-        if queues[queue].gpus > gpus >= 0:
-            break
-        head = queues[queue].head
-        if head >= 0 and (best < 0 or before(state.pending, head, best)):
-            best = head
-    return best
-
-
-@kernel
-def _first_beside_reservation(state: EngineState, partition: int, window_s: int, extra: int) -> int:
-    """Return the first job that EASY may start beside its reservation.
-
-    It fits, and ends within the window or needs only extra GPUs. NOBODY: there is none.
-    """
-    home, queues, best = state.partitions[partition], state.queues, NOBODY
-    largest = room(state, partition)
-    for queue in range(home.first_queue, home.end_queue):
-        gpus, job = queues[queue].gpus, queues[queue].head
-        if gpus > largest:
-            break
-        if gpus > extra:
-            job = first_within(state.pending, queues[queue].root, _window_s(state, partition, gpus, window_s))
-        if job >= 0 and (best < 0 or before(state.pending, job, best)):
-            best = job
-    return best
-
-
-@kernel
-def _first_beside(state: EngineState, partition: int, window_s: int) -> int:
-    """Return the first job that may start beside the reserved nodes.
-
-    It fits, and ends within the window or fits on nodes that are not set aside. NOBODY: there is none.
-    """
-    home, queues, best = state.partitions[partition], state.queues, NOBODY
-    beside = room(state, partition)
-    largest = with_reserved(state, partition, beside, ASLEEP)
-    for queue in range(home.first_queue, home.end_queue):
-        gpus, job = queues[queue].gpus, queues[queue].head
-        if gpus > largest:
-            break
-        if gpus > beside:
-            job = first_within(state.pending, queues[queue].root, _window_in_all_s(state, partition, gpus, window_s))
-        if job >= 0 and (best < 0 or before(state.pending, job, best)):
-            best = job
-    return best
-
-
-@kernel
-def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
-    """Return the same as ``_window_s``, with the reserved nodes in use too."""
-    if not state.clock[0].versatile or gpus <= with_reserved(
-        state, partition, largest_awake_fit(state, partition), AWAKE
-    ):
-        return window_s
-    return int(window_s - state.clock[0].boot_s)
-
-
-@kernel
-def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
-    """Return the usable part of a window, s.
-
-    It is less by the boot time where awake nodes cannot hold the job.
-    """
-    if not state.clock[0].versatile or gpus <= largest_awake_fit(state, partition):
-        return window_s
-    return int(window_s - state.clock[0].boot_s)
-
-
-@kernel
-def _make_room(state: EngineState, job: int, now: int) -> bool:
-    """Stop as few running jobs as it takes to place ``job``.
-
-    Those with the longest remaining run time are stopped first. If that would not suffice, none is stopped. Returns
-    whether the job fits.
-    """
-    home, jobs = state.partitions[state.jobs[job].partition], state.jobs
-    partition, n_stopped, fits = jobs[job].partition, 0, False
-    last = home.first_running + home.running - 1
-    while n_stopped < home.running and not fits:
-        victim = state.expected[last - n_stopped]
-        if jobs[victim].ends_s - now <= state.pending[job].key:
-            break
-        lift(state, victim, 1)
-        n_stopped += 1
-        fits = home.free_gpus >= jobs[job].gpus and jobs[job].gpus <= room(state, partition)
-    for place in range(last, last - n_stopped, -1):
-        victim = state.expected[place]
-        if fits:
-            _requeue(state, victim, now)
-        else:
-            lift(state, victim, -1)
-    return fits
-
-
-@kernel
-def _requeue(state: EngineState, job: int, now: int) -> None:
-    record = state.jobs[job]
-    stop(state, job)
-    record.remaining_s = record.ends_s - now
-    state.pending[job].key = record.remaining_s
-    push(state, job)

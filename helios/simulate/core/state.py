@@ -1,8 +1,8 @@
 """Workload, cluster shape and state of a replay, in plain arrays.
 
 Everything that the compiled core reads or writes is here, so that it can stop at any moment, let Python read and
-decide, and be entered again. Tables are arrays of records: the fields of one job that are read together share a cache
-line, and a compiled function takes a handful of tables, which keeps compilation short.
+decide, and go on. Tables are arrays of records: the fields of one job that are read together share a cache line, and a
+compiled function takes few arguments, which keeps compilation short.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Workload:
         _refuse_where("submit time is before that of the job above it", step < 0, self.job_id[1:])
         same = np.flatnonzero(step == 0)
         earlier, later = self.job_id[same], self.job_id[same + 1]
-        longer = _lengths(later) - _lengths(earlier)
-        wrong = (longer < 0) | ((longer == 0) & (later < earlier))
+        length_difference = _lengths(later) - _lengths(earlier)
+        wrong = (length_difference < 0) | ((length_difference == 0) & (later < earlier))
         if wrong.any():
             first = int(np.argmax(wrong))
             raise WorkloadInvalid(
@@ -157,11 +157,11 @@ def refuse_misfits(workload: Workload, shape: ClusterShape) -> None:
 
 def _too_large(workload: Workload, shape: ClusterShape, excess: NDArray[np.int64]) -> JobLargerThanPartition:
     largest = int(np.argmax(np.where(excess > 0, workload.gpus, 0)))
-    home = workload.partition[largest]
+    partition = workload.partition[largest]
     return JobLargerThanPartition(
         f"{int((excess > 0).sum()):,} jobs are larger than their partition; the largest, {workload.job_id[largest]}, "
-        f"asks for {workload.gpus[largest]:,} GPUs of partition {shape.partitions[home]!r}, which has "
-        f"{shape.capacity[home]:,} ({shape.nodes[home]} nodes x {shape.gpus_per_node[home]})",
+        f"asks for {workload.gpus[largest]:,} GPUs of partition {shape.partitions[partition]!r}, which has "
+        f"{shape.capacity[partition]:,} ({shape.nodes[partition]} nodes x {shape.gpus_per_node[partition]})",
         hint="Give the partition more nodes with --nodes, or leave such jobs out with --oversized skip.",
     )
 
@@ -184,9 +184,11 @@ NOBODY = -1
 NEVER = np.iinfo(np.int64).max
 NO_BACKFILL, SKIP, EASY, NODES = 0, 1, 2, 3
 WORD_BITS = 64
+"""Nodes in a word of a set of nodes."""
 AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
-"""Power states of a node; the nodes of a partition are kept in sets by these."""
+"""Power states of a node."""
 N_SETS = 4
+"""Number of power states, for each of which the nodes of a partition are kept in sets."""
 PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
 """Which of the fitting nodes is taken: the fullest, the emptiest, any, the first."""
 
@@ -201,16 +203,16 @@ JOB = np.dtype(
         ("submitted_s", np.int64),
         ("started_s", np.int64),  # the first start; NEVER: not yet
         ("ends_s", np.int64),  # end of the present run, in truth
-        ("remaining_s", np.int64),  # run time not yet done when last started or stopped
+        ("remaining_s", np.int64),  # run time left when it was last started or stopped
         ("resumed_s", np.int64),  # start of the present run
-        ("granted_s", np.int64),  # estimate in force, which grows when it proves too small
-        ("expected_s", np.int64),  # end of the present run, as planned with
-        ("late_s", np.int64),  # how long its present run waited for nodes to boot
+        ("granted_s", np.int64),  # estimate that backfill plans with; it grows when it proves too small
+        ("expected_s", np.int64),  # end of the present run by that estimate
+        ("boot_wait_s", np.int64),  # how long its present run waited for nodes to boot
         ("gpus", np.int32),
         ("partition", np.int32),
         ("queue", np.int32),
-        ("first_share", np.int32),  # of the shares of nodes that it holds
-        ("place", np.int32),  # in the heap of ends
+        ("first_share", np.int32),  # first of the list of its shares of nodes
+        ("heap_index", np.int32),  # in ``ends``
     ],
     align=True,
 )
@@ -228,26 +230,26 @@ PARTITION = np.dtype(
     [
         ("free_gpus", np.int64),
         ("first_word", np.int64),
-        ("words", np.int64),  # for each level
+        ("words", np.int64),  # of each set of nodes
         *integers("first_level", "first_node", "nodes", "gpus_per_node", "first_queue", "end_queue", "first_running"),
         ("running", np.int64),
-        ("touched", np.int64),  # whether a pass is due
-        ("due", np.int64),  # not of this partition: a place in the list of those with a pass due
+        ("pass_due", np.int64),  # whether a pass is due
+        ("due_list", np.int64),  # not of this partition: row i holds the partition number i with a pass due
         # How many nodes are in each state since counted_s, and node seconds until then.
         ("counted_s", np.int64),
         ("holding", np.int64),  # with a job, awake or not
         ("busy", np.int64),  # with a job, awake
         *integers("awake", "waking", "asleep", "falling"),
-        ("gpus", np.int64),  # held on nodes that are awake
+        ("gpus", np.int64),  # GPUs held on nodes that are awake
         *integers("busy_node_s", "awake_node_s", "waking_node_s", "asleep_node_s", "falling_node_s", "gpu_s"),
-        ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
-        ("row", np.int64),  # the last one in the log of holding nodes
-        ("next_by_submission", np.int64),  # in ``by_submission``, the first of its jobs not yet found overdue
+        ("short_node_s", np.int64),  # of nodes that boot while a job waits for them
+        ("row", np.int64),  # its last row in ``holding``
+        ("next_by_submission", np.int64),  # in ``by_submission``, the first of its jobs within the wait bound
         ("end_by_submission", np.int64),
-        ("overdue", np.int64),  # running jobs past their estimates, where these are kept apart
-        ("reserved", np.int64),  # nodes
-        # A reservation that is still right: its job (NOBODY: none), its begin, and what is free beyond it then.
-        *integers("planned_for", "shadow_s", "extra"),
+        ("overdue", np.int64),  # running jobs past their estimates, where they have a list of their own
+        ("reserved", np.int64),  # number of reserved nodes
+        # The last reservation: its job (NOBODY: none is valid), its begin, and the GPUs that it leaves free then.
+        *integers("reserved_for", "shadow_s", "extra"),
     ],
     align=True,
 )
@@ -260,15 +262,15 @@ NODE = np.dtype(
         ("idle_since_s", np.int64),  # when its last job ended, or when it was up
         ("free", np.int32),  # GPUs
         ("power", np.int32),  # AWAKE, ...
-        ("rank", np.int32),  # its place in its partition's order of filling
+        ("rank", np.int32),  # in its partition's fill order
         ("tier_end", np.int32),  # the first rank of a higher weight
         ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
         ("later", np.int32),
         ("kept", np.int32),  # excluded from the idle timer
-        ("ranked", np.int32),  # not of this node: the node of its partition that ranks as this one is numbered
-        ("waking", np.int32),  # not of this node: a place in the ring of nodes by when they are awake
-        ("falling", np.int32),  # the same, of nodes by when they are asleep
-        ("reserved", np.int32),  # not of this node: a place in the list of those that its partition's head is to get
+        ("ranked", np.int32),  # not of this node: entry i of a partition holds the node of rank i
+        ("waking", np.int32),  # not of this node: ring buffer of the nodes that wake, first awake first
+        ("falling", np.int32),  # the same of the nodes that fall asleep
+        ("reserved", np.int32),  # not of this node: list of the nodes reserved for its partition's head
     ],
     align=True,
 )
@@ -276,20 +278,20 @@ HOLDING = np.dtype(integers("at_s", "partition", "nodes"), align=True)
 """Number of nodes of a partition that hold a job from ``at_s`` on."""
 CLOCK = np.dtype(
     [
-        *integers("now_s", "backfill", "preemptive", "arrived", "running", "ended", "backfilled", "touched"),
-        ("versatile", np.int64),  # whether nodes sleep, differ in weight or are counted, which takes a little longer
+        *integers("now_s", "backfill", "preemptive", "arrived", "running", "ended", "backfilled", "n_passes_due"),
+        ("tracks_nodes", np.int64),  # whether nodes sleep, differ in weight or are counted, which takes a little longer
         ("next_s", np.int64),  # the moment before which the core stopped
-        ("bounds", np.int64),  # on waiting that have come into force
+        ("bounds", np.int64),  # entries of ``guard`` that have come into force
         *integers("free_share", "placement", "seed", "rows", "boot_s", "shutdown_s"),
-        ("suspend_s", np.int64),  # what the idle timer is set to; NEVER: off
+        ("suspend_s", np.int64),  # time of the idle timer; NEVER: off
         *integers("first_waking", "waking", "first_falling", "falling", "idle_first", "idle_last"),
-        ("sleeps", np.int64),  # nodes that were put to sleep, and at how many moments
+        ("sleeps", np.int64),  # nodes put to sleep, and the number of moments at which that happened
         *integers("sleep_moments", "last_sleep_s", "wakes", "wake_moments", "last_wake_s"),
-        ("delays", np.int64),  # starts that waited for a node to get up
+        ("delays", np.int64),  # starts that waited for a node to boot
         ("delay_moments", np.int64),
         ("last_delay_s", np.int64),
         ("closed", np.int64),  # whether no other job may use what is reserved for a promoted head
-        ("idle_gpus", np.int64),  # that may be held back for a head that was not promoted; NEVER: any number
+        ("idle_gpus", np.int64),  # most free GPUs kept for a head that was not promoted; NEVER: no bound
     ],
     align=True,
 )
@@ -299,13 +301,28 @@ CLOCK = np.dtype(
 class EngineState(Table):
     """Tables of a replay.
 
-    The record types of this module describe their fields. ``holding`` is a log. ``bits`` and ``level_nodes`` hold, for
-    each partition, each of AWAKE, WAKING, ... and each number of free GPUs (level), the set of such nodes, as bits by
-    rank, and their count. ``ends`` is a heap of running jobs by true end. ``expected`` holds, from each partition's
-    ``first_running`` on, its running jobs by expected end; for NODES those past their estimates are left out of this
-    and are stored before the next partition's, last started last. ``ended`` lists the jobs that have ended, in order.
-    ``path`` is scratch space. ``guard`` is the wait bound, empty: none. With one, ``by_submission`` lists the jobs of
-    each partition, first submitted first.
+    The record types of this module describe the fields of the others.
+
+    Attributes
+    ----------
+    bits, level_nodes
+        Sets of nodes, as bits by rank, and their sizes: for each partition, each power state and each number of free
+        GPUs (level).
+    ends
+        Heap of running jobs by true end.
+    expected
+        Running jobs by expected end, those of a partition from its ``first_running`` on. With NODES, jobs past their
+        estimates are at the end of the partition's part instead, last started last.
+    ended
+        Jobs that have ended, in order.
+    path
+        Scratch space.
+    holding
+        Log of the nodes that hold a job.
+    guard
+        The wait bound; empty: none.
+    by_submission
+        Jobs of each partition, first submitted first; empty without a wait bound.
     """
 
     clock: NDArray[np.void]
@@ -334,13 +351,13 @@ def new_state(
     preemptive: bool,
     placement: int = PACKED,
     seed: int = 0,
-    versatile: bool = False,
+    tracks_nodes: bool = False,
     guard: NDArray[np.void] | None = None,
 ) -> EngineState:
     """Return the state of an empty cluster before the first submission.
 
-    All nodes are awake. Where not ``versatile``, jobs go to the fullest node first; otherwise nodes can sleep and are
-    counted. ``guard`` is of type ``GUARD``; None: no job is promoted for waiting.
+    All nodes are awake. With ``tracks_nodes`` nodes can sleep and differ in weight, and are counted; without it jobs go
+    to the fullest node first, which is faster. ``guard`` is of type ``GUARD``; None: no job is promoted for waiting.
     """
     total, n_jobs = shape.total_gpus, len(workload)
     partitions, levels = _partitions(shape)
@@ -355,7 +372,7 @@ def new_state(
     pending["priority"] = np.random.default_rng(0).integers(2**32, size=n_jobs, dtype=np.int64)
     clock = np.zeros(1, dtype=CLOCK)
     clock["backfill"], clock["preemptive"], clock["placement"], clock["seed"] = backfill, preemptive, placement, seed
-    clock["versatile"] = versatile
+    clock["tracks_nodes"] = tracks_nodes
     clock["suspend_s"], clock["idle_first"], clock["idle_last"], clock["idle_gpus"] = NEVER, NOBODY, NOBODY, NEVER
     shares = np.zeros(total, dtype=SHARE)
     shares["next"] = np.arange(1, total + 1)
@@ -365,7 +382,7 @@ def new_state(
         edges = np.searchsorted(jobs["partition"][by_submission], np.arange(len(partitions) + 1))
         partitions["next_by_submission"], partitions["end_by_submission"] = edges[:-1], edges[1:]
     # A job is counted where it starts and where it ends; starts and ends of one moment share a row.
-    n_rows = 2 * n_jobs + len(partitions) if versatile else 0
+    n_rows = 2 * n_jobs + len(partitions) if tracks_nodes else 0
     return EngineState(
         clock=clock,
         jobs=jobs,
@@ -398,6 +415,7 @@ def _nodes(shape: ClusterShape) -> NDArray[np.void]:
 
 
 def _partitions(shape: ClusterShape) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """Return the records of the partitions, and empty counts of their sets."""
     partitions = np.zeros(len(shape.partitions), dtype=PARTITION)
     levels = shape.gpus_per_node.astype(np.int64) + 1
     words = -(-shape.nodes.astype(np.int64) // WORD_BITS)
@@ -405,7 +423,7 @@ def _partitions(shape: ClusterShape) -> tuple[NDArray[np.void], NDArray[np.int64
     partitions["words"], partitions["first_word"] = words, _starts(words * levels * N_SETS)
     partitions["first_level"], partitions["first_node"] = _starts(levels * N_SETS), _starts(shape.nodes)
     partitions["first_running"], partitions["nodes"] = _starts(shape.capacity), shape.nodes
-    partitions["awake"], partitions["row"], partitions["planned_for"] = shape.nodes, NOBODY, NOBODY
+    partitions["awake"], partitions["row"], partitions["reserved_for"] = shape.nodes, NOBODY, NOBODY
     return partitions, np.zeros(int(levels.sum()) * N_SETS, dtype=np.int64)
 
 
@@ -414,7 +432,7 @@ def _starts(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 
 def _full_sets(partitions: NDArray[np.void], levels: NDArray[np.int64], shape: ClusterShape) -> NDArray[np.uint64]:
-    """Return an idle cluster's sets of nodes, counted in ``levels``."""
+    """Return an idle cluster's sets of nodes, and write their sizes to ``levels``."""
     bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()) * N_SETS, dtype=np.uint64)
     for partition, nodes in zip(partitions, shape.nodes.tolist(), strict=True):
         top, words = int(partition["gpus_per_node"]), int(partition["words"])
@@ -432,14 +450,14 @@ def _queues(
     """Return the queues of all partitions, and the queue of each job.
 
     A partition has one queue, or with ``by_size`` one for each size of job in it, smallest first. Whether a job can be
-    placed depends on nothing but its size, so a pass with backfill checks the heads of the sizes instead of every job.
+    placed depends on its size alone, so a pass with backfill checks the first job of each size instead of every job.
     A strict pass checks one head only.
     """
     size = workload.gpus.astype(np.int64) if by_size else np.zeros(len(workload), dtype=np.int64)
     stride = int(size.max(initial=0)) + 1
-    names, queue = np.unique(workload.partition * stride + size, return_inverse=True)
-    queues = np.zeros(len(names), dtype=QUEUE)
-    queues["gpus"], queues["root"], queues["head"] = names % stride, NOBODY, NOBODY
-    edges = np.searchsorted(names, np.arange(len(partitions) + 1, dtype=np.int64) * stride)
+    codes, queue = np.unique(workload.partition * stride + size, return_inverse=True)
+    queues = np.zeros(len(codes), dtype=QUEUE)
+    queues["gpus"], queues["root"], queues["head"] = codes % stride, NOBODY, NOBODY
+    edges = np.searchsorted(codes, np.arange(len(partitions) + 1, dtype=np.int64) * stride)
     partitions["first_queue"], partitions["end_queue"] = edges[:-1], edges[1:]
     return queues, queue

@@ -1,30 +1,27 @@
 """Backfill pass, in which no job delays an earlier one.
 
 After ``_attempt_backfill`` of Slurm's ``backfill.c`` and ``_will_run_test`` of its ``select/cons_tres`` (22.05). The
-future is a list of slots, each with the nodes that no planned job has reserved. A job is tried on the nodes that are
-free of reservations for all of its time limit, from now on, then from the end of the first slot that would give it
-other nodes, and so on. To find when running jobs free enough, they are removed in the order of their expected ends, a
-group at a time: first those that end within 30 s of each other, then 60, 120, ... A planned start can therefore be
-later than necessary.
-
-Running jobs are kept by when their nodes are free, by which the clock goes, and by expected end, with which backfill
-plans.
+future is a list of slots of time, each with the nodes that no planned job has reserved. A job is tried on the nodes
+that are not reserved during its time limit, from now on, then from the end of the first slot that would give it other
+nodes, and so on. To find when running jobs free enough, they are removed in the order of their expected ends, a group
+at a time: first those that end within 30 s of each other, then 60 s, 120 s, ... A planned start can therefore be later
+than necessary.
 """
 
 from __future__ import annotations
 
 from helios.jit import kernel, plain
-from helios.simulate.core.running import drop, rise
+from helios.simulate.core.running import heap_remove, heap_rise
 from helios.simulate.slurm.placement import (
+    allocate,
     begin_plan,
     count_units,
-    free_job,
-    free_job_in_plan,
-    hold,
     pick,
+    release_in_plan,
+    release_job,
     units_wanted,
 )
-from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, remove_from_queue
+from helios.simulate.slurm.priority import charge_usage, enqueue, note_change, queue_position, remove_from_queue
 from helios.simulate.slurm.workload import (
     ALL,
     BY_BACKFILL,
@@ -41,18 +38,373 @@ from helios.simulate.slurm.workload import (
     SlurmState,
 )
 
-# Limits of a QOS on what runs at once: of the job's own QOS, and of its partition's, which goes first.
+GROUP_S = 30
+"""Running jobs that end within this time are removed together, s; doubled for each group (``time_window``)."""
+
+
+KILL_WAIT_S = 30
+"""How long after its limit a job may last (default of ``KillWait``), s."""
+
+
+LARGEST_GROUP = 200
+"""Jobs after which a group ends."""
 
 
 @kernel
-def allowed(state: SlurmState, choice: int) -> bool:
-    """Return whether no QOS limit keeps the job from running now.
+def backfill_pass(state: SlurmState) -> None:
+    """Plan the queue, and start the jobs that are planned for now."""
+    clock, position, started = state.clock[0], plain(0), 0
+    now_s, tested = clock.now_ms // MS, 0
+    clock.backfill_passes += 1
+    clock.changed_for_backfill = 1 if clock.soft and extend_overrun_jobs(state) else 0
+    clock.postponed, clock.planned_idle = 0, 0
+    begin_slots(state, now_s)
+    for partition in range(len(state.partitions)):
+        state.partitions[partition].tested = 0
+    for user in range(len(state.user_tested)):
+        state.user_tested[user] = 0
+    plans = 0
+    while position < clock.queued and tested < clock.max_test and clock.slots + 2 <= len(state.slots):
+        choice = state.queue[position]
+        job = state.choices[choice].job
+        if not _may_test(state, choice):
+            position, plans = position + 1, 0
+            continue
+        begin_s = _plan(state, choice, now_s)
+        tested += 1 if begin_s != NOBODY else 0
+        if begin_s == now_s:
+            limit_min = _start_limit(state, choice, now_s)
+            position -= start_job(state, choice, position, limit_min, plain(BY_BACKFILL))
+            started += 1
+            plans = 0
+            if 0 < clock.max_start <= started:
+                break
+            continue
+        if begin_s > now_s and begin_s != NEVER:
+            _note_plan(state, job, begin_s)
+            _note_idle(state)
+            plans += 1
+            if state.jobs[job].next_task != NOBODY and plans < _tasks_left(state, job):
+                continue
+        position, plans = position + 1, 0
+    clock.backfill_tests += tested
 
-    After Slurm's ``acct_policy.c``.
+
+@kernel
+def _may_test(state: SlurmState, choice: int) -> bool:
+    clock, row = state.clock[0], state.choices[choice]
+    record, part = state.jobs[row.job], state.partitions[row.partition]
+    record.held_by_limit = 0 if within_limits(state, choice) else 1
+    if record.held_by_limit or record.is_held:
+        return False
+    if clock.max_part > 0 and part.tested >= clock.max_part:
+        return False
+    if clock.max_user > 0 and state.user_tested[record.user] >= clock.max_user:
+        return False
+    part.tested += 1
+    state.user_tested[record.user] += 1
+    return True
+
+
+@kernel
+def _plan(state: SlurmState, choice: int, now_s: int) -> int:
+    """Find when ``choice`` can start, and reserve its nodes for then.
+
+    Returns the start. ``now_s``: it can start now, on the nodes picked. NEVER: it cannot start within the window.
+    NOBODY: it was not tried, as there were too few nodes.
     """
-    asked = state.choices[choice]
-    record = state.jobs[asked.job]
-    first, second = state.partitions[asked.partition].qos, record.qos
+    clock, row = state.clock[0], state.choices[choice]
+    lasts_s, wanted = _planned_min(state, choice) * 60, units_wanted(state, row.job)
+    nodes = max(state.jobs[row.job].nodes, 1)
+    later_s, tried = now_s, False
+    while True:
+        from_s = later_s
+        later_s = free_nodes(state, row.partition, from_s, max(from_s, now_s) + lasts_s)
+        begin_s = NEVER
+        if count_nodes(state) >= nodes:
+            tried = True
+            begin_s = _will_run(state, choice, wanted, now_s)
+        if begin_s == NEVER:
+            if later_s == 0:
+                return NEVER if tried else NOBODY
+            continue
+        if begin_s < from_s:
+            begin_s, clock.postponed = from_s, 1
+        if begin_s <= now_s:
+            return now_s
+        if later_s > 0 and begin_s > later_s:
+            continue
+        if begin_s > now_s + clock.window_s:
+            return NEVER
+        later_s = _reserve_picked(state, begin_s, lasts_s)
+        if later_s == 0:
+            return begin_s
+
+
+@kernel
+def _planned_min(state: SlurmState, choice: int) -> int:
+    """Return the run time to plan with, TimeMin or the time limit, min."""
+    least = state.jobs[state.choices[choice].job].time_min
+    limit: int = state.choices[choice].plan_min
+    return int(least if 0 < least < limit else limit)
+
+
+@kernel
+def _reserve_picked(state: SlurmState, begin_s: int, lasts_s: int) -> int:
+    """Reserve the nodes picked from ``begin_s`` on.
+
+    Returns 0, or, where one is reserved already, when to try next.
+    """
+    step_s = state.clock[0].tolerance_s
+    slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s) // step_s * step_s
+    copy_picked(state)
+    if picked_are_reserved(state, slot_s, slot_end_s):
+        return int(begin_s)
+    reserve(state, slot_s, slot_end_s)
+    return 0
+
+
+@kernel
+def _will_run(  # noqa: PLR0912 - to be compared with Slurm's, branch by branch
+    state: SlurmState, choice: int, wanted: int, now_s: int
+) -> int:
+    """Pick nodes of the first set for ``choice``, and return when they are free.
+
+    That follows from the expected ends of running jobs. NEVER: too few are ever free.
+    """
+    units = count_units(state, plain(NOW), choice, plain(0))
+    if units >= wanted:
+        pick(state, plain(NOW), choice, plain(0))
+        return now_s
+    begin_plan(state, plain(0))
+    clock, next_job = state.clock[0], 0
+    window_s, from_s, more = GROUP_S, 0, True
+    while more:
+        last, n_removed = NOBODY, 0
+        while True:
+            if next_job == clock.running:
+                more = False
+                break
+            job = state.expected[next_job]
+            next_job += 1
+            gained = release_in_plan(state, job, choice, plain(0))
+            if gained < 0:
+                continue
+            units += gained
+            last = job
+            end_s = state.jobs[job].expected_s
+            if from_s == 0:
+                from_s = end_s + GROUP_S - end_s % GROUP_S
+            if next_job == clock.running:
+                more = False
+                break
+            if state.jobs[state.expected[next_job]].expected_s > from_s + window_s:
+                break
+            n_removed += 1
+            if n_removed > LARGEST_GROUP + 1:
+                break
+        if last == NOBODY:
+            return NEVER
+        if n_removed > LARGEST_GROUP + 1:
+            continue
+        window_s *= 2
+        while next_job < clock.running and state.jobs[state.expected[next_job]].expected_s > from_s + window_s:
+            window_s *= 2
+        if units >= wanted:
+            pick(state, plain(PLAN), choice, plain(0))
+            end_s = state.jobs[last].expected_s
+            return int(end_s if end_s > now_s else max(end_s + KILL_WAIT_S, now_s + 1))
+    return NEVER
+
+
+@kernel
+def _start_limit(state: SlurmState, choice: int, now_s: int) -> int:
+    """Return the time limit of a job that backfill starts, min.
+
+    With a hard TimeMin it is cut to the time in which its nodes are free.
+    """
+    limit: int = state.choices[choice].limit_min
+    least = state.jobs[state.choices[choice].job].time_min
+    if least == 0 or least >= limit or state.clock[0].soft:
+        return limit
+    copy_picked(state)
+    slot = plain(0)
+    while slot != NOBODY:
+        begin_s = state.slots[slot].begin_s
+        if begin_s != now_s and begin_s < now_s + limit * 60 and not picked_are_free(state, slot):
+            limit = min(limit, (begin_s - now_s) // 60)
+        slot = state.slots[slot].next
+    return int(max(least, limit))
+
+
+@kernel
+def _note_plan(state: SlurmState, job: int, begin_s: int) -> None:
+    record, this_pass = state.jobs[job], state.clock[0].backfill_passes
+    if record.planned_in != this_pass or begin_s < record.planned_s:
+        record.planned_in, record.planned_s = this_pass, begin_s
+
+
+@kernel
+def _note_idle(state: SlurmState) -> None:
+    """Note whether a picked node is idle.
+
+    Slurm marks such a node, which is an update.
+    """
+    for i in range(state.clock[0].picked):
+        if state.free[NOW, state.picked[i]].jobs == 0:
+            state.clock[0].planned_idle = 1
+
+
+@kernel
+def _tasks_left(state: SlurmState, job: int) -> int:
+    """Count the array tasks that a pass may plan."""
+    count = 0
+    while job != NOBODY and count < state.clock[0].max_array:
+        count += 1
+        job = state.jobs[job].next_task
+    return count
+
+
+# Running jobs: in ``ends`` by when their nodes are free, and in ``expected`` by the end that backfill plans with.
+
+
+@kernel
+def start_job(state: SlurmState, choice: int, position: int, limit_min: int, started_by: int) -> int:
+    """Start the job of ``choice`` on the nodes picked, and queue its next task.
+
+    Returns by how many places the record at ``position`` of the queue moves towards the front.
+    """
+    clock, job = state.clock[0], state.choices[choice].job
+    record = state.jobs[job]
+    earlier = remove_from_queue(state, job, position)
+    run_ms = record.run_ms
+    if limit_min < YEAR_MIN:
+        run_ms = min(run_ms, limit_min * 60 * MS)
+    _run_job(state, choice, clock.now_ms, run_ms, limit_min, started_by)
+    clock.starts += 1
+    note_change(state, clock.now_ms)
+    if record.next_task != NOBODY:
+        earlier -= _queue_next_task(state, job, position - earlier)
+    return earlier
+
+
+@kernel
+def resume_job(state: SlurmState, choice: int, started_ms: int) -> None:
+    """Let the job of ``choice`` run since ``started_ms`` on the nodes picked.
+
+    It may have exceeded its time limit.
+    """
+    record = state.jobs[state.choices[choice].job]
+    _run_job(state, choice, started_ms, record.run_ms, state.choices[choice].limit_min, plain(BY_MAIN))
+
+
+@kernel
+def _run_job(  # noqa: PLR0917 - numba kernels are called by position
+    state: SlurmState, choice: int, started_ms: int, run_ms: int, limit_min: int, started_by: int
+) -> None:
+    clock, job = state.clock[0], state.choices[choice].job
+    record, started_s = state.jobs[job], started_ms // MS
+    record.priority, record.partition = state.choices[choice].priority, state.choices[choice].partition
+    record.started_by = started_by
+    allocate(state, choice)
+    count_in_qos(state, job, record.partition, plain(1))
+    record.status, record.started_ms, record.billing = RUNNING, started_ms, state.choices[choice].billing
+    record.ended_ms = started_ms + run_ms
+    record.freed_ms = record.ended_ms + clock.release_ms
+    record.limit_end_s = started_s + min(limit_min, YEAR_MIN) * 60
+    record.soft_end_s = started_s + record.time_min * 60 if clock.soft and record.time_min > 0 else NEVER
+    record.expected_s = min(record.limit_end_s, record.soft_end_s)
+    heap_rise(state.ends, state.jobs["freed_ms"], state.jobs["heap_index"], job, clock.running)
+    _insert_expected(state, job, clock.running)
+    clock.running += 1
+
+
+@kernel
+def _queue_next_task(state: SlurmState, job: int, position: int) -> int:
+    """Queue the next task of an array, with the priority of ``job``.
+
+    Returns how many of its choices come before ``position``.
+    """
+    record, ahead = state.jobs[job], 0
+    task = state.jobs[record.next_task]
+    task.site_factor, task.nice, task.time_min, task.is_held = (
+        record.site_factor,
+        record.nice,
+        record.time_min,
+        record.is_held,
+    )
+    for i in range(record.choices):
+        choice = task.first_choice + i
+        state.choices[choice].priority = state.choices[record.first_choice + i].priority
+        if queue_position(state, choice) < position:
+            ahead += 1
+    enqueue(state, record.next_task)
+    return ahead
+
+
+@kernel
+def end_job(state: SlurmState, job: int) -> None:
+    """End ``job``, whose nodes are free now."""
+    clock, record = state.clock[0], state.jobs[job]
+    if record.ended_ms > clock.last_priority_ms and clock.fair_weight > 0:
+        charge_usage(state, job, record.ended_ms)
+    release_job(state, job)
+    count_in_qos(state, job, record.partition, plain(-1))
+    record.status = ENDED
+    state.ended[clock.ended] = job
+    clock.ended += 1
+    clock.running -= 1
+    heap_remove(state.ends, state.jobs["freed_ms"], state.jobs["heap_index"], job, clock.running)
+    index = 0
+    while state.expected[index] != job:
+        index += 1
+    for later in range(index, clock.running):
+        state.expected[later] = state.expected[later + 1]
+    note_change(state, clock.now_ms)
+
+
+@kernel
+def extend_overrun_jobs(state: SlurmState) -> bool:
+    """Move the expected ends of jobs that have exceeded their soft limits.
+
+    The new end is halfway to the time limit (``_bf_reserve_running`` in ``backfill.c``). Returns whether there was one.
+    """
+    clock, outrun, now_s = state.clock[0], False, state.clock[0].now_ms // MS
+    for i in range(clock.running):
+        record = state.jobs[state.expected[i]]
+        if record.soft_end_s < now_s and record.soft_end_s < record.limit_end_s:
+            record.expected_s = now_s + max(record.limit_end_s - now_s, 0) // 2
+            outrun = True
+    if outrun:
+        for i in range(1, clock.running):
+            _insert_expected(state, state.expected[i], i)
+    return outrun
+
+
+@kernel
+def _insert_expected(state: SlurmState, job: int, index: int) -> None:
+    """Move ``job`` to its position by expected end, which is at most ``index``."""
+    while index > 0 and _ends_later(state, state.expected[index - 1], job):
+        state.expected[index] = state.expected[index - 1]
+        index -= 1
+    state.expected[index] = job
+
+
+@kernel
+def _ends_later(state: SlurmState, job: int, other: int) -> bool:
+    ends_s, other_ends_s = state.jobs[job].expected_s, state.jobs[other].expected_s
+    return bool(ends_s > other_ends_s or (ends_s == other_ends_s and job > other))
+
+
+# Limits on what runs at once, of the partition's QOS and of the job's own. Where both set one, the partition's counts.
+
+
+@kernel
+def within_limits(state: SlurmState, choice: int) -> bool:
+    """Return whether all QOS limits let the job run now (Slurm's ``acct_policy.c``)."""
+    row = state.choices[choice]
+    record = state.jobs[row.job]
+    first, second = state.partitions[row.partition].qos, record.qos
     if second == first:
         second = NOBODY
     gpus = record.gpus * max(record.nodes, 1)
@@ -89,152 +441,21 @@ def _gpus_left(state: SlurmState, gpus: int, first: int, second: int) -> bool:
 
 
 @kernel
-def charge(state: SlurmState, job: int, partition: int, sign: int) -> None:
-    """Add ``job`` to the counts of its QOS, or remove it.
-
-    ``sign`` is 1 or -1.
-    """
+def count_in_qos(state: SlurmState, job: int, partition: int, sign: int) -> None:
+    """Add ``job`` to the counts of its QOS (``sign`` 1), or remove it (-1)."""
     record, first = state.jobs[job], state.partitions[partition].qos
     gpus = sign * record.gpus * max(record.nodes, 1)
-    for number in range(2):
-        qos = first if number == 0 else record.qos
-        if qos >= 0 and (number == 0 or qos != first):
+    for i in range(2):
+        qos = first if i == 0 else record.qos
+        if qos >= 0 and (i == 0 or qos != first):
             state.user_jobs[record.user * len(state.qos) + qos] += sign
             state.user_gpus[record.user * len(state.qos) + qos] += gpus
             state.qos[qos].held_gpus += gpus
 
 
-@kernel
-def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int) -> int:
-    """Start the job in ``choice`` on the nodes picked.
-
-    Returns by how much what was at ``position`` of the queue moves towards the front. The next task of an array takes
-    the place of the one that starts.
-    """
-    clock, job = state.clock[0], state.choices[choice].job
-    record = state.jobs[job]
-    earlier = remove_from_queue(state, job, position)
-    run_ms = record.run_ms
-    if limit_min < YEAR_MIN:
-        run_ms = min(run_ms, limit_min * 60 * MS)
-    _run(state, choice, clock.now_ms, run_ms, limit_min, by)
-    clock.starts += 1
-    change(state, clock.now_ms)
-    if record.next_task != NOBODY:
-        earlier -= _queue_next_task(state, job, position - earlier)
-    return earlier
-
-
-@kernel
-def resume(state: SlurmState, choice: int, started_ms: int) -> None:
-    """Let the job in ``choice`` run since ``started_ms`` on the nodes picked.
-
-    It may have outrun its limit.
-    """
-    record = state.jobs[state.choices[choice].job]
-    _run(state, choice, started_ms, record.run_ms, state.choices[choice].limit_min, plain(BY_MAIN))
-
-
-@kernel
-def _run(  # noqa: PLR0917 - numba kernels are called by position
-    state: SlurmState, choice: int, started_ms: int, run_ms: int, limit_min: int, by: int
-) -> None:
-    clock, job = state.clock[0], state.choices[choice].job
-    record, started_s = state.jobs[job], started_ms // MS
-    record.priority, record.partition, record.by = state.choices[choice].priority, state.choices[choice].partition, by
-    hold(state, choice)
-    charge(state, job, record.partition, plain(1))
-    record.status, record.started_ms, record.billing = RUNNING, started_ms, state.choices[choice].billing
-    record.ended_ms = started_ms + run_ms
-    record.freed_ms = record.ended_ms + clock.release_ms
-    record.limit_s = started_s + min(limit_min, YEAR_MIN) * 60
-    record.soft_s = started_s + record.time_min * 60 if clock.soft and record.time_min > 0 else NEVER
-    record.expected_s = min(record.limit_s, record.soft_s)
-    rise(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
-    _expect(state, job, clock.running)
-    clock.running += 1
-
-
-@kernel
-def _queue_next_task(state: SlurmState, job: int, position: int) -> int:
-    """Queue the next task of an array, with the priority of its record.
-
-    Returns how many of its choices go before ``position``.
-    """
-    record, ahead = state.jobs[job], 0
-    task = state.jobs[record.next_task]
-    task.site, task.nice, task.time_min, task.is_held = record.site, record.nice, record.time_min, record.is_held
-    for number in range(record.choices):
-        choice = task.first_choice + number
-        state.choices[choice].priority = state.choices[record.first_choice + number].priority
-        if queue_position(state, choice) < position:
-            ahead += 1
-    queue_up(state, record.next_task)
-    return ahead
-
-
-@kernel
-def end(state: SlurmState, job: int) -> None:
-    """End ``job``, whose nodes are free now."""
-    clock, record = state.clock[0], state.jobs[job]
-    if record.ended_ms > clock.last_priority_ms and clock.fair_weight > 0:
-        charge_usage(state, job, record.ended_ms)
-    free_job(state, job, plain(NOW))
-    charge(state, job, record.partition, plain(-1))
-    record.status = ENDED
-    state.ended[clock.ended] = job
-    clock.ended += 1
-    clock.running -= 1
-    drop(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
-    place = 0
-    while state.expected[place] != job:
-        place += 1
-    for later in range(place, clock.running):
-        state.expected[later] = state.expected[later + 1]
-    change(state, clock.now_ms)
-
-
-@kernel
-def extend_overrun_jobs(state: SlurmState) -> bool:
-    """Move the expected ends of jobs that have outrun their soft limits.
-
-    The new end is after half of the time that is left until the limit (``_bf_reserve_running`` in ``backfill.c``).
-    Returns whether there was one.
-    """
-    clock, outrun, now_s = state.clock[0], False, state.clock[0].now_ms // MS
-    for place in range(clock.running):
-        record = state.jobs[state.expected[place]]
-        if record.soft_s < now_s and record.soft_s < record.limit_s:
-            record.expected_s = now_s + max(record.limit_s - now_s, 0) // 2
-            outrun = True
-    if outrun:
-        for place in range(1, clock.running):
-            _expect(state, state.expected[place], place)
-    return outrun
-
-
-@kernel
-def _expect(state: SlurmState, job: int, place: int) -> None:
-    """Move ``job`` to its position by expected end.
-
-    That is not after ``place``.
-    """
-    while place > 0 and _ends_later(state, state.expected[place - 1], job):
-        state.expected[place] = state.expected[place - 1]
-        place -= 1
-    state.expected[place] = job
-
-
-@kernel
-def _ends_later(state: SlurmState, job: int, other: int) -> bool:
-    ends_s, other_ends_s = state.jobs[job].expected_s, state.jobs[other].expected_s
-    return bool(ends_s > other_ends_s or (ends_s == other_ends_s and job > other))
-
-
-# The future as backfill sees it: a list of slots of time, each with the nodes that no planned job has reserved.
+# Slots of time, each with the nodes that no planned job has reserved, after ``node_space`` of Slurm's ``backfill.c``.
 #
-# After the ``node_space`` map of Slurm's ``backfill.c``. ``state.words`` holds three sets of nodes: those that a job
-# may have, one for the main scheduler, and those picked.
+# ``state.words`` holds three sets of nodes: those that a job may have, one for the main scheduler, and those picked.
 
 
 @kernel
@@ -251,10 +472,9 @@ def begin_slots(state: SlurmState, now_s: int) -> None:
 
 @kernel
 def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> int:
-    """Collect the nodes of a partition that are not reserved in a period.
+    """Write a partition's nodes that are not reserved in a period to the first set.
 
-    They are put into the first set of ``state.words``. Returns when to try next: the end of the first slot after which
-    there are other nodes; 0: never.
+    Returns when to try next: the end of the first slot after which there are other nodes; 0: never.
     """
     clock, slot, later_s = state.clock[0], plain(0), 0
     for word in range(clock.words):
@@ -262,7 +482,7 @@ def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> 
     while slot != NOBODY:
         record = state.slots[slot]
         if record.end_s > from_s:
-            if record.next != NOBODY and later_s == 0 and _opens(state, partition, slot):
+            if record.next != NOBODY and later_s == 0 and _adds_nodes(state, partition, slot):
                 later_s = record.end_s
             if record.begin_s > until_s:
                 return int(later_s)
@@ -273,16 +493,13 @@ def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> 
 
 
 @kernel
-def _opens(state: SlurmState, partition: int, slot: int) -> bool:
-    """Return whether the slot after this one has new nodes for a job.
-
-    These are nodes of the partition that are not free of reservations up to the end of this slot.
-    """
+def _adds_nodes(state: SlurmState, partition: int, slot: int) -> bool:
+    """Return whether the slot after this one has nodes that are reserved before it."""
     following = state.slots[slot].next
     for word in range(state.clock[0].words):
-        here = state.words[word] & state.slot_nodes[slot, word]
-        after = state.part_nodes[partition, word] & state.slot_nodes[following, word]
-        if after & ~here:
+        free_until_end = state.words[word] & state.slot_nodes[slot, word]
+        free_afterwards = state.part_nodes[partition, word] & state.slot_nodes[following, word]
+        if free_afterwards & ~free_until_end:
             return True
     return False
 
@@ -301,18 +518,18 @@ def count_nodes(state: SlurmState) -> int:
 
 @kernel
 def copy_picked(state: SlurmState) -> None:
-    """Copy the nodes picked into the third set of ``state.words``."""
+    """Write the nodes picked to the third set."""
     clock = state.clock[0]
-    base = 2 * clock.words
+    first_word = 2 * clock.words
     for word in range(clock.words):
-        state.words[base + word] = 0
-    for place in range(clock.picked):
-        node = state.picked[place]
-        state.words[base + node // WORD] |= 1 << (node % WORD)
+        state.words[first_word + word] = 0
+    for i in range(clock.picked):
+        node = state.picked[i]
+        state.words[first_word + node // WORD] |= 1 << (node % WORD)
 
 
 @kernel
-def has_marked(state: SlurmState, slot: int) -> bool:
+def picked_are_free(state: SlurmState, slot: int) -> bool:
     """Return whether no node of the third set is reserved in ``slot``."""
     clock, missing = state.clock[0], 0
     for word in range(clock.words):
@@ -321,12 +538,12 @@ def has_marked(state: SlurmState, slot: int) -> bool:
 
 
 @kernel
-def is_reserved(state: SlurmState, from_s: int, until_s: int) -> bool:
-    """Return whether a node of the third set is reserved in that time."""
+def picked_are_reserved(state: SlurmState, from_s: int, until_s: int) -> bool:
+    """Return whether a node of the third set is reserved in a period."""
     slot = plain(0)
     while slot != NOBODY:
         record = state.slots[slot]
-        if record.end_s > from_s and record.begin_s < until_s and not has_marked(state, slot):
+        if record.end_s > from_s and record.begin_s < until_s and not picked_are_free(state, slot):
             return True
         slot = record.next
     return False
@@ -336,18 +553,18 @@ def is_reserved(state: SlurmState, from_s: int, until_s: int) -> bool:
 def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
     """Reserve the nodes of the third set from ``from_s`` to ``until_s``.
 
-    They are taken out of all slots of that time, which are cut where it begins and ends.
+    They are removed from the slots of that period, which are cut where it begins and ends.
     """
     clock = state.clock[0]
     from_s = max(from_s, state.slots[0].begin_s)
     until_s = max(until_s, from_s + clock.tolerance_s)
-    slot, before = plain(0), plain(NOBODY)
+    slot, previous = plain(0), plain(NOBODY)
     while slot != NOBODY and state.slots[slot].end_s <= from_s:
-        before, slot = slot, state.slots[slot].next
+        previous, slot = slot, state.slots[slot].next
     if slot == NOBODY:
         return
     if state.slots[slot].begin_s < from_s:
-        before = slot
+        previous = slot
         slot = _split_slot(state, slot, from_s)
     while slot != NOBODY and state.slots[slot].begin_s < until_s:
         if state.slots[slot].end_s > until_s:
@@ -355,265 +572,40 @@ def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
         for word in range(clock.words):
             state.slot_nodes[slot, word] &= ~state.words[2 * clock.words + word]
         slot = state.slots[slot].next
-    _merge(state, 0 if before == NOBODY else before, until_s)
+    _merge(state, 0 if previous == NOBODY else previous, until_s)
 
 
 @kernel
 def _split_slot(state: SlurmState, slot: int, at_s: int) -> int:
     """Cut ``slot`` in two and return the later part."""
     clock = state.clock[0]
-    part = clock.slots
+    new_slot = clock.slots
     clock.slots += 1
-    record, later = state.slots[slot], state.slots[part]
+    record, later = state.slots[slot], state.slots[new_slot]
     later.begin_s, later.end_s, later.next = at_s, record.end_s, record.next
-    record.end_s, record.next = at_s, part
+    record.end_s, record.next = at_s, new_slot
     for word in range(clock.words):
-        state.slot_nodes[part, word] = state.slot_nodes[slot, word]
-    return int(part)
+        state.slot_nodes[new_slot, word] = state.slot_nodes[slot, word]
+    return int(new_slot)
 
 
 @kernel
 def _merge(state: SlurmState, slot: int, until_s: int) -> None:
-    """Join the first two neighbours from ``slot`` on with the same nodes.
+    """Join the first pair of neighbours with the same nodes from ``slot`` on.
 
-    Slurm joins no more than one pair.
+    Slurm too joins only one pair.
     """
     while slot != NOBODY and state.slots[slot].begin_s <= until_s:
         following = state.slots[slot].next
         if following == NOBODY:
             return
-        alike = True
+        equal = True
         for word in range(state.clock[0].words):
             if state.slot_nodes[slot, word] != state.slot_nodes[following, word]:
-                alike = False
+                equal = False
                 break
-        if alike:
+        if equal:
             state.slots[slot].end_s = state.slots[following].end_s
             state.slots[slot].next = state.slots[following].next
             return
         slot = following
-
-
-GROUP_S = 30
-"""Running jobs that end within this are removed together, s; doubled from group to group (``time_window``)."""
-KILL_WAIT_S = 30
-"""How long after its limit a job may last (default of ``KillWait``), s."""
-LARGEST_GROUP = 200
-
-
-@kernel
-def backfill_pass(state: SlurmState) -> None:
-    """Plan the queue, and start the jobs that are planned for now."""
-    clock, position, started = state.clock[0], plain(0), 0
-    now_s, tested = clock.now_ms // MS, 0
-    clock.backfill_passes += 1
-    clock.changed = 1 if clock.soft and extend_overrun_jobs(state) else 0
-    clock.pushed, clock.planned_idle = 0, 0
-    begin_slots(state, now_s)
-    for partition in range(len(state.partitions)):
-        state.partitions[partition].tested = 0
-    for user in range(len(state.user_tested)):
-        state.user_tested[user] = 0
-    plans = 0
-    while position < clock.queued and tested < clock.max_test and clock.slots + 2 <= len(state.slots):
-        choice = state.queue[position]
-        job = state.choices[choice].job
-        if not _may_test(state, choice):
-            position, plans = position + 1, 0
-            continue
-        begin_s = _plan(state, choice, now_s)
-        tested += 1 if begin_s != NOBODY else 0
-        if begin_s == now_s:
-            limit_min = _start_limit(state, choice, now_s)
-            position -= start(state, choice, position, limit_min, plain(BY_BACKFILL))
-            started += 1
-            plans = 0
-            if 0 < clock.max_start <= started:
-                break
-            continue
-        if begin_s > now_s and begin_s != NEVER:
-            _note_plan(state, job, begin_s)
-            _note_idle(state)
-            plans += 1
-            if state.jobs[job].next_task != NOBODY and plans < _tasks_left(state, job):
-                continue
-        position, plans = position + 1, 0
-    clock.backfill_tests += tested
-
-
-@kernel
-def _note_plan(state: SlurmState, job: int, begin_s: int) -> None:
-    record, number = state.jobs[job], state.clock[0].backfill_passes
-    if record.planned_in != number or begin_s < record.planned_s:
-        record.planned_in, record.planned_s = number, begin_s
-
-
-@kernel
-def _note_idle(state: SlurmState) -> None:
-    """Note whether a node that is planned with is idle.
-
-    Slurm marks such a node, which is an update.
-    """
-    for place in range(state.clock[0].picked):
-        if state.free[NOW, state.picked[place]].jobs == 0:
-            state.clock[0].planned_idle = 1
-
-
-@kernel
-def _tasks_left(state: SlurmState, job: int) -> int:
-    """Count the array tasks that a pass may plan."""
-    count = 0
-    while job != NOBODY and count < state.clock[0].max_array:
-        count += 1
-        job = state.jobs[job].next_task
-    return count
-
-
-@kernel
-def _may_test(state: SlurmState, choice: int) -> bool:
-    clock, asked = state.clock[0], state.choices[choice]
-    record, home = state.jobs[asked.job], state.partitions[asked.partition]
-    record.held_by_limit = 0 if allowed(state, choice) else 1
-    if record.held_by_limit or record.is_held:
-        return False
-    if clock.max_part > 0 and home.tested >= clock.max_part:
-        return False
-    if clock.max_user > 0 and state.user_tested[record.user] >= clock.max_user:
-        return False
-    home.tested += 1
-    state.user_tested[record.user] += 1
-    return True
-
-
-@kernel
-def _planned_min(state: SlurmState, choice: int) -> int:
-    """Return the run time that is planned with, min.
-
-    It is the time limit, or TimeMin where that is set and less.
-    """
-    least = state.jobs[state.choices[choice].job].time_min
-    limit: int = state.choices[choice].plan_min
-    return int(least if 0 < least < limit else limit)
-
-
-@kernel
-def _plan(state: SlurmState, choice: int, now_s: int) -> int:
-    """Find when ``choice`` can start, and reserve its nodes for then.
-
-    Returns the start. ``now_s``: it can start now, on the nodes picked. NOBODY: it was never tried, because there were
-    too few nodes. NEVER: not within the window.
-    """
-    clock, asked = state.clock[0], state.choices[choice]
-    lasts_s, wanted = _planned_min(state, choice) * 60, units_wanted(state, asked.job)
-    nodes = max(state.jobs[asked.job].nodes, 1)
-    later_s, tried = now_s, False
-    while True:
-        from_s = later_s
-        later_s = free_nodes(state, asked.partition, from_s, max(from_s, now_s) + lasts_s)
-        begin_s = NEVER
-        if count_nodes(state) >= nodes:
-            tried = True
-            begin_s = _will_run(state, choice, wanted, now_s)
-        if begin_s == NEVER:
-            if later_s == 0:
-                return NEVER if tried else NOBODY
-            continue
-        if begin_s < from_s:
-            begin_s, clock.pushed = from_s, 1
-        if begin_s <= now_s:
-            return now_s
-        if later_s > 0 and begin_s > later_s:
-            continue
-        if begin_s > now_s + clock.window_s:
-            return NEVER
-        later_s = _book(state, begin_s, lasts_s)
-        if later_s == 0:
-            return begin_s
-
-
-@kernel
-def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
-    """Reserve the nodes picked from ``begin_s`` on.
-
-    Returns 0, or when to try next where they are reserved already.
-    """
-    step_s = state.clock[0].tolerance_s
-    slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s) // step_s * step_s
-    copy_picked(state)
-    if is_reserved(state, slot_s, slot_end_s):
-        return int(begin_s)
-    reserve(state, slot_s, slot_end_s)
-    return 0
-
-
-@kernel
-def _will_run(  # noqa: PLR0912 - to be compared with Slurm's, branch by branch
-    state: SlurmState, choice: int, wanted: int, now_s: int
-) -> int:
-    """Find when enough of the nodes in the first set are free.
-
-    That is by the expected ends of running jobs; the nodes are then picked. NEVER: not at all.
-    """
-    units = count_units(state, plain(NOW), choice, plain(0))
-    if units >= wanted:
-        pick(state, plain(NOW), choice, plain(0))
-        return now_s
-    begin_plan(state, plain(0))
-    clock, place = state.clock[0], 0
-    window_s, from_s, more = GROUP_S, 0, True
-    while more:
-        last, gone = NOBODY, 0
-        while True:
-            if place == clock.running:
-                more = False
-                break
-            job = state.expected[place]
-            place += 1
-            gained = free_job_in_plan(state, job, choice, plain(0))
-            if gained < 0:
-                continue
-            units += gained
-            last = job
-            end_s = state.jobs[job].expected_s
-            if from_s == 0:
-                from_s = end_s + GROUP_S - end_s % GROUP_S
-            if place == clock.running:
-                more = False
-                break
-            if state.jobs[state.expected[place]].expected_s > from_s + window_s:
-                break
-            gone += 1
-            if gone > LARGEST_GROUP + 1:
-                break
-        if last == NOBODY:
-            return NEVER
-        if gone > LARGEST_GROUP + 1:
-            continue
-        window_s *= 2
-        while place < clock.running and state.jobs[state.expected[place]].expected_s > from_s + window_s:
-            window_s *= 2
-        if units >= wanted:
-            pick(state, plain(PLAN), choice, plain(0))
-            end_s = state.jobs[last].expected_s
-            return int(end_s if end_s > now_s else max(end_s + KILL_WAIT_S, now_s + 1))
-    return NEVER
-
-
-@kernel
-def _start_limit(state: SlurmState, choice: int, now_s: int) -> int:
-    """Return the time limit of a job that backfill starts, min.
-
-    With a hard TimeMin it is cut to the time in which its nodes are free.
-    """
-    limit: int = state.choices[choice].limit_min
-    least = state.jobs[state.choices[choice].job].time_min
-    if least == 0 or least >= limit or state.clock[0].soft:
-        return limit
-    copy_picked(state)
-    slot = plain(0)
-    while slot != NOBODY:
-        begin_s = state.slots[slot].begin_s
-        if begin_s != now_s and begin_s < now_s + limit * 60 and not has_marked(state, slot):
-            limit = min(limit, (begin_s - now_s) // 60)
-        slot = state.slots[slot].next
-    return int(max(least, limit))

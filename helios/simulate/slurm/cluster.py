@@ -86,7 +86,7 @@ class SimulatedSlurm(SimulatedCluster):
         self.started_s, self.ended_s = np.full(len(jobs), NEVER), np.full(len(jobs), NEVER)
         self._n_started = self._n_ended = self._n_arrived = 0
         self._nodes = _nodes(site)
-        names = workload.partitions
+        partition_names = workload.partitions
         # Times are cut off to whole seconds, as Slurm shows them.
         super().__init__(
             name,
@@ -94,15 +94,15 @@ class SimulatedSlurm(SimulatedCluster):
             jobs,
             self._nodes,
             site_factor_most=site_factor_most,
-            partition=[",".join(names[code] for code in workload.choices(job)) for job in range(len(jobs))],
+            partition=[",".join(partition_names[code] for code in workload.choices(job)) for job in range(len(jobs))],
             submitted_at=times(np.floor(workload.submitted_s).astype(np.int64)),
             eligible_at=times(np.floor(workload.column("eligible_s")).astype(np.int64)),
         )
         self._soft_limits = site.scheduling.time_min_is_soft
         site_factor = partial(ownership.site_factor, most=site_factor_most)
-        self._terms = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
+        self._mapping = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
         # Columns of the tables, which live as long as the timeline.
-        self._site: Jobs = self._state.jobs["site"]
+        self._site: Jobs = self._state.jobs["site_factor"]
         self._time_min: Jobs = self._state.jobs["time_min"]
         self._is_held: Jobs = self._state.jobs["is_held"]
         self._helios_time_min = np.zeros(len(jobs), dtype=np.int64)
@@ -133,7 +133,7 @@ class SimulatedSlurm(SimulatedCluster):
         self,
         *,
         arrivals: bool = True,
-        asks_from_s: int = NEVER,
+        choices_from_s: int = NEVER,
         alarm_s: int = NEVER,
         alarm_from_s: int = NEVER,
         before_s: int = NEVER,
@@ -155,7 +155,7 @@ class SimulatedSlurm(SimulatedCluster):
             if not self._carried_before(before_ms, alarm_ms):
                 return StopPoint(before_ms // MS, True, False, alarm_s, again_s)
             choice, now_s, came = self.has_choice(), self.now_s, self._n_arrived > arrived
-            if (arrivals and came) or (choice and now_s >= asks_from_s):
+            if (arrivals and came) or (choice and now_s >= choices_from_s):
                 return StopPoint(now_s, False, choice, NEVER, again_s)
             alarm_s = alarm_from_s if choice else NEVER
         return None
@@ -186,8 +186,8 @@ class SimulatedSlurm(SimulatedCluster):
         if clock["starts"] > self._n_started:
             started = np.concatenate((self._state.ends[: clock["running"]], self.ended[self._n_ended :]))
             self.started_s[started] = jobs["started_ms"][started] // MS
-        fresh = self.ended[self._n_ended :]
-        self.ended_s[fresh] = jobs["ended_ms"][fresh] // MS
+        newly_ended = self.ended[self._n_ended :]
+        self.ended_s[newly_ended] = jobs["ended_ms"][newly_ended] // MS
         self._n_started, self._n_ended = int(clock["starts"]), int(clock["ended"])
 
     def _events(self) -> int:
@@ -236,9 +236,9 @@ class SimulatedSlurm(SimulatedCluster):
         queued, waiting = self.timeline.pending(), self.waiting()
         rank = np.full(len(self.started_s), len(queued))
         rank[queued] = np.arange(len(queued))
-        leads = dict(zip(self._array[queued][::-1].tolist(), rank[queued][::-1].tolist(), strict=True))
-        behind = waiting[(self._state.jobs["status"][waiting] == FUTURE) & (self._array[waiting] >= 0)]
-        rank[behind] = [leads.get(array, len(queued)) for array in self._array[behind].tolist()]
+        rank_by_array = dict(zip(self._array[queued][::-1].tolist(), rank[queued][::-1].tolist(), strict=True))
+        later_tasks = waiting[(self._state.jobs["status"][waiting] == FUTURE) & (self._array[waiting] >= 0)]
+        rank[later_tasks] = [rank_by_array.get(array, len(queued)) for array in self._array[later_tasks].tolist()]
         return waiting[np.lexsort((waiting, rank[waiting], self._is_held[waiting] != 0))]
 
     def _settings(self, jobs: Jobs) -> OwnColumns:
@@ -302,9 +302,9 @@ class SimulatedSlurm(SimulatedCluster):
 
     # Changes.
 
-    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
-        named = ~np.isnan(urgency)
-        jobs, wanted = jobs[named], ownership.site_factors(urgency[named], n_steps=self._steps)
+    def _set_urgencies(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
+        is_given = ~np.isnan(urgency)
+        jobs, wanted = jobs[is_given], ownership.site_factors(urgency[is_given], n_steps=self._steps)
         results = np.where(self._site[jobs] == wanted, UNCHANGED, DONE)
         results[self._excluded_jobs(jobs)] = REFUSED
         results[~self._is_pending(jobs)] = GONE
@@ -318,15 +318,15 @@ class SimulatedSlurm(SimulatedCluster):
         pending: NDArray[np.bool_] = (jobs >= 0) & (jobs < self.arrived) & (self.started_s[jobs] == NEVER)
         return pending
 
-    def _change(self, change: SettingChange[int], job: int) -> Outcome:
-        if (kept := check_change(change, self._change_context(change, job))) is not None:
-            return kept
-        its, before = np.array([job]), self._value(change.setting, job)
+    def _apply_change(self, change: SettingChange[int], job: int) -> Outcome:
+        if (outcome := check_change(change, self._change_context(change, job))) is not None:
+            return outcome
+        jobs, before = np.array([job]), self._value(change.setting, job)
         if change.setting is JobSetting.ORDER:
-            self.timeline.set_site_factor(its, np.array([change.wanted]))
+            self.timeline.set_site_factor(jobs, np.array([change.wanted]))
         else:
             self._helios_time_min[job] = change.wanted
-            self.timeline.set_time_min(its, np.array([60.0 * change.wanted]))
+            self.timeline.set_time_min(jobs, np.array([60.0 * change.wanted]))
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
     def _change_context(self, change: SettingChange[int], job: int) -> ChangeContext:
@@ -340,10 +340,10 @@ class SimulatedSlurm(SimulatedCluster):
             time_limit=limit if limit < YEAR_MIN else 0,
         )
 
-    def _changed(self) -> list[str]:
+    def _changed_jobs(self) -> list[str]:
         waiting = np.flatnonzero(self.started_s[: self.arrived] == NEVER)
-        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_helios_time_min(waiting)]
-        return [self._job_ids[job] for job in ours.tolist()]
+        changed = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_helios_time_min(waiting)]
+        return [self._job_ids[job] for job in changed.tolist()]
 
     def _is_set(self, setting: JobSetting, job: int) -> bool:
         if setting is JobSetting.ORDER:
@@ -409,14 +409,14 @@ def _in_ms(seconds: int) -> int:
 
 
 def _nodes(site: SlurmSite) -> pd.DataFrame:
-    homes: dict[str, list[str]] = {}
+    partitions_by_node: dict[str, list[str]] = {}
     for rules in site.partitions:
         for node in rules.nodes:
-            homes.setdefault(node, []).append(rules.name)
+            partitions_by_node.setdefault(node, []).append(rules.name)
     rows = [
         {
             "name": node,
-            "partitions": ",".join(homes.get(node, ())),
+            "partitions": ",".join(partitions_by_node.get(node, ())),
             "power": "awake",
             "kept_awake": 0,
             "cpus": group.cpus,

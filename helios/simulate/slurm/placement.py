@@ -1,50 +1,52 @@
 """Choice of nodes as in Slurm's select plugins.
 
-After ``_eval_nodes_consec`` and ``_eval_nodes_lln`` of Slurm's ``eval_nodes.c`` (22.05 to 23.02). What a job can use of
-a node is counted in units: nodes for a job of equal parts, which uses a node or does not, else GPUs, or CPUs where it
-asks for no GPU. A job fits where there are enough units, so a test of that need not choose nodes.
+After ``_eval_nodes_consec`` and ``_eval_nodes_lln`` of Slurm's ``eval_nodes.c`` (22.05 to 23.02).
+
+What a job can use of a node is counted in units. For a job of equal parts a unit is a node. For any other job it is a
+GPU, or a CPU where the job asks for no GPU. A job fits where there are enough units, so that a test need not choose
+nodes.
 """
 
 from __future__ import annotations
 
-from helios.jit import kernel, plain
+from helios.jit import entry_point, kernel, plain
 from helios.simulate.slurm.workload import NOBODY, NOW, PLAN, WORD, SlurmState
 
 
 @kernel
-def units_on(state: SlurmState, whose: int, choice: int, node: int) -> int:
+def units_on(state: SlurmState, free_row: int, choice: int, node: int) -> int:
     """Return how many units of a job fit on a node."""
-    asked = state.choices[choice]
-    record, free, types = state.jobs[asked.job], state.free[whose, node], state.clock[0].types
+    row = state.choices[choice]
+    record, free, types = state.jobs[row.job], state.free[free_row, node], state.clock[0].types
     if free.jobs < 0:
         return 0
-    whole = record.exclusive or state.partitions[asked.partition].exclusive
+    whole = record.exclusive or state.partitions[row.partition].exclusive
     if whole and free.jobs > 0:
         return 0
     gpus = 0
     if record.gpus > 0:
         if record.gpu_type >= 0:
-            gpus = state.free_gpus[whose, node * types + record.gpu_type]
+            gpus = state.free_gpus[free_row, node * types + record.gpu_type]
         else:
             for kind in range(types):
-                gpus += state.free_gpus[whose, node * types + kind]
+                gpus += state.free_gpus[free_row, node * types + kind]
     if record.nodes > 0:
-        fits = free.cpus >= record.cpus and gpus >= record.gpus and _has_memory(state, whose, choice, node, plain(1))
+        fits = free.cpus >= record.cpus and gpus >= record.gpus and _has_memory(state, free_row, choice, node, plain(1))
         return 1 if fits else 0
     units = min(gpus, free.cpus * record.gpus // record.cpus) if record.gpus > 0 else free.cpus
-    while units > 0 and not _has_memory(state, whose, choice, node, units):
-        units = min(units - 1, free.memory // max(asked.memory, 1))
+    while units > 0 and not _has_memory(state, free_row, choice, node, units):
+        units = min(units - 1, free.memory // max(row.memory, 1))
     return int(max(units, 0))
 
 
 @kernel
-def _has_memory(state: SlurmState, whose: int, choice: int, node: int, units: int) -> bool:
+def _has_memory(state: SlurmState, free_row: int, choice: int, node: int, units: int) -> bool:
     if state.clock[0].holds_memory == 0:
         return True
     wanted = state.choices[choice].memory
     if wanted < 0:
-        return bool(state.free[whose, node].memory == state.nodes[node].memory)
-    return bool(state.free[whose, node].memory >= wanted * units)
+        return bool(state.free[free_row, node].memory == state.nodes[node].memory)
+    return bool(state.free[free_row, node].memory >= wanted * units)
 
 
 @kernel
@@ -57,18 +59,18 @@ def units_wanted(state: SlurmState, job: int) -> int:
 
 
 @kernel
-def count_units(state: SlurmState, whose: int, choice: int, base: int) -> int:
+def count_units(state: SlurmState, free_row: int, choice: int, first_word: int) -> int:
     """Count the units of ``choice`` on the nodes of a set.
 
-    The set is at ``state.words[base:]``. The units of each node are noted with it.
+    The set is at ``state.words[first_word:]``. The units of each node are written to ``state.free``.
     """
     total = 0
     for word in range(state.clock[0].words):
-        bits, node = state.words[base + word], word * WORD
+        bits, node = state.words[first_word + word], word * WORD
         while bits != 0:
             if bits & 1:
-                units = units_on(state, whose, choice, node)
-                state.free[whose, node].units = units
+                units = units_on(state, free_row, choice, node)
+                state.free[free_row, node].units = units
                 total += units
             bits >>= 1
             node += 1
@@ -76,43 +78,43 @@ def count_units(state: SlurmState, whose: int, choice: int, base: int) -> int:
 
 
 @kernel
-def pick(state: SlurmState, whose: int, choice: int, base: int) -> None:
-    """Choose the nodes of the set at ``base`` that ``choice`` gets.
+def pick(state: SlurmState, free_row: int, choice: int, first_word: int) -> None:
+    """Pick the nodes of the set at ``first_word`` that ``choice`` gets, which must fit there.
 
-    It must fit there. The nodes are put into ``state.picked``.
+    They are written to ``state.picked``.
     """
     state.clock[0].picked = 0
     if state.clock[0].least_loaded:
-        _pick_least_loaded(state, whose, choice, base)
+        _pick_least_loaded(state, free_row, choice, first_word)
     else:
-        _pick_runs(state, whose, choice, base)
+        _pick_runs(state, free_row, choice, first_word)
 
 
 @kernel
-def _pick_runs(state: SlurmState, whose: int, choice: int, base: int) -> None:
+def _pick_runs(state: SlurmState, free_row: int, choice: int, first_word: int) -> None:
     clock, record = state.clock[0], state.jobs[state.choices[choice].job]
     units = units_wanted(state, state.choices[choice].job)
     nodes = record.nodes if record.nodes > 0 else 1
     cpus = record.cpus * max(record.nodes, 1)
-    n_runs = _find_runs(state, whose, base, record.cpus)
+    n_runs = _find_runs(state, free_row, first_word, record.cpus)
     while units > 0:
         best = _best_run(state, n_runs, cpus, nodes, units)
         run = state.runs[best]
-        single = _single_node(state, whose, base, best, cpus, units) if nodes <= 1 else NOBODY
+        single = _single_node(state, free_row, first_word, best, cpus, units) if nodes <= 1 else NOBODY
         if single != NOBODY:
             state.picked[clock.picked] = single
             clock.picked += 1
             return
         node = run.first
         while node <= run.last and units > 0:
-            here = state.free[whose, node].units if _is_in(state, base, node) else 0
-            if here > 0:
-                used = min(here, units)
+            units_here = state.free[free_row, node].units if _contains(state, first_word, node) else 0
+            if units_here > 0:
+                units_used = min(units_here, units)
                 state.picked[clock.picked] = node
                 clock.picked += 1
-                units -= used
+                units -= units_used
                 nodes -= 1
-                cpus -= cpus_for(state, state.choices[choice].job, used)
+                cpus -= cpus_for(state, state.choices[choice].job, units_used)
             node += 1
         run.nodes = 0
 
@@ -129,19 +131,19 @@ def cpus_for(state: SlurmState, job: int, units: int) -> int:
 
 
 @kernel
-def _is_in(state: SlurmState, base: int, node: int) -> bool:
-    return bool((state.words[base + node // WORD] >> (node % WORD)) & 1)
+def _contains(state: SlurmState, first_word: int, node: int) -> bool:
+    return bool((state.words[first_word + node // WORD] >> (node % WORD)) & 1)
 
 
 @kernel
-def _find_runs(state: SlurmState, whose: int, base: int, cpus: int) -> int:
-    """Find the runs of neighbouring usable nodes of equal weight.
+def _find_runs(state: SlurmState, free_row: int, first_word: int, cpus: int) -> int:
+    """Find the runs of neighbouring usable nodes of equal weight, and return their number.
 
-    Of each node no more than ``cpus`` CPUs count, all that the job could use there. Returns the number of runs.
+    At most ``cpus`` CPUs of each node count, as the job cannot use more.
     """
     n_runs, opened = 0, False
     for node in range(len(state.nodes)):
-        useful = _is_in(state, base, node) and state.free[whose, node].units > 0
+        useful = _contains(state, first_word, node) and state.free[free_row, node].units > 0
         if opened and (not useful or state.runs[n_runs - 1].weight != state.nodes[node].weight):
             opened = False
         if useful:
@@ -153,14 +155,15 @@ def _find_runs(state: SlurmState, whose: int, base: int, cpus: int) -> int:
                 opened = True
             run = state.runs[n_runs - 1]
             run.last = node
-            run.cpus += min(state.free[whose, node].cpus, cpus)
-            run.units += state.free[whose, node].units
+            run.cpus += min(state.free[free_row, node].cpus, cpus)
+            run.units += state.free[free_row, node].units
             run.nodes += 1
     return n_runs
 
 
 @kernel
 def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int) -> int:
+    """Return the run of the lowest weight, then the smallest that suffices."""
     best, best_enough = NOBODY, False
     for number in range(n_runs):
         run = state.runs[number]
@@ -169,7 +172,7 @@ def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int)
         enough = run.cpus >= cpus and run.nodes >= nodes and run.units >= units
         better = best == NOBODY or run.weight < state.runs[best].weight
         if not better and run.weight == state.runs[best].weight:
-            # As it is in Slurm: a larger run that is too small takes the place of one that is enough.
+            # As in Slurm, a larger run that does not suffice replaces one that does.
             larger = run.cpus > state.runs[best].cpus
             better = (not best_enough or run.cpus < state.runs[best].cpus) if enough else larger
         if better:
@@ -179,7 +182,7 @@ def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int)
 
 @kernel
 def _single_node(  # noqa: PLR0917 - numba kernels are called by position
-    state: SlurmState, whose: int, base: int, number: int, cpus: int, units: int
+    state: SlurmState, free_row: int, first_word: int, number: int, cpus: int, units: int
 ) -> int:
     """Return the first node of a sufficient run, or NOBODY.
 
@@ -187,44 +190,44 @@ def _single_node(  # noqa: PLR0917 - numba kernels are called by position
     on 22.05).
     """
     for node in range(state.runs[number].first, state.runs[number].last + 1):
-        free = state.free[whose, node]
-        if _is_in(state, base, node) and free.units >= units and free.cpus >= cpus:
+        free = state.free[free_row, node]
+        if _contains(state, first_word, node) and free.units >= units and free.cpus >= cpus:
             return node
     return NOBODY
 
 
 @kernel
-def _pick_least_loaded(state: SlurmState, whose: int, choice: int, base: int) -> None:
+def _pick_least_loaded(state: SlurmState, free_row: int, choice: int, first_word: int) -> None:
     clock, units = state.clock[0], units_wanted(state, state.choices[choice].job)
     while units > 0:
         best = NOBODY
         for node in range(len(state.nodes)):
-            if not _is_in(state, base, node) or state.free[whose, node].units == 0:
+            if not _contains(state, first_word, node) or state.free[free_row, node].units == 0:
                 continue
             if best == NOBODY or state.nodes[node].weight < state.nodes[best].weight:
                 best = node
             elif state.nodes[node].weight == state.nodes[best].weight:
-                mine = state.free[whose, node].cpus * state.nodes[best].cpus
-                if mine > state.free[whose, best].cpus * state.nodes[node].cpus:
+                free_share = state.free[free_row, node].cpus * state.nodes[best].cpus
+                if free_share > state.free[free_row, best].cpus * state.nodes[node].cpus:
                     best = node
-        units -= state.free[whose, best].units
-        state.free[whose, best].units = 0
+        units -= state.free[free_row, best].units
+        state.free[free_row, best].units = 0
         state.picked[clock.picked] = best
         clock.picked += 1
 
 
 @kernel
-def hold(state: SlurmState, choice: int) -> None:
-    """Allocate the picked nodes to the job in ``choice``.
+def allocate(state: SlurmState, choice: int) -> None:
+    """Allocate the picked nodes to the job of ``choice``.
 
-    Where a node has less, as with real running jobs that share what it has, it gives what it has.
+    A node that has too little, as with real running jobs that share its resources, gives what it has.
     """
     job = state.choices[choice].job
     record, left = state.jobs[job], units_wanted(state, job)
     whole = record.exclusive or state.partitions[state.choices[choice].partition].exclusive
     record.first_share = NOBODY
-    for place in range(state.clock[0].picked):
-        node = state.picked[place]
+    for i in range(state.clock[0].picked):
+        node = state.picked[i]
         units = min(left, units_on(state, plain(NOW), choice, node))
         left -= units
         free = state.free[NOW, node]
@@ -238,80 +241,76 @@ def hold(state: SlurmState, choice: int) -> None:
         if state.clock[0].holds_memory == 0:
             memory = 0
         gpus = record.gpus if record.nodes > 0 else (units if record.gpus > 0 else 0)
-        _hold_on_node(state, job, node, cpus, memory)
-        _hold_gpus(state, job, node, gpus, whole)
+        _allocate_node(state, job, node, cpus, memory)
+        _allocate_gpus(state, job, node, gpus, whole)
 
 
 @kernel
-def _hold_on_node(state: SlurmState, job: int, node: int, cpus: int, memory: int) -> None:
+def _allocate_node(state: SlurmState, job: int, node: int, cpus: int, memory: int) -> None:
     free = state.free[NOW, node]
     free.cpus -= cpus
     free.memory -= memory
     free.jobs += 1
-    share = _new_holding(state, job, node)
-    state.holdings[share].cpus, state.holdings[share].memory = cpus, memory
-    state.holdings[share].whole, state.holdings[share].gpus = 1, 0
+    holding = _new_holding(state, job, node)
+    state.holdings[holding].cpus, state.holdings[holding].memory = cpus, memory
+    state.holdings[holding].whole, state.holdings[holding].gpus = 1, 0
 
 
 @kernel
-def _hold_gpus(state: SlurmState, job: int, node: int, gpus: int, whole: bool) -> None:
+def _allocate_gpus(state: SlurmState, job: int, node: int, gpus: int, whole: bool) -> None:
     types, wanted = state.clock[0].types, state.jobs[job].gpu_type
     for kind in range(types):
-        place = node * types + kind
+        index = node * types + kind
         if whole:
-            taken = state.free_gpus[NOW, place]
+            taken = state.free_gpus[NOW, index]
         elif wanted >= 0 and kind != wanted:
             taken = 0
         else:
-            taken = min(gpus, state.free_gpus[NOW, place])
+            taken = min(gpus, state.free_gpus[NOW, index])
         if taken > 0:
-            state.free_gpus[NOW, place] -= taken
+            state.free_gpus[NOW, index] -= taken
             gpus -= taken
-            share = _new_holding(state, job, node)
-            state.holdings[share].gpus, state.holdings[share].gpu_type = taken, kind
-            state.holdings[share].cpus, state.holdings[share].memory, state.holdings[share].whole = 0, 0, 0
+            holding = _new_holding(state, job, node)
+            state.holdings[holding].gpus, state.holdings[holding].gpu_type = taken, kind
+            state.holdings[holding].cpus, state.holdings[holding].memory, state.holdings[holding].whole = 0, 0, 0
 
 
 @kernel
 def _new_holding(state: SlurmState, job: int, node: int) -> int:
-    share: int = state.clock[0].free_holding
-    state.clock[0].free_holding = state.holdings[share].next
-    state.holdings[share].node, state.holdings[share].next = node, state.jobs[job].first_share
-    state.jobs[job].first_share = share
-    return share
+    holding: int = state.clock[0].free_holding
+    state.clock[0].free_holding = state.holdings[holding].next
+    state.holdings[holding].node, state.holdings[holding].next = node, state.jobs[job].first_share
+    state.jobs[job].first_share = holding
+    return holding
 
 
 @kernel
-def free_job(state: SlurmState, job: int, whose: int) -> None:
-    """Free what ``job`` holds.
-
-    In a plan its list of holdings is kept.
-    """
-    share, types = state.jobs[job].first_share, state.clock[0].types
-    while share != NOBODY:
-        held = state.holdings[share]
-        free = state.free[whose, held.node]
+def release_job(state: SlurmState, job: int) -> None:
+    """Free the resources that ``job`` holds."""
+    holding, types = state.jobs[job].first_share, state.clock[0].types
+    while holding != NOBODY:
+        held = state.holdings[holding]
+        free = state.free[NOW, held.node]
         free.cpus += held.cpus
         free.memory += held.memory
         free.jobs -= held.whole
         if held.gpus > 0:
-            state.free_gpus[whose, held.node * types + held.gpu_type] += held.gpus
+            state.free_gpus[NOW, held.node * types + held.gpu_type] += held.gpus
         following = held.next
-        if whose == NOW:
-            held.next = state.clock[0].free_holding
-            state.clock[0].free_holding = share
-        share = following
+        held.next = state.clock[0].free_holding
+        state.clock[0].free_holding = holding
+        holding = following
 
 
 @kernel
-def begin_plan(state: SlurmState, base: int) -> None:
-    """Begin a plan with what is free now.
+def begin_plan(state: SlurmState, first_word: int) -> None:
+    """Begin a plan with the resources free now.
 
-    Only the nodes of the set at ``base`` are copied.
+    Only the nodes of the set at ``first_word`` are copied.
     """
     types = state.clock[0].types
     for word in range(state.clock[0].words):
-        bits, node = state.words[base + word], word * WORD
+        bits, node = state.words[first_word + word], word * WORD
         while bits != 0:
             if bits & 1:
                 now, plan = state.free[NOW, node], state.free[PLAN, node]
@@ -323,15 +322,15 @@ def begin_plan(state: SlurmState, base: int) -> None:
 
 
 @kernel
-def free_job_in_plan(state: SlurmState, job: int, choice: int, base: int) -> int:
-    """Free in the plan what ``job`` holds.
+def release_in_plan(state: SlurmState, job: int, choice: int, first_word: int) -> int:
+    """Free in the plan the resources that ``job`` holds on the nodes of a set.
 
-    Returns how many more units ``choice`` has there. -1: the job holds nothing there.
+    Returns how many more units ``choice`` then has there. -1: the job holds nothing there.
     """
-    share, types, gained, touched = state.jobs[job].first_share, state.clock[0].types, 0, False
-    while share != NOBODY:
-        held = state.holdings[share]
-        if _is_in(state, base, held.node):
+    holding, types, gained, touched = state.jobs[job].first_share, state.clock[0].types, 0, False
+    while holding != NOBODY:
+        held = state.holdings[holding]
+        if _contains(state, first_word, held.node):
             free = state.free[PLAN, held.node]
             free.cpus += held.cpus
             free.memory += held.memory
@@ -339,35 +338,32 @@ def free_job_in_plan(state: SlurmState, job: int, choice: int, base: int) -> int
             if held.gpus > 0:
                 state.free_gpus[PLAN, held.node * types + held.gpu_type] += held.gpus
             touched = True
-        share = held.next
+        holding = held.next
     if not touched:
         return -1
-    share = state.jobs[job].first_share
-    while share != NOBODY:
-        held = state.holdings[share]
-        if _is_in(state, base, held.node):
+    holding = state.jobs[job].first_share
+    while holding != NOBODY:
+        held = state.holdings[holding]
+        if _contains(state, first_word, held.node):
             units = units_on(state, plain(PLAN), choice, held.node)
             gained += units - state.free[PLAN, held.node].units
             state.free[PLAN, held.node].units = units
-        share = held.next
+        holding = held.next
     return gained
 
 
-@kernel
-def keep_fitting_choices(state: SlurmState) -> None:
-    """Drop choices that never fit.
-
-    The others are moved to the front of the job's own choices.
-    """
+@entry_point
+def drop_unfit_choices(state: SlurmState) -> None:
+    """Drop the partitions in which a job could not start on an empty cluster."""
     clock = state.clock[0]
     for job in range(len(state.jobs)):
-        record, kept = state.jobs[job], 0
+        record, n_kept = state.jobs[job], 0
         for choice in range(record.first_choice, record.first_choice + record.choices):
-            asked = state.choices[choice]
+            row = state.choices[choice]
             for word in range(clock.words):
-                state.words[word] = state.part_nodes[asked.partition, word]
-            in_time = asked.limit_min <= asked.longest_min
+                state.words[word] = state.part_nodes[row.partition, word]
+            in_time = row.limit_min <= row.longest_min
             if in_time and count_units(state, plain(NOW), choice, plain(0)) >= units_wanted(state, job):
-                state.choices[record.first_choice + kept] = state.choices[choice]
-                kept += 1
-        record.choices = kept
+                state.choices[record.first_choice + n_kept] = state.choices[choice]
+                n_kept += 1
+        record.choices = n_kept

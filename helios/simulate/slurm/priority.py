@@ -1,9 +1,8 @@
 """Priorities of pending jobs, and the queue in their order.
 
 The order is that of ``sort_job_queue2`` of Slurm's ``job_scheduler.c``: PriorityTier of the partition, priority, submit
-time, job id. The priority is that of ``priority_multifactor.c``: a sum of doubles, cut off to a 32-bit number. Age and
-fair share change by themselves, but only once in each ``PriorityCalcPeriod``, so that between two of those the queue
-stays sorted.
+time, job id. The priority is that of ``priority_multifactor.c``: a sum of doubles, truncated to 32 bits. Age and fair
+share are updated once in each ``PriorityCalcPeriod`` only, so the queue stays sorted in between.
 """
 
 from __future__ import annotations
@@ -13,20 +12,21 @@ from numpy.typing import NDArray
 
 from helios.jit import kernel
 from helios.model.slurm_site import Share, SlurmSite
-from helios.simulate.slurm.workload import MS, NEVER, NOBODY, PENDING, SHARE, WORD, SlurmState, SlurmWorkload
+from helios.simulate.slurm.workload import MS, NEVER, NOBODY, PENDING, SHARE, WORD, Floats, SlurmState, SlurmWorkload
 
 LARGEST = 2**32 - 1
+"""Highest priority of Slurm, a 32-bit number."""
 
 
 @kernel
-def before(state: SlurmState, choice: int, other: int) -> bool:
+def comes_before(state: SlurmState, choice: int, other: int) -> bool:
     """Return whether ``choice`` comes before ``other`` in the queue."""
-    one, two = state.choices[choice], state.choices[other]
-    if one.tier != two.tier:
-        return bool(one.tier > two.tier)
-    if one.priority != two.priority:
-        return bool(one.priority > two.priority)
-    submitted_s, later_s = state.jobs[one.job].submitted_s, state.jobs[two.job].submitted_s
+    row, other_row = state.choices[choice], state.choices[other]
+    if row.tier != other_row.tier:
+        return bool(row.tier > other_row.tier)
+    if row.priority != other_row.priority:
+        return bool(row.priority > other_row.priority)
+    submitted_s, later_s = state.jobs[row.job].submitted_s, state.jobs[other_row.job].submitted_s
     if submitted_s != later_s:
         return bool(submitted_s < later_s)
     return choice < other
@@ -34,11 +34,11 @@ def before(state: SlurmState, choice: int, other: int) -> bool:
 
 @kernel
 def queue_position(state: SlurmState, choice: int) -> int:
-    """Return the position of ``choice`` in the queue."""
+    """Return the position in the queue where ``choice`` is, or belongs."""
     low, high = 0, state.clock[0].queued
     while low < high:
         middle = (low + high) // 2
-        if before(state, state.queue[middle], choice):
+        if comes_before(state, state.queue[middle], choice):
             low = middle + 1
         else:
             high = middle
@@ -46,14 +46,14 @@ def queue_position(state: SlurmState, choice: int) -> int:
 
 
 @kernel
-def queue_up(state: SlurmState, job: int) -> None:
+def enqueue(state: SlurmState, job: int) -> None:
     """Put all choices of ``job``, whose priorities are known, into the queue."""
     clock, record = state.clock[0], state.jobs[job]
     for choice in range(record.first_choice, record.first_choice + record.choices):
-        place = queue_position(state, choice)
-        for later in range(clock.queued, place, -1):
+        position = queue_position(state, choice)
+        for later in range(clock.queued, position, -1):
             state.queue[later] = state.queue[later - 1]
-        state.queue[place] = choice
+        state.queue[position] = choice
         clock.queued += 1
     record.status = PENDING
 
@@ -66,11 +66,11 @@ def remove_from_queue(state: SlurmState, job: int, position: int) -> int:
     """
     clock, record, earlier = state.clock[0], state.jobs[job], 0
     for choice in range(record.first_choice, record.first_choice + record.choices):
-        place = queue_position(state, choice)
-        if place < position - earlier:
+        index = queue_position(state, choice)
+        if index < position - earlier:
             earlier += 1
         clock.queued -= 1
-        for later in range(place, clock.queued):
+        for later in range(index, clock.queued):
             state.queue[later] = state.queue[later + 1]
     return earlier
 
@@ -83,11 +83,11 @@ def compute_priority(state: SlurmState, job: int) -> None:
         for choice in range(record.first_choice, record.first_choice + record.choices):
             state.choices[choice].priority = LARGEST - job
         return
-    own = _age_factor(state, job) * clock.age_weight
-    if record.share != NOBODY:
-        own += state.shares[record.share].factor * clock.fair_weight
+    common = _age_factor(state, job) * clock.age_weight
+    if record.association != NOBODY:
+        common += state.shares[record.association].factor * clock.fair_weight
     for choice in range(record.first_choice, record.first_choice + record.choices):
-        total = own + state.choices[choice].fixed + record.site - record.nice
+        total = common + state.choices[choice].fixed + record.site_factor - record.nice
         state.choices[choice].priority = int(min(max(total, 1.0), float(LARGEST)))
 
 
@@ -102,18 +102,18 @@ def _age_factor(state: SlurmState, job: int) -> float:
 
 @kernel
 def recompute_all_priorities(state: SlurmState) -> bool:
-    """Recompute the priority of all that is queued, and sort it.
+    """Recompute the priorities of the queue and sort it.
 
     Returns whether the order changed.
     """
     clock, moved = state.clock[0], False
-    for place in range(clock.queued):
-        job = state.choices[state.queue[place]].job
-        if state.queue[place] == state.jobs[job].first_choice:
+    for i in range(clock.queued):
+        job = state.choices[state.queue[i]].job
+        if state.queue[i] == state.jobs[job].first_choice:
             compute_priority(state, job)
-    for place in range(1, clock.queued):
-        choice, gap = state.queue[place], place
-        while gap > 0 and before(state, choice, state.queue[gap - 1]):
+    for i in range(1, clock.queued):
+        choice, gap = state.queue[i], i
+        while gap > 0 and comes_before(state, choice, state.queue[gap - 1]):
             state.queue[gap] = state.queue[gap - 1]
             gap -= 1
             moved = True
@@ -122,39 +122,35 @@ def recompute_all_priorities(state: SlurmState) -> bool:
 
 
 @kernel
-def change(state: SlurmState, now_ms: int) -> None:
-    """Note that something changed at ``now_ms`` that may let another job start."""
+def note_change(state: SlurmState, now_ms: int) -> None:
+    """Note a change at ``now_ms`` that may let another job start."""
     clock = state.clock[0]
-    clock.changed, clock.unseen = 1, 1
-    update(state, now_ms)
+    clock.changed_for_backfill, clock.changed_for_main = 1, 1
+    note_update(state, now_ms)
 
 
 @kernel
-def update(state: SlurmState, now_ms: int) -> None:
-    """Note that jobs or nodes were updated at ``now_ms``.
-
-    The backfill thread checks for that.
-    """
+def note_update(state: SlurmState, now_ms: int) -> None:
+    """Note that jobs or nodes were updated at ``now_ms``, which the backfill thread checks."""
     clock = state.clock[0]
     # An update during a backfill pass waits for the end of the pass, which holds the locks.
     clock.updated_ms = max(now_ms, clock.last_backfill_ms)
-    if clock.moved_ms == NEVER:
-        clock.moved_ms = now_ms
+    if clock.first_update_ms == NEVER:
+        clock.first_update_ms = now_ms
 
 
-# Fair share: usage that decays, and the factor of each user that follows from it.
+# Fair share, after ``priority_multifactor.c`` and ``fair_tree.c``.
 #
-# After ``priority_multifactor.c`` and ``fair_tree.c``. Usage is billed TRES (CPUs, unless the partition bills
-# otherwise) x s x the QOS's factor, charged while jobs run, to a user's association and all above it. Each
-# ``PriorityCalcPeriod`` usage decays, running jobs are charged, and the factors are computed anew; between two of those
-# they stay the same.
+# Usage is billed TRES (CPUs, unless the partition bills otherwise) x s x the QOS's factor. It is charged to a user's
+# association and all above it. Each ``PriorityCalcPeriod`` usage decays, running jobs are charged, and the factors are
+# computed anew.
 
 
 @kernel
 def charge_usage(state: SlurmState, job: int, until_ms: int) -> None:
     """Charge the usage of ``job`` since the last calculation, up to ``until_ms``."""
     clock, record = state.clock[0], state.jobs[job]
-    if record.share == NOBODY:
+    if record.association == NOBODY:
         return
     since_ms = max(record.started_ms, clock.last_priority_ms)
     ran_s = max(until_ms - since_ms, 0) / MS
@@ -162,7 +158,7 @@ def charge_usage(state: SlurmState, job: int, until_ms: int) -> None:
     if record.qos >= 0:
         usage *= state.qos[record.qos].usage_factor
     clock.charged = 1
-    share = record.share
+    share = record.association
     while share != NOBODY:
         state.shares[share].usage += usage
         share = state.shares[share].parent
@@ -176,31 +172,28 @@ def settle_usage(state: SlurmState) -> None:
     decay = clock.decay**passed_s
     for share in range(len(state.shares)):
         state.shares[share].usage *= decay
-    for place in range(clock.running):
-        job = state.ends[place]
+    for i in range(clock.running):
+        job = state.ends[i]
         if state.jobs[job].ended_ms > clock.last_priority_ms:
             charge_usage(state, job, min(clock.now_ms, state.jobs[job].ended_ms))
     clock.charged = 0
-    make_factors(state)
+    compute_share_factors(state)
 
 
 @kernel
-def make_factors(state: SlurmState) -> None:
+def compute_share_factors(state: SlurmState) -> None:
     """Compute the factor of each user's association from the usage."""
     if len(state.shares) == 0:
         return
     if state.clock[0].fair_tree:
-        _fair_tree(state)
+        _fair_tree_factors(state)
     else:
-        _classic(state)
+        _classic_factors(state)
 
 
 @kernel
-def _classic(state: SlurmState) -> None:
-    """Compute the classic factor, 2^(-effective usage / shares), level by level.
-
-    A parent is always before its children.
-    """
+def _classic_factors(state: SlurmState) -> None:
+    """Compute the classic factor, 2^(-effective usage / shares), parents before children."""
     root = state.shares[0]
     for share in range(1, len(state.shares)):
         record = state.shares[share]
@@ -210,23 +203,23 @@ def _classic(state: SlurmState) -> None:
         elif record.fair_parent == 0:
             record.effective = used
         else:
-            above = state.shares[record.fair_parent].effective
-            record.effective = above
+            parent_effective = state.shares[record.fair_parent].effective
+            record.effective = parent_effective
             if record.level_shares > 0:
-                record.effective = used + (above - used) * record.shares / record.level_shares
+                record.effective = used + (parent_effective - used) * record.shares / record.level_shares
         record.factor = 2.0 ** -(record.effective / record.norm) if record.norm > 0 else 0.0
 
 
 @kernel
-def _fair_tree(state: SlurmState) -> None:
-    """Rank users depth first, best served last.
+def _fair_tree_factors(state: SlurmState) -> None:
+    """Compute the Fair Tree factor, a user's rank depth first / number of users.
 
-    The factor is rank / number of users. As it is in Slurm's ``_count_tied_accounts``, accounts that tie are not
-    merged: the first user of the second is tied with the last of the first.
+    As in Slurm's ``_count_tied_accounts``, accounts that tie are not merged: the first user of the second account ties
+    with the last of the first.
     """
     rank = untied = state.clock[0].users
     stack, depth = state.stack, 1
-    # Of each level: the account, the next child, and whether its first child is tied with what came before.
+    # For each level: the account, its next child, and whether its first child ties with the user before it.
     stack[0], stack[1], stack[2] = 0, 0, 0
     _sort_children(state, 0)
     while depth > 0:
@@ -253,15 +246,12 @@ def _fair_tree(state: SlurmState) -> None:
 
 @kernel
 def _sort_children(state: SlurmState, account: int) -> None:
-    """Sort the children of ``account``, best served last.
-
-    Of equal ones users go before accounts.
-    """
+    """Sort the children of ``account`` by level, highest first, users before accounts."""
     first, end = state.shares[account].first_child, state.shares[account].first_child + state.shares[account].children
-    for place in range(first, end):
-        child = state.children[place]
+    for i in range(first, end):
+        child = state.children[i]
         state.shares[child].level = _level(state, child)
-        gap = place
+        gap = i
         while gap > first and _goes_before(state, child, state.children[gap - 1]):
             state.children[gap] = state.children[gap - 1]
             gap -= 1
@@ -276,69 +266,81 @@ def _level(state: SlurmState, share: int) -> float:
     shares = record.shares / record.level_shares if record.level_shares > 0 else 0.0
     if shares == 0.0:
         return 0.0
-    above = state.shares[record.fair_parent].usage
-    used = record.usage / above if above > 0 else 0.0
+    parent_usage = state.shares[record.fair_parent].usage
+    used = record.usage / parent_usage if parent_usage > 0 else 0.0
     return shares / used if used > 0 else float("inf")
 
 
 @kernel
 def _goes_before(state: SlurmState, share: int, other: int) -> bool:
-    one, two = state.shares[share], state.shares[other]
-    if one.level != two.level:
-        return bool(one.level > two.level)
-    return bool(one.is_user > two.is_user)
+    record, other_record = state.shares[share], state.shares[other]
+    if record.level != other_record.level:
+        return bool(record.level > other_record.level)
+    return bool(record.is_user > other_record.is_user)
 
 
-# The tree of accounts and users, as tables: a parent before its children.
+# Tables of the tree of accounts and users.
 
 
 def share_tables(
     workload: SlurmWorkload, site: SlurmSite
 ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the tree of accounts and users as tables.
+    """Return the tree of accounts and users as tables, a parent before its children.
 
-    They are the shares, the lists of their children, each job's association (NOBODY: none), and the number of users. A
-    user who is not in the site's tree gets one share in the account that the job names, if that is there.
+    A user who is not in the site's tree gets one share in the account that the job names, if that is there.
+
+    Returns
+    -------
+    shares : array of SHARE
+        Accounts and users.
+    children : int64 array
+        Children of all of them, one parent's after another's.
+    association : int64 array of shape (n_jobs,)
+        Position of each job's user in ``shares``; NOBODY: none.
+    n_users : int
+        Users in the tree.
     """
     if not site.shares:
         return np.zeros(0, SHARE), np.zeros(0, np.int64), np.full(len(workload), NOBODY, dtype=np.int64), 0
     account, user = workload.column("account"), workload.column("user")
-    pairs, which = np.unique(np.stack([account, user]), axis=1, return_inverse=True)
-    asked = [(workload.accounts[one], workload.users[two]) for one, two in pairs.T.tolist()]
-    tree = _in_order(site.shares, asked)
-    place = {(share.account, share.user): number for number, share in enumerate(tree)}
-    leaf = np.array([place.get(pair, NOBODY) if pair[1] else NOBODY for pair in asked], dtype=np.int64)
+    codes, pair_of_job = np.unique(np.stack([account, user]), axis=1, return_inverse=True)
+    job_pairs = [
+        (workload.accounts[account_code], workload.users[user_code]) for account_code, user_code in codes.T.tolist()
+    ]
+    tree = _in_order(site.shares, job_pairs)
+    number_of = {(share.account, share.user): number for number, share in enumerate(tree)}
+    association = np.array([number_of.get(pair, NOBODY) if pair[1] else NOBODY for pair in job_pairs], dtype=np.int64)
     shares = _tables(tree)
     children = np.argsort(shares["parent"], kind="stable").astype(np.int64)
     edges = np.searchsorted(shares["parent"][children], np.arange(len(shares) + 1))
     shares["first_child"], shares["children"] = edges[:-1], np.diff(edges)
-    return shares, children, leaf[which.ravel()], int(shares["is_user"].sum())
+    return shares, children, association[pair_of_job.ravel()], int(shares["is_user"].sum())
 
 
-def _in_order(known: tuple[Share, ...], asked: list[tuple[str, str]]) -> list[Share]:
+def _in_order(shares: tuple[Share, ...], job_pairs: list[tuple[str, str]]) -> list[Share]:
     """Return the tree breadth first, below one root, with missing users added."""
-    accounts = {share.account: share for share in known if not share.user}
+    accounts = {share.account: share for share in shares if not share.user}
     roots = [share for share in accounts.values() if not share.parent or share.parent not in accounts]
     root = roots[0] if len(roots) == 1 and not roots[0].parent else Share(account="root")
-    there = {(share.account, share.user) for share in known}
+    known_pairs = {(share.account, share.user) for share in shares}
     missing = [
         Share(account=account, user=user)
-        for account, user in asked
-        if user and account in accounts and (account, user) not in there
+        for account, user in job_pairs
+        if user and account in accounts and (account, user) not in known_pairs
     ]
-    below: dict[str, list[Share]] = {}
-    for share in (*known, *missing):
+    children: dict[str, list[Share]] = {}
+    for share in (*shares, *missing):
         if share is root:
             continue
         parent = share.account if share.user else share.parent
-        # What has no parent in the tree goes below the root.
-        home = parent if parent in accounts and parent != root.account else root.account
-        below.setdefault(home, []).append(share)
-    tree, place = [root], 0
-    while place < len(tree):
-        if not tree[place].user:
-            tree.extend(below.get(tree[place].account, ()))
-        place += 1
+        # An account without a parent in the tree goes below the root.
+        parent_account = parent if parent in accounts and parent != root.account else root.account
+        children.setdefault(parent_account, []).append(share)
+    tree, i = [root], 0
+    while i < len(tree):
+        if not tree[i].user:
+            tree.extend(children.get(tree[i].account, ()))
+        i += 1
     return tree
 
 
@@ -355,17 +357,17 @@ def _tables(tree: list[Share]) -> NDArray[np.void]:
             record["fair_parent"] = _fair_parent(shares, number)
     _share_levels(shares)
     for number in range(len(tree) - 1, -1, -1):
-        # An account has used what its users have, or more where the dump says so.
+        # An account has used what its users have used, or more where the dump says so.
         below = shares["usage"][shares["parent"] == number].sum()
         shares["usage"][number] = max(shares["usage"][number], below)
     return shares
 
 
 def _fair_parent(shares: NDArray[np.void], number: int) -> int:
-    above = int(shares[number]["parent"])
-    while above > 0 and shares[above]["shares"] < 0:
-        above = int(shares[above]["parent"])
-    return above
+    ancestor = int(shares[number]["parent"])
+    while ancestor > 0 and shares[ancestor]["shares"] < 0:
+        ancestor = int(shares[ancestor]["parent"])
+    return ancestor
 
 
 def _share_levels(shares: NDArray[np.void]) -> None:
@@ -376,16 +378,12 @@ def _share_levels(shares: NDArray[np.void]) -> None:
         level = competes & (shares["fair_parent"] == record["fair_parent"])
         level[0] = False
         record["level_shares"] = shares["shares"][level].sum()
-        above = shares[record["fair_parent"]]["norm"]
-        own = record["shares"] / record["level_shares"] if record["level_shares"] > 0 else 0.0
-        record["norm"] = above if record["shares"] < 0 else above * own
+        parent_norm = shares[record["fair_parent"]]["norm"]
+        fraction = record["shares"] / record["level_shares"] if record["level_shares"] > 0 else 0.0
+        record["norm"] = parent_norm if record["shares"] < 0 else parent_norm * fraction
 
 
-# Constant terms of a job's priority: size, partition, QOS and TRES; and the billing of its CPUs and GPUs.
-#
-# After ``set_priority_factors`` of Slurm's ``priority_multifactor.c``.
-
-Floats = NDArray[np.float64]
+# Constant terms of a priority and the billing, after ``set_priority_factors`` of Slurm's ``priority_multifactor.c``.
 
 
 def fixed_priority(
@@ -400,39 +398,47 @@ def fixed_priority(
 ) -> tuple[Floats, Floats]:
     """Return the constant part of each choice's priority, and its billed TRES.
 
-    The constant part is the weighted sum of all factors but age and fair share.
+    The constant part is the weighted sum of the factors of size, partition, QOS and TRES.
     """
     record, partition = jobs[choices["job"]], choices["partition"]
     parts = np.maximum(record["nodes"], 1).astype(np.float64)
     cpus = record["cpus"] * parts
-    member = _members(part_nodes, len(nodes))
+    membership = _members(part_nodes, len(nodes))
     held = {"cpu": cpus, "node": parts, "mem": record["memory"].astype(np.float64), "gres/gpu": record["gpus"] * parts}
-    for place, kind in enumerate(types):
-        held[f"gres/gpu:{kind}"] = np.where(record["gpu_type"] == place, record["gpus"] * parts, 0.0)
+    for number, kind in enumerate(types):
+        held[f"gres/gpu:{kind}"] = np.where(record["gpu_type"] == number, record["gpus"] * parts, 0.0)
     flags = site.priority.flags
-    of_partition = _factors([p.priority_job_factor for p in site.partitions], normal="NO_NORMAL_PART" not in flags)
+    of_partition = _factors(
+        [rules.priority_job_factor for rules in site.partitions], normal="NO_NORMAL_PART" not in flags
+    )
     of_qos = _factors([rules.priority for rules in site.qos], normal="NO_NORMAL_QOS" not in flags)
-    own = _job_size(cpus, parts, choices["plan_min"], site, nodes) + (site.priority.partition * of_partition)[partition]
-    own += np.append(site.priority.qos * of_qos, 0.0)[record["qos"]]
-    counts = _partition_tres(member, nodes, gpus, types)
+    fixed = (
+        _job_size(cpus, parts, choices["plan_min"], site, nodes) + (site.priority.partition * of_partition)[partition]
+    )
+    fixed += np.append(site.priority.qos * of_qos, 0.0)[record["qos"]]
+    counts = _partition_tres(membership, nodes, gpus, types)
     by_count = "NO_NORMAL_TRES" in site.priority.flags
     for name, weight in site.priority.tres.items():
         tres = name.lower()
         if tres in held:
-            has = counts[tres][partition]
-            own += weight * (held[tres] if by_count else np.divide(held[tres], has, where=has > 0, out=0.0 * has))
-    # All CPUs of whole nodes are billed, as far as is known which nodes those will be.
+            total = counts[tres][partition]
+            fixed += weight * (
+                held[tres] if by_count else np.divide(held[tres], total, where=total > 0, out=0.0 * total)
+            )
+    # All CPUs of whole nodes are billed. The nodes are not known yet, so the partition's first one counts.
     linear = site.select == "linear"
-    whole = (record["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[partition]
-    first_node = np.array([int(np.argmax(row)) for row in member])
-    held["cpu"] = np.where(whole & (record["nodes"] > 0), parts * nodes["cpus"][first_node][partition], cpus)
-    return own, _billing(held, partition, site)
+    whole_nodes = (record["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[
+        partition
+    ]
+    first_node = np.array([int(np.argmax(row)) for row in membership])
+    held["cpu"] = np.where(whole_nodes & (record["nodes"] > 0), parts * nodes["cpus"][first_node][partition], cpus)
+    return fixed, _billing(held, partition, site)
 
 
 def _members(part_nodes: NDArray[np.int64], n_nodes: int) -> NDArray[np.bool_]:
     node = np.arange(n_nodes)
-    member: NDArray[np.bool_] = (part_nodes[:, node // WORD] >> (node % WORD)) & 1 == 1
-    return member
+    membership: NDArray[np.bool_] = (part_nodes[:, node // WORD] >> (node % WORD)) & 1 == 1
+    return membership
 
 
 def _job_size(
@@ -456,13 +462,13 @@ def _factors(priorities: list[int], *, normal: bool) -> Floats:
 
 
 def _partition_tres(
-    member: NDArray[np.bool_], nodes: NDArray[np.void], gpus: NDArray[np.int64], types: tuple[str, ...]
+    membership: NDArray[np.bool_], nodes: NDArray[np.void], gpus: NDArray[np.int64], types: tuple[str, ...]
 ) -> dict[str, Floats]:
     """Return how much of each TRES every partition has."""
     by_type = gpus.reshape(len(nodes), len(types)).astype(np.float64)
     counts = {"cpu": nodes["cpus"], "mem": nodes["memory"], "node": np.ones(len(nodes)), "gres/gpu": by_type.sum(1)}
-    counts |= {f"gres/gpu:{kind}": by_type[:, place] for place, kind in enumerate(types)}
-    return {name: member @ count.astype(np.float64) for name, count in counts.items()}
+    counts |= {f"gres/gpu:{kind}": by_type[:, number] for number, kind in enumerate(types)}
+    return {name: membership @ count.astype(np.float64) for name, count in counts.items()}
 
 
 def _billing(held: dict[str, Floats], partition: NDArray[np.int64], site: SlurmSite) -> Floats:
@@ -470,8 +476,10 @@ def _billing(held: dict[str, Floats], partition: NDArray[np.int64], site: SlurmS
     for code, rules in enumerate(site.partitions):
         if not rules.tres_billing:
             continue
-        here = partition == code
-        parts = [weight * held[name.lower()][here] for name, weight in rules.tres_billing.items() if name in held]
+        in_partition = partition == code
+        parts = [
+            weight * held[name.lower()][in_partition] for name, weight in rules.tres_billing.items() if name in held
+        ]
         if parts:
-            billed[here] = np.max(parts, axis=0) if "MAX_TRES" in site.priority.flags else np.sum(parts, axis=0)
+            billed[in_partition] = np.max(parts, axis=0) if "MAX_TRES" in site.priority.flags else np.sum(parts, axis=0)
     return billed

@@ -39,7 +39,7 @@ LONG_UP_S = 3600
 class SlurmLatency:
     """Reaction times of Slurm's controller.
 
-    None of them is in a configuration file. The defaults were measured on 22.05.8.
+    No configuration file has them. The defaults were measured on 22.05.8.
 
     Attributes
     ----------
@@ -54,12 +54,12 @@ class SlurmLatency:
         How long a backfill pass takes, and how much more for each record in the queue. The next begins
         ``bf_interval`` after its end.
     loop_phase_s : float
-        How long after the controller's start its background loop, and the clock of priorities, begin to count.
+        From the controller's start until the periods of its background loop and of priorities begin to count.
     controller_started_s : float, optional
-        When the controller started, s since the epoch, from which all periods count; None: long before.
+        When the controller started, s since the epoch; None: an hour before the first submission.
     growth : float
-        No real controller has it: the periods of backfill and of priorities are at least this share of the time since
-        the beginning, so that a simulation of days costs little more than one of hours.
+        Least length of the periods of backfill and of priorities, as a share of the time since the beginning. No real
+        controller has it. With it a simulation of days costs little more than one of hours.
     """
 
     release_s: float = 0.04
@@ -88,18 +88,18 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
     part_nodes = _part_nodes(site, names)
     jobs = _jobs(workload, site, types)
     choices = _choices(workload, site, jobs, nodes=nodes, gpus=gpus, types=types, part_nodes=part_nodes)
-    shares, children, jobs["share"], n_users = share_tables(workload, site)
+    shares, children, jobs["association"], n_users = share_tables(workload, site)
     clock = _clock(workload, site, latency)
     clock["words"], clock["types"], clock["users"] = part_nodes.shape[1], len(types), n_users
     n_nodes, n_choices, n_jobs = len(nodes), len(choices), len(jobs)
     free = np.zeros((2, n_nodes), dtype=FREE)
     free["cpus"], free["memory"] = nodes["cpus"], nodes["memory"]
-    node, united = np.arange(n_nodes), np.bitwise_or.reduce(part_nodes, axis=0)
-    free["jobs"] = np.where((united[node // WORD] >> (node % WORD)) & 1, 0, -1)  # -1: in no partition
+    node, in_any_partition = np.arange(n_nodes), np.bitwise_or.reduce(part_nodes, axis=0)
+    free["jobs"] = np.where((in_any_partition[node // WORD] >> (node % WORD)) & 1, 0, -1)  # -1: in no partition
     n_holdings = int(nodes["cpus"].sum() + gpus.sum()) + 2 * n_nodes + 2
     holdings = np.zeros(n_holdings, dtype=HOLDING)
     holdings["next"] = np.arange(1, n_holdings + 1)
-    enters = np.argsort(jobs["enters_ms"], kind="stable").astype(np.int64)
+    entering = np.argsort(jobs["enters_ms"], kind="stable").astype(np.int64)
     words = part_nodes.shape[1]
     n_slots = (site.scheduling.bf_node_space_size or site.scheduling.bf_max_job_test) + 2
     return SlurmState(
@@ -116,7 +116,7 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
         ends=np.zeros(n_holdings, dtype=np.int64),
         expected=np.zeros(n_holdings + 1, dtype=np.int64),
         ended=np.zeros(n_jobs, dtype=np.int64),
-        entering=enters,
+        entering=entering,
         part_nodes=part_nodes,
         slots=np.zeros(n_slots, dtype=SLOT),
         slot_nodes=np.full((n_slots, words), ALL, dtype=np.int64),
@@ -181,24 +181,24 @@ def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> N
     column, jobs = workload.column, np.zeros(len(workload), dtype=JOB)
     submitted_ms, eligible_ms = _in_ms(workload.submitted_s), _in_ms(column("eligible_s"))
     jobs["submitted_s"], jobs["eligible_ms"] = submitted_ms // MS, np.maximum(eligible_ms, submitted_ms)
-    jobs["enters_ms"], jobs["asks"] = jobs["eligible_ms"], eligible_ms <= submitted_ms
+    jobs["enters_ms"], jobs["asks_for_pass"] = jobs["eligible_ms"], eligible_ms <= submitted_ms
     if "ACCRUE_ALWAYS" in site.priority.flags:
         jobs["eligible_ms"] = submitted_ms
     jobs["run_ms"] = _in_ms(workload.run_time_s)
-    for name in ("started_ms", "ended_ms", "freed_ms", "planned_s", "expected_s", "soft_s"):
+    for name in ("started_ms", "ended_ms", "freed_ms", "planned_s", "expected_s", "soft_end_s"):
         jobs[name] = NEVER
     jobs["time_min"] = _to_minutes(column("time_min_s"))
     nodes = column("nodes")
     parts = np.maximum(nodes, 1)
     jobs["nodes"], jobs["cpus"], jobs["gpus"] = nodes, -(-column("cpus") // parts), -(-column("gpus") // parts)
-    place = np.array([types.index(kind) for kind in workload.gpu_types] + [NOBODY])
-    jobs["gpu_type"] = place[column("gpu_type")]
+    type_number = np.array([types.index(kind) for kind in workload.gpu_types] + [NOBODY])
+    jobs["gpu_type"] = type_number[column("gpu_type")]
     jobs["memory"] = column("memory_mib")
     for name in ("exclusive", "user", "nice"):
         jobs[name] = column(name)
-    jobs["site"] = column("site_factor")
-    known = {rules.name: qos for qos, rules in enumerate(site.qos)}
-    jobs["qos"] = np.array([known.get(name, NOBODY) for name in workload.qos_names] + [NOBODY])[column("qos")]
+    jobs["site_factor"] = column("site_factor")
+    qos_codes = {rules.name: qos for qos, rules in enumerate(site.qos)}
+    jobs["qos"] = np.array([qos_codes.get(name, NOBODY) for name in workload.qos_names] + [NOBODY])[column("qos")]
     jobs["first_share"] = NOBODY
     link_tasks(jobs, *array_chains(workload))
     return jobs
@@ -217,7 +217,7 @@ def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
 
     Only tasks of one array that ask for the same are in one chain.
     """
-    asked = [
+    columns = [
         workload.column(name)
         for name in (
             *("submitted_s", "eligible_s", "time_limit_s", "time_min_s", "partition", "nodes", "cpus", "gpus"),
@@ -229,12 +229,15 @@ def array_chains(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np
     tasks = tasks[np.lexsort((tasks, array[tasks]))]
     first, second = tasks[:-1], tasks[1:]
     linked = array[first] == array[second]
-    for column in asked:
+    for column in columns:
         linked &= column[first] == column[second]
     if workload.more_partitions:
-        more = workload.more_partitions
-        alike = [more.get(int(one)) == more.get(int(two)) for one, two in zip(first, second, strict=True)]
-        linked &= np.array(alike, dtype=np.bool_)
+        partitions_of = workload.more_partitions
+        same_partitions = [
+            partitions_of.get(int(job)) == partitions_of.get(int(next_job))
+            for job, next_job in zip(first, second, strict=True)
+        ]
+        linked &= np.array(same_partitions, dtype=np.bool_)
     return tasks, np.cumsum(np.concatenate([[False], ~linked]))[: len(tasks)].astype(np.int64)
 
 
@@ -263,16 +266,20 @@ def _choices(
 
     It also sets where the rows of each job are.
     """
-    number = {rules.name: place for place, rules in enumerate(site.partitions)}
+    number = {rules.name: code_in_site for code_in_site, rules in enumerate(site.partitions)}
     unknown = sorted({workload.partitions[code] for code in np.unique(workload.partition)} - set(number))
     if unknown:
         raise PartitionUnknown(
             f"jobs name partitions that the site does not have: {', '.join(unknown)}",
             hint=f"It has {', '.join(number)}.",
         )
-    place = np.array([number.get(name, NOBODY) for name in workload.partitions])
-    job, partition = np.arange(len(workload)), place[workload.partition]
-    more = [(at, place[code]) for at, codes in sorted((workload.more_partitions or {}).items()) for code in codes]
+    code_in_site = np.array([number.get(name, NOBODY) for name in workload.partitions])
+    job, partition = np.arange(len(workload)), code_in_site[workload.partition]
+    more = [
+        (job_number, code_in_site[code])
+        for job_number, codes in sorted((workload.more_partitions or {}).items())
+        for code in codes
+    ]
     if more:
         extra = np.array(more, dtype=np.int64)
         job, partition = np.concatenate([job, extra[:, 0]]), np.concatenate([partition, extra[:, 1]])
@@ -283,15 +290,15 @@ def _choices(
     choices["job"], choices["partition"] = job, partition
     limit_s = workload.column("time_limit_s")[job]
     for code, rules in enumerate(site.partitions):
-        here = partition == code
-        most = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
-        usual = most if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), most)
-        asked = _to_minutes(limit_s[here])
+        in_partition = partition == code
+        longest = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
+        default = longest if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), longest)
+        asked_min = _to_minutes(limit_s[in_partition])
         # Backfill plans a job without a limit with the partition's longest; it gets the default when it starts.
-        choices["plan_min"][here] = np.where(asked > 0, np.minimum(asked, most), most)
-        choices["limit_min"][here] = np.where(asked > 0, asked, usual)
-        choices["longest_min"][here] = NEVER if rules.max_time_s is None else most
-        choices["tier"][here] = rules.priority_tier
+        choices["plan_min"][in_partition] = np.where(asked_min > 0, np.minimum(asked_min, longest), longest)
+        choices["limit_min"][in_partition] = np.where(asked_min > 0, asked_min, default)
+        choices["longest_min"][in_partition] = NEVER if rules.max_time_s is None else longest
+        choices["tier"][in_partition] = rules.priority_tier
     choices["memory"] = _memory(choices, jobs, site)
     choices["fixed"], choices["billing"] = fixed_priority(
         choices, jobs, site, nodes=nodes, gpus=gpus, types=types, part_nodes=part_nodes
@@ -310,19 +317,19 @@ def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) 
     units = np.maximum(
         np.where(record["nodes"] > 0, record["nodes"], np.where(record["gpus"] > 0, record["gpus"], record["cpus"])), 1
     )
-    asked = -(-record["memory"] // units)
+    requested = -(-record["memory"] // units)
     default = np.full(len(choices), -1, dtype=np.int64)
     for code, rules in enumerate(site.partitions):
-        here = choices["partition"] == code
+        in_partition = choices["partition"] == code
         spread = np.where(record["nodes"] > 0, 1, units)
         if rules.def_mem_per_node_mib > 0:
-            default[here] = -(-rules.def_mem_per_node_mib // spread[here])
+            default[in_partition] = -(-rules.def_mem_per_node_mib // spread[in_partition])
         if rules.def_mem_per_cpu_mib > 0:
-            default[here] = -(-rules.def_mem_per_cpu_mib * record["cpus"][here] // spread[here])
+            default[in_partition] = -(-rules.def_mem_per_cpu_mib * record["cpus"][in_partition] // spread[in_partition])
         if rules.def_mem_per_gpu_mib > 0:
-            by_gpu = -(-rules.def_mem_per_gpu_mib * record["gpus"][here] // spread[here])
-            default[here] = np.where(record["gpus"][here] > 0, by_gpu, default[here])
-    chosen: NDArray[np.int64] = np.where(asked > 0, asked, default)
+            by_gpu = -(-rules.def_mem_per_gpu_mib * record["gpus"][in_partition] // spread[in_partition])
+            default[in_partition] = np.where(record["gpus"][in_partition] > 0, by_gpu, default[in_partition])
+    chosen: NDArray[np.int64] = np.where(requested > 0, requested, default)
     return chosen
 
 
@@ -336,8 +343,8 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
     clock["now_ms"] = min(begin_ms, boot_ms) - 1
     clock["tick_origin_ms"] = clock["last_full_ms"] = clock["last_priority_ms"] = loop_ms
     clock["last_background_ms"] = clock["last_pass_ms"] = loop_ms
-    clock["last_backfill_ms"] = clock["updated_ms"] = clock["moved_ms"] = boot_ms
-    clock["asked_ms"] = NEVER
+    clock["last_backfill_ms"] = clock["updated_ms"] = clock["first_update_ms"] = boot_ms
+    clock["pass_asked_ms"] = NEVER
     half_life_s = _ceil_to_minute(priority.decay_half_life_s)
     backfill = rules.backfill and rules.bf_interval_s > 0
     for name, value in {

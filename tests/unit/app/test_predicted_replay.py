@@ -39,7 +39,7 @@ def replays(
                 predictor=predictor,
                 predict_again_s=3_600,
                 estimate_s=None if limit_s is None else np.full(len(machine.jobs), limit_s),
-                asks_inside=predictor.inside if inside else None,
+                make_runner=predictor.inside if inside else None,
                 **options,
             )
         )

@@ -455,26 +455,26 @@ def test_time_goes_on_by_itself_from_one_arrival_to_the_next():
 
 def test_time_stops_where_there_is_a_choice_and_somebody_wants_to_be_asked():
     rows = [(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)]
-    assert (10, False, True) in halts(a_sim_cluster(rows), asks_from_s=10)
-    assert (10, False, True) not in halts(a_sim_cluster(rows), asks_from_s=11)
+    assert (10, False, True) in halts(a_sim_cluster(rows), choices_from_s=10)
+    assert (10, False, True) not in halts(a_sim_cluster(rows), choices_from_s=11)
 
 
 def test_an_alarm_rings_only_after_a_moment_at_which_there_was_a_choice():
     # At 10 one job starts and another, which would fit but for the reservation, goes on waiting.
     rows = [(0, 10, 8), (1, 100, 7), (2, 50, 8), (3, 500, 1)]
-    rung = halts(a_sim_cluster(rows, estimates_s=[10, 100, 50, 500]), asks_from_s=25, alarm_from_s=25)
+    rung = halts(a_sim_cluster(rows, estimates_s=[10, 100, 50, 500]), choices_from_s=25, alarm_from_s=25)
     assert (25, False, True) in rung
-    assert all(moment != 25 for moment, *_ in halts(a_sim_cluster(rows[:1]), asks_from_s=25, alarm_from_s=25))
+    assert all(moment != 25 for moment, *_ in halts(a_sim_cluster(rows[:1]), choices_from_s=25, alarm_from_s=25))
 
 
 def test_an_alarm_outlasts_a_stop_for_those_who_wait():
     rows = [(0, 10, 8), (1, 100, 7), (2, 50, 8), (3, 500, 1)]
     cluster = a_sim_cluster(rows, estimates_s=[10, 100, 50, 500])
     halt = cluster.advance_to_decision(
-        arrivals=False, asks_from_s=25, alarm_from_s=25, again_s=12
+        arrivals=False, choices_from_s=25, alarm_from_s=25, again_s=12
     )  # set at 10, where a job ends
     assert (halt.before, halt.alarm_s) == (True, 25)
-    halt = cluster.advance_to_decision(arrivals=False, asks_from_s=25, alarm_s=halt.alarm_s, alarm_from_s=25)
+    halt = cluster.advance_to_decision(arrivals=False, choices_from_s=25, alarm_s=halt.alarm_s, alarm_from_s=25)
     assert (halt.moment_s, halt.choice) == (25, True)
 
 
@@ -490,7 +490,7 @@ def test_before_a_moment_nothing_of_it_has_happened():
 def test_arrivals_are_no_stops_where_nobody_asks_for_them():
     rows = [(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)]
     assert halts(a_sim_cluster(rows), arrivals=False) == []
-    assert halts(a_sim_cluster(rows), arrivals=False, asks_from_s=0) == [(10, False, True)]
+    assert halts(a_sim_cluster(rows), arrivals=False, choices_from_s=0) == [(10, False, True)]
 
 
 def test_a_stop_for_those_who_wait_is_put_off_while_nobody_does():

@@ -39,7 +39,7 @@ def factors(shares, *, fair_tree):
     )
     site = a_site(nodes=1, shares=shares, priority={"fairshare": 1, "fair_tree": fair_tree})
     state = SlurmTimeline(workload, site, latency=AT_ONCE).state
-    return dict(zip(users, state.shares["factor"][state.jobs["share"]].tolist(), strict=True))
+    return dict(zip(users, state.shares["factor"][state.jobs["association"]].tolist(), strict=True))
 
 
 def test_classic_factors_are_those_of_the_documentation():
