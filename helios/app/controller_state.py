@@ -243,7 +243,10 @@ class DaemonOperations:
 
 
 def error_kind(line: str) -> str:
-    """Return a line with its numbers replaced, so that waits of 30.1 s and 30.2 s are the same problem."""
+    """Return a line with its numbers replaced.
+
+    Then waits of 30.1 s and 30.2 s are the same problem.
+    """
     return re.sub(r"\d[\d.,]*", "#", line)
 
 
@@ -547,7 +550,9 @@ def between_cycles(folder: Path, *, within_s: float, lock: str) -> Iterator[tupl
 def modes_or_off(
     modes: Callable[[], dict[str, ServiceMode]], *, folder: Path, services: Collection[str]
 ) -> dict[str, ServiceMode]:
-    """Return the modes that were set, or every service off if they cannot be read during a pause.
+    """Return the modes that were set.
+
+    If they cannot be read during a pause, every service is off.
 
     Raises
     ------

@@ -194,7 +194,10 @@ class QueueForecast:
         return Draws(started_s=started_s, ended_s=started_s + run_time_s)
 
     def position(self, job_id: str, task: str = "") -> int | None:
-        """Return the position of a pending job or task, or None where it is not simulated."""
+        """Return the position of a pending job or task.
+
+        None where it is not simulated.
+        """
         rows = np.flatnonzero((self._queue["job_id"] == job_id) & (self._queue["origin"] == PENDING))
         if not len(rows):
             return None
@@ -394,7 +397,10 @@ def calibrate(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
 
 
 def fitting_limit_s(job: pd.Series[Any]) -> float:
-    """Return the time limit that 95 % of such jobs fit into, in whole ten minutes, s."""
+    """Return the time limit that 95 % of such jobs fit into, s.
+
+    It is rounded up to ten minutes.
+    """
     quantiles = np.array([[job[name] for name in _QUANTILES]], dtype=np.float64)
     longest_s = float(remaining_run_time(quantiles, np.zeros(1), chances=[FITS])[0, 0])
     return math.ceil(longest_s / 600) * 600.0
@@ -410,7 +416,10 @@ def closed_nodes(nodes: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def never_starts(job: pd.Series[Any]) -> str:
-    """Return why a pending job never starts in a simulation; empty where it may."""
+    """Return why a pending job never starts in a simulation.
+
+    Empty where it may start.
+    """
     reason, excluded = str(job["reason"]), job["excluded_reason"]
     if job["priority"] == 0 or reason.startswith("JobHeld"):
         return "it is held"
@@ -539,7 +548,10 @@ def store_check(warehouse: Warehouse, cluster: str, check: StartCheck, *, at: da
 
 
 def stored_widening(warehouse: Warehouse, cluster: str, now: datetime) -> float:
-    """Return the factor of the last check, or the default where there is none or an old one."""
+    """Return the factor by which intervals are widened.
+
+    It is the default where there is no check, or only an old one.
+    """
     try:
         text = warehouse.remembered(cluster, CHECK)
     except NoSuchCluster:
@@ -678,7 +690,10 @@ def _past(history: pd.DataFrame, queue: pd.DataFrame, now_s: int) -> pd.DataFram
 
 
 def _shifts(past: pd.DataFrame, now_s: int) -> tuple[int, ...]:
-    """Return how far each earlier week is moved, s; days where there is no whole week."""
+    """Return how far each earlier week is moved, s.
+
+    Days are moved where there is no whole week.
+    """
     if past.empty:
         return ()
     first_s = float(seconds_of(past["submitted_at"]).min()) - DAY_S / 24  # jobs of an hour at most are missing

@@ -259,7 +259,10 @@ def cluster_suspension_reasons(
 
 
 def why_cut_short(snapshot: Snapshot, memory: ControllerState) -> str:
-    """Return why the snapshot looks incomplete beside the last trusted one; empty where it does not."""
+    """Return why the snapshot looks incomplete beside the last trusted one.
+
+    Empty where it does not.
+    """
     nodes = snapshot.nodes["name"].nunique()
     if not nodes:
         return "the cluster answered without any node"
@@ -312,7 +315,10 @@ def is_in_desired_state(change: Change[str], context: NodeCycleContext, mode: Mo
 
 
 def why_keep_awake(node: ObservedNode, context: NodeCycleContext) -> str:
-    """Return why Helios must not keep a node asleep, whatever its state; empty where it may."""
+    """Return why Helios must not keep a node asleep, whatever its state.
+
+    Empty where it may.
+    """
     return (
         context.memory.protected
         or _why_no_forecast(context)

@@ -665,7 +665,10 @@ class _Draft:
 def _read_recorded(
     ledger: Ledger, read_undo: Callable[[], Undo | None], notes: list[str], *, at: datetime
 ) -> AppliedChanges | None:
-    """Return the recorded applied changes, or None where neither ledger nor undo file can be read."""
+    """Return the recorded applied changes.
+
+    None where neither ledger nor undo file can be read.
+    """
     applied, undo = None, None
     try:
         applied = AppliedChanges.read(ledger.applied_changes(), APPLIED_NODE_CHANGES)
@@ -719,7 +722,7 @@ class NodeObservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUpdate:
+class NodeComparison:
     """State and applied changes after a comparison with the observed nodes.
 
     Attributes
@@ -738,7 +741,7 @@ class NodeUpdate:
     notes: tuple[str, ...] = ()
 
 
-def update_nodes(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeUpdate:
+def update_nodes(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeComparison:
     """Return state and applied changes, updated by what is observed."""
     memory = memory.without_old_entries(observation.at)
     for row in applied.by_helios(NodeSetting.POWER):
@@ -772,14 +775,17 @@ def update_nodes(memory: NodeControllerState, applied: AppliedChanges, observati
 
 
 def shadow_entries(before: AppliedChanges, after: AppliedChanges) -> Iterable[AuditEntry]:
-    """Yield entries about nodes that a service in shadow would have had asleep, and that are no longer idle."""
+    """Yield entries about nodes that are no longer asleep in shadow.
+
+    A service in shadow would have put them to sleep, and they are no longer idle.
+    """
     for key, row in before.shadow.items():
         if key not in after.shadow:
             outcome = f"{Result.WOULD}: Slurm would have woken it for a job, or somebody has changed it"
             yield _audit_entry("Woken", row, reason="it is no longer idle", outcome=outcome, observed="awake")
 
 
-def _update_power(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeUpdate:
+def _update_power(memory: NodeControllerState, applied: AppliedChanges, observation: NodeObservation) -> NodeComparison:
     real, lines = dict(applied.real), []
     for row in applied.by_helios(NodeSetting.POWER):
         node = observation.nodes.get(row.target)
@@ -804,7 +810,7 @@ def _update_power(memory: NodeControllerState, applied: AppliedChanges, observat
             lines.append(line)
         elif node.power is NodePower.WAKING:  # woken by a cycle that ended before it could record so
             memory = memory.with_wake(row.target, WakeUp(since=observation.at, by="Helios"))
-    return NodeUpdate(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
+    return NodeComparison(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
 
 
 def _woken_by_others(
@@ -824,7 +830,7 @@ def _woken_by_others(
     return memory, _audit_entry("Woken", row, reason=reason, outcome=outcome, observed=str(node.power))
 
 
-def _update_weights(update: NodeUpdate, observation: NodeObservation) -> NodeUpdate:
+def _update_weights(update: NodeComparison, observation: NodeObservation) -> NodeComparison:
     real, lines, lost = dict(update.applied.real), list(update.lines), 0
     for row in [row for row in real.values() if row.setting is NodeSetting.WEIGHT]:
         node = observation.nodes.get(row.target)
@@ -845,7 +851,7 @@ def _update_weights(update: NodeUpdate, observation: NodeObservation) -> NodeUpd
     return replace(update, applied=replace(update.applied, real=real), lines=tuple(lines), notes=notes)
 
 
-def _update_keep_awake(update: NodeUpdate, observation: NodeObservation) -> NodeUpdate:
+def _update_keep_awake(update: NodeComparison, observation: NodeObservation) -> NodeComparison:
     row = update.applied.real.get(LIST)
     if row is None or observation.power is None:
         return update
@@ -865,7 +871,7 @@ def _update_keep_awake(update: NodeUpdate, observation: NodeObservation) -> Node
     return replace(update, applied=applied, lines=(*update.lines, _overridden_entry(row, observed=observed)))
 
 
-def _update_wakes(update: NodeUpdate, observation: NodeObservation) -> NodeUpdate:
+def _update_wakes(update: NodeComparison, observation: NodeObservation) -> NodeComparison:
     memory, lines, notes = update.memory, list(update.lines), list(update.notes)
     was_protected = bool(memory.protected)
     for name, wake in update.memory.wakes.items():

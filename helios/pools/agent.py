@@ -869,7 +869,10 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
 
 
 def _oom_kills(file: Path = Path("/proc/vmstat")) -> int:
-    """Return the count of out-of-memory kills in a file of the kernel, by default those of the machine."""
+    """Return the count of out-of-memory kills in a file of the kernel.
+
+    By default, those of the machine.
+    """
     with contextlib.suppress(OSError):
         match = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
         return int(match[1]) if match else 0
@@ -883,7 +886,9 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class ControlGroups:
-    """Folder in which this user can make control groups, for memory limits that the kernel enforces.
+    """Folder in which this user can make control groups.
+
+    The kernel enforces their memory limits.
 
     Attributes
     ----------
@@ -946,7 +951,10 @@ def control_groups(prefix: str) -> ControlGroups | None:
 
 
 def _control_group_candidates() -> Iterator[ControlGroups]:
-    """Yield the folders above this process in which the kernel may allow new groups, versions 1 and 2."""
+    """Yield the folders in which this user may be allowed to make groups.
+
+    They are those of this process and above it, for control groups of version 1 and 2.
+    """
     try:
         own = Path("/proc/self/cgroup").read_text().splitlines()
         mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]

@@ -215,7 +215,7 @@ class JobExplanation:
 def places(
     snapshot: Snapshot, job: pd.Series[Any], *, without: Callable[[pd.DataFrame], NDArray[np.float64]]
 ) -> tuple[int, int, int]:
-    """Return a job's place with and without Helios, and the number of jobs in its queue.
+    """Return a job's place with and without Helios, and its queue's length.
 
     The queue are the pending jobs of its partition, or of all partitions that it names.
 
@@ -499,7 +499,10 @@ def total_s(intervals: Sequence[WaitInterval]) -> int:
 
 
 def wait_table(explanation: WaitExplanation) -> RenderableType:
-    """Return a table of the causes of a job's wait, the longest first, between the sentences of ``wait_facts``."""
+    """Return a table of the causes of a job's wait, the longest first.
+
+    Sentences of ``wait_facts`` are above and below it.
+    """
     table = plain_table("What held it", "For", f"{explanation.unit}s free", "Largest that fits")
     table.add_column("Behind", overflow="fold")
     for cause in sorted(Cause, key=lambda cause: -total_s(explanation.intervals_with(cause))):
@@ -678,7 +681,7 @@ class StartForecast:
 
 
 def _last_decision(entry: dict[Hashable, Any]) -> str:
-    """Describe an audit entry in one sentence: time, service, outcome and reason."""
+    """Describe time, service, outcome and reason of an audit entry in a sentence."""
     result, place = str(entry["outcome"]).partition(":")[0], entry["after"] or "its place"
     activity = UNDONE if entry["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
     description = activity.format(result=result, after=place).strip()

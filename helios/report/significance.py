@@ -127,7 +127,7 @@ def headline(result: WhatIf) -> list[str]:
 
 
 def explanation(result: WhatIf, differences: Differences | None = None) -> list[str]:
-    """Describe who waits longer in the replay of the window, and what true run times would do.
+    """Describe who waits longer in the replay, and what true run times would do.
 
     Parameters
     ----------

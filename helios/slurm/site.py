@@ -257,7 +257,10 @@ class MachineCounts:
         self.partitions[name] = _partition(line, name, self.members(line))
 
     def members(self, line: ConfLine) -> tuple[str, ...]:
-        """Return the nodes that a line names, by a list, node sets, ALL, or a feature."""
+        """Return the nodes that a line names.
+
+        It names them by a list, node sets, ALL, or a feature.
+        """
         if feature := line.text("feature"):
             return tuple(name for name, group in self.nodes.items() if feature in group.features)
         members: list[str] = []

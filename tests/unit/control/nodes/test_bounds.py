@@ -16,7 +16,7 @@ from helios.control.guards import NodeCycleContext, PowerBudget, apply_node_guar
 from helios.control.nodes import (
     NodeActivity,
     NodeObservation,
-    NodeUpdate,
+    NodeComparison,
     possibly_applied_changes,
     update_nodes,
     with_undo_records,
@@ -64,7 +64,7 @@ def look(
     )
 
 
-def seen(*rows: AppliedChange, by: NodeObservation, memory: NodeControllerState | None = None) -> NodeUpdate:
+def seen(*rows: AppliedChange, by: NodeObservation, memory: NodeControllerState | None = None) -> NodeComparison:
     return update_nodes(memory or NodeControllerState(), applied(*rows), by)
 
 
