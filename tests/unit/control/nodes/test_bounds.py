@@ -15,8 +15,8 @@ from helios.control import AppliedChange, AppliedChanges, Failure, NodeControlle
 from helios.control.guards import NodeCycleContext, PowerBudget, apply_node_guards, is_in_desired_state
 from helios.control.nodes import (
     NodeActivity,
-    NodeObservation,
     NodeComparison,
+    NodeObservation,
     possibly_applied_changes,
     update_nodes,
     with_undo_records,
