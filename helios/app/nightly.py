@@ -17,7 +17,7 @@ from helios.app.model_registry import DRIFTED, nightly, training_history
 from helios.app.notify import Notice, Notices, channels
 from helios.app.own_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
-from helios.app.study import WEEK, WEEKS_COMPARED, keep_study, load_study, read_records, study, weekly_changes
+from helios.app.study import WEEK, WEEKS_COMPARED, load_study, read_records, store_study, study, weekly_changes
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
@@ -272,7 +272,7 @@ def run_nightly(
         if loaded.jobs.empty:
             return "no study: no jobs in four weeks"
         found = study(loaded, since=now - STUDIED, until=now, records=records)
-        return f"study {keep_study(found, Path(settings.report.folder), energy=settings.energy, now=now)}"
+        return f"study {store_study(found, Path(settings.report.folder), energy=settings.energy, now=now)}"
 
     steps: tuple[Callable[[], str], ...] = (
         lambda: read(READ_AGAIN).line(),

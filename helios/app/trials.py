@@ -93,7 +93,7 @@ def trials_report(
             title=context.title("Repeated jobs of few GPUs"),
             progress=progress,
         )
-        return replace(found, table=context.finished(found.table))
+        return replace(found, table=context.with_coverage(found.table))
 
 
 def find_repeated(

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
-from helios.app.study import keep_study, load_study, study
+from helios.app.study import load_study, store_study, study
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, UsageError
@@ -208,7 +208,7 @@ def test_the_latest_study_is_shown_with_its_figures(town: Town, web: TestClient)
     now, folder = town.cluster.now, Path(town.settings.report.folder)
     loaded, records = load_study(url=town.settings.database.url, cluster="dev", window=lambda _: (None, None))
     found = study(loaded, records=records)
-    path = keep_study(found, folder, energy=None, now=now)
+    path = store_study(found, folder, energy=None, now=now)
     assert path.stat().st_mode & 0o007 == 0
     with client(town) as anew:
         values = anew.get("/study", headers=JSON).json()
