@@ -242,7 +242,7 @@ def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     with progress_bars() as progress:
         result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
     problems = [{"message": problem.message, "hint": problem.hint} for problem in result.problems]
-    print_result({"done": list(result.did), "problems": problems}, *map(escape, result.did), as_json=as_json)
+    print_result({"done": list(result.done), "problems": problems}, *map(escape, result.done), as_json=as_json)
     result.line()
 
 
