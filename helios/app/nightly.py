@@ -285,7 +285,7 @@ def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
         return ()
     last_check = earlier_checks[-1]
     suggestion = proposal(earlier_checks, last_check.at)
-    return (*last_check.said, *((suggestion,) if suggestion else ()))
+    return (*last_check.sentences, *((suggestion,) if suggestion else ()))
 
 
 def _remove_old_reports(folder: Path, name: str, *, keep: int) -> int:
@@ -345,7 +345,7 @@ def _check_order(
         check = check_tonight(history, snapshots[0].nodes, settings=settings, now=now, progress=progress)
     except (NotEnoughHistory, NoGpuMachine) as reason:
         return f"order not checked: {reason.message}"
-    return f"order checked: {check.said[0]}"
+    return f"order checked: {check.sentences[0]}"
 
 
 def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None, *, now: datetime) -> str:
