@@ -20,7 +20,7 @@ class RecordedShell(Shell):
         output = (Path(self.folder) / f"{slug(program, words)}.txt").read_bytes()
         for nonce in NONCE.findall(" ".join(words).encode()):
             output = output.replace(PLACEHOLDER, nonce)
-        return CommandResult(output=output, complaint="", status=0)
+        return CommandResult(output=output, error_output="", status=0)
 
 
 def recorded(release: str) -> RecordedShell:
