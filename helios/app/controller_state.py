@@ -521,7 +521,7 @@ class ControllerStateStore(Generic[Memory]):
         if not isinstance(warehouse, HeliosError):
             with suppress(HeliosError):
                 notes[self.released] = warehouse.remembered(self.cluster, self.released) or ""
-        return {where: who for where, who in notes.items() if who}
+        return {location: name for location, name in notes.items() if name}
 
     def forget(self, warehouse: Warehouse, notes: Mapping[str, str], *, at: datetime) -> None:
         """Remove the notes of kill switches that a cycle has obeyed."""

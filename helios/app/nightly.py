@@ -240,7 +240,7 @@ def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: dateti
     )
     with Warehouse.open(url) as warehouse:
         deleted = warehouse.forget(cluster, horizon)
-    counts = ", ".join(f"{rows:,} {what}" for what, rows in deleted.items() if rows)
+    counts = ", ".join(f"{rows:,} {kind}" for kind, rows in deleted.items() if rows)
     return f"deleted because they were old: {counts}" if counts else ""
 
 

@@ -500,10 +500,10 @@ def beyond_share(partition: Integers, user: Integers, urgency: Floats, ahead: Fl
     while begins < len(places):
         ends = begins + int((partition[places[begins:]] == partition[places[begins]]).sum())
         # Each reduction lowers the sum, so repeat until nothing changes. The epsilon keeps 0.1 x 30 at 3.
-        kept, max_rank, before = ends - begins, 0, -1
-        while kept != before:
-            before, max_rank = kept, max(1, math.floor(share * kept + 1e-9))
-            kept = int((rank[begins:ends] < max_rank).sum())
+        n_kept, max_rank, n_before = ends - begins, 0, -1
+        while n_kept != n_before:
+            n_before, max_rank = n_kept, max(1, math.floor(share * n_kept + 1e-9))
+            n_kept = int((rank[begins:ends] < max_rank).sum())
         is_beyond[places[begins:ends]] = rank[begins:ends] >= max_rank
         begins = ends
     return is_beyond

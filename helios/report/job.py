@@ -697,14 +697,14 @@ def _blockers(explanation: WaitExplanation, intervals: list[WaitInterval]) -> st
     for interval in intervals:
         if interval.blocker is not None:
             length_s_by_job[interval.blocker] += interval.length_s
-    named = [
+    blockers = [
         f"{job.in_words(explanation.unit)} {duration(length_s)}"
         for job, length_s in length_s_by_job.most_common(NAMED_BLOCKERS)
     ]
     others_s = length_s_by_job.total() - sum(length_s for _, length_s in length_s_by_job.most_common(NAMED_BLOCKERS))
     if len(length_s_by_job) > NAMED_BLOCKERS:
-        named.append(f"{len(length_s_by_job) - NAMED_BLOCKERS:,} more {duration(others_s)}")
-    return ", ".join(named)
+        blockers.append(f"{len(length_s_by_job) - NAMED_BLOCKERS:,} more {duration(others_s)}")
+    return ", ".join(blockers)
 
 
 def _span(pairs: list[tuple[int, int]]) -> str:

@@ -308,8 +308,8 @@ class Differences:
             return (
                 "They leave out that other jobs might have come: a window of seven days or more tells, drawn by days."
             )
-        seen = "this window" if self.over is ResampledUnit.USERS else f"these {self.over}"
-        return f"They leave out what {seen} never saw: growth, new users, a change of habits by the new order."
+        sample = "this window" if self.over is ResampledUnit.USERS else f"these {self.over}"
+        return f"They leave out what {sample} never saw: growth, new users, a change of habits by the new order."
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

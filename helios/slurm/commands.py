@@ -146,7 +146,7 @@ class CommandsBackend(Backend):
             return []
         script = "".join(f"{command}\n{_MARK}{number}\n" for number, command in enumerate(commands))
         try:
-            complaint = self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape")).error_output
+            complaint = self.shell.answer("scontrol", stdin=script.encode("utf-8", "surrogateescape")).error_output
         except ClusterUnavailable as reason:
             complaint = reason.message
         parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", complaint, flags=re.MULTILINE)

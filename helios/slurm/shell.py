@@ -94,15 +94,15 @@ class Shell:
             raise failure(program, answer.error_output)
         return answer.output
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
-        """Run ``program`` with ``given`` as input, and return its result, also if it failed.
+    def answer(self, program: str, *words: str, stdin: bytes = b"", timeout_s: float | None = None) -> CommandResult:
+        """Run ``program`` with ``stdin`` as input, and return its result, also if it failed.
 
         Raises
         ------
         ClusterUnavailable
             It is not installed, or did not answer in time.
         """
-        return self._run(program, words, output=subprocess.PIPE, given=given, timeout_s=timeout_s or self.timeout_s)
+        return self._run(program, words, output=subprocess.PIPE, stdin=stdin, timeout_s=timeout_s or self.timeout_s)
 
     def write(self, path: Path, program: str, *words: str, timeout_s: float | None = None) -> None:
         """Run ``program``, and write its output to the file ``path``.
@@ -115,7 +115,7 @@ class Shell:
             As :meth:`run`. The content of ``path`` is then incomplete.
         """
         with path.open("wb") as output:
-            answer = self._run(program, words, output=output, given=b"", timeout_s=timeout_s or self.timeout_s)
+            answer = self._run(program, words, output=output, stdin=b"", timeout_s=timeout_s or self.timeout_s)
         if answer.status != 0:
             raise failure(program, answer.error_output)
 
@@ -166,11 +166,11 @@ class Shell:
         return inherited | _FIXED_VARIABLES
 
     def _run(
-        self, program: str, words: Sequence[str], *, output: int | IO[bytes], given: bytes, timeout_s: float
+        self, program: str, words: Sequence[str], *, output: int | IO[bytes], stdin: bytes, timeout_s: float
     ) -> CommandResult:
         process = self.start(program, *words, output=output)
         try:
-            output_bytes, error_output = process.communicate(given, timeout=timeout_s)
+            output_bytes, error_output = process.communicate(stdin, timeout=timeout_s)
         except subprocess.TimeoutExpired as reason:
             raise ClusterUnavailable(
                 f"{program} did not answer within {timeout_s:g} s.",

@@ -648,13 +648,11 @@ def drift(source: FigureSource) -> FigureData | str:
     """Return how run times and sizes change from week to week."""
     history, unit = source.history, source.history.unit
     begins_s = history.blocks.edges_s[:-1]
-    block_times = [source.run_times(jobs) for jobs in source.sized_by_block]
-    if sum(1 for block_times in block_times if block_times.n >= FEWEST_IN_BLOCK) < 2:
+    times_by_block = [source.run_times(jobs) for jobs in source.sized_by_block]
+    if sum(1 for times in times_by_block if times.n >= FEWEST_IN_BLOCK) < 2:
         return f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
     quantiles = {
-        name: np.array(
-            [block_times.quantile(part) if block_times.n >= FEWEST_IN_BLOCK else np.nan for block_times in block_times]
-        )
+        name: np.array([times.quantile(part) if times.n >= FEWEST_IN_BLOCK else np.nan for times in times_by_block])
         for name, part in {"1 in 10": 0.1, "half": 0.5, "9 in 10": 0.9}.items()
     }
     sizes = [float(history.size[jobs].mean()) if len(jobs) else np.nan for jobs in source.sized_by_block]
@@ -666,8 +664,8 @@ def drift(source: FigureSource) -> FigureData | str:
         if len(half)
         else "Most jobs still run.",
         definition=f"Jobs by {kind} of submission: run time of 1 in 10, half, 9 in 10 at most; mean {unit}s of a job",
-        n=sum(block_times.n for block_times in block_times),
-        coverage=share(float(sum(block_times.n for block_times in block_times)), source.sized),
+        n=sum(times.n for times in times_by_block),
+        coverage=share(float(sum(times.n for times in times_by_block)), source.sized),
         panels=(
             Panel(
                 "line",

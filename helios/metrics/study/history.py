@@ -356,14 +356,14 @@ class CensoredTimes:
     ----------
     times_s : float64 array of shape (n,)
         Ascending.
-    reached : float64 array of shape (n,)
+    cumulative_share : float64 array of shape (n,)
         Share that is complete by each time.
     censored : int
         Number of censored times.
     """
 
     times_s: Floats
-    reached: Floats
+    cumulative_share: Floats
     censored: int
 
     @classmethod
@@ -375,8 +375,8 @@ class CensoredTimes:
         # Of equal times, complete ones count before censored ones.
         order = np.lexsort((~complete, times_s))
         at_risk = np.arange(n, 0, -1)
-        reached: Floats = 1 - np.cumprod(np.where(complete[order], 1 - 1 / at_risk, 1.0), dtype=np.float64)
-        return cls(times_s[order], reached, int((~complete).sum()))
+        cumulative_share: Floats = 1 - np.cumprod(np.where(complete[order], 1 - 1 / at_risk, 1.0), dtype=np.float64)
+        return cls(times_s[order], cumulative_share, int((~complete).sum()))
 
     @property
     def n(self) -> int:
@@ -385,13 +385,13 @@ class CensoredTimes:
 
     def share_within(self, limits_s: ArrayLike) -> Floats:
         """Return the share of times that are complete by each of the limits."""
-        place = np.searchsorted(self.times_s, np.asarray(limits_s, dtype=np.float64), side="right")
-        return np.concatenate([[0.0], self.reached])[place].astype(np.float64)
+        index = np.searchsorted(self.times_s, np.asarray(limits_s, dtype=np.float64), side="right")
+        return np.concatenate([[0.0], self.cumulative_share])[index].astype(np.float64)
 
     def quantile(self, share: float) -> float:
         """Return a quantile of the times, NaN where unknown."""
-        place = int(np.searchsorted(self.reached, share - 1e-12))
-        return float(self.times_s[place]) if place < self.n else float("nan")
+        index = int(np.searchsorted(self.cumulative_share, share - 1e-12))
+        return float(self.times_s[index]) if index < self.n else float("nan")
 
 
 def _resource(jobs: pd.DataFrame) -> str:

@@ -16,7 +16,7 @@ class RecordedShell(Shell):
 
     __slots__ = ()
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
+    def answer(self, program: str, *words: str, stdin: bytes = b"", timeout_s: float | None = None) -> CommandResult:
         output = (Path(self.folder) / f"{slug(program, words)}.txt").read_bytes()
         for nonce in NONCE.findall(" ".join(words).encode()):
             output = output.replace(PLACEHOLDER, nonce)
