@@ -55,6 +55,15 @@ NIGHTLY_LEVELS = "study levels"
 
 Breaker = Literal["closed", "half-open", "open"]
 
+# Processes with one state folder share one lease, so only these locks keep their cycles and daemons apart. They are
+# flock locks, which the kernel releases when the process ends. Only the owner can open the files, because whoever can
+# open one can also hold its lock.
+LOCK = "cycle.lock"
+LOCK_OF_NODES = "nodes.lock"
+IDENTITY = "identity"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PROCESS_NUMBER = uuid4().hex
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleTally:
@@ -299,17 +308,6 @@ class UnavailableLedger:
     release = applied_changes = record = acquire
 
 
-# Processes with one state folder share one lease, so only these locks keep their cycles and daemons apart. They are
-# flock locks, which the kernel releases when the process ends. Only the owner can open the files, because whoever can
-# open one can also hold its lock.
-
-LOCK = "cycle.lock"
-LOCK_OF_NODES = "nodes.lock"
-IDENTITY = "identity"
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-_PROCESS_NUMBER = uuid4().hex
-
-
 class CycleUnderWay(HeliosError):
     """Another process of this Helios is running a cycle."""
 
@@ -370,28 +368,6 @@ def hold_daemon_lock(folder: Path, *, domains: Collection[Domain]) -> Iterator[N
         yield
 
 
-@contextmanager
-def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
-    """Hold an exclusive lock on a file, and yield None.
-
-    If another process still holds it after ``within_s``, yield that process as text, empty if it is not known.
-    """
-    try:
-        make_folder(path.parent)
-        handle = open_private(path)
-    except OSError as reason:
-        raise HeliosError(
-            f"{path.parent} cannot be written: {reason}", hint="Set control.state_folder to a folder of Helios' own."
-        ) from reason
-    try:
-        deadline = time.monotonic() + within_s
-        while not (locked := _try_lock(handle)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield None if locked else _holder(handle)
-    finally:
-        os.close(handle)
-
-
 def process_identity(folder: Path) -> str:
     """Return an identifier for this state folder, machine and boot.
 
@@ -415,30 +391,6 @@ def process_identity(folder: Path) -> str:
         number = _PROCESS_NUMBER  # a process that cannot write there cannot run a cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _holder(handle: int) -> str:
-    """Return `` (process 4711)`` for the process that holds the lock.
-
-    Read from /proc/locks of Linux. Empty where the process is not known.
-    """
-    inode = f":{os.fstat(handle).st_ino}"
-    try:
-        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return ""
-    # A row is "7: FLOCK ADVISORY WRITE 4711 08:01:131074 0 EOF". Rows with "->" wait for the lock. Pid 0 stands for a
-    # process in another container.
-    pids = [row[4] for row in rows if row[1] == "FLOCK" and row[5].endswith(inode)]
-    return f" (process {pids[0]})" if pids and pids[0] not in {"0", "-1"} else ""
 
 
 Memory = TypeVar("Memory", ControllerState, NodeControllerState)
@@ -788,3 +740,49 @@ def other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Dom
             time_there = warehouse.time_of_leases(now).timestamp() * 1e6
             return str(lease["holder"]) if lease["expires_at"] > time_there else ""
     return ""
+
+
+@contextmanager
+def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
+    """Hold an exclusive lock on a file, and yield None.
+
+    If another process still holds it after ``within_s``, yield that process as text, empty if it is not known.
+    """
+    try:
+        make_folder(path.parent)
+        handle = open_private(path)
+    except OSError as reason:
+        raise HeliosError(
+            f"{path.parent} cannot be written: {reason}", hint="Set control.state_folder to a folder of Helios' own."
+        ) from reason
+    try:
+        deadline = time.monotonic() + within_s
+        while not (locked := _try_lock(handle)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield None if locked else _holder(handle)
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _holder(handle: int) -> str:
+    """Return `` (process 4711)`` for the process that holds the lock.
+
+    Read from /proc/locks of Linux. Empty where the process is not known.
+    """
+    inode = f":{os.fstat(handle).st_ino}"
+    try:
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return ""
+    # A row is "7: FLOCK ADVISORY WRITE 4711 08:01:131074 0 EOF". Rows with "->" wait for the lock. Pid 0 stands for a
+    # process in another container.
+    pids = [row[4] for row in rows if row[1] == "FLOCK" and row[5].endswith(inode)]
+    return f" (process {pids[0]})" if pids and pids[0] not in {"0", "-1"} else ""

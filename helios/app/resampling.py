@@ -30,7 +30,94 @@ from helios.model import in_submission_order
 from helios.ports import RUN_TIME, ReplayPredictor
 from helios.predict.duration import DurationModel
 from helios.report.significance import FEWEST_WEEKS, WEEK_S
-from helios.units import ResampledUnit
+from helios.units import HOUR_S, ResampledUnit
+
+FEWEST_DAYS = 7
+KNOWN_USERS = 0.5
+"""Smallest share of counted jobs with a known user for users to be moved."""
+MISSING_S = 3 * HOUR_S
+"""Time that may be missing of the last day for it to count as whole, s. Of the last week a day may be missing."""
+TIMES = ("submitted_at", "eligible_at", "started_at", "ended_at")
+IDS = ("job_id", "array_job_id", "het_job_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resampler:
+    """Blocks of the counted jobs that can be drawn.
+
+    Attributes
+    ----------
+    over : ResampledUnit
+    begins_s : int
+        Begin of the first block, s since the epoch.
+    block_s : int
+        Length of a block, s.
+    kind : array of shape (n_blocks,)
+        A block can only replace one of its own kind. With users, jobs move by whole blocks instead.
+    """
+
+    over: ResampledUnit
+    begins_s: int
+    block_s: int
+    kind: NDArray[np.int64]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, 0 with seeds."""
+        return len(self.kind)
+
+
+def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
+    """Return the resampler for a setup.
+
+    Parameters
+    ----------
+    over : ResampledUnit, optional
+        Unit to draw, even if there are few. By default users where most are known, otherwise weeks, days where there
+        are too few weeks, and seeds where there are too few days.
+    """
+    begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
+    weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + MISSING_S) // DAY_S
+    over = over or _unit_for(setup, weeks=weeks, days=days)
+    block_s, blocks = {
+        ResampledUnit.WEEKS: (WEEK_S, max(weeks, 1)),
+        ResampledUnit.DAYS: (DAY_S, max(days, 1)),
+        ResampledUnit.USERS: (DAY_S, -(-span_s // DAY_S)),
+        ResampledUnit.SEEDS: (HOUR_S, 0),
+    }[over]
+    kind = np.zeros(blocks, dtype=np.int64)
+    if over is ResampledUnit.DAYS:
+        # A block of 24 h counts as a weekend if its middle is on a Saturday or Sunday.
+        middle = begins_s + DAY_S // 2 + DAY_S * np.arange(blocks)
+        weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(setup.timezone).day_of_week
+        kind = np.asarray(weekday >= 5, dtype=np.int64)
+    return Resampler(over=over, begins_s=begins_s, block_s=block_s, kind=kind)
+
+
+def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
+    """Return the setup with users, weeks, days or arrivals drawn again.
+
+    The result depends only on ``repeat`` and ``seed``.
+    """
+    rng = np.random.default_rng([seed, repeat])
+    if resampler.over is ResampledUnit.USERS:
+        # Shift the jobs of each user by whole days, cyclically. Jobs without a user move together.
+        user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
+        shift_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
+        later_s = np.where(setup.counted, (since_s + shift_s) % (DAY_S * resampler.blocks) - since_s, 0)
+        return _take_jobs(setup, np.arange(len(later_s)), later_s)
+    if resampler.over is ResampledUnit.SEEDS:
+        return _jitter_bursts(setup, rng)
+    return _concatenate_blocks(setup, resampler, rng)
+
+
+def resampled_predictor(setup: ReplaySetup, model: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
+    """Return a predictor for a setup that learns from no job twice."""
+    if setup.first is None:
+        return predictor_for(setup, model, request)
+    is_first = setup.first == np.arange(len(setup.first))
+    firsts = replace(setup, machine=replace(setup.machine, jobs=setup.machine.jobs[is_first].reset_index(drop=True)))
+    return DeduplicatingPredictor(predictor_for(firsts, model, request), setup.first)
 
 
 class DeduplicatingPredictor:
@@ -92,103 +179,6 @@ class DeduplicatingPredictor:
                 self._position[jobs[new]], now_s, running=self._position[running[known]], since_s=since_s[known]
             )
         return quantiles
-
-
-FEWEST_DAYS = 7
-KNOWN_USERS = 0.5
-"""Smallest share of counted jobs with a known user for users to be moved."""
-MISSING_S = 3 * 3_600
-"""Time that may be missing of the last day for it to count as whole, s. Of the last week a day may be missing."""
-HOUR_S = 3_600
-TIMES = ("submitted_at", "eligible_at", "started_at", "ended_at")
-IDS = ("job_id", "array_job_id", "het_job_id")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resampler:
-    """Blocks of the counted jobs that can be drawn.
-
-    Attributes
-    ----------
-    over : ResampledUnit
-    begins_s : int
-        Begin of the first block, s since the epoch.
-    block_s : int
-        Length of a block, s.
-    kind : array of shape (n_blocks,)
-        A block can only replace one of its own kind. With users, jobs move by whole blocks instead.
-    """
-
-    over: ResampledUnit
-    begins_s: int
-    block_s: int
-    kind: NDArray[np.int64]
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks, 0 with seeds."""
-        return len(self.kind)
-
-
-def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
-    """Return the resampler for a setup.
-
-    Parameters
-    ----------
-    over : ResampledUnit, optional
-        Unit to draw, even if there are few. By default users where most are known, otherwise weeks, days where there
-        are too few weeks, and seeds where there are too few days.
-    """
-    begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
-    weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + MISSING_S) // DAY_S
-    over = over or _unit_for(setup, weeks=weeks, days=days)
-    block_s, blocks = {
-        ResampledUnit.WEEKS: (WEEK_S, max(weeks, 1)),
-        ResampledUnit.DAYS: (DAY_S, max(days, 1)),
-        ResampledUnit.USERS: (DAY_S, -(-span_s // DAY_S)),
-        ResampledUnit.SEEDS: (HOUR_S, 0),
-    }[over]
-    kind = np.zeros(blocks, dtype=np.int64)
-    if over is ResampledUnit.DAYS:
-        # A block of 24 h counts as a weekend if its middle is on a Saturday or Sunday.
-        middle = begins_s + DAY_S // 2 + DAY_S * np.arange(blocks)
-        weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(setup.timezone).day_of_week
-        kind = np.asarray(weekday >= 5, dtype=np.int64)
-    return Resampler(over=over, begins_s=begins_s, block_s=block_s, kind=kind)
-
-
-def _unit_for(setup: ReplaySetup, *, weeks: int, days: int) -> ResampledUnit:
-    if days < FEWEST_DAYS:
-        return ResampledUnit.SEEDS
-    if float((_users(setup)[setup.counted] >= 0).mean()) >= KNOWN_USERS:
-        return ResampledUnit.USERS
-    return ResampledUnit.WEEKS if weeks >= FEWEST_WEEKS else ResampledUnit.DAYS
-
-
-def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
-    """Return the setup with users, weeks, days or arrivals drawn again.
-
-    The result depends only on ``repeat`` and ``seed``.
-    """
-    rng = np.random.default_rng([seed, repeat])
-    if resampler.over is ResampledUnit.USERS:
-        # Shift the jobs of each user by whole days, cyclically. Jobs without a user move together.
-        user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
-        shift_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
-        later_s = np.where(setup.counted, (since_s + shift_s) % (DAY_S * resampler.blocks) - since_s, 0)
-        return _take_jobs(setup, np.arange(len(later_s)), later_s)
-    if resampler.over is ResampledUnit.SEEDS:
-        return _jitter_bursts(setup, rng)
-    return _concatenate_blocks(setup, resampler, rng)
-
-
-def resampled_predictor(setup: ReplaySetup, model: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
-    """Return a predictor for a setup that learns from no job twice."""
-    if setup.first is None:
-        return predictor_for(setup, model, request)
-    is_first = setup.first == np.arange(len(setup.first))
-    firsts = replace(setup, machine=replace(setup.machine, jobs=setup.machine.jobs[is_first].reset_index(drop=True)))
-    return DeduplicatingPredictor(predictor_for(firsts, model, request), setup.first)
 
 
 def _concatenate_blocks(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
@@ -257,3 +247,11 @@ def _take_jobs(
         counted=setup.counted[rows],
         first=earliest[unit].astype(np.int64),
     )
+
+
+def _unit_for(setup: ReplaySetup, *, weeks: int, days: int) -> ResampledUnit:
+    if days < FEWEST_DAYS:
+        return ResampledUnit.SEEDS
+    if float((_users(setup)[setup.counted] >= 0).mean()) >= KNOWN_USERS:
+        return ResampledUnit.USERS
+    return ResampledUnit.WEEKS if weeks >= FEWEST_WEEKS else ResampledUnit.DAYS

@@ -26,21 +26,53 @@ from numpy.typing import NDArray
 from helios.errors import UsageError
 from helios.model import SIZES, JobState
 
-# Larger counts are typing errors or sentinel values (Slurm's NO_VAL is 4,294,967,294), and would not fit int32.
-LARGEST_SIZE = 100_000_000
-# A hundred years. Sentinel values and typing errors are larger, and much larger values overflow time arithmetic.
-LONGEST_S = 100 * 365.25 * 86_400
-
 Mask = NDArray[np.bool_]
-
-
 Instants = NDArray[np.datetime64]  # unit us, in UTC unless the name says local
 
+LARGEST_SIZE = 100_000_000
+"""Larger counts are typing errors or sentinel values (Slurm's NO_VAL is 4,294,967,294), and would not fit int32."""
+LONGEST_S = 100 * 365.25 * 86_400
+"""A hundred years. Sentinel values and typing errors are larger, and much larger values overflow time arithmetic."""
 MICROSECONDS = "datetime64[us]"
 NOT_A_TIME = np.datetime64("NaT", "us")
-# Times outside are sentinel values or damage. pandas' nanosecond code and the zone files end not far beyond.
 EARLIEST = np.datetime64("1970-01-01T00:00:00", "us")
 LATEST = np.datetime64("2200-01-01T00:00:00", "us")
+"""Times outside are sentinel values or damage. pandas' nanosecond code and the zone files end not far beyond."""
+UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
+"""Words of sacct, pandas and people for "unknown". Never applied to names of jobs, users or accounts."""
+
+# The pattern matches digits in one way only. With two ways, a field of 10^5 digits and a letter took a minute.
+_NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.ASCII)
+_COUNT_UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
+_DURATION = re.compile(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(?:\.(\d{1,9}))?", re.ASCII)
+_EPOCH = re.compile(r"\d{9,11}(\.\d{1,6})?", re.ASCII)
+_ABSOLUTE = re.compile(rb"\d{2}:\d{2}(:\d{2})?(\.\d+)?([+-]\d{2}:?\d{2}|Z)\b", re.ASCII)
+
+_STATES_BY_CODE = {
+    "BF": JobState.BOOT_FAIL,
+    "CA": JobState.CANCELLED,
+    "CD": JobState.COMPLETED,
+    "DL": JobState.DEADLINE,
+    "F": JobState.FAILED,
+    "NF": JobState.NODE_FAIL,
+    "OOM": JobState.OUT_OF_MEMORY,
+    "PD": JobState.PENDING,
+    "PR": JobState.PREEMPTED,
+    "R": JobState.RUNNING,
+    "RQ": JobState.REQUEUED,
+    "RS": JobState.RESIZING,
+    "RV": JobState.REVOKED,
+    "S": JobState.SUSPENDED,
+    "TO": JobState.TIMEOUT,
+    # Flags of a running job that Slurm prints in place of RUNNING while its prolog or epilog runs.
+    "CF": JobState.RUNNING,
+    "CONFIGURING": JobState.RUNNING,
+    "CG": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    # American spelling, used by Philly, Alibaba and people.
+    "CANCELED": JobState.CANCELLED,
+}
 
 
 class Reason(StrEnum):
@@ -133,52 +165,6 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     results.refuse(_earlier(jobs, "ended_at", "started_at"), Reason.END_BEFORE_START)
     unstarted = np.isnat(jobs["started_at"]) if "started_at" in jobs else np.array(True)
     results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
-
-
-def _below(jobs: Mapping[str, Any], name: str, least: float) -> Mask:
-    return jobs[name] < least if name in jobs else np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
-
-
-def _earlier(jobs: Mapping[str, Any], name: str, other: str) -> Mask:
-    # Comparisons with NaT are False: an unknown time contradicts nothing.
-    if name not in jobs or other not in jobs:
-        return np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
-    return np.asarray(jobs[name] < jobs[other])
-
-
-# What sacct, pandas and people write for "unknown". Never applied to names of jobs, users or accounts.
-UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
-
-# The pattern matches digits in one way only. With two ways, a field of 10^5 digits and a letter took a minute.
-_NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.ASCII)
-_COUNT_UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
-_DURATION = re.compile(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(?:\.(\d{1,9}))?", re.ASCII)
-
-_STATES_BY_CODE = {
-    "BF": JobState.BOOT_FAIL,
-    "CA": JobState.CANCELLED,
-    "CD": JobState.COMPLETED,
-    "DL": JobState.DEADLINE,
-    "F": JobState.FAILED,
-    "NF": JobState.NODE_FAIL,
-    "OOM": JobState.OUT_OF_MEMORY,
-    "PD": JobState.PENDING,
-    "PR": JobState.PREEMPTED,
-    "R": JobState.RUNNING,
-    "RQ": JobState.REQUEUED,
-    "RS": JobState.RESIZING,
-    "RV": JobState.REVOKED,
-    "S": JobState.SUSPENDED,
-    "TO": JobState.TIMEOUT,
-    # Flags of a running job that Slurm prints in place of RUNNING while its prolog or epilog runs.
-    "CF": JobState.RUNNING,
-    "CONFIGURING": JobState.RUNNING,
-    "CG": JobState.RUNNING,
-    "COMPLETING": JobState.RUNNING,
-    # American spelling, used by Philly, Alibaba and people.
-    "CANCELED": JobState.CANCELLED,
-}
 
 
 def without(texts: pa.Array, word: str) -> pa.Array:
@@ -280,49 +266,6 @@ def category(texts: pa.Array) -> pd.Categorical:
 def strings(texts: pa.Array) -> pd.Series[Any]:
     """Return texts as a pandas series of ``str``, missing where null."""
     return pd.Series(pd.array(texts, dtype="str"))
-
-
-def _number(text: str) -> float | None:
-    text = text.strip()
-    if _NUMBER.fullmatch(text):
-        value = float(text)
-        return value if np.isfinite(value) else None
-    # sacct without --noconvert shortens exact multiples: 2048 nodes print as 2K.
-    match = _COUNT.fullmatch(text)
-    return float(match[1]) * _COUNT_UNITS[match[2]] if match else None
-
-
-def _duration(text: str, bare_unit_s: float) -> float | None:
-    text = text.strip()
-    if text.upper() == "UNLIMITED":
-        return np.inf
-    if text.upper() == "PARTITION_LIMIT":
-        return np.nan
-    if _NUMBER.fullmatch(text):
-        return float(text) * bare_unit_s
-    match = _DURATION.fullmatch(text)
-    return None if match is None else _clock_seconds(*match.groups())
-
-
-def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None, fraction: str | None) -> float:
-    if days is None and third is None:  # MM:SS. With days, or with three parts, the first part is hours.
-        hours, minutes, seconds = 0, int(first), int(second or 0)
-    else:
-        hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
-    whole_s = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
-    return whole_s + (float(f"0.{fraction}") if fraction else 0.0)
-
-
-def _state(text: str) -> JobState | None:
-    # "CANCELLED by 1000" names the user who did it; with "CANCELLED+" sacct shows that it cut the column.
-    word = text.strip().upper().split(" ")[0].rstrip("+")
-    if word in JobState.__members__:
-        return JobState[word]
-    return _STATES_BY_CODE.get(word)
-
-
-_EPOCH = re.compile(r"\d{9,11}(\.\d{1,6})?", re.ASCII)
-_ABSOLUTE = re.compile(rb"\d{2}:\d{2}(:\d{2})?(\.\d+)?([+-]\d{2}:?\d{2}|Z)\b", re.ASCII)
 
 
 def has_utc_offset(head: bytes) -> bool:
@@ -460,3 +403,53 @@ def _time(text: str) -> datetime | None:
         return time.astimezone(UTC) if time and time.tzinfo else time
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def _below(jobs: Mapping[str, Any], name: str, least: float) -> Mask:
+    return jobs[name] < least if name in jobs else np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
+
+
+def _earlier(jobs: Mapping[str, Any], name: str, other: str) -> Mask:
+    # Comparisons with NaT are False: an unknown time contradicts nothing.
+    if name not in jobs or other not in jobs:
+        return np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
+    return np.asarray(jobs[name] < jobs[other])
+
+
+def _number(text: str) -> float | None:
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        value = float(text)
+        return value if np.isfinite(value) else None
+    # sacct without --noconvert shortens exact multiples: 2048 nodes print as 2K.
+    match = _COUNT.fullmatch(text)
+    return float(match[1]) * _COUNT_UNITS[match[2]] if match else None
+
+
+def _duration(text: str, bare_unit_s: float) -> float | None:
+    text = text.strip()
+    if text.upper() == "UNLIMITED":
+        return np.inf
+    if text.upper() == "PARTITION_LIMIT":
+        return np.nan
+    if _NUMBER.fullmatch(text):
+        return float(text) * bare_unit_s
+    match = _DURATION.fullmatch(text)
+    return None if match is None else _clock_seconds(*match.groups())
+
+
+def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None, fraction: str | None) -> float:
+    if days is None and third is None:  # MM:SS. With days, or with three parts, the first part is hours.
+        hours, minutes, seconds = 0, int(first), int(second or 0)
+    else:
+        hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
+    whole_s = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
+    return whole_s + (float(f"0.{fraction}") if fraction else 0.0)
+
+
+def _state(text: str) -> JobState | None:
+    # "CANCELLED by 1000" names the user who did it; with "CANCELLED+" sacct shows that it cut the column.
+    word = text.strip().upper().split(" ")[0].rstrip("+")
+    if word in JobState.__members__:
+        return JobState[word]
+    return _STATES_BY_CODE.get(word)

@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from helios.errors import UsageError
 from helios.metrics.study.figure_data import FEW_PEOPLE, THE_REST, FigureData, HereAndThere, Panel, Series
+from helios.metrics.study.figures_of_time import WEEKDAYS
 from helios.private_files import make_folder, write_private
 from helios.report.charts import (
     BLUE,
@@ -68,7 +69,6 @@ CHARACTERS_PER_INCH = 13.0
 LINE_IN, ROW_IN = 2.5, 0.24
 """Heights of a panel of lines, and of a row of a panel of names."""
 DAY_H = 24
-WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
 
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {

@@ -152,6 +152,136 @@ _MAX_TRES_PER_USER, _MAX_JOBS_PER_USER = ("maxtrespu", "maxtresperuser"), ("maxj
 _NO_LIMIT = frozenset({"", "0", "00:00:00", "cluster", "none", "n/a", "(null)"})
 
 
+def read_site(
+    slurm_conf: str,
+    *,
+    sacctmgr_qos: str | None = None,
+    sacctmgr_assoc: str | None = None,
+    sinfo: str | None = None,
+) -> SlurmSite:
+    """Return the scheduling rules in a site's configuration.
+
+    Parameters
+    ----------
+    slurm_conf : str
+        Text of ``slurm.conf``, or the output of ``scontrol show config``.
+    sacctmgr_qos : str, optional
+        Output of ``sacctmgr show qos -P``.
+    sacctmgr_assoc : str, optional
+        Output of ``sacctmgr show assoc tree -P``, or of ``sshare -a -l -P``, which also has past usage.
+    sinfo : str, optional
+        Output of ``sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'``, or of ``scontrol show node`` and ``scontrol show partition``,
+        one after the other. Nodes and partitions found here replace those of ``slurm_conf``.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A text has another format; the message names the line.
+    """
+    with _in_file("slurm.conf"):
+        settings, machines = _read_configuration(slurm_conf)
+        select, least_loaded, holds_memory = selection(settings)
+        priority, scheduling = priority_rules(settings), scheduling_rules(settings)
+    notes, name = settings.notes, settings.text("clustername", "slurm")
+    with _in_file("sinfo"):
+        printed = read_machines(sinfo) if sinfo is not None else MachineCounts()
+    with _in_file("qos"):
+        qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
+    with _in_file("associations"):
+        shares = read_shares(sacctmgr_assoc, notes, cluster=name) if sacctmgr_assoc is not None else ()
+    note_unsimulated(settings)
+    site = SlurmSite(
+        name=name,
+        nodes=printed.groups() if printed.nodes else machines.groups(),
+        partitions=tuple(_partitions(machines, printed)),
+        priority=priority,
+        scheduling=scheduling,
+        qos=qos,
+        shares=shares,
+        select=select,
+        least_loaded=least_loaded,
+        holds_memory=holds_memory,
+    )
+    if not site.nodes or not any(partition.nodes for partition in site.partitions):
+        raise ConfigurationInvalid(
+            "no partition with nodes is described",
+            hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
+            "node and scontrol show partition print.",
+        )
+    return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *printed.notes, *_missing_parts(site)])))
+
+
+def read_machines(text: str) -> MachineCounts:
+    """Read nodes and partitions from the output of Slurm's commands.
+
+    The text is that of ``sinfo -N``, or of ``scontrol show node`` and ``show partition``.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        It is neither, or a value is not understood.
+    """
+    if re.search(r"^\s*(NodeName|PartitionName)=", text, re.MULTILINE | re.IGNORECASE):
+        return parse_node_records(records(text, "nodename"), records(text, "partitionname"))
+    return parse_sinfo(text)
+
+
+def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
+    """Read the output of ``sacctmgr show qos -P``.
+
+    Limits that are not simulated are added to ``notes``.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        The text is not such a table, or a value not understood.
+    """
+    rows = table(text, needed=("name",), made_by="sacctmgr show qos -P")
+    for row in rows:
+        _note_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
+        _note_other_tres(row, _MAX_TRES_PER_USER, f"QOS {row.text('name')}", notes)
+        _note_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
+    return tuple(
+        QosRules(
+            name=row.text("name"),
+            priority=int(row.float_value("priority")),
+            usage_factor=row.float_value("usagefactor", default=1.0),
+            max_gpus_per_user=_gpus(row, *_MAX_TRES_PER_USER),
+            max_gpus=_gpus(row, "grptres"),
+            max_jobs_per_user=int(row.float_value(*_MAX_JOBS_PER_USER)) if row.text(*_MAX_JOBS_PER_USER) else None,
+        )
+        for row in rows
+    )
+
+
+def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Share, ...]:
+    """Read fair shares from ``sacctmgr`` or ``sshare``.
+
+    The commands are ``sacctmgr show assoc tree -P`` and ``sshare -a -l -P``. The latter also has the past usage. What
+    is not simulated is added to ``notes``.
+
+    Parameters
+    ----------
+    cluster : str
+        The cluster whose rows count where the table has several. Not needed where the table has one.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        The text is not such a table, a value is not understood, or clusters are mixed.
+    """
+    rows = _select_cluster(table(text, needed=("account",), made_by="sacctmgr show assoc tree -P"), cluster)
+    shares: dict[tuple[str, str], Share] = {}
+    for row, parent in _with_parents(rows, notes):
+        share = _share(row, parent)
+        if row.text("partition"):
+            notes.append(f"Shares of {share.user or share.account} for one partition only are not simulated.")
+            continue
+        shares[share.account, share.user] = share
+        _note_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _ASSOC_IDLE, notes)
+    return tuple(shares.values())
+
+
 @dataclass(slots=True, kw_only=True)
 class MachineCounts:
     """Nodes and partitions, collected line by line.
@@ -288,6 +418,82 @@ class MachineCounts:
             self.notes.append(f"Of {where}, not simulated: {', '.join(sorted(unknown))}.")
 
 
+@dataclass(slots=True, kw_only=True)
+class SchedulingSettings:
+    """Settings of a whole cluster, each with its line.
+
+    If a setting occurs several times, the last one counts, as in Slurm. ``notes`` has what is not simulated.
+    """
+
+    lines: dict[str, ConfLine] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_line(self, line: ConfLine) -> None:
+        """Add the setting of one line."""
+        earlier = self.lines.get(line.title)
+        if earlier is not None and earlier.words != line.words and line.title in _READ | _NOT_SIMULATED.keys():
+            self.notes.append(
+                f"{line.spelled} is set on line {earlier.number} and again on line {line.number}: the last counts."
+            )
+        self.lines[line.title] = line
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return a setting, or ``default``."""
+        return self.lines[key].text(key, default) if key in self.lines else default
+
+    def plain(self, *keys: str) -> dict[str, str]:
+        """Return those of ``keys`` that are set, with their values."""
+        return {key: self.text(key) for key in keys if self.text(key)}
+
+    def whole(self, key: str) -> int:
+        """Return a setting as a whole number, 0 where it is not set.
+
+        Raises :class:`ConfigurationInvalid` where it is not one.
+        """
+        return self.lines[key].whole(key, 0) if key in self.lines else 0
+
+    def whole_minutes_s(self, key: str, default: int) -> int:
+        """Return a length of time, rounded up to whole minutes, s.
+
+        Slurm keeps these settings in minutes. Raises :class:`ConfigurationInvalid` where it is not a length.
+        """
+        length = self.lines[key].length_s(key, default) if key in self.lines else default
+        return 0 if length is None else -(-length // MINUTE_S) * MINUTE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssociationRow:
+    """Row of a printed table, by normalised column heads.
+
+    Heads are in lower case, with underscores for blanks.
+    """
+
+    number: int
+    words: Mapping[str, str]
+
+    def text(self, *keys: str) -> str:
+        """Return the first existing column of ``keys``, without surrounding blanks."""
+        return next((self.words[key].strip() for key in keys if key in self.words), "")
+
+    def float_value(self, *keys: str, default: float = 0.0) -> float:
+        """Return a column as a number.
+
+        Raises
+        ------
+        ConfigurationInvalid
+            It is not a number.
+        """
+        value = self.text(*keys)
+        try:
+            return float(value) if value else default
+        except ValueError:
+            raise self.error(f"{keys[0]} is {value!r}, which is not a number") from None
+
+    def error(self, what: str) -> ConfigurationInvalid:
+        """Return an error about this row."""
+        return ConfigurationInvalid(f"line {self.number}: {what}", hint="Print it anew, with -P and with its heads.")
+
+
 def parse_sinfo(text: str) -> MachineCounts:
     """Read the output of ``sinfo -N``.
 
@@ -349,103 +555,6 @@ def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]
     if not machines.partitions:
         machines.set_partitions(members)
     return machines
-
-
-def _partition(line: ConfLine, name: str, nodes: tuple[str, ...]) -> PartitionRules:
-    priority = line.whole("priority", 1)  # up to 15.08 one key for both the tier and the factor
-    return PartitionRules(
-        name=name,
-        nodes=nodes,
-        max_time_s=line.length_s("maxtime", None),
-        default_time_s=line.length_s("defaulttime", None),
-        priority_tier=line.whole("prioritytier", priority),
-        priority_job_factor=line.whole("priorityjobfactor", priority),
-        is_default=line.text("default").lower() == "yes",
-        is_up=line.text("state", "up").lower() == "up",
-        qos=line.text("qos"),
-        exclusive="exclusive" in (line.text("oversubscribe").lower(), line.text("shared").lower()),
-        def_mem_per_cpu_mib=_mib(line, "defmempercpu"),
-        def_mem_per_gpu_mib=_mib(line, "defmempergpu"),
-        def_mem_per_node_mib=_mib(line, "defmempernode"),
-        tres_billing=line.weights("tresbillingweights"),
-    )
-
-
-def _mib(line: ConfLine, key: str) -> int:
-    return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
-
-
-def _gpus_of_node(line: ConfLine) -> dict[str, int]:
-    """Return the GPUs of each type in a line's GRES.
-
-    Example: ``gpu:a100:4(S:0-1),gpu:8``.
-    """
-    gpus: dict[str, int] = {}
-    for part in _OUTSIDE_BRACKETS.split(line.text("gres")):
-        words = [word for word in re.sub(r"\(.*\)", "", part.strip()).split(":") if word.lower() != "no_consume"]
-        if words[0].lower() != "gpu":
-            continue
-        try:
-            kind, count = (words[1] if len(words) > 2 else UNTYPED), amount(words[-1]) if len(words) > 1 else 1
-        except ValueError:
-            raise line.error("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
-        gpus[kind] = gpus.get(kind, 0) + count
-    return gpus
-
-
-def _expand_names(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
-    try:
-        return expand(text)
-    except HostlistInvalid as reason:
-        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.message}", hint=reason.hint) from reason
-
-
-def _natural_key(name: str) -> list[tuple[int, str]]:
-    # Slurm keeps its nodes sorted by name, digits by value (strnatcmp in read_config.c, 22.05 and later).
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
-
-
-@dataclass(slots=True, kw_only=True)
-class SchedulingSettings:
-    """Settings of a whole cluster, each with its line.
-
-    If a setting occurs several times, the last one counts, as in Slurm. ``notes`` has what is not simulated.
-    """
-
-    lines: dict[str, ConfLine] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def add_line(self, line: ConfLine) -> None:
-        """Add the setting of one line."""
-        earlier = self.lines.get(line.title)
-        if earlier is not None and earlier.words != line.words and line.title in _READ | _NOT_SIMULATED.keys():
-            self.notes.append(
-                f"{line.spelled} is set on line {earlier.number} and again on line {line.number}: the last counts."
-            )
-        self.lines[line.title] = line
-
-    def text(self, key: str, default: str = "") -> str:
-        """Return a setting, or ``default``."""
-        return self.lines[key].text(key, default) if key in self.lines else default
-
-    def plain(self, *keys: str) -> dict[str, str]:
-        """Return those of ``keys`` that are set, with their values."""
-        return {key: self.text(key) for key in keys if self.text(key)}
-
-    def whole(self, key: str) -> int:
-        """Return a setting as a whole number, 0 where it is not set.
-
-        Raises :class:`ConfigurationInvalid` where it is not one.
-        """
-        return self.lines[key].whole(key, 0) if key in self.lines else 0
-
-    def whole_minutes_s(self, key: str, default: int) -> int:
-        """Return a length of time, rounded up to whole minutes, s.
-
-        Slurm keeps these settings in minutes. Raises :class:`ConfigurationInvalid` where it is not a length.
-        """
-        length = self.lines[key].length_s(key, default) if key in self.lines else default
-        return 0 if length is None else -(-length // MINUTE_S) * MINUTE_S
 
 
 def priority_rules(settings: SchedulingSettings) -> PriorityRules:
@@ -547,6 +656,90 @@ def note_unsimulated(settings: SchedulingSettings) -> None:
         settings.notes.append(f"Not known here, and not followed: {', '.join(unknown)}.")
 
 
+def table(text: str, *, needed: Sequence[str], made_by: str) -> list[AssociationRow]:
+    """Read a table with ``|`` between its columns.
+
+    Parameters
+    ----------
+    needed : sequence of str
+        Required heads, in lower case and with underscores for blanks.
+    made_by : str
+        The command that prints such a table, for the hint.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        It is not such a table.
+    """
+    printed = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if not printed:
+        return []
+    heads = [head.strip().lower().replace(" ", "_").rstrip("+") for head in printed[0][1].split("|")]
+    if missing := [head for head in needed if head not in heads]:
+        raise ConfigurationInvalid(
+            f"line {printed[0][0]}: the table has no column {missing[0]!r}; it begins {printed[0][1].strip()[:60]!r}",
+            hint=f"Make it with: {made_by}",
+        )
+    return [
+        AssociationRow(number=number, words=dict(zip(heads, line.split("|"), strict=False)))
+        for number, line in printed[1:]
+    ]
+
+
+def _partition(line: ConfLine, name: str, nodes: tuple[str, ...]) -> PartitionRules:
+    priority = line.whole("priority", 1)  # up to 15.08 one key for both the tier and the factor
+    return PartitionRules(
+        name=name,
+        nodes=nodes,
+        max_time_s=line.length_s("maxtime", None),
+        default_time_s=line.length_s("defaulttime", None),
+        priority_tier=line.whole("prioritytier", priority),
+        priority_job_factor=line.whole("priorityjobfactor", priority),
+        is_default=line.text("default").lower() == "yes",
+        is_up=line.text("state", "up").lower() == "up",
+        qos=line.text("qos"),
+        exclusive="exclusive" in (line.text("oversubscribe").lower(), line.text("shared").lower()),
+        def_mem_per_cpu_mib=_mib(line, "defmempercpu"),
+        def_mem_per_gpu_mib=_mib(line, "defmempergpu"),
+        def_mem_per_node_mib=_mib(line, "defmempernode"),
+        tres_billing=line.weights("tresbillingweights"),
+    )
+
+
+def _mib(line: ConfLine, key: str) -> int:
+    return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
+
+
+def _gpus_of_node(line: ConfLine) -> dict[str, int]:
+    """Return the GPUs of each type in a line's GRES.
+
+    Example: ``gpu:a100:4(S:0-1),gpu:8``.
+    """
+    gpus: dict[str, int] = {}
+    for part in _OUTSIDE_BRACKETS.split(line.text("gres")):
+        words = [word for word in re.sub(r"\(.*\)", "", part.strip()).split(":") if word.lower() != "no_consume"]
+        if words[0].lower() != "gpu":
+            continue
+        try:
+            kind, count = (words[1] if len(words) > 2 else UNTYPED), amount(words[-1]) if len(words) > 1 else 1
+        except ValueError:
+            raise line.error("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
+        gpus[kind] = gpus.get(kind, 0) + count
+    return gpus
+
+
+def _expand_names(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except HostlistInvalid as reason:
+        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.message}", hint=reason.hint) from reason
+
+
+def _natural_key(name: str) -> list[tuple[int, str]]:
+    # Slurm keeps its nodes sorted by name, digits by value (strnatcmp in read_config.c, 22.05 and later).
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+
+
 def _number(settings: SchedulingSettings, key: str, value: str) -> int:
     try:
         return int(value)
@@ -556,80 +749,6 @@ def _number(settings: SchedulingSettings, key: str, value: str) -> int:
             f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
             hint=f"Write {key}=N.",
         ) from None
-
-
-def read_site(
-    slurm_conf: str,
-    *,
-    sacctmgr_qos: str | None = None,
-    sacctmgr_assoc: str | None = None,
-    sinfo: str | None = None,
-) -> SlurmSite:
-    """Return the scheduling rules in a site's configuration.
-
-    Parameters
-    ----------
-    slurm_conf : str
-        Text of ``slurm.conf``, or the output of ``scontrol show config``.
-    sacctmgr_qos : str, optional
-        Output of ``sacctmgr show qos -P``.
-    sacctmgr_assoc : str, optional
-        Output of ``sacctmgr show assoc tree -P``, or of ``sshare -a -l -P``, which also has past usage.
-    sinfo : str, optional
-        Output of ``sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'``, or of ``scontrol show node`` and ``scontrol show partition``,
-        one after the other. Nodes and partitions found here replace those of ``slurm_conf``.
-
-    Raises
-    ------
-    ConfigurationInvalid
-        A text has another format; the message names the line.
-    """
-    with _in_file("slurm.conf"):
-        settings, machines = _read_configuration(slurm_conf)
-        select, least_loaded, holds_memory = selection(settings)
-        priority, scheduling = priority_rules(settings), scheduling_rules(settings)
-    notes, name = settings.notes, settings.text("clustername", "slurm")
-    with _in_file("sinfo"):
-        printed = read_machines(sinfo) if sinfo is not None else MachineCounts()
-    with _in_file("qos"):
-        qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
-    with _in_file("associations"):
-        shares = read_shares(sacctmgr_assoc, notes, cluster=name) if sacctmgr_assoc is not None else ()
-    note_unsimulated(settings)
-    site = SlurmSite(
-        name=name,
-        nodes=printed.groups() if printed.nodes else machines.groups(),
-        partitions=tuple(_partitions(machines, printed)),
-        priority=priority,
-        scheduling=scheduling,
-        qos=qos,
-        shares=shares,
-        select=select,
-        least_loaded=least_loaded,
-        holds_memory=holds_memory,
-    )
-    if not site.nodes or not any(partition.nodes for partition in site.partitions):
-        raise ConfigurationInvalid(
-            "no partition with nodes is described",
-            hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
-            "node and scontrol show partition print.",
-        )
-    return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *printed.notes, *_missing_parts(site)])))
-
-
-def read_machines(text: str) -> MachineCounts:
-    """Read nodes and partitions from the output of Slurm's commands.
-
-    The text is that of ``sinfo -N``, or of ``scontrol show node`` and ``show partition``.
-
-    Raises
-    ------
-    ConfigurationInvalid
-        It is neither, or a value is not understood.
-    """
-    if re.search(r"^\s*(NodeName|PartitionName)=", text, re.MULTILINE | re.IGNORECASE):
-        return parse_node_records(records(text, "nodename"), records(text, "partitionname"))
-    return parse_sinfo(text)
 
 
 @contextmanager
@@ -687,125 +806,6 @@ def _missing_parts(site: SlurmSite) -> Iterator[str]:
     partition_qos = {partition.qos for partition in site.partitions if partition.qos}
     if unknown := sorted(partition_qos - {qos.name for qos in site.qos}):
         yield f"The limits of the partitions' QOS are not known (--qos): {', '.join(unknown)}."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssociationRow:
-    """Row of a printed table, by normalised column heads.
-
-    Heads are in lower case, with underscores for blanks.
-    """
-
-    number: int
-    words: Mapping[str, str]
-
-    def text(self, *keys: str) -> str:
-        """Return the first existing column of ``keys``, without surrounding blanks."""
-        return next((self.words[key].strip() for key in keys if key in self.words), "")
-
-    def float_value(self, *keys: str, default: float = 0.0) -> float:
-        """Return a column as a number.
-
-        Raises
-        ------
-        ConfigurationInvalid
-            It is not a number.
-        """
-        value = self.text(*keys)
-        try:
-            return float(value) if value else default
-        except ValueError:
-            raise self.error(f"{keys[0]} is {value!r}, which is not a number") from None
-
-    def error(self, what: str) -> ConfigurationInvalid:
-        """Return an error about this row."""
-        return ConfigurationInvalid(f"line {self.number}: {what}", hint="Print it anew, with -P and with its heads.")
-
-
-def table(text: str, *, needed: Sequence[str], made_by: str) -> list[AssociationRow]:
-    """Read a table with ``|`` between its columns.
-
-    Parameters
-    ----------
-    needed : sequence of str
-        Required heads, in lower case and with underscores for blanks.
-    made_by : str
-        The command that prints such a table, for the hint.
-
-    Raises
-    ------
-    ConfigurationInvalid
-        It is not such a table.
-    """
-    printed = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-    if not printed:
-        return []
-    heads = [head.strip().lower().replace(" ", "_").rstrip("+") for head in printed[0][1].split("|")]
-    if missing := [head for head in needed if head not in heads]:
-        raise ConfigurationInvalid(
-            f"line {printed[0][0]}: the table has no column {missing[0]!r}; it begins {printed[0][1].strip()[:60]!r}",
-            hint=f"Make it with: {made_by}",
-        )
-    return [
-        AssociationRow(number=number, words=dict(zip(heads, line.split("|"), strict=False)))
-        for number, line in printed[1:]
-    ]
-
-
-def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
-    """Read the output of ``sacctmgr show qos -P``.
-
-    Limits that are not simulated are added to ``notes``.
-
-    Raises
-    ------
-    ConfigurationInvalid
-        The text is not such a table, or a value not understood.
-    """
-    rows = table(text, needed=("name",), made_by="sacctmgr show qos -P")
-    for row in rows:
-        _note_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
-        _note_other_tres(row, _MAX_TRES_PER_USER, f"QOS {row.text('name')}", notes)
-        _note_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
-    return tuple(
-        QosRules(
-            name=row.text("name"),
-            priority=int(row.float_value("priority")),
-            usage_factor=row.float_value("usagefactor", default=1.0),
-            max_gpus_per_user=_gpus(row, *_MAX_TRES_PER_USER),
-            max_gpus=_gpus(row, "grptres"),
-            max_jobs_per_user=int(row.float_value(*_MAX_JOBS_PER_USER)) if row.text(*_MAX_JOBS_PER_USER) else None,
-        )
-        for row in rows
-    )
-
-
-def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Share, ...]:
-    """Read fair shares from ``sacctmgr`` or ``sshare``.
-
-    The commands are ``sacctmgr show assoc tree -P`` and ``sshare -a -l -P``. The latter also has the past usage. What
-    is not simulated is added to ``notes``.
-
-    Parameters
-    ----------
-    cluster : str
-        The cluster whose rows count where the table has several. Not needed where the table has one.
-
-    Raises
-    ------
-    ConfigurationInvalid
-        The text is not such a table, a value is not understood, or clusters are mixed.
-    """
-    rows = _select_cluster(table(text, needed=("account",), made_by="sacctmgr show assoc tree -P"), cluster)
-    shares: dict[tuple[str, str], Share] = {}
-    for row, parent in _with_parents(rows, notes):
-        share = _share(row, parent)
-        if row.text("partition"):
-            notes.append(f"Shares of {share.user or share.account} for one partition only are not simulated.")
-            continue
-        shares[share.account, share.user] = share
-        _note_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _ASSOC_IDLE, notes)
-    return tuple(shares.values())
 
 
 def _select_cluster(rows: list[AssociationRow], cluster: str) -> list[AssociationRow]:

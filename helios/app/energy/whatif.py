@@ -70,7 +70,7 @@ POLICIES = (
     "ces+node_fill_order",
 )
 """In the order in which they are shown."""
-REFIT_S = 7 * 86_400
+REFIT_S = 7 * DAY_S
 """Time between retrainings of the forecasts, s; daily, as live, they are hardly better and take seven times as long."""
 FIRST_TIMER_S = 1_800
 """Idle timer of the replay that finds the needed nodes, s."""
