@@ -107,7 +107,7 @@ class DomainSummary:
     breaker : str
         State of the circuit breaker.
     lease_held : bool
-        False where another Helios holds the lease, and this one stands by.
+        False where another Helios holds the lease, and this one is a standby.
     notes : tuple of str
         Further messages for the operator. The daemon logs each once.
     problem : str
@@ -172,9 +172,9 @@ class NodeCycleSummary(DomainSummary):
     Attributes
     ----------
     nodes : mapping of str to int
-        Nodes by what they do: busy, idle, asleep, falling asleep, waking, out of service.
+        Number of nodes by state: busy, idle, asleep, falling asleep, waking, out of service.
     by_helios : int
-        Nodes asleep or on the way there because Helios asked for it.
+        Nodes that Helios put to sleep, also those that still fall asleep.
     slept, woken, weighed : int
         Nodes powered down, powered up, and given another weight in this cycle.
     protected : str
@@ -215,7 +215,7 @@ class DaemonOperations:
 
     Each returns one line for the log (empty where nothing is worth one) and raises HeliosError when it could not do its
     work. An exception ends that run only. ``cycle``, ``nodes``, ``hook`` and ``release`` never run at the same time.
-    ``ingest`` and ``nightly`` run beside them, in other threads.
+    ``ingest`` and ``nightly`` run in other threads at the same time.
 
     Attributes
     ----------

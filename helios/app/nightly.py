@@ -372,7 +372,7 @@ def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None,
 def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: Progress) -> str:
     """Train on all ended jobs, and return the outcome in one line.
 
-    It says whether the new model was promoted and why, and what has drifted.
+    The line has the new model, whether it was promoted and why, and what has drifted.
     """
     model = settings.model
     try:

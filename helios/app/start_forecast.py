@@ -6,7 +6,7 @@ now.
 
 The check sets the width of later intervals. For random times of the last weeks the queue is rebuilt from the history,
 pending jobs are forecast by what was known then, and the forecasts are compared with the recorded starts. Priorities
-are not recorded, so pending jobs have those that the simulated rules give.
+are not recorded, so pending jobs have those of the simulated rules.
 """
 
 from __future__ import annotations
@@ -521,7 +521,7 @@ def compare_forecasts(quantiles_s: Floats, truth_s: Floats) -> StartCheck:
     """
     low, middle, high = np.log(quantiles_s + MINUTE_S)
     log_truth = np.log(truth_s + MINUTE_S)
-    with np.errstate(invalid="ignore"):  # what is later than the simulations is covered by what is later
+    with np.errstate(invalid="ignore"):  # a quantile of inf covers every start after the simulations
         above = np.where(np.isinf(high), 0.0, (log_truth - middle) / (high - middle + SPARE))
         below = np.where(
             np.isinf(middle), np.where(log_truth >= low, 0.0, WIDEST), (middle - log_truth) / (middle - low + SPARE)

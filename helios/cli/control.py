@@ -274,7 +274,7 @@ def _has_clusters(url: str) -> bool:
 def _nodes_folder(folder: Path) -> Path:
     """Return the state folder of ``helios-power.service``.
 
-    It lies beside that of ``helios.service``; helios-release.sh finds it in the same way.
+    It is next to that of ``helios.service``. helios-release.sh finds it in the same way.
     """
     return Path(f"{folder}-power")
 

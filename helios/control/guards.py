@@ -136,8 +136,8 @@ class PowerBudget:
     Parameters
     ----------
     away : collection of str
-        Nodes that count as asleep whatever is observed: those that a shadow has asleep, or that the cluster's own timer
-        may put to sleep at any moment.
+        Nodes that count as asleep although they are awake: those that a shadow has asleep, or that the cluster's own
+        timer may put to sleep at any moment.
     about_to_fall : collection of str
         Those of ``away`` that the cluster's timer will put to sleep soon. For another sleep, they count as changing
         their power.
@@ -433,7 +433,7 @@ def cap_changes(
     """Make changes neutral that exceed one user's share of a partition.
 
     Only jobs that are put ahead of others' count, see :func:`ahead_of_others`. The job that has waited longest is put
-    ahead of nobody, so a job that a service promotes for its wait stays promoted, whatever other jobs its user has. An
+    ahead of nobody. So a job that a service promotes for its wait stays promoted, even if its user has other jobs. An
     array counts as one job. The least urgent jobs are made neutral first, among equals the last in the queue. Every
     user keeps at least one.
     """

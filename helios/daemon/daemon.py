@@ -38,7 +38,7 @@ DEAD_S = 90.0
 """Time without a heartbeat after which the scheduler itself counts as dead, s."""
 HEARTBEAT_S = 10.0
 QUIET = ("apscheduler", "alembic", "matplotlib", "numba")
-"""Libraries of which only errors are logged. The daemon's own listeners log the important events."""
+"""Libraries whose errors only are logged. The daemon logs their important events itself."""
 
 _log = logging.getLogger("helios.daemon.daemon")
 
@@ -261,7 +261,7 @@ class Daemon:
     def _release(self, why: str) -> bool:
         try:
             _log.info("%s", self._tasks.release(why))
-        except Exception as error:  # the process ends anyway, and must report what is left
+        except Exception as error:  # the process ends anyway, and must report the failure
             problem = task_error(error)
             _log.error("not all is reverted: %s", problem.line(), exc_info=error if problem.defect else None)
             return False

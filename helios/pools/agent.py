@@ -180,7 +180,7 @@ def main(pool: str, mps: str) -> None:
         agent.end_trials()
         stop_mps(mps_control, mps)
     agent.end_all()
-    with contextlib.suppress(OSError):  # nobody reads any more
+    with contextlib.suppress(OSError):  # the coordinator no longer reads
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -326,7 +326,7 @@ class Agent:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     start_new_session=True,
-                    # The end of its standard input ends it, and it ends what it started, which a signal would prevent.
+                    # It ends, with all that it started, when its standard input is closed. A signal would prevent that.
                     preexec_fn=partial(_prepare, None, group),  # noqa: PLW1509 - as in start
                 )
         except BaseException:
@@ -394,7 +394,7 @@ class Agent:
 
     def _segment_ended(self, segment: _Segment, status: int, peak_mib: float, cpu_s: float) -> None:
         while segment.process.stdout is not None and not segment.process.stdout.closed:
-            self._read_segment(segment)  # what it said before
+            self._read_segment(segment)  # its last messages
         self._kill_segment(segment)
         if segment.process.stdin is not None:
             segment.process.stdin.close()
@@ -556,7 +556,7 @@ class Agent:
         return max(0.0, min(due) - time.monotonic())
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Kill trials that are due, and measure running ones from time to time."""
         now = time.monotonic()
         for trial in list(self._running.values()):
             if trial.kill_at_s is not None and trial.kill_at_s <= now:
@@ -569,7 +569,7 @@ class Agent:
             self._watch_at_s = time.monotonic() + self._watch_every_s
 
     def _watch(self) -> None:
-        """Measure memory, and kill what is above its limit."""
+        """Measure memory and GPUs, and kill trials above their limit."""
         self._own_peak_mib = max(self._own_peak_mib, psutil.Process().memory_info().rss / _MIB)
         trees = self._process_trees()
         self._measure_gpus()

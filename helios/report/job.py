@@ -246,7 +246,7 @@ class Cause(StrEnum):
     PRIORITY = "priority"
     """Another job comes before it and cannot start."""
     RESOURCES = "resources"
-    """It is next in line, and fewer GPUs are free than it asks for."""
+    """It is next in line, and fewer GPUs are free than it requests."""
     PIECES = "pieces"
     """It is next in line, and enough GPUs are free, but scattered over too many nodes."""
     RESERVED = "reserved"
@@ -296,7 +296,7 @@ class WaitInterval:
         UTC; the end is not part of it.
     cause : Cause
     blocker : Blocker, optional
-        With PRIORITY and RESERVED, the job that comes first.
+        With PRIORITY and RESERVED, the job before it.
     free, room : pair of int
         Fewest and most GPUs free in its partition, and of the largest job that could have been placed.
     fitted_s : int

@@ -18,7 +18,7 @@ from helios.units import count_in_words, percent, rounded_duration
 
 J_PER_KWH = 3_600_000.0
 LEAST_GAIN = 0.03
-"""Smallest gain of the oracle, as a share of the makespan, of which other gains are shown as a share."""
+"""Smallest gain of the oracle, as a share of the makespan, with which other gains are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

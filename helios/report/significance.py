@@ -73,7 +73,7 @@ Floats = NDArray[np.float64]
 class WaitComparison:
     """A wait in a replay and in the baseline, with their difference.
 
-    They differ if the table of differences says so. Where the window is too short for an interval, they differ if a
+    They differ unless :attr:`Difference.is_none`. Where the window is too short for an interval, they differ if a
     person would notice.
     """
 
@@ -205,7 +205,7 @@ class Difference:
 
     @property
     def is_none(self) -> bool:
-        """Whether chance alone explains it, or nobody would notice."""
+        """Whether it is explained by chance, or too small to notice."""
         if abs(self.value) < NOTICED_S:
             return True
         if not 1 / CHANCE_RATIO < self.ratio < CHANCE_RATIO:
@@ -274,7 +274,7 @@ class Differences:
 
     @property
     def shown(self) -> list[str]:
-        """The criteria of which any difference is known."""
+        """The criteria with any known difference."""
         return [name for name in CRITERIA if any(other.differences[name] for other in self.others)]
 
     @property

@@ -2,8 +2,8 @@
 
 On a trace, the jobs of a cluster's history are replayed, first in first out with EASY backfill, on nodes that sleep and
 wake. A job that is placed on a sleeping node waits for its boot. A first replay, in which the cluster's own idle timer
-puts nodes to sleep, gives the nodes needed at each step, and forecasts walk forward along it. Then the services act,
-the same objects as live, every ten minutes on what was known at that time. Everything before the window is history.
+puts nodes to sleep, returns the nodes needed at each step, and forecasts walk forward along it. Then the services, the
+same objects as live, act every ten minutes on what was known at that time. Everything before the window is history.
 
 On a series of busy nodes, only the oracle and foresight know the future. Forecasts walk forward and are trained on what
 was before. The rule of CES is chosen at each midnight from the weeks before. A decision at the end of a step is in
@@ -71,7 +71,7 @@ POLICIES = (
 )
 """In the order in which they are shown."""
 REFIT_S = 7 * DAY_S
-"""Time between retrainings of the forecasts, s; daily, as live, they are hardly better and take seven times as long."""
+"""Time between trainings of forecasts, s. Daily training, as live, is little better and takes seven times as long."""
 FIRST_TIMER_S = 1_800
 """Idle timer of the replay that finds the needed nodes, s."""
 _TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "node_fill_order": 1_800}
@@ -523,7 +523,7 @@ def _forecast_series(
 def _policies(aligned: _AlignedSeries, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
     """Yield each policy with its levels over the fine steps.
 
-    Levels start with the run-in. The last value says whether nodes may fall asleep at any fine step.
+    Levels start with the run-in. The last value is whether nodes may fall asleep at any fine step.
     """
     fine = aligned.fine_busy[aligned.run_in * aligned.fine_per_step :]
     yield "always_on", np.full(len(fine), np.inf), False
@@ -714,7 +714,7 @@ def _forecast(context: _ServiceContext, cluster: SimCluster, progress: Progress)
     start_s, busy, _ = cluster.busy_nodes(STEP_S)
     n_steps, first = busy.shape[1], (context.window_s[0] - start_s) // STEP_S
     ended_s = start_s + STEP_S * np.arange(1, n_steps + 1, dtype=np.int64)
-    # What a prediction at submission without a trained model would have said.
+    # Predictions at submission, without a trained model.
     predicted_s = past_mean_s(causal_features(JobTable.from_frame(machine.jobs, timezone=context.setup.timezone)).X)
     group = campaigns(machine.jobs)
     pools = {}

@@ -360,7 +360,7 @@ def _shapes_of_nodes(
 ) -> tuple[Floats, Places]:
     """Return the distinct job shapes, and each job's index.
 
-    Columns are the partition, the GPU type, the size, the nodes, and what is needed of each resource on each node.
+    Columns are the partition, the GPU type, the size, the nodes, and the need of each resource on each node.
     """
     job = waits.job
     largest = np.array([nodes.units[nodes.pool == number].max(initial=1) for number in range(len(capacity.pools))])
@@ -592,7 +592,7 @@ def _sweep(  # noqa: PLR0917 - numba kernels are called by position
 
 @inline_jit
 def _change(machines: Any, state: Any, number: int) -> None:
-    """Change what is free on a machine."""
+    """Apply a change to the free resources of a machine."""
     machine = machines.machine[number]
     pool, idle_before = machines.pool[machine], max(state.free[machine, 0], 0.0)
     for resource in range(state.free.shape[1]):

@@ -90,7 +90,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     busy = placement.intervals(history)
     node_of_interval = pd.Index(nodes.names).get_indexer(pd.Index(busy.names)).astype(np.int64)[busy.node]
     is_known, n_nodes = node_of_interval >= 0, len(nodes.names)
-    # A spell lies between two intervals in which a node was busy or out of service. The window's ends close it.
+    # A spell is between two intervals in which a node was busy or out of service, or a bound of the window.
     every_node = np.arange(n_nodes, dtype=np.int64)
     not_idle = BusyIntervals(
         names=nodes.names,
@@ -278,8 +278,8 @@ def find_holes(levels: RecordedLevels) -> Flags:
 def idle_beside_waiting_levels(levels: RecordedLevels) -> Finding:
     """Return finding 1 from levels, in GPU hours a week.
 
-    It is an upper bound, because jobs are not known and so which of them fit. Days of which half or more is a hole or a
-    gap are left out.
+    It is an upper bound, because it is not known which jobs fit. Days of which half or more is a hole or a gap are left
+    out.
     """
     step_at_s = levels.start_s + levels.step_s * np.arange(len(levels.gaps), dtype=np.int64)
     edges_s = local_edges(levels.start_s, levels.end_s, timezone=levels.timezone)

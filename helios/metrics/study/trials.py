@@ -133,7 +133,7 @@ class Trials:
     sure : int64 array
         Groups of arrays and of equal names.
     possible : int64 array
-        Groups of all alike jobs. Each group of ``sure`` lies in one of these.
+        Groups of all alike jobs. Each group of ``sure`` is a part of one of these.
     of_array : bool array
         Whether a job belongs to an array.
     """

@@ -64,7 +64,7 @@ TIE = "\N{NO-BREAK SPACE}"
 
 
 WIDTH = 76
-"""Columns of the mail; RFC 5322 asks for at most 78."""
+"""Columns of the mail. RFC 5322 recommends at most 78."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
