@@ -136,8 +136,8 @@ def main(pool: str, mps: str) -> None:
     ``mps`` is the folder of MPS, empty without it.
     """
     _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # a handler, which a program that is started does not inherit
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(signal_number, lambda *_: None)  # a handler, which a program that is started does not inherit
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_in, False)
     os.set_blocking(wake_out, False)
@@ -197,18 +197,18 @@ class Agent:
 
     def __init__(self, pool: str, send_event: Callable[[dict[str, Any]], None]) -> None:
         self._pool, self._send_event = pool, send_event
-        self._running: dict[int, _RunningTrial] = {}
+        self._running: dict[int, _RunningTrial] = {}  # by number
         self._groups = control_groups(f"helios-{pool}-")
-        self._pending: dict[int, tuple[dict[str, Any], _RunningTrial]] = {}
-        self._ended_early: dict[int, tuple[int, float, float]] = {}
-        self._segments: dict[int, _Segment] = {}
+        self._segments: dict[int, _Segment] = {}  # by process id
         self._segments_made = 0
         self._warm: subprocess.Popen[bytes] | None = None
         self._warm_failed, self._warm_partial_line = False, b""
+        # Trials that the warm process has not reported yet, by number, and ends of such trials, by process id.
+        self._pending: dict[int, tuple[dict[str, Any], _RunningTrial]] = {}
+        self._ended_early: dict[int, tuple[int, float, float]] = {}
         self._own_peak_mib = 0.0
-        self._energy_j: dict[str, float | None] = {}
+        self._energy_j: dict[str, float | None] = {}  # counter of each GPU when it was last read
         self._watch_at_s = 0.0
-        self._watch_every_s = _SHORTEST_WATCH_S
 
     def handle(self, order: dict[str, Any]) -> None:
         """Start or end a trial, as the coordinator orders."""
@@ -222,15 +222,15 @@ class Agent:
 
         Its output is appended to the log.
         """
-        number, limit, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
+        number, limit_mib, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
         if order.get("segment"):
-            self._start_in_segment(order, number, limit)
+            self._start_in_segment(order, number, limit_mib)
             return
-        if limit is not None and gpu is None and self._groups is not None:
+        if limit_mib is not None and gpu is None and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit)
+                group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
         environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
-        trial = _RunningTrial(number=number, pid=0, began_s=time.time(), limit_mib=limit, gpu=gpu, group=group)
+        trial = _RunningTrial(number=number, pid=0, began_s=time.time(), limit_mib=limit_mib, gpu=gpu, group=group)
         if order.get("warm") and self._start_warm(order, trial, environment):
             return
         try:
@@ -263,22 +263,22 @@ class Agent:
             {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
         )
 
-    def _start_in_segment(self, order: dict[str, Any], number: int, limit: float | None) -> None:
+    def _start_in_segment(self, order: dict[str, Any], number: int, limit_mib: float | None) -> None:
         """Start a trial in a free or new container."""
         groups = self._groups if order.get("gpu") is None else None
         try:
-            segment = self._free_segment(groups, limit, keeps_limit=order["segment"]["keeps_limit"])
-            segment = segment or self._new_segment(order, limit)
+            segment = self._free_segment(groups, limit_mib, keeps_limit=order["segment"]["keeps_limit"])
+            segment = segment or self._new_segment(order, limit_mib)
         except (OSError, ValueError, subprocess.SubprocessError) as reason:
             self._report_not_started(number, None, reason)
             return
-        segment.limit_mib = limit
+        segment.limit_mib = limit_mib
         pid, group = segment.process.pid, segment.group
         segment.trial = _RunningTrial(
             number=number,
             pid=pid,
             began_s=time.time(),
-            limit_mib=limit,
+            limit_mib=limit_mib,
             gpu=order.get("gpu"),
             group=group,
             segment=segment,
@@ -286,20 +286,22 @@ class Agent:
         )
         run = {name: order[name] for name in ("number", "argv", "folder", "log", "warm")}
         run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
-        if limit is not None and group is None and order.get("gpu") is None:
-            run["data_limit"] = int(_DATA_LIMIT_RATIO * limit * _MIB)
+        if limit_mib is not None and group is None and order.get("gpu") is None:
+            run["data_limit"] = int(_DATA_LIMIT_RATIO * limit_mib * _MIB)
         self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
         self._report_started(segment.trial, pid)
 
-    def _free_segment(self, groups: ControlGroups | None, limit: float | None, *, keeps_limit: bool) -> _Segment | None:
+    def _free_segment(
+        self, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
+    ) -> _Segment | None:
         """Return a free container with this limit, or kill the free ones and return None."""
         free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
         for segment in free:
-            if segment.limit_mib == limit:
+            if segment.limit_mib == limit_mib:
                 return segment
-        if free and groups is not None and free[0].group is not None and limit is not None:
+        if free and groups is not None and free[0].group is not None and limit_mib is not None:
             with contextlib.suppress(OSError):  # the new limit is below the memory in use
-                groups.set_limit(free[0].group, limit)
+                groups.set_limit(free[0].group, limit_mib)
                 return free[0]
         elif free and not keeps_limit:
             return free[0]
@@ -307,18 +309,23 @@ class Agent:
             self._kill_segment(segment)
         return None
 
-    def _new_segment(self, order: dict[str, Any], limit: float | None) -> _Segment:
+    def _new_segment(self, order: dict[str, Any], limit_mib: float | None) -> _Segment:
         template, group = order["segment"], None
         self._segments_made += 1
         name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
-        if limit is not None and order.get("gpu") is None and self._groups is not None and not template["keeps_limit"]:
+        if (
+            limit_mib is not None
+            and order.get("gpu") is None
+            and self._groups is not None
+            and not template["keeps_limit"]
+        ):
             with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(name, limit)
+                group = self._groups.make(name, limit_mib)
         try:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
                 process = subprocess.Popen(
                     [
-                        *(fill_placeholders(word, segment=name, limit_mib=limit) for word in template["command"]),
+                        *(fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["command"]),
                         *template["serve"],
                     ],
                     env={**os.environ, POOL: self._pool},
@@ -336,12 +343,12 @@ class Agent:
         process.returncode = 0  # as in start
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        root = fill_placeholders(template["root_file"], segment=name, limit_mib=limit)
+        root = fill_placeholders(template["root_file"], segment=name, limit_mib=limit_mib)
         segment = self._segments[process.pid] = _Segment(
             process=process,
-            limit_mib=limit,
+            limit_mib=limit_mib,
             group=group,
-            remove=[fill_placeholders(word, segment=name, limit_mib=limit) for word in template["remove"]],
+            remove=[fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["remove"]],
             root_file=Path(root) if root else None,
         )
         return segment
@@ -564,9 +571,9 @@ class Agent:
                 self._kill_tree(trial)
         if self._running and now >= self._watch_at_s:
             self._watch()
-            cost = time.monotonic() - now
-            self._watch_every_s = min(max(_SHORTEST_WATCH_S, _WATCH_PAUSE * cost), _LONGEST_WATCH_S)
-            self._watch_at_s = time.monotonic() + self._watch_every_s
+            cost_s = time.monotonic() - now
+            pause_s = min(max(_SHORTEST_WATCH_S, _WATCH_PAUSE * cost_s), _LONGEST_WATCH_S)
+            self._watch_at_s = time.monotonic() + pause_s
 
     def _watch(self) -> None:
         """Measure memory and GPUs, and kill trials above their limit."""
@@ -879,9 +886,9 @@ def _oom_kills(file: Path = Path("/proc/vmstat")) -> int:
     return 0
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
+def _signal_group(pid: int, signal_number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+        os.killpg(pid, signal_number)
 
 
 @dataclass(frozen=True)
