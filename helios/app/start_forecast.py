@@ -217,7 +217,7 @@ class QueueForecast:
         job_noise = random.standard_normal((pairs, len(queue)))
         noise = math.sqrt(SAME_USER) * user_noise + math.sqrt(1 - SAME_USER) * job_noise
         probabilities = np.clip(ndtr(np.concatenate([noise, -noise])), 1e-4, 1 - 1e-4)
-        # Draw 2n and draw 2n + 1 are a pair.
+        # Draws 2n and 2n + 1 are a pair.
         order = np.argsort(np.tile(np.arange(pairs), 2), kind="stable")[: self._draws]
         limit_s = queue["time_limit_s"].to_numpy(dtype=np.float64)
         remaining_s = limit_s - queue["elapsed_s"].to_numpy()
@@ -230,6 +230,7 @@ class QueueForecast:
         return run_time_s
 
     def _simulate(self, positions: Ints, draws: Ints, horizon_s: int, changes: Mapping[str, float]) -> Floats:
+        """Return the starts of jobs in some draws, shape (n_draws, n_positions), inf after the horizon."""
         rows = pd.concat([self._queue, *self._future_jobs(horizon_s)], ignore_index=True)
         for column, value in changes.items():
             rows.loc[positions[0], column] = value
@@ -253,15 +254,15 @@ class QueueForecast:
         awaited_jobs = job_of_row[positions[is_simulated]]
         origin, week = jobs["origin"].to_numpy(), jobs["week"].to_numpy()
         row, run_time_s = jobs["row"].to_numpy(), jobs["run_time_s"].to_numpy(dtype=np.float64).copy()
-        queued = origin != FUTURE
+        in_queue = origin != FUTURE
         started_s = np.full((len(draws), len(positions)), np.inf)
-        for draw_row, draw in enumerate(draws):
-            run_time_s[queued] = self._run_time_s[draw, row[queued]]
+        for row_of_draw, draw in enumerate(draws):
+            run_time_s[in_queue] = self._run_time_s[draw, row[in_queue]]
             drawn_week = draw // 2 % max(len(self._shifts_s), 1)
-            present = queued | (week == drawn_week)
+            is_present = in_queue | (week == drawn_week)
             until_s = self.now_s + horizon_s
-            started_s[draw_row, is_simulated] = simulation.starts(
-                run_time_s, present=present, awaited=awaited_jobs, until_s=until_s
+            started_s[row_of_draw, is_simulated] = simulation.starts(
+                run_time_s, present=is_present, awaited=awaited_jobs, until_s=until_s
             )
         return started_s
 

@@ -837,10 +837,10 @@ def _with_parents(rows: Sequence[AssociationRow], notes: list[str]) -> Iterator[
             yield row, account.strip()
             continue
         account_at_depth[depth] = account.strip()
+        shallower = (level for level in range(depth - 1, -1, -1) if level in account_at_depth)
+        indented_parent = account_at_depth.get(next(shallower, -1), "")
         parent = row.text("parentname", "par_name")
-        for shallower in range(depth - 1, -1, -1):
-            parent = parent or account_at_depth.get(shallower, "")
-        yield row, parent or ("root" if flat and account != "root" else "")
+        yield row, parent or indented_parent or ("root" if flat and account != "root" else "")
 
 
 def _share(row: AssociationRow, parent: str) -> Share:

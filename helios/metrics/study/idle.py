@@ -300,15 +300,6 @@ def _count_by_node(
     total = np.column_stack([nodes.units, *_other_resources(history, nodes, placement)])
     shapes, shape = _shapes_of_nodes(history, capacity, waits, nodes, n_resources=total.shape[1])
     kinds, kind = _distinct(list(shapes[:, :2].T))
-    type_name = ("", *history.gpu_type.values)
-    relation = np.zeros((len(kinds), len(nodes.names)), dtype=np.int64)
-    types = [set(text.split(",")) for text in nodes.gpu_type]
-    for row, (partition, kind_of_gpu) in enumerate(kinds.astype(np.int64)):
-        own = nodes.member[:, partition] if partition >= 0 else np.ones(len(nodes.names), dtype=np.bool_)
-        wanted_types = set(type_name[kind_of_gpu + 1].split(","))
-        # An unknown type, of the job or of the node, is taken to fit.
-        fits = np.array(["" in wanted_types | has or not wanted_types.isdisjoint(has) for has in types], dtype=np.bool_)
-        relation[row] = np.where(fits, np.where(own, _OWN, _ELSEWHERE), np.where(own, _OWN_OTHER_TYPE, _OTHER_TYPE))
     partition = shapes[:, 0].astype(np.int64)
     queue = Queue(
         eligible_s=waits.eligible_s,
@@ -322,9 +313,9 @@ def _count_by_node(
         pool=capacity.pool_of[partition],
         partition=np.where(partition >= 0, partition, len(history.partition.values)),
     )
-    place = pd.Index(nodes.names).get_indexer(pd.Index(placement.names))[placement.node].astype(np.int64)
+    node_index = pd.Index(nodes.names).get_indexer(pd.Index(placement.names))[placement.node].astype(np.int64)
     begins_s, ends_s = history.started_s[placement.job], history.ended_s[placement.job]
-    is_held = (place >= 0) & (ends_s > np.maximum(begins_s, history.first_s)) & (begins_s < history.end_s)
+    is_held = (node_index >= 0) & (ends_s > np.maximum(begins_s, history.first_s)) & (begins_s < history.end_s)
     job = placement.job[is_held]
     columns = [history.size, history.cpus, history.memory_mib][: total.shape[1]]
     amounts = np.column_stack([np.nan_to_num(column[job]) * placement.share[is_held] for column in columns])
@@ -332,15 +323,32 @@ def _count_by_node(
     return queue, _machines(
         free=total,
         pool=nodes.pool,
-        relation=relation,
+        relation=_node_relations(kinds.astype(np.int64), history, nodes),
         holds=(
             np.concatenate([begins_s[is_held], out.start_s]),
             np.concatenate([ends_s[is_held], out.end_s]),
-            np.concatenate([place[is_held], out.node]),
+            np.concatenate([node_index[is_held], out.node]),
             np.concatenate([amounts, total[out.node]]),
         ),
         steps=(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros((0, total.shape[1]))),
     )
+
+
+def _node_relations(kinds: Seconds, history: StudyHistory, nodes: NodeShapes) -> Seconds:
+    """Return the relation of each node to each kind of job.
+
+    A kind of job is a partition and a GPU type.
+    """
+    type_names = ("", *history.gpu_type.values)
+    node_types = [set(text.split(",")) for text in nodes.gpu_type]
+    relation = np.zeros((len(kinds), len(nodes.names)), dtype=np.int64)
+    for row, (partition, gpu_type) in enumerate(kinds):
+        own = nodes.member[:, partition] if partition >= 0 else np.ones(len(nodes.names), dtype=np.bool_)
+        wanted = set(type_names[gpu_type + 1].split(","))
+        # An unknown type, of the job or of the node, is taken to fit.
+        fits = np.array(["" in wanted | types or not wanted.isdisjoint(types) for types in node_types], dtype=np.bool_)
+        relation[row] = np.where(fits, np.where(own, _OWN, _ELSEWHERE), np.where(own, _OWN_OTHER_TYPE, _OTHER_TYPE))
+    return relation
 
 
 def _other_resources(history: StudyHistory, nodes: NodeShapes, placement: HeldNodes) -> list[Floats]:
