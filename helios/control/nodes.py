@@ -249,11 +249,10 @@ class NodeDomain:
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
-        for outcome in cluster.steer(actions):
-            change = changes.get((outcome.setting, outcome.node))
+        for answer in cluster.steer(actions):
+            outcome, change = answer, changes.get((answer.setting, answer.node))
             if change is not None and change.setting is NodeSetting.WEIGHT:
-                # The cluster has only the reason of the whole order.
-                outcome = replace(outcome, reason=change.reason)  # noqa: PLW2901 - it replaces it
+                outcome = replace(answer, reason=change.reason)  # the cluster has only the reason of the whole order
             row = None if active is None or change is None else self._applied_after(cycle, change, active, outcome)
             applied.append((outcome, row))
         self.activity.add([outcome for outcome, _ in applied], now=cycle.now)
@@ -274,15 +273,15 @@ class NodeDomain:
 
     def summarise(self, cycle: Cycle) -> NodeCycleReport:
         """Return the report of the cycle."""
-        applied = sum(not row.overridden for row in cycle.known.real.values())
-        stays = f"{applied} changes of Helios stand on the nodes and stay as they are"
+        n_applied = sum(not row.overridden for row in cycle.known.real.values())
+        stays = f"{n_applied} changes of Helios stand on the nodes and stay as they are"
         memory = replace(self.activity.memory, cycle=cycle.memory)
         wanted = wanted_awake(cycle.requested, self.context.nodes) if cycle.requested else {}
         return NodeCycleReport(
             **self.activity.lists(),
             protected=memory.protected,
             memory=memory,
-            **cycle.report(stays=stays if applied and cycle.released is None else ""),
+            **cycle.report(stays=stays if n_applied and cycle.released is None else ""),
             **node_cycle_counts(cycle.snapshot, cycle.known, at=cycle.now, wanted=wanted),
         )
 
