@@ -292,14 +292,14 @@ def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str
             reader=reader,
             node_services=on_nodes,
             node_memories=[NODES_MEMORY],
-            common_memories=[modes.PAUSED, modes.RELEASED, RELEASED],
+            common_memories=[modes.PAUSED, modes.RELEASED, NODES_RELEASED],
         )
 
 
 NODES_MEMORY = "nodes"
-RELEASED = "released_nodes"
+NODES_RELEASED = "released_nodes"
 """Name of the warehouse's note that a release reverted node changes that are still recorded as applied."""
-RELEASED_FILE = "RELEASED.nodes"
+NODES_RELEASED_FILE = "RELEASED.nodes"
 """File with the same note, of a release without a database."""
 TALLY_EVERY = timedelta(minutes=9)
 """Time between stored counts of the nodes, about a step of the forecast; after a change they are stored at once."""
@@ -326,7 +326,7 @@ class NodeController(Controller[NodeControllerState]):
     """
 
     domain, lock, kind = Domain.NODES, LOCK_OF_NODES, NodeControllerState
-    memory, released, released_file = NODES_MEMORY, RELEASED, RELEASED_FILE
+    memory, released, released_file = NODES_MEMORY, NODES_RELEASED, NODES_RELEASED_FILE
 
     def __init__(
         self,
@@ -456,7 +456,7 @@ class NodeController(Controller[NodeControllerState]):
                     self.store.write(warehouse, memory, at=now)
                 if not report.recorded:  # another Helios holds the lease; what a person did is audited all the same
                     warehouse.add_decisions(self.site.name, report.decisions)
-                    warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
+                    warehouse.remember(self.site.name, NODES_RELEASED, f"{reason} ({self.holder})", at=now)
                     return replace(report, recorded=True)
             return report
 
@@ -578,7 +578,7 @@ def delete_damaged_state(warehouse: Warehouse, cluster: str, *, at: datetime) ->
         NodeControllerState.from_json(warehouse.remembered(cluster, NODES_MEMORY) or NodeControllerState().to_json())
     except MemoryDamaged:
         warehouse.remember(cluster, NODES_MEMORY, "", at=at)
-    warehouse.remember(cluster, RELEASED, f"before {at:%Y-%m-%d %H:%M:%S} UTC", at=at)
+    warehouse.remember(cluster, NODES_RELEASED, f"before {at:%Y-%m-%d %H:%M:%S} UTC", at=at)
 
 
 def count_states(report: NodeCycleReport) -> dict[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helios.actions import FillFirst, NodeAction, NodeOutcome
-from helios.app.controllers import RELEASED_FILE, NodeController, delete_damaged_state
+from helios.app.controllers import NODES_RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.explain import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
 from helios.app.node_demand import NodeDemand
@@ -115,9 +115,9 @@ def test_what_a_kill_switch_without_database_woke_is_nobodys_will(town: NodeTown
     town.nodes.tick(timedelta(hours=1))
     town.nodes.admin_powers_up("n1")  # as helios-release.sh does
     town.nodes.tick(timedelta(hours=1))
-    (town.state / RELEASED_FILE).touch()
+    (town.state / NODES_RELEASED_FILE).touch()
     town.cycle()
-    assert not (town.state / RELEASED_FILE).exists()
+    assert not (town.state / NODES_RELEASED_FILE).exists()
     assert "n1" not in town.cycles.remembered().keep_off
     assert town.cycle(*down("n1")).slept == ("n1",)
 
