@@ -43,7 +43,7 @@ from statistics import median
 import psutil
 
 from helios.model.pools import TrialState
-from helios.pools.agent import POOL, fill_in
+from helios.pools.agent import POOL, fill_placeholders
 from helios.pools.containers import find_container
 from helios.pools.space import read_training_sweep
 from helios.pools.state import FILE, StateFile
@@ -106,7 +106,7 @@ def containers(image: str, module: str, work_s: float, trials: int) -> None:
         words = found.segment(folder / "pool", read_training_sweep(path), (), pool="benchmark", environment={})[
             "command"
         ]
-        words = [fill_in(word, segment=f"benchmark-{os.getpid()}", limit_mib=None) for word in words]
+        words = [fill_placeholders(word, segment=f"benchmark-{os.getpid()}", limit_mib=None) for word in words]
         starts = [timed([*words, "true"], folder)[0] for _ in range(10)]
         pythons = [timed([*words, "python3", "-c", f"import {module}"], folder)[0] for _ in range(5)]
         numbers = folder / "numbers"

@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 from helios.app.history import read_file
 from helios.app.predictions import with_predictions
 from helios.app.slurm_whatif import slurm_jobs
-from helios.app.start_forecast import FEWEST, LOOKS_BACK, WIDER, QueueForecast, calibrated, compared, wait_quantiles
+from helios.app.start_forecast import (
+    FEWEST,
+    LOOKS_BACK,
+    WIDER,
+    QueueForecast,
+    calibrate,
+    compare_forecasts,
+    wait_quantiles,
+)
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import DAY_S, NodeGroup, PartitionRules, PriorityRules, SlurmSite
 from helios.predict.duration import train
@@ -240,9 +248,9 @@ def show(name: str, answers: list[Answer]) -> None:
     followed = np.zeros(len(truth), dtype=bool)
     for answer in np.flatnonzero(later):
         known = (at + truth <= at[answer]) & (at >= at[answer] - LOOKS_BACK.total_seconds())
-        wider = compared(raw[:, known], truth[known]).wider if known.sum() >= FEWEST else WIDER
-        followed[answer] = covers(calibrated(raw[:, [answer]], wider=wider), truth[[answer]])[0]
-    shares = [held[later].mean() for held in (covers(raw, truth), covers(calibrated(raw), truth), followed)]
+        wider = compare_forecasts(raw[:, known], truth[known]).wider if known.sum() >= FEWEST else WIDER
+        followed[answer] = covers(calibrate(raw[:, [answer]], wider=wider), truth[[answer]])[0]
+    shares = [held[later].mean() for held in (covers(raw, truth), covers(calibrate(raw), truth), followed)]
     moment = pd.Series(followed[later]).groupby(at[later]).mean()
     print(
         f"  p10-p90 covers in the later half {shares[0]:.0%} of the simulations alone, {shares[1]:.0%} widened as "

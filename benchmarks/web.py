@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.study import JOBS_A_DAY, START
 from helios.app.history import ingest
 from helios.app.reports import ReportQuery, open_context
-from helios.app.study import keep_study, load_study, study
+from helios.app.study import load_study, store_study, study
 from helios.config import Settings
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.web.pages import Site
@@ -82,7 +82,7 @@ def main() -> None:
         )
 
         loaded, records = load_study(url=url, cluster=None, window=lambda _: (end - timedelta(weeks=1), end))
-        keep_study(study(loaded, records=records), folder, energy=settings.energy, now=end)
+        store_study(study(loaded, records=records), folder, energy=settings.energy, now=end)
         del loaded, records
 
         def read() -> None:

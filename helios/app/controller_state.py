@@ -1,10 +1,13 @@
 """The part of a controller that all domains share.
 
-It has the builder of a cycle, the ledgers of cycles that have no database, the locks on the state folder, the identity
-of this process, the controller's state between cycles, and the notes that kill switches leave.
+- the controller, which builds and runs a cycle,
+- the ledgers of cycles without a database,
+- the locks on the state folder, and the identity of this process,
+- the controller's state between cycles, and the notes that kill switches leave,
+- the results of cycles, and the tasks that the daemon calls.
 
-The results of cycles, and the tasks that the daemon calls, are here too. The daemon receives these callables instead of
-importing use cases. So a test can drive it with fakes, and a use case does not know that a scheduler calls it.
+The daemon receives its tasks as callables instead of importing use cases. So a test can drive it with fakes, and a use
+case does not know that a scheduler calls it.
 """
 
 from __future__ import annotations
@@ -52,6 +55,15 @@ NIGHTLY_LEVELS = "study levels"
 
 Breaker = Literal["closed", "half-open", "open"]
 
+# Processes with one state folder share one lease, so only these locks keep their cycles and daemons apart. They are
+# flock locks, which the kernel releases when the process ends. Only the owner can open the files, because whoever can
+# open one can also hold its lock.
+LOCK = "cycle.lock"
+LOCK_OF_NODES = "nodes.lock"
+IDENTITY = "identity"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PROCESS_NUMBER = uuid4().hex
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleTally:
@@ -64,9 +76,8 @@ class CycleTally:
     mode : str
         A Mode, or ``paused``.
     result : Result
-        What became of them.
     jobs : int
-        How many; not negative.
+        Their number, of nodes in a cycle on nodes.
     """
 
     service: str
@@ -86,9 +97,9 @@ class DomainSummary:
     Attributes
     ----------
     suspended : tuple of str
-        Why nothing was done, for a person; empty where the services were asked.
+        Why nothing was done, for a person; empty where the services were called.
     tallies : tuple of CycleTally
-        What became of the changes that services asked for, by service, mode and result.
+        Number of requested changes by service, mode and result.
     seconds : float
         How long the cycle took.
     modes : mapping of str to Mode
@@ -96,7 +107,7 @@ class DomainSummary:
     breaker : str
         State of the circuit breaker.
     lease_held : bool
-        False where another Helios holds the lease, and this one stands by.
+        False where another Helios holds the lease, and this one is a standby.
     notes : tuple of str
         Further messages for the operator. The daemon logs each once.
     problem : str
@@ -146,7 +157,9 @@ class CycleSummary(DomainSummary):
             return f"no cycle: {self.problem}"
         if self.suspended:
             return f"{counts}; nothing is done: {'; '.join(self.suspended)}"
-        changes = ", ".join(f"{t.service} ({t.mode}) {t.result.value} {t.jobs}" for t in self.tallies if t.jobs)
+        changes = ", ".join(
+            f"{tally.service} ({tally.mode}) {tally.result.value} {tally.jobs}" for tally in self.tallies if tally.jobs
+        )
         return f"{counts}; {changes or 'nothing proposed'}"
 
 
@@ -159,9 +172,9 @@ class NodeCycleSummary(DomainSummary):
     Attributes
     ----------
     nodes : mapping of str to int
-        Nodes by what they do: busy, idle, asleep, falling asleep, waking, out of service.
+        Number of nodes by state: busy, idle, asleep, falling asleep, waking, out of service.
     by_helios : int
-        Nodes asleep or on the way there because Helios asked for it.
+        Nodes that Helios put to sleep, also those that still fall asleep.
     slept, woken, weighed : int
         Nodes powered down, powered up, and given another weight in this cycle.
     protected : str
@@ -191,8 +204,8 @@ class NodeCycleSummary(DomainSummary):
         counts = f"{counts}, {self.seconds:.1f} s"
         if self.suspended:
             return f"{counts}; nothing is done: {'; '.join(self.suspended)}"
-        did = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]
-        changes = ", ".join(f"{number} {what}" for what, number in did if number) or "nothing to change"
+        counts_by_change = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]
+        changes = ", ".join(f"{number} {what}" for what, number in counts_by_change if number) or "nothing to change"
         return f"{counts}; {changes}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
 
 
@@ -202,7 +215,7 @@ class DaemonOperations:
 
     Each returns one line for the log (empty where nothing is worth one) and raises HeliosError when it could not do its
     work. An exception ends that run only. ``cycle``, ``nodes``, ``hook`` and ``release`` never run at the same time.
-    ``ingest`` and ``nightly`` run beside them, in other threads.
+    ``ingest`` and ``nightly`` run in other threads at the same time.
 
     Attributes
     ----------
@@ -222,9 +235,9 @@ class DaemonOperations:
     levels : callable
         Return the values of the last nightly report by name, empty where there was none.
     observe : callable
-        Takes note of what a cycle has to tell a person. It neither waits nor fails.
+        Queue the notices that a cycle causes. It neither waits nor fails.
     notify : callable, optional
-        Tell what is due. None where nobody is told anything. It runs in a thread of its own.
+        Send the notices that are due. None where nobody gets notices. It runs in a thread of its own.
     """
 
     ingest: Callable[[], str] | None
@@ -241,12 +254,9 @@ class DaemonOperations:
 def error_kind(line: str) -> str:
     """Return a line with its numbers replaced.
 
-    So waits of 30.1 s and 30.2 s are the same problem.
+    Then waits of 30.1 s and 30.2 s are the same problem.
     """
     return re.sub(r"\d[\d.,]*", "#", line)
-
-
-# Ledgers that store nothing. One is for a cycle that is only planned, the other for a cycle without a database.
 
 
 @contextmanager
@@ -298,19 +308,6 @@ class UnavailableLedger:
     release = applied_changes = record = acquire
 
 
-# Locks between processes that share a state folder, and their identity towards all others.
-#
-# Processes with one state folder share one lease, so the lease does not keep them apart. The locks do: one process
-# runs a cycle at a time, and one daemon runs for each domain. They are flock locks, which the kernel releases when
-# the process ends. Only the owner can open the files, because whoever can open one can also hold its lock.
-
-LOCK = "cycle.lock"
-LOCK_OF_NODES = "nodes.lock"
-IDENTITY = "identity"
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-_OF_THIS_PROCESS = uuid4().hex
-
-
 class CycleUnderWay(HeliosError):
     """Another process of this Helios is running a cycle."""
 
@@ -360,37 +357,15 @@ def hold_daemon_lock(folder: Path, *, domains: Collection[Domain]) -> Iterator[N
     HeliosError
         The folder cannot be written.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for domain in sorted(domains):
-            other = held.enter_context(_lock(folder / f"daemon.{domain}.lock"))
+            other = stack.enter_context(_lock(folder / f"daemon.{domain}.lock"))
             if other is not None:
                 raise DaemonRuns(
                     f"Another helios daemon{other} acts on {domain} with the state folder {folder}.",
                     hint="Nothing was done. Stop that one, or give this one a state folder of its own.",
                 )
         yield
-
-
-@contextmanager
-def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
-    """Hold an exclusive lock on a file, and yield None.
-
-    Where another process holds it all the time, yield that process as text instead, empty if it is not known.
-    """
-    try:
-        make_folder(path.parent)
-        handle = open_private(path)
-    except OSError as reason:
-        raise HeliosError(
-            f"{path.parent} cannot be written: {reason}", hint="Set control.state_folder to a folder of Helios' own."
-        ) from reason
-    try:
-        until = time.monotonic() + within_s
-        while not (locked := _try_lock(handle)) and time.monotonic() < until:
-            time.sleep(0.05)
-        yield None if locked else _holder(handle)
-    finally:
-        os.close(handle)
 
 
 def process_identity(folder: Path) -> str:
@@ -404,42 +379,18 @@ def process_identity(folder: Path) -> str:
         file = folder / IDENTITY
         if not file.exists():
             make_folder(folder)
-            fresh = folder / f".{IDENTITY}.{uuid4().hex}"
-            write_private(fresh, f"{uuid4().hex}\n".encode(), mode=OWN, lasting=True)
+            temporary = folder / f".{IDENTITY}.{uuid4().hex}"
+            write_private(temporary, f"{uuid4().hex}\n".encode(), mode=OWN, lasting=True)
             try:
                 with suppress(FileExistsError):  # another process created it first
-                    os.link(fresh, file)
+                    os.link(temporary, file)
             finally:
-                fresh.unlink()
+                temporary.unlink()
         number = file.read_text(encoding="ascii", errors="replace")
     except OSError:
-        number = _OF_THIS_PROCESS  # a process that cannot write there cannot run a cycle either
+        number = _PROCESS_NUMBER  # a process that cannot write there cannot run a cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _holder(handle: int) -> str:
-    """Return `` (process 4711)`` for the process that holds the lock.
-
-    Read from /proc/locks of Linux. Empty where the process is not known.
-    """
-    inode = f":{os.fstat(handle).st_ino}"
-    try:
-        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return ""
-    # A row is "7: FLOCK ADVISORY WRITE 4711 08:01:131074 0 EOF". Rows with "->" wait for the lock. Pid 0 stands for a
-    # process in another container.
-    pids = [row[4] for row in rows if row[1] == "FLOCK" and row[5].endswith(inode)]
-    return f" (process {pids[0]})" if pids and pids[0] not in {"0", "-1"} else ""
 
 
 Memory = TypeVar("Memory", ControllerState, NodeControllerState)
@@ -514,38 +465,38 @@ class ControllerStateStore(Generic[Memory]):
     def reverted_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
         """Return the kill switches that reverted everything outside of a cycle.
 
-        Keys are where the notes are (file or warehouse key), values name the kill switch.
+        Keys are the file or the warehouse key with the note, values the name of the kill switch.
         """
-        found = {}
+        notes = {}
         if (self.folder / self.released_file).exists():
-            found[self.released_file] = "helios-release.sh"
+            notes[self.released_file] = "helios-release.sh"
         if not isinstance(warehouse, HeliosError):
             with suppress(HeliosError):
-                found[self.released] = warehouse.remembered(self.cluster, self.released) or ""
-        return {where: who for where, who in found.items() if who}
+                notes[self.released] = warehouse.remembered(self.cluster, self.released) or ""
+        return {location: name for location, name in notes.items() if name}
 
-    def forget(self, warehouse: Warehouse, taken_back: Mapping[str, str], *, at: datetime) -> None:
+    def forget(self, warehouse: Warehouse, notes: Mapping[str, str], *, at: datetime) -> None:
         """Remove the notes of kill switches that a cycle has obeyed."""
-        if self.released in taken_back:
+        if self.released in notes:
             warehouse.remember(self.cluster, self.released, "", at=at)
-        if self.released_file in taken_back:
+        if self.released_file in notes:
             with suppress(OSError):
                 (self.folder / self.released_file).unlink(missing_ok=True)
 
 
 @contextmanager
 def between_cycles(folder: Path, *, within_s: float, lock: str) -> Iterator[tuple[str, ...]]:
-    """Prevent cycles of this machine's other processes meanwhile.
+    """Prevent cycles of this machine's other processes, and yield warnings.
 
-    Where a running cycle does not end in time, go on, and yield a warning that it may still set something.
+    If a running cycle does not end within ``within_s``, go on with a warning that it may still set something.
     """
-    disturbed: tuple[str, ...] = ()
-    with ExitStack() as held:
+    warnings: tuple[str, ...] = ()
+    with ExitStack() as stack:
         try:
-            held.enter_context(hold_cycle_lock(folder, within_s=within_s, lock=lock))
+            stack.enter_context(hold_cycle_lock(folder, within_s=within_s, lock=lock))
         except HeliosError as problem:
-            disturbed = (f"what a cycle that is under way sets is reverted in the next one: {problem.message}",)
-        yield disturbed
+            warnings = (f"what a cycle that is under way sets is reverted in the next one: {problem.message}",)
+        yield warnings
 
 
 def modes_or_off(
@@ -553,7 +504,7 @@ def modes_or_off(
 ) -> dict[str, ServiceMode]:
     """Return the modes that were set.
 
-    Where they cannot be read and a pause file exists, every service is off.
+    If they cannot be read during a pause, every service is off.
 
     Raises
     ------
@@ -577,7 +528,7 @@ def cycle_tallies(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str
 
 
 def read_until(warehouse: Warehouse, cluster: str) -> datetime | None:
-    """Return until when the cluster's live history was read, or None."""
+    """Return the time up to which the cluster's live history was read, or None."""
     with suppress(NoSuchCluster):
         coverage = warehouse.coverage(cluster)
         ends = coverage.loc[coverage["source"] == LIVE_SOURCE, "ended_at"]
@@ -609,7 +560,7 @@ class Controller(Generic[Memory]):
     domain : Domain
         What it acts on.
     lock : str
-        File that keeps its cycles apart from those of other processes.
+        Name of the lock file of its cycles.
     kind, memory, released, released_file
         As in :class:`ControllerStateStore`.
 
@@ -675,13 +626,13 @@ class Controller(Generic[Memory]):
     def begin_cycle(self) -> Iterator[tuple[Memory, Warehouse | HeliosError, dict[str, str]]]:
         """Hold the cycle lock and yield a cycle's inputs.
 
-        That is the controller's state, the warehouse or why there is none, and the notes of kill switches.
+        These are the controller's state, the warehouse or why there is none, and the notes of kill switches.
         """
         with (
             hold_cycle_lock(self.folder, lock=self.lock),
-            open_controller_warehouse(self.settings.database.url) as opened,
+            open_controller_warehouse(self.settings.database.url) as warehouse_or_error,
         ):
-            memory, warehouse = self.store.read_or_problem(opened, paused=lambda: self.pause() is not None)
+            memory, warehouse = self.store.read_or_problem(warehouse_or_error, paused=lambda: self.pause() is not None)
             yield memory, warehouse, self.store.reverted_by(warehouse)
 
     def run_cycle(
@@ -779,9 +730,9 @@ def lease_holder(settings: Settings) -> str:
 
 
 def other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Domain = Domain.JOBS) -> str:
-    """Return the other holder of a domain's lease.
+    """Return the other Helios that holds a domain's lease.
 
-    Empty where there is none, its lease has expired, or this cannot be known.
+    Empty where there is none, the lease has expired, or the lease cannot be read.
     """
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
         lease = warehouse.lease(cluster, domain=domain)
@@ -789,3 +740,49 @@ def other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Dom
             time_there = warehouse.time_of_leases(now).timestamp() * 1e6
             return str(lease["holder"]) if lease["expires_at"] > time_there else ""
     return ""
+
+
+@contextmanager
+def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
+    """Hold an exclusive lock on a file, and yield None.
+
+    If another process still holds it after ``within_s``, yield that process as text, empty if it is not known.
+    """
+    try:
+        make_folder(path.parent)
+        handle = open_private(path)
+    except OSError as reason:
+        raise HeliosError(
+            f"{path.parent} cannot be written: {reason}", hint="Set control.state_folder to a folder of Helios' own."
+        ) from reason
+    try:
+        deadline = time.monotonic() + within_s
+        while not (locked := _try_lock(handle)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield None if locked else _holder(handle)
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _holder(handle: int) -> str:
+    """Return `` (process 4711)`` for the process that holds the lock.
+
+    Read from /proc/locks of Linux. Empty where the process is not known.
+    """
+    inode = f":{os.fstat(handle).st_ino}"
+    try:
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return ""
+    # A row is "7: FLOCK ADVISORY WRITE 4711 08:01:131074 0 EOF". Rows with "->" wait for the lock. Pid 0 stands for a
+    # process in another container.
+    pids = [row[4] for row in rows if row[1] == "FLOCK" and row[5].endswith(inode)]
+    return f" (process {pids[0]})" if pids and pids[0] not in {"0", "-1"} else ""

@@ -17,7 +17,7 @@ from helios.app.model_registry import DRIFTED, nightly, training_history
 from helios.app.notify import Notice, Notices, channels
 from helios.app.own_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
-from helios.app.study import WEEK, WEEKS_COMPARED, keep_study, load_study, read_records, study, weekly_changes
+from helios.app.study import WEEK, WEEKS_COMPARED, load_study, read_records, store_study, study, weekly_changes
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
@@ -31,11 +31,15 @@ from helios.report.energy import energy_levels
 from helios.services.qssf import OrderRule
 from helios.warehouse import Horizon, Warehouse
 
-# The nightly report: a page, a text and a mail. Each file is replaced as a whole, so that nobody reads a part of one.
-
 ENDINGS = (".html", ".txt", ".eml")
 ENERGY_DAYS = timedelta(days=14)
 """Days whose savings the nightly report shows."""
+
+
+READ_AGAIN = timedelta(days=3)
+"""Longest delay of a job's end in Slurm's database, for instance while the database or a node was down."""
+STUDIED = timedelta(weeks=4)
+"""Window of the study that the web page shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,41 @@ class NightlyReport:
     levels: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightlyRun:
+    """Result of the nightly tasks.
+
+    Attributes
+    ----------
+    done : tuple of str
+        One line for each step that succeeded, in order.
+    problems : tuple of HeliosError
+        Errors of the steps that failed.
+    report : NightlyReport, optional
+        None where it could not be written.
+    """
+
+    done: tuple[str, ...]
+    problems: tuple[HeliosError, ...]
+    report: NightlyReport | None
+
+    def line(self) -> str:
+        """Return the result in one line.
+
+        Raises
+        ------
+        HeliosError
+            A step failed. The message also says what was done.
+        """
+        done = "; ".join(self.done)
+        if self.problems:
+            failed = "; ".join(problem.message for problem in self.problems)
+            raise HeliosError(
+                f"The night is not complete: {failed} (done: {done or 'nothing'})", hint=self.problems[0].hint
+            )
+        return done
+
+
 def nightly_pages(
     settings: Settings, cluster: str | None, day: str, folder: Path, *, now: datetime, recipient: str = "root"
 ) -> NightlyReport:
@@ -84,14 +123,14 @@ def nightly_pages(
     UsageError
         The folder cannot be written.
     """
-    with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as operations:
-        begin, end = operations.day(day)
+    with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as context:
+        begin, end = context.day(day)
         since = end - (WEEKS_COMPARED + 1) * WEEK
         history, records = read_records(
-            operations.warehouse, operations.cluster, timezone=operations.timezone, since=since, until=end
+            context.warehouse, context.cluster, timezone=context.timezone, since=since, until=end
         )
         changes = weekly_changes(history, end=end, records=records)
-        night = _night(operations, begin, end, settings, changes.sentences)
+        night = _night(context, begin, end, settings, changes.sentences)
         digest = nightly_digest(night)
     stem = f"{file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
     html, text, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
@@ -117,113 +156,6 @@ def nightly_pages(
     )
 
 
-def _night(
-    operations: ReportContext, begin: datetime, end: datetime, settings: Settings, changes: tuple[str, ...]
-) -> ReportedNight:
-    warehouse, cluster = operations.warehouse, operations.cluster
-    try:
-        energy = NightEnergy(
-            day=operations.ledger(begin, end, energy=settings.energy, by="partition"),
-            days=operations.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=settings.energy, by="day"),
-        )
-    except NotEnoughHistory:  # the history names no nodes
-        energy = None
-    return ReportedNight(
-        cluster=cluster,
-        timezone=operations.timezone,
-        begin=begin,
-        end=end,
-        jobs=operations.jobs(begin - timedelta(weeks=WEEKS_BEFORE) - LONGEST_HELD, end),
-        past=warehouse.jobs(cluster, until=end, columns=["user", "ended_at", "run_time_s"]),
-        predictions=warehouse.predictions(cluster, since=begin - LONGEST_HELD, until=end),
-        decisions=warehouse.decisions(cluster, since=begin, until=end),
-        cycles=warehouse.cycles(cluster, since=begin, until=end),
-        shadow=operations.shadow(
-            begin,
-            end,
-            nodes=None,
-            gpus_per_node=settings.whatif.gpus_per_node,
-            default_time_limit_s=settings.whatif.default_time_limit_s,
-        ),
-        energy=energy,
-        order=_order_sentences(order_checks(warehouse, cluster), end),
-        changes=changes,
-    )
-
-
-def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
-    """Return the sentences of the last order check.
-
-    With it, what is proposed.
-    """
-    known = [check for check in checks if check.at < end + timedelta(days=1)]
-    if not known:
-        return ()
-    last = known[-1]
-    proposed = proposal(known, last.at)
-    return (*last.said, *((proposed,) if proposed else ()))
-
-
-def _remove_old_reports(folder: Path, name: str, *, keep: int) -> int:
-    """Remove old reports and return how many were removed.
-
-    The newest ``keep`` reports of the cluster stay. All of them are made unreadable for other users.
-    """
-    of_a_day = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
-    found = [path for path in folder.iterdir() if of_a_day.fullmatch(path.stem)]
-    for path in found:
-        restrict_access(path)
-    stems = sorted({path.stem for path in found})
-    outdated = stems[:-keep]
-    for stem in outdated:
-        for ending in ENDINGS:
-            (folder / f"{stem}{ending}").unlink(missing_ok=True)
-    return len(outdated)
-
-
-READ_AGAIN = timedelta(days=3)
-"""The end of a job may reach Slurm's database this much later, because the database or a node was down."""
-
-
-STUDIED = timedelta(weeks=4)
-"""Window of the study that the web page shows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NightlyRun:
-    """Result of the nightly tasks.
-
-    Attributes
-    ----------
-    did : tuple of str
-        One line for each step that succeeded, in order.
-    problems : tuple of HeliosError
-        Errors of the steps that failed.
-    report : NightlyReport, optional
-        None where it could not be written.
-    """
-
-    did: tuple[str, ...]
-    problems: tuple[HeliosError, ...]
-    report: NightlyReport | None
-
-    def line(self) -> str:
-        """Return the result in one line.
-
-        Raises
-        ------
-        HeliosError
-            A step failed. The message also says what was done.
-        """
-        done = "; ".join(self.did)
-        if self.problems:
-            failed = "; ".join(problem.message for problem in self.problems)
-            raise HeliosError(
-                f"The night is not complete: {failed} (done: {done or 'nothing'})", hint=self.problems[0].hint
-            )
-        return done
-
-
 def run_nightly(
     *,
     settings: Settings,
@@ -239,7 +171,7 @@ def run_nightly(
     Parameters
     ----------
     read : callable
-        Reads the accounting again from so long before the watermark.
+        Reads the accounting, from the given time before the watermark.
     read_snapshot : callable
         Returns a snapshot, whose nodes are stored for the reports.
     rules : callable, optional
@@ -247,13 +179,13 @@ def run_nightly(
         checked.
     """
     url = settings.database.url
-    kept: list[NightlyReport] = []
+    reports: list[NightlyReport] = []
 
     def report() -> str:
-        kept.append(nightly_pages(settings, cluster, "yesterday", Path(settings.report.folder), now=now))
+        reports.append(nightly_pages(settings, cluster, "yesterday", Path(settings.report.folder), now=now))
         with Warehouse.open(url) as warehouse:
-            warehouse.remember(cluster, NIGHTLY_LEVELS, json.dumps(dict(kept[0].levels)), at=now)
-        return f"report {kept[0].page}"
+            warehouse.remember(cluster, NIGHTLY_LEVELS, json.dumps(dict(reports[0].levels)), at=now)
+        return f"report {reports[0].page}"
 
     snapshots: list[Snapshot] = []
 
@@ -271,8 +203,8 @@ def run_nightly(
         loaded, records = load_study(url=url, cluster=cluster, window=lambda _: (now - STUDIED, now))
         if loaded.jobs.empty:
             return "no study: no jobs in four weeks"
-        found = study(loaded, since=now - STUDIED, until=now, records=records)
-        return f"study {keep_study(found, Path(settings.report.folder), energy=settings.energy, now=now)}"
+        result = study(loaded, since=now - STUDIED, until=now, records=records)
+        return f"study {store_study(result, Path(settings.report.folder), energy=settings.energy, now=now)}"
 
     steps: tuple[Callable[[], str], ...] = (
         lambda: read(READ_AGAIN).line(),
@@ -282,16 +214,95 @@ def run_nightly(
         lambda: _check_starts(url, cluster, rules, now=now),
         report,
         study_of_month,
-        lambda: _notify(settings, cluster, kept[0] if kept else None, now=now),
+        lambda: _notify(settings, cluster, reports[0] if reports else None, now=now),
         lambda: delete_old_rows(url, cluster, settings.retention, now=now),
     )
-    did, problems = [], []
+    done, problems = [], []
     for step in steps:
         try:
-            did.append(step())
+            done.append(step())
         except HeliosError as problem:
             problems.append(problem)
-    return NightlyRun(did=tuple(filter(None, did)), problems=tuple(problems), report=kept[0] if kept else None)
+    return NightlyRun(done=tuple(filter(None, done)), problems=tuple(problems), report=reports[0] if reports else None)
+
+
+def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
+    """Delete rows older than their retention time.
+
+    Returns the numbers of deleted rows as text, empty where there were none.
+    """
+    horizon = Horizon(
+        audit=now - timedelta(days=retention.audit_days),
+        shadow=now - timedelta(days=retention.shadow_days),
+        cycles=now - timedelta(days=retention.cycles_days),
+        predictions=now - timedelta(days=retention.predictions_days),
+        readings=now - timedelta(days=retention.readings_days),
+    )
+    with Warehouse.open(url) as warehouse:
+        deleted = warehouse.forget(cluster, horizon)
+    counts = ", ".join(f"{rows:,} {kind}" for kind, rows in deleted.items() if rows)
+    return f"deleted because they were old: {counts}" if counts else ""
+
+
+def _night(
+    context: ReportContext, begin: datetime, end: datetime, settings: Settings, changes: tuple[str, ...]
+) -> ReportedNight:
+    warehouse, cluster = context.warehouse, context.cluster
+    try:
+        energy = NightEnergy(
+            day=context.ledger(begin, end, energy=settings.energy, by="partition"),
+            days=context.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=settings.energy, by="day"),
+        )
+    except NotEnoughHistory:  # the history names no nodes
+        energy = None
+    return ReportedNight(
+        cluster=cluster,
+        timezone=context.timezone,
+        begin=begin,
+        end=end,
+        jobs=context.jobs(begin - timedelta(weeks=WEEKS_BEFORE) - LONGEST_HELD, end),
+        past=warehouse.jobs(cluster, until=end, columns=["user", "ended_at", "run_time_s"]),
+        predictions=warehouse.predictions(cluster, since=begin - LONGEST_HELD, until=end),
+        decisions=warehouse.decisions(cluster, since=begin, until=end),
+        cycles=warehouse.cycles(cluster, since=begin, until=end),
+        shadow=context.shadow(
+            begin,
+            end,
+            nodes=None,
+            gpus_per_node=settings.whatif.gpus_per_node,
+            default_time_limit_s=settings.whatif.default_time_limit_s,
+        ),
+        energy=energy,
+        order=_order_sentences(order_checks(warehouse, cluster), end),
+        changes=changes,
+    )
+
+
+def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
+    """Return the sentences of the last order check, and the proposal."""
+    earlier_checks = [check for check in checks if check.at < end + timedelta(days=1)]
+    if not earlier_checks:
+        return ()
+    last_check = earlier_checks[-1]
+    suggestion = proposal(earlier_checks, last_check.at)
+    return (*last_check.sentences, *((suggestion,) if suggestion else ()))
+
+
+def _remove_old_reports(folder: Path, name: str, *, keep: int) -> int:
+    """Remove all but the newest ``keep`` reports of a cluster, and return their number.
+
+    All reports are made unreadable for other users.
+    """
+    pattern = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
+    paths = [path for path in folder.iterdir() if pattern.fullmatch(path.stem)]
+    for path in paths:
+        restrict_access(path)
+    stems = sorted({path.stem for path in paths})
+    outdated = stems[:-keep]
+    for stem in outdated:
+        for ending in ENDINGS:
+            (folder / f"{stem}{ending}").unlink(missing_ok=True)
+    return len(outdated)
 
 
 def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, now: datetime) -> str:
@@ -311,30 +322,12 @@ def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, n
     if report is not None:
         text = tuple(report.text.read_text(encoding="utf-8").splitlines())
         events = ("nightly", "attention") if report.alarming else ("nightly",)
-        of_night = [
+        report_notices = [
             Notice(event=event, cause=report.mail.stem, subject=report.subject, lines=text, mail=report.mail)
             for event in events
         ]
-        notices.observe(f"nightly {cluster}", of_night)
+        notices.observe(f"nightly {cluster}", report_notices)
     return notices.send_due()
-
-
-def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
-    """Delete rows older than their retention time.
-
-    Returns how many rows were deleted, as text; empty where none were.
-    """
-    horizon = Horizon(
-        audit=now - timedelta(days=retention.audit_days),
-        shadow=now - timedelta(days=retention.shadow_days),
-        cycles=now - timedelta(days=retention.cycles_days),
-        predictions=now - timedelta(days=retention.predictions_days),
-        readings=now - timedelta(days=retention.readings_days),
-    )
-    with Warehouse.open(url) as warehouse:
-        deleted = warehouse.forget(cluster, horizon)
-    old = ", ".join(f"{rows:,} {what}" for what, rows in deleted.items() if rows)
-    return f"deleted because they were old: {old}" if old else ""
 
 
 def _check_order(
@@ -349,10 +342,10 @@ def _check_order(
         return ""
     history = load_history(url=settings.database.url, cluster=cluster)
     try:
-        found = check_tonight(history, snapshots[0].nodes, settings=settings, now=now, progress=progress)
+        check = check_tonight(history, snapshots[0].nodes, settings=settings, now=now, progress=progress)
     except (NotEnoughHistory, NoGpuMachine) as reason:
         return f"order not checked: {reason.message}"
-    return f"order checked: {found.said[0]}"
+    return f"order checked: {check.sentences[0]}"
 
 
 def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None, *, now: datetime) -> str:
@@ -379,7 +372,7 @@ def _check_starts(url: str, cluster: str, rules: Callable[[], SlurmSite] | None,
 def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: Progress) -> str:
     """Train on all ended jobs, and return the outcome in one line.
 
-    It says whether the new model was promoted and why, and what has drifted.
+    The line has the new model, whether it was promoted and why, and what has drifted.
     """
     model = settings.model
     try:

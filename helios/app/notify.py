@@ -1,7 +1,7 @@
 """Notices by mail and webhook for the operators.
 
-What was told is kept in the state folder, so that a restart tells nothing again. A cause that ended and came back is
-told again. A cycle only leaves its causes here; they are sent by another thread or process, in bounded time.
+Sent notices are recorded in the state folder, so that they are not repeated after a restart. A cause that ended and
+came back is sent again. A cycle only queues its causes. Another thread or process sends them, in bounded time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from helios.errors import HeliosError, UsageError
 from helios.private_files import make_folder, read_secret, write_private
 
 MOST_S = 90.0
-"""Longest time for one message by one channel, s. A server that answers byte by byte would take for ever."""
+"""Longest time for one message by one channel, s. A timeout of the socket would not stop a very slow answer."""
 LONGEST_TEXT = 3_000
-"""Letters of a notice in a chat, which refuses much more."""
+"""Most characters of a notice in a chat, which refuses longer ones."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -51,7 +51,7 @@ class Notice:
     event : str
         One of ``helios.config.EVENTS``, or ``test``.
     cause : str
-        Equal as long as it is the same cause.
+        Key of the cause. Notices with the same key are about the same cause.
     subject : str
     lines : tuple of str
     mail : Path, optional
@@ -68,17 +68,17 @@ class Notice:
 def notices_in(summary: CycleSummary | NodeCycleSummary) -> list[Notice]:
     """Return the notices of a control cycle."""
     domain = "nodes" if isinstance(summary, NodeCycleSummary) else "jobs"
-    found = [
+    notices = [
         Notice(
             event="suspended",
             cause=f"suspended {domain}: {error_kind(reason)}",
             subject=f"nothing is done on {domain}: {reason}",
             lines=(f"Since this began, Helios changes no {domain}. See: helios doctor",),
         )
-        for reason in summary.suspended[:1]  # the others are what stays meanwhile
+        for reason in summary.suspended[:1]  # the first reason is the cause, the others say what stays in effect
     ]
     if isinstance(summary, NodeCycleSummary) and summary.protected:
-        found.append(
+        notices.append(
             Notice(
                 event="protected",
                 cause="protected",
@@ -86,25 +86,22 @@ def notices_in(summary: CycleSummary | NodeCycleSummary) -> list[Notice]:
                 lines=("A person ends it: helios power clear. Which nodes failed to wake: helios power status",),
             )
         )
-    return found
-
-
-# Channels.
+    return notices
 
 
 def channels(settings: Notify) -> dict[str, Callable[[Notice, str], None]]:
     """Return the channels that the settings name.
 
-    Each takes a notice and the name of the cluster, and raises what went wrong.
+    Each takes a notice and the name of the cluster, and raises an exception if it cannot send it.
     """
-    found: dict[str, Callable[[Notice, str], None]] = {}
+    channels_by_name: dict[str, Callable[[Notice, str], None]] = {}
     if settings.mail_to.strip():
-        found["mail"] = partial(_mail, settings)
+        channels_by_name["mail"] = partial(_mail, settings)
     if settings.webhook:
-        found["webhook"] = partial(_post_json, settings)
+        channels_by_name["webhook"] = partial(_post_json, settings)
     if settings.slack:
-        found["slack"] = partial(_post_to_slack, settings)
-    return found
+        channels_by_name["slack"] = partial(_post_to_slack, settings)
+    return channels_by_name
 
 
 def deliver(settings: Notify, name: str, notice: Notice, *, cluster: str) -> None:
@@ -113,14 +110,14 @@ def deliver(settings: Notify, name: str, notice: Notice, *, cluster: str) -> Non
     Raises
     ------
     NoticeNotSent
-        It was not taken, or not in time.
+        It was not accepted, or not in time.
     """
     problems: list[Exception] = []
 
     def work() -> None:
         try:
             channels(settings)[name](notice, cluster)
-        except Exception as problem:  # every one is told in the other thread
+        except Exception as problem:  # raised in the calling thread
             problems.append(problem)
 
     thread = Thread(target=work, name=f"notify-{name}", daemon=True)
@@ -133,16 +130,16 @@ def deliver(settings: Notify, name: str, notice: Notice, *, cluster: str) -> Non
 
 
 def _send_error(settings: Notify, name: str, problem: Exception) -> NoticeNotSent:
-    where = settings.smtp if name == "mail" else urlsplit(getattr(settings, name)).netloc  # the rest is a secret
+    server = settings.smtp if name == "mail" else urlsplit(getattr(settings, name)).netloc  # the path is a secret
     if isinstance(problem, HeliosError):
-        return NoticeNotSent(f"No notice by {name} ({where}): {problem.message}", hint=problem.hint)
-    fault = " ".join(str(problem).split())[:200] or type(problem).__name__
+        return NoticeNotSent(f"No notice by {name} ({server}): {problem.message}", hint=problem.hint)
+    description = " ".join(str(problem).split())[:200] or type(problem).__name__
     hint = "Try: helios notify test"
     if isinstance(problem, ssl.SSLCertVerificationError):
         hint = "Name the authority behind the certificate: notify.ca_file"
     elif isinstance(problem, smtplib.SMTPNotSupportedError):
         hint = "See notify.tls and notify.user; a relay on this machine may know neither: notify.tls = none"
-    return NoticeNotSent(f"No notice by {name} ({where}): {fault}", hint=hint)
+    return NoticeNotSent(f"No notice by {name} ({server}): {description}", hint=hint)
 
 
 def _mail(settings: Notify, notice: Notice, cluster: str) -> None:
@@ -201,8 +198,8 @@ def password(settings: Notify) -> str:
     UsageError
         There is none, or others can read its file.
     """
-    if given := os.environ.get(PASSWORD_VARIABLE):
-        return given
+    if password_text := os.environ.get(PASSWORD_VARIABLE):
+        return password_text
     if not settings.password_file:
         raise UsageError(
             f"notify.user is {settings.user}, and no password is known.",
@@ -220,14 +217,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _post(settings: Notify, address: str, body: Mapping[str, Any]) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": f"helios/{__version__}"}
-    asked = urllib.request.Request(address, json.dumps(body).encode(), headers, method="POST")
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers, method="POST")
     context = ssl.create_default_context(cafile=settings.ca_file or None)
     opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(asked, timeout=settings.timeout_s):
+        with opener.open(request, timeout=settings.timeout_s):
             pass
-    except urllib.error.HTTPError as refused:
-        raise OSError(f"it answered {refused.code}") from refused
+    except urllib.error.HTTPError as error:
+        raise OSError(f"it answered {error.code}") from error
 
 
 def _post_json(settings: Notify, notice: Notice, cluster: str) -> None:
@@ -249,11 +246,8 @@ def _post_to_slack(settings: Notify, notice: Notice, cluster: str) -> None:
     _post(settings, settings.slack, {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")})
 
 
-# What was told.
-
-
 class Notices:
-    """Current causes, with the channels that sent each.
+    """Notices of current causes, and the channels that have sent them.
 
     Parameters
     ----------
@@ -282,13 +276,13 @@ class Notices:
         self._written = ""
 
     def observe(self, scope: str, notices: Sequence[Notice]) -> None:
-        """Note the causes that there are now in a scope.
+        """Record the current causes of a scope, for ``send_due``.
 
         It neither waits nor fails, so that a cycle may call it.
         """
-        wanted = {name.strip() for name in self.settings.events.split(",")}
+        events = {name.strip() for name in self.settings.events.split(",")}
         with self._lock:
-            self._observed[scope] = ([notice for notice in notices if notice.event in wanted], self._clock())
+            self._observed[scope] = ([notice for notice in notices if notice.event in events], self._clock())
 
     def send_due(self) -> str:
         """Send new notices and return a summary.
@@ -296,16 +290,16 @@ class Notices:
         Raises
         ------
         NoticeNotSent
-            Something could not be sent, or the state not be written. The rest was sent.
+            A notice could not be sent, or the state not be written. The other notices were sent.
         """
         with self._lock:
             observed = dict(self._observed)
         causes, due = self._update(observed)
-        ways, problems = channels(self.settings), []
+        channels_by_name, problems = channels(self.settings), []
         sent: dict[str, list[str]] = {}
         for notice in due:
             entry = causes[notice.cause]
-            for name in [name for name in ways if name not in entry["sent"]]:
+            for name in [name for name in channels_by_name if name not in entry["sent"]]:
                 entry["sent"].append(name)  # before it is sent: it may have arrived when this process ends
                 problems += self._write(causes)
                 try:
@@ -316,29 +310,31 @@ class Notices:
                     problems.append(problem)
         problems += self._write(causes)
         if problems:
-            raise NoticeNotSent("; ".join(dict.fromkeys(it.message for it in problems)), hint=problems[0].hint)
+            raise NoticeNotSent(
+                "; ".join(dict.fromkeys(problem.message for problem in problems)), hint=problems[0].hint
+            )
         return "; ".join(f"told by {' and '.join(names)}: {subject}" for subject, names in sent.items())
 
     def _update(
         self, observed: Mapping[str, tuple[Sequence[Notice], datetime]]
     ) -> tuple[dict[str, dict[str, Any]], list[Notice]]:
-        """Return the causes that last, and the notices that are due."""
+        """Return the causes that continue, and the notices that are due."""
         if self._causes is None:
             self._causes = read_causes(self.path)
         causes, due = self._causes, []
         for scope, (notices, at) in observed.items():
             settle_s = self.settings.settle_s if scope in {"jobs", "nodes"} else 0
-            here = {notice.cause: notice for notice in notices}
+            current = {notice.cause: notice for notice in notices}
             for cause, entry in [(cause, entry) for cause, entry in causes.items() if entry["scope"] == scope]:
-                if cause in here:
+                if cause in current:
                     entry["gone_at"] = None
                     continue
                 entry["gone_at"] = entry["gone_at"] or at.isoformat()
                 if (at - datetime.fromisoformat(entry["gone_at"])).total_seconds() >= settle_s or not entry["sent"]:
                     del causes[cause]
-            for cause, notice in here.items():
-                new: dict[str, Any] = {"scope": scope, "began_at": at.isoformat(), "gone_at": None, "sent": []}
-                entry = causes.setdefault(cause, new)
+            for cause, notice in current.items():
+                new_entry: dict[str, Any] = {"scope": scope, "began_at": at.isoformat(), "gone_at": None, "sent": []}
+                entry = causes.setdefault(cause, new_entry)
                 entry["subject"] = notice.subject
                 if (at - datetime.fromisoformat(entry["began_at"])).total_seconds() >= settle_s:
                     due.append(notice)
@@ -364,10 +360,10 @@ def read_causes(path: Path) -> dict[str, dict[str, Any]]:
     Empty where there is none, or where it is damaged.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["told"]
+        causes = json.loads(path.read_text(encoding="utf-8"))["told"]
         return {
             str(cause): {name: entry[name] for name in ("scope", "began_at", "gone_at", "sent", "subject")}
-            for cause, entry in found.items()
+            for cause, entry in causes.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -388,36 +384,36 @@ def send_test(settings: Settings, *, cluster: str) -> dict[str, str]:
             hint="Set notify.mail_to, notify.webhook or notify.slack. See docs/operate.md",
         )
     notice = Notice(event="test", cause="test", subject="a test", lines=("Somebody typed: helios notify test",))
-    found = {}
+    results = {}
     for name in names:
         try:
             deliver(settings.notify, name, notice, cluster=cluster)
-            found[name] = "sent"
+            results[name] = "sent"
         except NoticeNotSent as problem:
-            found[name] = f"{problem.message} {problem.hint}".strip()
-    return found
+            results[name] = f"{problem.message} {problem.hint}".strip()
+    return results
 
 
 def check_notify(settings: Notify) -> list[HeliosError]:
     """Return the problems of the settings."""
-    found: list[HeliosError] = []
+    problems: list[HeliosError] = []
     if settings.mail_to and settings.user:
         try:
             password(settings)
         except HeliosError as problem:
-            found.append(problem)
+            problems.append(problem)
     if settings.ca_file:
         try:
             ssl.create_default_context(cafile=settings.ca_file)
         except (OSError, ssl.SSLError) as reason:
             message = f"notify.ca_file {settings.ca_file} cannot be used: {reason}"
-            found.append(UsageError(message, hint="Name a PEM file"))
-    return found
+            problems.append(UsageError(message, hint="Name a PEM file"))
+    return problems
 
 
 def try_servers(settings: Notify) -> list[NoticeNotSent]:
-    """Return which servers of the settings cannot be reached, without sending anything."""
-    found = []
+    """Return an error for each server that cannot be reached, without sending anything."""
+    problems = []
     for name in channels(settings):
         try:
             if name == "mail":
@@ -427,5 +423,5 @@ def try_servers(settings: Notify) -> list[NoticeNotSent]:
             port = parts.port or (443 if parts.scheme == "https" else 80)
             socket.create_connection((parts.hostname or "", port), timeout=settings.timeout_s).close()
         except (OSError, smtplib.SMTPException, HeliosError) as problem:
-            found.append(_send_error(settings, name, problem))
-    return found
+            problems.append(_send_error(settings, name, problem))
+    return problems

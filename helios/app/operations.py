@@ -42,7 +42,7 @@ def operations_for(
 ) -> DaemonOperations:
     """Return the daemon's tasks for the live cluster that this machine reaches.
 
-    The cluster is not contacted before a task is called.
+    The cluster is not contacted until a task is called.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def operations_for(
     ServiceUnknown, ServiceInvalid
         A configured service does not exist, or its options are wrong.
     ConfigurationInvalid
-        Nothing is left to do: no configured service acts on nodes, and no other domain was asked for.
+        There is nothing to do, because only nodes were requested and no configured service acts on them.
     """
     settings = configuration.settings
     # Building the services here reports wrong options at the start, not in every cycle.
@@ -70,15 +70,15 @@ def operations_for(
             hint="Name one in helios.toml: [services.ces]",
         )
     operations = Operations(settings, cluster=cluster, synchronous=False)
-    here = {domain for domain, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
-    notices = Notices(settings, sender="-".join(sorted(here)), cluster=lambda: operations.site.name)
+    own_domains = {domain for domain, is_active in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if is_active}
+    notices = Notices(settings, sender="-".join(sorted(own_domains)), cluster=lambda: operations.site.name)
     return DaemonOperations(
         ingest=(lambda: operations.read().line()) if ingest else None,
         cycle=operations.cycle if on_jobs else None,
         nodes=operations.node_cycle if on_nodes else None,
         hook=operations.publish_hook if on_jobs else lambda: "",
         nightly=lambda: operations.night().line(),
-        release=lambda why: operations.release_at_the_end(why, domains=here),
+        release=lambda why: operations.release_on_stop(why, domains=own_domains),
         levels=operations.nightly_levels,
         observe=lambda summary: notices.observe(
             "nodes" if isinstance(summary, NodeCycleSummary) else "jobs", notices_in(summary)
@@ -99,12 +99,12 @@ class Operations:
         settings: Settings,
         *,
         cluster: str | None = None,
-        opens: Callable[[Settings], LiveCluster] = open_live_cluster,
+        open_cluster: Callable[[Settings], LiveCluster] = open_live_cluster,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         synchronous: bool = True,
     ) -> None:
         self._synchronous = synchronous
-        self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
+        self.settings, self._cluster, self._open_cluster, self._clock = settings, cluster, open_cluster, clock
         self._site: LiveCluster | None = None
         self._cycles: JobController | None = None
         self._node_cycles: NodeController | None = None
@@ -121,7 +121,7 @@ class Operations:
         """
         with self._lock:
             if self._site is None:
-                site = self._opens(self.settings)
+                site = self._open_cluster(self.settings)
                 if self._cluster not in {None, site.name}:
                     site.close()
                     raise ConfigurationInvalid(
@@ -166,7 +166,7 @@ class Operations:
         Parameters
         ----------
         again : timedelta
-            How long before the watermark to start, so that late records are found.
+            Time before the watermark from which to read again, to find late records.
         """
         history = self.settings.history
         site = self.cycles.site
@@ -192,9 +192,8 @@ class Operations:
     def publish_hook(self) -> str:
         """Publish the hook's table, or remove it where it must not exist.
 
-        Returns what was done; empty for nothing. While cycles are suspended or Helios is paused there is no table,
-        because what Helios does not do to a pending job it must not do to a new one. For the same reason a suspended
-        service adds no rows.
+        Returns what was done, empty for nothing. While cycles are suspended or Helios is paused there is no table,
+        because Helios treats a new job as a pending one. For the same reason a suspended service adds no rows.
 
         Raises
         ------
@@ -205,12 +204,12 @@ class Operations:
         """
         table = self.state_folder / TABLE
         cycles, now = self.cycles, self._clock()
-        resting = cycles.pause() or cycles.remembered().suspended
-        if not self.settings.hook.publish or resting:
+        is_suspended = cycles.pause() or cycles.remembered().suspended
+        if not self.settings.hook.publish or is_suspended:
             if retract(table):
                 return "the hook's table was removed"
-            lacking = not resting and hook_orders_new_jobs(self._services_for_hook(now))
-            return f"{UNPUBLISHED}: new jobs have no place until the next cycle" if lacking else ""
+            has_no_table = not is_suspended and hook_orders_new_jobs(self._services_for_hook(now))
+            return f"{UNPUBLISHED}: new jobs have no place until the next cycle" if has_no_table else ""
         if not cycles.predictions.of_cluster:  # no cycle has run in this process
             cycles.predictions(cycles.site.cluster.snapshot())
         rows, notes = hook_rows(
@@ -225,8 +224,8 @@ class Operations:
         )
         if cycles.pause():  # Helios was paused while the rows were computed
             return "the hook's table was removed" if retract(table) else ""
-        lasts = timedelta(seconds=self.settings.hook.lasts_s)
-        publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lasts))
+        lifetime = timedelta(seconds=self.settings.hook.lasts_s)
+        publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lifetime))
         return "; ".join([f"hook table of {len(rows):,} rows at {table}", *notes])
 
     def _services_for_hook(self, now: datetime) -> list[tuple[Service, ServiceMode]]:
@@ -272,28 +271,28 @@ class Operations:
         Raises
         ------
         HookTableInvalid
-            The table cannot be removed. The jobs were reverted all the same, as far as the error says.
+            The table cannot be removed. The message also has the result for the jobs, which were reverted.
         """
-        bare = self.settings.model_copy(update={"services": {}})
+        settings = self.settings.model_copy(update={"services": {}})
         try:
             retract(self.state_folder / TABLE)
         except HookTableInvalid as problem:
-            released = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
+            released = summarise_release(
+                JobController(self.site, settings, clock=self._clock).release(why, hidden=hidden)
+            )
             raise HookTableInvalid(f"{problem.message}; but of the jobs: {released}", hint=problem.hint) from problem
-        return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
+        return JobController(self.site, settings, clock=self._clock).release(why, hidden=hidden)
 
     def release_nodes(self, why: str) -> NodeCycleReport:
-        """Revert all changes to nodes.
-
-        Wakes what Helios put to sleep, and restores weights and the keep-awake list.
-        """
-        bare = self.settings.model_copy(update={"services": {}})
-        return NodeController(self.site, bare, clock=self._clock).release(why)
+        """Wake the nodes that Helios put to sleep, and restore weights and the keep-awake list."""
+        settings = self.settings.model_copy(update={"services": {}})
+        return NodeController(self.site, settings, clock=self._clock).release(why)
 
     def revert_everything(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
         """Revert everything on jobs and nodes.
 
-        Returns both reports, and both in one line. The report on nodes is None where Helios cannot have changed any.
+        Returns the reports on jobs and on nodes, and a line about both. The report on nodes is None where Helios cannot
+        have changed any.
 
         Raises
         ------
@@ -304,22 +303,22 @@ class Operations:
         jobs, nodes, done = None, None, []
         try:
             jobs = self.release(why, hidden=hidden)
-            done.append(release_jobs(jobs))
+            done.append(summarise_release(jobs))
         except HeliosError as problem:
             problems.append(problem)
         try:
             # Helios may have changed nodes where a configured service acts on them, or the undo file exists.
             if Domain.NODES in configured_domains(self.settings) or (self.state_folder / UNDO_FILE).exists():
                 nodes = self.release_nodes(why)
-                done.append(release_nodes_now(nodes))
+                done.append(summarise_node_release(nodes))
         except HeliosError as problem:
             problems.append(problem)
         if problems or jobs is None:
-            raise HeliosError("; ".join([it.message for it in problems] + done), hint=problems[0].hint)
+            raise HeliosError("; ".join([problem.message for problem in problems] + done), hint=problems[0].hint)
         return jobs, nodes, "; ".join(done)
 
-    def release_at_the_end(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
-        """Revert everything that this Helios set in ``domains``.
+    def release_on_stop(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
+        """Revert everything that this Helios set in ``domains``, when the daemon stops.
 
         Where another Helios holds the lease of a domain, nothing is reverted in it.
 
@@ -343,14 +342,14 @@ class Operations:
         if holder := other_leader(self.settings, self.site.name, now=self._clock(), domain=domain):
             return f"nothing of {domain} was reverted: what stands is another Helios' ({holder})"
         if domain is Domain.JOBS:
-            return release_jobs(self.release(why))
+            return summarise_release(self.release(why))
         if not self.settings.power.wake_on_stop:
             stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
             return f"{stays} (power.wake_on_stop is false); Slurm wakes nodes for jobs"
-        return release_nodes_now(self.release_nodes(why))
+        return summarise_node_release(self.release_nodes(why))
 
 
-def release_jobs(report: CycleReport) -> str:
+def summarise_release(report: CycleReport) -> str:
     """Return the result of a release of jobs in one line.
 
     Raises
@@ -368,7 +367,7 @@ def release_jobs(report: CycleReport) -> str:
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
 
 
-def release_nodes_now(report: NodeCycleReport) -> str:
+def summarise_node_release(report: NodeCycleReport) -> str:
     """Return the result of a release of nodes in one line.
 
     Raises

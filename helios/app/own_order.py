@@ -1,11 +1,12 @@
 """A site's own queue order, its longest wait, and the nightly check against it.
 
-What Helios does to the queue must not move the measure that its ageing and its wait bound follow. So the jobs of the
-last four weeks are replayed first in, first out with EASY backfill by time limits, whatever happened to them.
+Ageing and the wait bound of Helios depend on the longest wait in the site's own order. Helios' own changes must not
+affect that figure. So it is computed by a replay of the last four weeks, first in first out with EASY backfill by time
+limits.
 
-The nightly check is on the last weeks. Where predictions are not ahead of the size of a job, beyond chance, size orders
-until a later check finds otherwise. Where nothing has been ahead of the site's own order for four weeks, shadow mode is
-proposed. Nothing else follows by itself: a mode or an option is changed by an admin alone.
+The nightly check compares orders on the last weeks. Where predictions are not better than the size of a job beyond
+chance, jobs are ordered by size until a later check. Where nothing has been better than the site's own order for four
+weeks, shadow mode is proposed. Only an admin changes a mode or an option.
 """
 
 from __future__ import annotations
@@ -40,13 +41,19 @@ if TYPE_CHECKING:
 CHECKS = "order checks"
 """Name under which the warehouse keeps the last checks."""
 KEPT = timedelta(weeks=5)
+"""Time for which checks are kept."""
 FRESH = timedelta(days=8)
-"""Age at which a check no longer says anything about the live queue."""
+"""Age at which a check no longer applies to the live queue."""
 PATIENCE = timedelta(weeks=4)
-"""How long no order must have been better than the site's own before shadow mode is proposed."""
+"""Time without any better order than the site's own after which shadow mode is proposed."""
 MOST_JOBS = 50_000
-"""Jobs of the last weeks that are replayed at most, the last ones."""
+"""Most jobs to replay, the last ones."""
 DRAWS = 10
+LOOKS_BACK = timedelta(seconds=MEMORY_S)
+"""Period of the replayed jobs."""
+DEFAULT_LIMIT_S = 7 * DAY_S
+"""Time limit of a job that has none, s."""
+_COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
 
 
 class NoGpuMachine(HeliosError):
@@ -61,20 +68,22 @@ class PastCheck:
     ----------
     at : datetime
     best : CheckedOrder
-    said : tuple of str
+    sentences : tuple of str
         Its sentences.
     """
 
     at: datetime
     best: CheckedOrder
-    said: tuple[str, ...]
+    sentences: tuple[str, ...]
 
 
 def order_checks(warehouse: Warehouse, cluster: str) -> list[PastCheck]:
     """Return the kept checks of a cluster, oldest first."""
     text = warehouse.remembered(cluster, CHECKS)
     return [
-        PastCheck(at=datetime.fromisoformat(entry["at"]), best=CheckedOrder(entry["best"]), said=tuple(entry["said"]))
+        PastCheck(
+            at=datetime.fromisoformat(entry["at"]), best=CheckedOrder(entry["best"]), sentences=tuple(entry["said"])
+        )
         for entry in (json.loads(text) if text else [])
     ]
 
@@ -124,61 +133,20 @@ def check_tonight(
     """
     from helios.app.order_check import check_order  # noqa: PLC0415 - it compiles, and a live queue only reads checks
 
-    found = check_order(*_last_weeks(history, nodes, settings, now), draws=DRAWS, progress=progress)
-    made = PastCheck(at=now, best=found.best, said=tuple(found.sentences()))
+    result = check_order(*_last_weeks(history, nodes, settings, now), draws=DRAWS, progress=progress)
+    check = PastCheck(at=now, best=result.best, sentences=tuple(result.sentences()))
     with Warehouse.open(settings.database.url) as warehouse:
-        kept = [check for check in order_checks(warehouse, history.cluster) if now - KEPT < check.at < now]
-        text = json.dumps([{"at": one.at.isoformat(), "best": one.best, "said": one.said} for one in (*kept, made)])
-        warehouse.remember(history.cluster, CHECKS, text, at=now)
-    return made
-
-
-def _last_weeks(
-    history: LoadedHistory, nodes: pd.DataFrame, settings: Settings, now: datetime
-) -> tuple[LoadedHistory, WhatIfRequest]:
-    """Return the history and the window to replay.
-
-    Partitions that share nodes are one there.
-    """
-    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
-
-    group_of, shape = gpu_machine(nodes)
-    if shape is None:
-        raise NoGpuMachine("The cluster has no GPU nodes with partitions, so no order of GPU jobs can be checked.")
-    jobs = history.jobs
-    partition = jobs["partition"].astype("str").str.split(",").str[0].map(group_of)
-    names = dict(enumerate(shape.partitions))
-    submitted = jobs["submitted_at"]
-    recent = submitted[submitted >= pd.Timestamp(now) - LOOKS_BACK].iloc[-MOST_JOBS:]
-    since = recent.min().to_pydatetime() if len(recent) else now - LOOKS_BACK
-    per_node = int(shape.gpus_per_node.max())
-    gpus = shape.nodes.astype(int) * shape.gpus_per_node
-    request = WhatIfRequest(
-        plans=(),
-        since=since,
-        until=now,
-        nodes={names[place]: int(-(-total // per_node)) for place, total in enumerate(gpus)},
-        gpus_per_node=per_node,
-        resource="gpus",
-        skip_oversized=True,
-        default_time_limit_s=settings.whatif.default_time_limit_s,
-    )
-    named = jobs.assign(partition=partition.map(names).fillna("none").astype("category"))
-    return replace(history, jobs=named), request
-
-
-LOOKS_BACK = timedelta(seconds=MEMORY_S)
-"""How far back jobs are replayed."""
-DEFAULT_LIMIT_S = 7 * DAY_S
-"""Time limit of a job that has none, s."""
-_COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
+        earlier = [each for each in order_checks(warehouse, history.cluster) if now - KEPT < each.at < now]
+        entries = [{"at": each.at.isoformat(), "best": each.best, "said": each.sentences} for each in (*earlier, check)]
+        warehouse.remember(history.cluster, CHECKS, json.dumps(entries), at=now)
+    return check
 
 
 def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
     """Return the longest recent wait in the site's own order, s.
 
-    NaN where no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with
-    their predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
+    NaN where no recent GPU job has ended. Partitions that share nodes count as one. Running and pending jobs count with
+    their predicted mean run time. Jobs that are held or cannot start yet do not count, because they delay nobody.
 
     Parameters
     ----------
@@ -194,10 +162,10 @@ def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
     if ended.empty or shape is None:
         return math.nan
     pending = snapshot.pending
-    ready = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
+    can_start = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
     running = _as_numbers(_queued(snapshot.running, now), group_of)
     jobs = pd.concat(
-        [ended, running[~running["job_id"].isin(ended["job_id"])], _as_numbers(_queued(ready, now), group_of)]
+        [ended, running[~running["job_id"].isin(ended["job_id"])], _as_numbers(_queued(can_start, now), group_of)]
     )
     return float(_waits(jobs, shape).at(int(now.timestamp())))
 
@@ -215,8 +183,67 @@ def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | N
         Columns of ``NODE_STATES``.
     """
     group_of, shape = gpu_machine(nodes)
-    plain = _as_numbers(jobs[jobs["run_time_s"].notna()], group_of)
-    return None if shape is None or plain.empty else _waits(plain, shape)
+    numbers = _as_numbers(jobs[jobs["run_time_s"].notna()], group_of)
+    return None if shape is None or numbers.empty else _waits(numbers, shape)
+
+
+def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:
+    """Return the group of each partition, and the machine of the groups.
+
+    Partitions that share nodes are one group. Its nodes are taken to be equal. The machine is None without GPUs.
+    """
+    gpu_nodes = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "") & (nodes["gpus"] > 0)]
+    texts = gpu_nodes["partitions"].astype(str)
+    groups: list[set[str]] = []
+    for text in texts.unique():
+        names = set(text.split(","))
+        overlapping = [group for group in groups if group & names]
+        groups = [group for group in groups if not group & names] + [names.union(*overlapping)]
+    if not groups:
+        return {}, None
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    group_of_node = texts.map(lambda text: group_of[text.split(",")[0]]).to_numpy(dtype=np.int64)
+    gpus = gpu_nodes["gpus"].to_numpy(dtype=np.int64)
+    gpus_per_node = np.zeros(len(groups), dtype=np.int64)
+    np.maximum.at(gpus_per_node, group_of_node, gpus)
+    total = np.bincount(group_of_node, weights=gpus, minlength=len(groups))
+    shape = ClusterShape(
+        partitions=tuple(",".join(sorted(group)) for group in groups),
+        nodes=np.ceil(total / gpus_per_node).astype(np.int32),
+        gpus_per_node=gpus_per_node.astype(np.int32),
+    )
+    return group_of, shape
+
+
+def _last_weeks(
+    history: LoadedHistory, nodes: pd.DataFrame, settings: Settings, now: datetime
+) -> tuple[LoadedHistory, WhatIfRequest]:
+    """Return the history and the window to replay, with partitions that share nodes as one."""
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
+
+    group_of, shape = gpu_machine(nodes)
+    if shape is None:
+        raise NoGpuMachine("The cluster has no GPU nodes with partitions, so no order of GPU jobs can be checked.")
+    jobs = history.jobs
+    partition = jobs["partition"].astype("str").str.split(",").str[0].map(group_of)
+    names = dict(enumerate(shape.partitions))
+    submitted = jobs["submitted_at"]
+    recent = submitted[submitted >= pd.Timestamp(now) - LOOKS_BACK].iloc[-MOST_JOBS:]
+    since = recent.min().to_pydatetime() if len(recent) else now - LOOKS_BACK
+    per_node = int(shape.gpus_per_node.max())
+    gpus = shape.nodes.astype(int) * shape.gpus_per_node
+    request = WhatIfRequest(
+        plans=(),
+        since=since,
+        until=now,
+        nodes={names[group]: int(-(-total // per_node)) for group, total in enumerate(gpus)},
+        gpus_per_node=per_node,
+        resource="gpus",
+        skip_oversized=True,
+        default_time_limit_s=settings.whatif.default_time_limit_s,
+    )
+    jobs_by_group = jobs.assign(partition=partition.map(names).fillna("none").astype("category"))
+    return replace(history, jobs=jobs_by_group), request
 
 
 def _waits(jobs: pd.DataFrame, shape: ClusterShape) -> LongestWaits:
@@ -224,7 +251,7 @@ def _waits(jobs: pd.DataFrame, shape: ClusterShape) -> LongestWaits:
     fits = jobs["gpus"].to_numpy() <= capacity[jobs["partition"].to_numpy()]
     jobs = jobs[fits].sort_values(["since_s", "job_id"], key=_by_value, kind="stable")
     workload = Workload(
-        job_id=np.arange(len(jobs)).astype(str).astype(object),  # a job that was restarted is two
+        job_id=np.arange(len(jobs)).astype(str).astype(object),  # a restarted job is there twice
         submitted_s=jobs["since_s"].to_numpy(dtype=np.int64),
         run_time_s=jobs["run_time_s"].to_numpy(dtype=np.int64),
         gpus=jobs["gpus"].to_numpy(dtype=np.int32),
@@ -240,13 +267,13 @@ def _by_value(column: pd.Series) -> pd.Series:
 
 
 def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
-    """Return queued jobs with all GPUs and expected run times.
+    """Return the jobs of a ``QUEUE`` frame with all GPUs and expected run times.
 
-    ``queue`` has the columns of ``QUEUE``. A running job runs for no less than it has.
+    A running job is expected to run at least as long as it has.
     """
-    ran_s = (now - queue["started_at"]).dt.total_seconds().fillna(0.0)
+    elapsed_s = (now - queue["started_at"]).dt.total_seconds().fillna(0.0)
     expected_s = queue["mean_s"].fillna(0.0)
-    return queue.assign(gpus=queue["gpus"] * queue["tasks"], run_time_s=np.maximum(expected_s, ran_s))
+    return queue.assign(gpus=queue["gpus"] * queue["tasks"], run_time_s=np.maximum(expected_s, elapsed_s))
 
 
 def _as_numbers(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
@@ -260,45 +287,15 @@ def _as_numbers(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
         "gpus": jobs["gpus"].to_numpy(dtype=np.float64, na_value=0.0),
         "partition": _group_of_each(jobs, group_of),
     }
-    plain = pd.DataFrame(columns, columns=_COLUMNS)
-    return plain[(plain["partition"] >= 0) & (plain["gpus"] > 0) & plain["since_s"].notna()]
+    numbers = pd.DataFrame(columns, columns=_COLUMNS)
+    return numbers[(numbers["partition"] >= 0) & (numbers["gpus"] > 0) & numbers["since_s"].notna()]
 
 
 def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.int64]:
     partition = jobs["partition"].astype("category")
-    # A job may name several partitions: its group is that of the first known one, -1 where none is known.
+    # The group of a job that names several partitions is that of the first known one, -1 where none is known.
     groups = [
         next((group_of[name] for name in str(names).split(",") if name in group_of), -1)
         for names in partition.cat.categories
     ]
     return np.array([*groups, -1], dtype=np.int64)[partition.cat.codes]
-
-
-def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:
-    """Return the group of each partition, and the machine of the groups.
-
-    Each group has equal nodes.
-
-    Partitions that share nodes are one group. None where there are no GPUs.
-    """
-    named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "") & (nodes["gpus"] > 0)]
-    texts = named["partitions"].astype(str)
-    groups: list[set[str]] = []
-    for text in texts.unique():
-        names = set(text.split(","))
-        touched = [group for group in groups if group & names]
-        groups = [group for group in groups if not group & names] + [names.union(*touched)]
-    if not groups:
-        return {}, None
-    group_of = {name: number for number, group in enumerate(groups) for name in group}
-    of_node = texts.map(lambda text: group_of[text.split(",")[0]]).to_numpy(dtype=np.int64)
-    gpus = named["gpus"].to_numpy(dtype=np.int64)
-    most = np.zeros(len(groups), dtype=np.int64)
-    np.maximum.at(most, of_node, gpus)
-    total = np.bincount(of_node, weights=gpus, minlength=len(groups))
-    shape = ClusterShape(
-        partitions=tuple(",".join(sorted(group)) for group in groups),
-        nodes=np.ceil(total / most).astype(np.int32),
-        gpus_per_node=most.astype(np.int32),
-    )
-    return group_of, shape

@@ -22,31 +22,34 @@ if TYPE_CHECKING:
 
 
 QUANTILES = ("p10_s", "p50_s", "p90_s")
-# Ratio of medians from which a new prediction is stored. Without it every cycle would store the whole queue again.
 WORTH_STORING = 1.25
-# Accounting records a job minutes after its end, so ended jobs are read again from this long before the last known end.
-# What is later still is found too, by reading everything again.
-LATE = timedelta(days=1)
-# The cached history may grow to this multiple of ``last_jobs`` before it is read again.
+"""Ratio of medians from which a new prediction is stored. Otherwise every cycle would store the whole queue again."""
+LATE_RECORDS = timedelta(days=1)
+"""Time before the last known end from which ended jobs are read again, because accounting records them later.
+
+Records that are later still are noticed by their number. Then everything is read again.
+"""
 _MOST_KEPT = 2
+"""Multiple of ``last_jobs`` to which the cached history may grow before it is read again."""
 OWN_ORDER_EVERY = timedelta(hours=1)
+"""Time between computations of the longest wait in the site's own order."""
 UNTRUSTED = (
     "Shrinkage predicts meanwhile, and nothing is written. Train a new model (helios model train --promote), go "
     "back to the one before (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
 )
-"""What follows from a promoted model that cannot be read, and what to do."""
+"""Text about a promoted model that cannot be read, with what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorState:
-    """History and model that predictions rest on at one moment.
+    """History and model from which predictions are made.
 
     Attributes
     ----------
     history : DataFrame
-        Columns of ``JOBS``; the last ones of the cluster, in submission order.
+        Columns of ``JOBS``; the last jobs of the cluster, in submission order.
     model : DurationModel, optional
-        None: there is none yet, shrinkage alone predicts.
+        None where there is none yet, and shrinkage alone predicts.
     trained_at : datetime, optional
         When the model was made.
     timezone : str
@@ -54,9 +57,9 @@ class PredictorState:
     edition : tuple
         Version of the warehouse's data that it was read from.
     predictor : LivePredictor, optional
-        Has learned ``history``, and is reused from one moment to the next; None: one is made for each prediction.
+        It has learned ``history``, and is reused by later predictions. None where one is made for each prediction.
     problem : str
-        Why the promoted model does not predict, for a person; empty: it does, or there is none.
+        Why the promoted model does not predict, for a person. Empty where it does, or there is none.
     """
 
     history: pd.DataFrame
@@ -99,16 +102,16 @@ class OwnOrderWatch:
 
 
 class LivePredictions:
-    """Adds predictions to snapshots.
+    """Adds predictions, and the longest wait of the site's own order, to snapshots.
 
-    It also adds the longest wait of the site's own order. Reads from the warehouse only what is new there.
+    Only new jobs are read from the warehouse.
 
     Parameters
     ----------
     url, cluster : str
         The warehouse, and the cluster there.
     last_jobs : int
-        How many jobs of the history predictions use.
+        Number of jobs of the history that predictions use.
 
     Attributes
     ----------
@@ -118,7 +121,7 @@ class LivePredictions:
 
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
-        self._known: PredictorState | None = None
+        self._state: PredictorState | None = None
         self._own_order = OwnOrderWatch()
         self._checks: Sequence[PastCheck] = ()
         self.of_cluster: Mapping[str, Any] = {}
@@ -140,14 +143,14 @@ class LivePredictions:
                 self._checks = order_checks(warehouse, self._cluster)
             except NoSuchCluster:
                 edition = (0, "")
-            if self._known is None or self._known.edition != edition:
-                self._known = self._read(warehouse, edition)
-        return self._known
+            if self._state is None or self._state.edition != edition:
+                self._state = self._read(warehouse, edition)
+        return self._state
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with predictions.
+        """Return ``snapshot`` with predictions of total run times.
 
-        For a running job they predict the whole run time, given how long it has run.
+        See :func:`with_predictions`.
         """
         knowledge, now = self.knowledge, snapshot.taken_at
         from helios.app.own_order import size_orders  # noqa: PLC0415 - as above
@@ -177,11 +180,11 @@ class LivePredictions:
         except ModelUnreadable as reason:  # then shrinkage predicts, and nothing is written by it
             problem = f"{reason.message.rstrip('.')}. {UNTRUSTED}"
         timezone = warehouse.timezone(self._cluster) or "UTC"
-        known = self._update_known(warehouse, timezone)
-        if known is None:
+        updated = self._update_state(warehouse, timezone)
+        if updated is None:
             history = warehouse.jobs(self._cluster, last=self._last_jobs)
-            known = history, LivePredictor(history, timezone=timezone)
-        history, predictor = known
+            updated = history, LivePredictor(history, timezone=timezone)
+        history, predictor = updated
         predictor.model = model
         return PredictorState(
             history=history,
@@ -193,31 +196,31 @@ class LivePredictions:
             problem=problem,
         )
 
-    def _update_known(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
-        """Add only the jobs that ended since the last read.
+    def _update_state(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
+        """Return history and predictor with the jobs that ended since the last read.
 
-        None: that is impossible, or would miss jobs, so that everything must be read again.
+        None where this is impossible or would miss jobs, so that everything must be read again.
         """
-        known = self._known
+        known = self._state
         if known is None or known.predictor is None or known.timezone != timezone:
             return None
         ended = known.history["ended_at"]
         if not ended.notna().any():
             return None
         first = known.history["submitted_at"].iloc[0]
-        late = warehouse.jobs(self._cluster, since=first, unended_at=ended.max() - LATE)
-        both = pd.concat([known.history, late]).drop_duplicates(["job_id", "submitted_at", "restart"], keep="last")
-        complete = both["ended_at"].count() == warehouse.ended_jobs(self._cluster, since=first)
-        if not complete or len(both) > _MOST_KEPT * self._last_jobs:
+        late = warehouse.jobs(self._cluster, since=first, unended_at=ended.max() - LATE_RECORDS)
+        jobs = pd.concat([known.history, late]).drop_duplicates(["job_id", "submitted_at", "restart"], keep="last")
+        complete = jobs["ended_at"].count() == warehouse.ended_jobs(self._cluster, since=first)
+        if not complete or len(jobs) > _MOST_KEPT * self._last_jobs:
             return None
         known.predictor.learn(late)
-        return in_submission_order(JOBS.conform(both)), known.predictor
+        return in_submission_order(JOBS.conform(jobs)), known.predictor
 
 
 def with_predictions(snapshot: Snapshot, predict: Callable[[pd.DataFrame], pd.DataFrame]) -> Snapshot:
-    """Return ``snapshot`` with predictions of whole run times.
+    """Return ``snapshot`` with predictions of total run times.
 
-    Those of a running job are for its run time given how long it has run.
+    The prediction of a running job takes into account how long it has run.
 
     Parameters
     ----------
@@ -228,7 +231,7 @@ def with_predictions(snapshot: Snapshot, predict: Callable[[pd.DataFrame], pd.Da
 
     pending, running = (queue.assign(**predict(queue)) for queue in (snapshot.pending, snapshot.running))
     elapsed = (pd.Timestamp(snapshot.taken_at) - running["started_at"]).dt.total_seconds()
-    # A job whose start is not known is taken to have just begun.
+    # A running job without a known start is taken to have just started.
     elapsed_s = np.maximum(np.nan_to_num(elapsed.to_numpy(dtype=np.float64)), 0.0)
     remaining_s = remaining_run_time(
         running[list(QUANTILES)].to_numpy(), elapsed_s, limit_s=running["time_limit_s"].to_numpy()
@@ -238,10 +241,7 @@ def with_predictions(snapshot: Snapshot, predict: Callable[[pd.DataFrame], pd.Da
 
 
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:
-    """Return the key of each job.
-
-    Its id and its submission, in us since the epoch.
-    """
+    """Return the id and the submission of each job, us since the epoch."""
     submitted = jobs["submitted_at"].to_numpy(dtype="datetime64[us]").astype(np.int64)
     return list(zip(jobs["job_id"], submitted.tolist(), strict=True))
 
@@ -254,11 +254,11 @@ def worth_storing(pending: pd.DataFrame, stored: Mapping[tuple[str, int], float]
     pending : DataFrame
         Columns of ``QUEUE`` with predictions.
     stored : mapping
-        The median that is stored of each job of :func:`job_keys`, s.
+        Stored median of each job by its key of :func:`job_keys`, s.
     """
     predicted = pending[pending["p50_s"].notna()]
-    before = np.array([stored.get(job, math.nan) for job in job_keys(predicted)])
-    ratio = (predicted["p50_s"].to_numpy() + 1) / (before + 1)
-    same = (ratio < WORTH_STORING) & (ratio > 1 / WORTH_STORING)  # a job that has none compares as not the same
-    worth: pd.DataFrame = predicted[~same]
-    return worth
+    stored_s = np.array([stored.get(job, math.nan) for job in job_keys(predicted)])
+    ratio = (predicted["p50_s"].to_numpy() + 1) / (stored_s + 1)
+    is_unchanged = (ratio < WORTH_STORING) & (ratio > 1 / WORTH_STORING)  # False for a job without one
+    changed: pd.DataFrame = predicted[~is_unchanged]
+    return changed

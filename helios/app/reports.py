@@ -41,11 +41,12 @@ from helios.warehouse import Warehouse
 if TYPE_CHECKING:
     from helios.app.replay_cluster import ReplayCluster
 
-# One cluster of an open warehouse, and the time window of a report.
-
 DEFAULT_LENGTH = timedelta(days=7)
+"""Length of a window without a start."""
 LONGEST_HELD = timedelta(days=60)
-"""How long before a window jobs are read. A job submitted earlier that still waits or runs in the window is missed."""
+"""Time before a window from which jobs are read. A job submitted earlier that is still in the window is missed."""
+WARM_UP = timedelta(days=3)
+"""Time before the day that is replayed too, so that the day's jobs do not start on an empty cluster."""
 _COLUMNS = [
     name
     for name in JOBS.names
@@ -61,11 +62,11 @@ class ReportQuery:
     Attributes
     ----------
     url : str
-        The warehouse.
+        URL of the warehouse.
     now : datetime
-        Aware; what ``now`` means.
+        Current time, aware.
     cluster : str, optional
-        None for the only one there is.
+        None for the only one in the warehouse.
     start, end : str, optional
         As sacct's ``-S`` and ``-E``. Defaults are ``DEFAULT_LENGTH`` before the end, and ``now``.
     users, accounts, partitions : collections of str
@@ -83,7 +84,7 @@ class ReportQuery:
 
 
 @contextmanager
-def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
+def open_context(query: ReportQuery) -> Iterator[ReportContext]:
     """Open the warehouse and resolve the cluster and window of a query.
 
     Raises
@@ -91,11 +92,15 @@ def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
     UsageError
         The window ends before it begins.
     """
-    with Warehouse.open(ask.url) as warehouse:
-        chosen = choose_cluster(warehouse, ask.cluster)
-        timezone = str(chosen["timezone"] or "UTC")
-        until = parse_moment(ask.end or "now", now=ask.now, timezone=timezone)
-        since = until - DEFAULT_LENGTH if ask.start is None else parse_moment(ask.start, now=ask.now, timezone=timezone)
+    with Warehouse.open(query.url) as warehouse:
+        row = choose_cluster(warehouse, query.cluster)
+        timezone = str(row["timezone"] or "UTC")
+        until = parse_moment(query.end or "now", now=query.now, timezone=timezone)
+        since = (
+            until - DEFAULT_LENGTH
+            if query.start is None
+            else parse_moment(query.start, now=query.now, timezone=timezone)
+        )
         if since >= until:
             raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
@@ -103,12 +108,12 @@ def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
             )
         yield ReportContext(
             warehouse=warehouse,
-            ask=ask,
-            cluster=str(chosen["name"]),
+            query=query,
+            cluster=str(row["name"]),
             timezone=timezone,
             since=since,
             until=until,
-            spans=(chosen["first_submitted_at"], chosen["last_submitted_at"]),
+            spans=(row["first_submitted_at"], row["last_submitted_at"]),
         )
 
 
@@ -117,7 +122,7 @@ class ReportContext:
     """One cluster of an open warehouse, with the query and its window."""
 
     warehouse: Warehouse
-    ask: ReportQuery
+    query: ReportQuery
     cluster: str
     timezone: str
     since: datetime
@@ -130,18 +135,17 @@ class ReportContext:
         """Return the jobs of the query that were submitted in [since, until).
 
         By default that is the window. With ``unended_at``, only those that had not ended before that time.
-        Only columns that some report reads have values.
+        Only the columns that reports use have values.
         """
-        found = self.warehouse.jobs(
+        jobs = self.warehouse.jobs(
             self.cluster,
             since=since or self.since,
             until=until or self.until,
             columns=_COLUMNS,
             unended_at=unended_at,
         )
-        jobs = JOBS.conform(found)
-        ask = self.ask
-        return select_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
+        query = self.query
+        return select_jobs(JOBS.conform(jobs), users=query.users, accounts=query.accounts, partitions=query.partitions)
 
     def predictions(self) -> pd.DataFrame:
         """Return the predictions for jobs submitted in the window."""
@@ -151,27 +155,30 @@ class ReportContext:
         """Return the audit entries of the window."""
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
-    def finished(self, answer: ReportTable) -> ReportTable:
-        """Return the report, with the coverage if it is empty."""
+    def with_coverage(self, answer: ReportTable) -> ReportTable:
+        """Return the report, which names the span of the history if it is empty."""
         first, last = self.spans
         if not answer.rows.empty or pd.isna(first):
             return answer
-        return replace(answer, empty=f"{answer.empty} The history spans {self.written(first)} to {self.written(last)}.")
+        return replace(
+            answer, empty=f"{answer.empty} The history spans {self.format_time(first)} to {self.format_time(last)}."
+        )
 
-    def title(self, of: str) -> str:
+    def title(self, subject: str) -> str:
         """Return the heading of a report over the window."""
-        return f"{self.cluster}: {of}, {self.written(self.since)} to {self.written(self.until)} ({self.timezone})"
+        since, until = self.format_time(self.since), self.format_time(self.until)
+        return f"{self.cluster}: {subject}, {since} to {until} ({self.timezone})"
 
-    def written(self, moment: datetime) -> str:
-        """Return a moment as text in the cluster's time zone."""
+    def format_time(self, moment: datetime) -> str:
+        """Return a time as text in the cluster's time zone."""
         return f"{pd.Timestamp(moment).tz_convert(self.timezone):%Y-%m-%d %H:%M}"
 
     def day(self, day: str) -> tuple[datetime, datetime]:
         """Return begin and end of a day.
 
-        Today ends now, since the waits until midnight are not known yet.
+        Today ends now, because the waits until midnight are not known yet.
         """
-        now = self.ask.now
+        now = self.query.now
         begin, end = local_day(parse_moment(day, now=now, timezone=self.timezone), timezone=self.timezone)
         return begin, min(end, now) if begin < now else end
 
@@ -220,13 +227,13 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
     return {str(name): int(count) for name, count in counts.items()}, int(with_gpus["gpus"].mode().iloc[0])
 
 
-def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
+def usage_report(query: ReportQuery, *, group: str) -> ReportTable:
     """Report jobs, hours, waits and failures by user, account or partition.
 
     Counts the jobs submitted in the window.
     """
-    with open_context(ask) as context:
-        return context.finished(
+    with open_context(query) as context:
+        return context.with_coverage(
             usage_by(
                 group,
                 context.jobs(),
@@ -238,18 +245,18 @@ def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
         )
 
 
-def queue_report(ask: ReportQuery) -> ReportTable:
+def queue_report(query: ReportQuery) -> ReportTable:
     """Report the queue at the window's end.
 
-    Where a start is given, report it over the window instead.
+    If a start is given, report the queue over the window.
     """
-    with open_context(ask) as context:
+    with open_context(query) as context:
         until, timezone = context.until, context.timezone
-        if ask.start is None:
+        if query.start is None:
             jobs = context.jobs(until - LONGEST_HELD, unended_at=until)
             predictions = context.warehouse.predictions_of(context.cluster, jobs["submitted_at"])
-            title = f"{context.cluster}: the queue at {context.written(until)} ({timezone})"
-            found = queue_at(
+            title = f"{context.cluster}: the queue at {context.format_time(until)} ({timezone})"
+            table = queue_at(
                 jobs,
                 predictions=predictions,
                 at=until,
@@ -257,24 +264,26 @@ def queue_report(ask: ReportQuery) -> ReportTable:
                 timezone=timezone,
                 last_submitted_at=context.spans[1],
             )
-            return context.finished(found)
+            return context.with_coverage(table)
         jobs, title = context.jobs(context.since - LONGEST_HELD), context.title("The queue")
-        return context.finished(queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone))
+        return context.with_coverage(
+            queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone)
+        )
 
 
-def prediction_report(ask: ReportQuery, *, by: str | None = None, looks_back: timedelta | None = None) -> ReportTable:
+def prediction_report(query: ReportQuery, *, by: str | None = None, looks_back: timedelta | None = None) -> ReportTable:
     """Report the errors of predictions for jobs submitted in the window.
 
-    For comparison it has the errors of predicting the user's last ended run.
+    It also has the errors of a simple predictor, which is the user's last ended run.
 
     Parameters
     ----------
     looks_back : timedelta, optional
-        How long before the window that run may have been submitted. None for any time.
+        Longest time before the window at which that run was submitted. None for any time.
     """
-    with open_context(ask) as context:
+    with open_context(query) as context:
         columns = ["user", "ended_at", "run_time_s"]
-        return context.finished(
+        return context.with_coverage(
             prediction_accuracy(
                 context.jobs(),
                 predictions=context.predictions(),
@@ -292,7 +301,7 @@ def prediction_report(ask: ReportQuery, *, by: str | None = None, looks_back: ti
 
 
 def decision_report(
-    ask: ReportQuery,
+    query: ReportQuery,
     *,
     services: Collection[str] = (),
     job_ids: Collection[str] = (),
@@ -304,11 +313,11 @@ def decision_report(
 
     Users, accounts and partitions select the jobs that entries are about.
     """
-    with open_context(ask) as context:
+    with open_context(query) as context:
         decisions = context.decisions()
-        if ask.users or ask.accounts or ask.partitions:
-            about = context.jobs(context.since - LONGEST_HELD)
-            ids = {*about["job_id"].dropna(), *about["array_job_id"].dropna(), *ask.partitions}
+        if query.users or query.accounts or query.partitions:
+            jobs = context.jobs(context.since - LONGEST_HELD)
+            ids = {*jobs["job_id"].dropna(), *jobs["array_job_id"].dropna(), *query.partitions}
             decisions = decisions[decisions["target"].isin(list(ids))]
         return decision_rows(
             decisions,
@@ -322,12 +331,9 @@ def decision_report(
         )
 
 
-def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
-    """Report changes by day and service, and when Helios was suspended.
-
-    Counts what was proposed, done and refused.
-    """
-    with open_context(ask) as context:
+def service_report(query: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
+    """Report changes by day, service and result, and when Helios was suspended."""
+    with open_context(query) as context:
         return service_days(
             context.decisions(),
             title=context.title("Services"),
@@ -337,14 +343,14 @@ def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> Repor
         )
 
 
-def energy_report(ask: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
+def energy_report(query: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
     """Report node states, energy and savings by day, partition or node."""
-    with open_context(ask) as context:
+    with open_context(query) as context:
         return context.ledger(context.since, context.until, energy=energy, by=by)
 
 
 def shadow_report(
-    ask: ReportQuery,
+    query: ReportQuery,
     *,
     day: str,
     nodes: Mapping[str, int] | None = None,
@@ -356,17 +362,11 @@ def shadow_report(
     Returns the cluster's name and the report. ``day`` is written as for sacct. Without ``nodes`` those known to the
     warehouse are used; where it knows none, the cluster is derived from the peak demand.
     """
-    with open_context(ask) as context:
+    with open_context(query) as context:
         begin, end = context.day(day)
         return context.cluster, context.shadow(
             begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
         )
-
-
-# What the shadow decisions of a day would have changed: the day's own jobs, replayed without and with them.
-
-WARM_UP = timedelta(days=3)
-"""Time before the day that is replayed too, so that the day's jobs do not start on an empty cluster."""
 
 
 def shadow_day(
@@ -393,34 +393,34 @@ def shadow_day(
     begin, end : datetime
         The day, aware.
     nodes : mapping, optional
-        Nodes of each partition; None takes the cluster from the peak demand.
+        Nodes of each partition. By default they are derived from the peak demand.
     default_time_limit_s : int
         For jobs that have none.
     """
-    decided = decided_urgencies(decisions)
+    urgencies = decided_urgencies(decisions)
     recorded = wait_s(jobs[_within(jobs, begin, end)])
     recorded = recorded[~np.isnan(recorded)]
     machine, notes = _machine(jobs, nodes, gpus_per_node)
     day = ShadowDay(
         begin=begin,
         timezone=timezone,
-        decided=len(decided),
+        decided=len(urgencies),
         recorded=ShadowWaits.of(recorded) if len(recorded) else None,
         notes=tuple(notes),
     )
-    if machine is None or not (counted := _within(machine.jobs, begin, end)).any():
+    if machine is None or not (is_counted := _within(machine.jobs, begin, end)).any():
         return day
     from helios.simulate import ORDERS  # noqa: PLC0415 - it compiles
 
-    urgency = replayed_urgencies(machine.jobs, decided)
+    urgency = replayed_urgencies(machine.jobs, urgencies)
 
     def by_urgency(**_: Any) -> NDArray[np.float64]:
         return -urgency  # the replay calls it once, for all jobs
 
-    without = machine.replay(ORDERS["fifo"], default_limit_s=default_time_limit_s).wait_s[counted]
+    without = machine.replay(ORDERS["fifo"], default_limit_s=default_time_limit_s).wait_s[is_counted]
     with_them = without
-    if decided:
-        with_them = machine.replay(by_urgency, default_limit_s=default_time_limit_s).wait_s[counted]
+    if urgencies:
+        with_them = machine.replay(by_urgency, default_limit_s=default_time_limit_s).wait_s[is_counted]
     return replace(
         day,
         earlier=int(np.count_nonzero(with_them - without < -MOVED_S)),
@@ -428,9 +428,9 @@ def shadow_day(
         without=ShadowWaits.of(without),
         with_decisions=ShadowWaits.of(with_them),
         moved=moved_jobs(
-            machine.jobs[counted],
-            size=machine.size[counted],
-            urgency=urgency[counted],
+            machine.jobs[is_counted],
+            size=machine.size[is_counted],
+            urgency=urgency[is_counted],
             wait_s=without,
             would_wait_s=with_them,
         ),
@@ -447,9 +447,9 @@ def _machine(
     """
     from helios.app.replay_cluster import choose_resource, replay_cluster_for  # noqa: PLC0415 - as above
 
-    resource, chosen = choose_resource(jobs)
+    resource, resource_notes = choose_resource(jobs)
     replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
-    notes = list(chosen)
+    notes = list(resource_notes)
     if left_out := len(jobs) - len(replayable):
         notes.append(
             in_number(left_out, f"jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
@@ -467,5 +467,5 @@ def _machine(
 
 def _within(jobs: pd.DataFrame, begin: datetime, end: datetime) -> NDArray[np.bool_]:
     submitted = jobs["submitted_at"]
-    inside: NDArray[np.bool_] = ((submitted >= pd.Timestamp(begin)) & (submitted < pd.Timestamp(end))).to_numpy()
-    return inside
+    is_within: NDArray[np.bool_] = ((submitted >= pd.Timestamp(begin)) & (submitted < pd.Timestamp(end))).to_numpy()
+    return is_within

@@ -1,15 +1,18 @@
 """Resampled workloads that the same site might have had.
 
-Where users are known, the counted jobs of each user move together by a whole number of days, around the end of the
-window: what belongs together stays together, and no job comes twice. Without users whole weeks of the counted window
-are drawn with replacement and laid end to end, each job at the weekday and hour of its own submission, with its own
-user, size, limit and run time; windows of fewer than four weeks are drawn by days, a working day for a working day.
-Windows of fewer than seven days are not drawn at all: there each burst of arrivals is moved within its hour. What lies
-before the window stays as it is. Days and weeks begin at the hour at which the window does: that of --from, or of the
-history's first submission.
+The counted jobs of a window are resampled in one of these ways:
 
-Predictions are made in the new timeline, from what has ended in it. So a user of the third week may come first, and be
-as unknown as a newcomer. Of a week that is drawn twice only the first copy is predicted and learned from
+- Users: the jobs of each user move together by a whole number of days, cyclically in the window. No job comes twice.
+- Weeks, where users are not known: whole weeks are drawn with replacement and put one after the other. Each job keeps
+  its weekday and hour, user, size, limit and run time.
+- Days, in windows of fewer than four weeks: days are drawn, working days for working days.
+- Seeds, in windows of fewer than seven days: each burst of arrivals is moved within its hour.
+
+Jobs before the window stay as they are. Days and weeks begin at the hour at which the window does, which is that of
+--from, or of the history's first submission.
+
+Predictions are made in the new timeline, from what has ended in it. So a user of the third week may come first, and
+then has no history. Of a week that is drawn twice only the first copy is predicted and learned from
 (:class:`DeduplicatingPredictor`), because the predictor would already know the jobs of the second.
 """
 
@@ -28,79 +31,13 @@ from helios.model import in_submission_order
 from helios.ports import RUN_TIME, ReplayPredictor
 from helios.predict.duration import DurationModel
 from helios.report.significance import FEWEST_WEEKS, WEEK_S
-
-# A predictor for drawn weeks, which meets each job once, however often its week was drawn.
-#
-# In the second copy of a week, a predictor that had learned the first would know these very jobs: on Venus its rank
-# correlation is .46 on them, .20 on jobs that it has not met (benchmarks/sweep.py), and what orders by predictions
-# would look better than it is. So copies teach nothing, and a copy gets the prediction of its first job.
-
-
-class DeduplicatingPredictor:
-    """Predictor that meets each resampled job only once.
-
-    It is a :class:`helios.ports.ReplayPredictor` around another one.
-
-    Parameters
-    ----------
-    inner : ReplayPredictor
-        Names jobs by their position among the first ones.
-    first : int64 array of shape (n_jobs,)
-        For each job of the workload the position there of the one that it is a copy of; its own where it is none.
-    """
-
-    def __init__(self, inner: ReplayPredictor, first: NDArray[np.int64]) -> None:
-        self._inner = inner
-        self._first = first
-        self._is_first = first == np.arange(len(first))
-        self._position = np.cumsum(self._is_first) - 1
-        self._said = np.full((len(first), len(RUN_TIME)), np.nan)
-
-    def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Report ended jobs to the inner predictor, copies excepted.
-
-        See ``ReplayPredictor``.
-        """
-        known = self._is_first[jobs]
-        self._inner.ended(self._position[jobs[known]], ended_s[known])
-
-    def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
-        """Predict submitted jobs, copies as their first job.
-
-        See ``ReplayPredictor``.
-        """
-        new = jobs[self._is_first[jobs]]
-        if len(new):
-            self._said[new] = self._inner.submitted(self._position[new], now_s)
-        return self._said[self._first[jobs]]
-
-    def waiting(
-        self,
-        jobs: NDArray[np.int64],
-        now_s: int,
-        *,
-        running: NDArray[np.int64],
-        since_s: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
-        """Predict pending jobs again, copies excepted.
-
-        Copies keep the latest prediction of their first job. See ``ReplayPredictor``.
-        """
-        quantiles = self._said[self._first[jobs]]
-        new, known = self._is_first[jobs], self._is_first[running]
-        if new.any():
-            quantiles[new] = self._inner.waiting(
-                self._position[jobs[new]], now_s, running=self._position[running[known]], since_s=since_s[known]
-            )
-        return quantiles
-
+from helios.units import HOUR_S
 
 FEWEST_DAYS = 7
 KNOWN_USERS = 0.5
-"""Share of the counted jobs whose user must be known for users to be moved."""
-QUIET_S = 3 * 3_600
-"""How much of the last day may be missing for it to count as whole, s; of the last week a day may be."""
-HOUR_S = 3_600
+"""Smallest share of counted jobs with a known user for users to be moved."""
+MISSING_S = 3 * HOUR_S
+"""Time that may be missing of the last day for it to count as whole, s. Of the last week a day may be missing."""
 TIMES = ("submitted_at", "eligible_at", "started_at", "ended_at")
 IDS = ("job_id", "array_job_id", "het_job_id")
 
@@ -117,7 +54,7 @@ class Resampler:
     block_s : int
         Length of a block, s.
     kind : array of shape (n_blocks,)
-        A block can only replace one of its own kind. Users move by whole blocks instead.
+        A block can only replace one of its own kind. With users, jobs move by whole blocks instead.
     """
 
     over: ResampledUnit
@@ -132,17 +69,16 @@ class Resampler:
 
 
 def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
-    """Return what can be drawn from a setup.
-
-    Users where most are known; else weeks, days where there are too few weeks, and seeds where there are too few days.
+    """Return the resampler for a setup.
 
     Parameters
     ----------
     over : ResampledUnit, optional
-        Draw these, even if they are few; there is one at least.
+        Unit to draw, even if there are few. By default users where most are known, otherwise weeks, days where there
+        are too few weeks, and seeds where there are too few days.
     """
     begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
-    weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + QUIET_S) // DAY_S
+    weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + MISSING_S) // DAY_S
     over = over or _unit_for(setup, weeks=weeks, days=days)
     block_s, blocks = {
         ResampledUnit.WEEKS: (WEEK_S, max(weeks, 1)),
@@ -159,14 +95,6 @@ def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resa
     return Resampler(over=over, begins_s=begins_s, block_s=block_s, kind=kind)
 
 
-def _unit_for(setup: ReplaySetup, *, weeks: int, days: int) -> ResampledUnit:
-    if days < FEWEST_DAYS:
-        return ResampledUnit.SEEDS
-    if float((_users(setup)[setup.counted] >= 0).mean()) >= KNOWN_USERS:
-        return ResampledUnit.USERS
-    return ResampledUnit.WEEKS if weeks >= FEWEST_WEEKS else ResampledUnit.DAYS
-
-
 def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
     """Return the setup with users, weeks, days or arrivals drawn again.
 
@@ -176,39 +104,102 @@ def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) 
     if resampler.over is ResampledUnit.USERS:
         # Shift the jobs of each user by whole days, cyclically. Jobs without a user move together.
         user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
-        moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
-        later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
+        shift_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
+        later_s = np.where(setup.counted, (since_s + shift_s) % (DAY_S * resampler.blocks) - since_s, 0)
         return _take_jobs(setup, np.arange(len(later_s)), later_s)
     if resampler.over is ResampledUnit.SEEDS:
         return _jitter_bursts(setup, rng)
     return _concatenate_blocks(setup, resampler, rng)
 
 
-def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
-    """Return a predictor that learns from no job twice."""
+def resampled_predictor(setup: ReplaySetup, model: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
+    """Return a predictor for a setup that learns from no job twice."""
     if setup.first is None:
-        return predictor_for(setup, taught, request)
-    new = setup.first == np.arange(len(setup.first))
-    firsts = replace(setup, machine=replace(setup.machine, jobs=setup.machine.jobs[new].reset_index(drop=True)))
-    return DeduplicatingPredictor(predictor_for(firsts, taught, request), setup.first)
+        return predictor_for(setup, model, request)
+    is_first = setup.first == np.arange(len(setup.first))
+    firsts = replace(setup, machine=replace(setup.machine, jobs=setup.machine.jobs[is_first].reset_index(drop=True)))
+    return DeduplicatingPredictor(predictor_for(firsts, model, request), setup.first)
+
+
+class DeduplicatingPredictor:
+    """Predictor that learns from each resampled job only once.
+
+    It is a :class:`helios.ports.ReplayPredictor` around another one. If it also learned from copies of a job, orders by
+    predictions would look better than they are: on Venus the rank correlation is .46 on copies of known jobs, and .20
+    on new jobs (benchmarks/sweep.py). A copy gets the prediction of its first job.
+
+    Parameters
+    ----------
+    inner : ReplayPredictor
+        Its jobs are numbered without the copies.
+    first : int64 array of shape (n_jobs,)
+        For each job of the workload the position of the job that it is a copy of, or its own.
+    """
+
+    def __init__(self, inner: ReplayPredictor, first: NDArray[np.int64]) -> None:
+        self._inner = inner
+        self._first = first
+        self._is_first = first == np.arange(len(first))
+        self._position = np.cumsum(self._is_first) - 1
+        self._predictions = np.full((len(first), len(RUN_TIME)), np.nan)
+
+    def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
+        """Report ended jobs to the inner predictor, copies excepted.
+
+        See ``ReplayPredictor``.
+        """
+        known = self._is_first[jobs]
+        self._inner.ended(self._position[jobs[known]], ended_s[known])
+
+    def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
+        """Predict submitted jobs, copies as their first job.
+
+        See ``ReplayPredictor``.
+        """
+        new = jobs[self._is_first[jobs]]
+        if len(new):
+            self._predictions[new] = self._inner.submitted(self._position[new], now_s)
+        return self._predictions[self._first[jobs]]
+
+    def waiting(
+        self,
+        jobs: NDArray[np.int64],
+        now_s: int,
+        *,
+        running: NDArray[np.int64],
+        since_s: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Predict pending jobs again, copies excepted.
+
+        Copies keep the latest prediction of their first job. See ``ReplayPredictor``.
+        """
+        quantiles = self._predictions[self._first[jobs]]
+        new, known = self._is_first[jobs], self._is_first[running]
+        if new.any():
+            quantiles[new] = self._inner.waiting(
+                self._position[jobs[new]], now_s, running=self._position[running[known]], since_s=since_s[known]
+            )
+        return quantiles
 
 
 def _concatenate_blocks(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
     submitted_s = setup.workload.submitted_s
     block = np.where(setup.counted, (submitted_s - resampler.begins_s) // resampler.block_s, -1)
-    rows_of = [np.flatnonzero(block == number) for number in range(resampler.blocks)]
-    alike = [np.flatnonzero(resampler.kind == kind) for kind in resampler.kind]
+    rows_by_block = [np.flatnonzero(block == number) for number in range(resampler.blocks)]
+    same_kind = [np.flatnonzero(resampler.kind == kind) for kind in resampler.kind]
     while True:
-        drawn = [int(rng.choice(among)) for among in alike]
-        if any(len(rows_of[number]) for number in drawn):
+        drawn = [int(rng.choice(candidates)) for candidates in same_kind]
+        if any(len(rows_by_block[number]) for number in drawn):
             break
     early = np.flatnonzero(~setup.counted)
-    rows = np.concatenate([early, *(rows_of[number] for number in drawn)])
-    moved = [(place - number) * resampler.block_s for place, number in enumerate(drawn)]
-    sizes = [len(rows_of[number]) for number in drawn]
-    later_s = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(moved, sizes)])
-    place = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(resampler.blocks), sizes)])
-    return _take_jobs(setup, rows, later_s.astype(np.int64), place)
+    rows = np.concatenate([early, *(rows_by_block[number] for number in drawn)])
+    shifts = [(position - number) * resampler.block_s for position, number in enumerate(drawn)]
+    sizes = [len(rows_by_block[number]) for number in drawn]
+    later_s = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(shifts, sizes)])
+    copy_number = np.concatenate(
+        [np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(resampler.blocks), sizes)]
+    )
+    return _take_jobs(setup, rows, later_s.astype(np.int64), copy_number)
 
 
 def _users(setup: ReplaySetup) -> NDArray[np.int64]:
@@ -224,7 +215,7 @@ def _jitter_bursts(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     submitted_s = setup.workload.submitted_s
     _, burst = np.unique(np.stack([submitted_s, _users(setup)]), axis=1, return_inverse=True)
     within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
-    # No job moves before the begin of the replay: what came before it is the predictor's history.
+    # No job moves before the begin of the replay, because earlier jobs are the predictor's history.
     drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
     return _take_jobs(setup, np.arange(len(drawn_s)), np.where(setup.counted, drawn_s - submitted_s, 0))
 
@@ -233,18 +224,20 @@ def _take_jobs(
     setup: ReplaySetup,
     rows: NDArray[np.int64],
     later_s: NDArray[np.int64],
-    place: NDArray[np.int64] | None = None,
+    copy_number: NDArray[np.int64] | None = None,
 ) -> ReplaySetup:
-    """Return the setup with other jobs.
+    """Return the setup with the jobs of ``rows``, submitted ``later_s`` later.
 
-    Each is submitted ``later_s`` later. Where ``place`` is above 0, the job's ids end in that number.
+    Where ``copy_number`` is above 0, the job's ids end in that number.
     """
-    place = np.zeros_like(later_s) if place is None else place
+    copy_number = np.zeros_like(later_s) if copy_number is None else copy_number
     jobs = setup.machine.jobs.iloc[rows].reset_index(drop=True)
     later = pd.Series(pd.to_timedelta(later_s, unit="s"), index=jobs.index).astype("timedelta64[us]")
-    ending = pd.Series(np.where(place > 0, "~" + place.astype(str).astype(object), ""), index=jobs.index, dtype="str")
-    moved = {name: jobs[name] + later for name in TIMES} | {name: jobs[name] + ending for name in IDS}
-    jobs = in_submission_order(jobs.assign(**moved, position=np.arange(len(jobs))))
+    ending = pd.Series(
+        np.where(copy_number > 0, "~" + copy_number.astype(str).astype(object), ""), index=jobs.index, dtype="str"
+    )
+    shifted = {name: jobs[name] + later for name in TIMES} | {name: jobs[name] + ending for name in IDS}
+    jobs = in_submission_order(jobs.assign(**shifted, position=np.arange(len(jobs))))
     order = jobs.pop("position").to_numpy().astype(np.int64)
     jobs, rows = jobs.reset_index(drop=True), rows[order]
     _, earliest, unit = np.unique(rows, return_index=True, return_inverse=True)
@@ -255,3 +248,11 @@ def _take_jobs(
         counted=setup.counted[rows],
         first=earliest[unit].astype(np.int64),
     )
+
+
+def _unit_for(setup: ReplaySetup, *, weeks: int, days: int) -> ResampledUnit:
+    if days < FEWEST_DAYS:
+        return ResampledUnit.SEEDS
+    if float((_users(setup)[setup.counted] >= 0).mean()) >= KNOWN_USERS:
+        return ResampledUnit.USERS
+    return ResampledUnit.WEEKS if weeks >= FEWEST_WEEKS else ResampledUnit.DAYS

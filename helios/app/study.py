@@ -45,14 +45,14 @@ WEEKS_COMPARED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecords:
-    """What is known of a cluster's nodes.
+    """Nodes of a cluster, as recorded or as a person gives them.
 
     Attributes
     ----------
     nodes, events : DataFrame, optional
         Columns of ``NODES`` and ``NODE_EVENTS``.
     given : mapping, optional
-        Nodes of each partition, as a person says them; they count before what is recorded.
+        Nodes of each partition, given by a person. They replace what is recorded.
     units_per_node : int
         GPUs or CPUs of a node in ``given``.
     """
@@ -74,13 +74,13 @@ class Study:
     capacity : Capacity
         What was in service.
     idle : IdleByDay, optional
-        What idled beside waiting jobs on each day. None where not known.
+        Idle units beside waiting jobs on each day. None where not known.
     findings : tuple of Finding
         Findings by number.
     statements : tuple of Statement
-        The same in words.
+        The findings in words.
     notes : tuple of str
-        What a reader should know of the data.
+        Properties of the data that a reader should know.
     """
 
     history: StudyHistory
@@ -96,8 +96,8 @@ class Study:
         return {
             "cluster": history.cluster,
             "timezone": history.timezone,
-            "from": moment(history.first_s),
-            "to": moment(history.end_s),
+            "from": iso_time(history.first_s),
+            "to": iso_time(history.end_s),
             "resource": history.resource,
             "jobs": int(history.submitted.sum()),
             "jobs_with_resource": int(history.sized.sum()),
@@ -137,8 +137,8 @@ class StudyOfLevels:
         return {
             "cluster": self.cluster,
             "timezone": self.recorded.timezone,
-            "from": moment(self.recorded.start_s),
-            "to": moment(self.recorded.end_s),
+            "from": iso_time(self.recorded.start_s),
+            "to": iso_time(self.recorded.end_s),
             "resource": "gpus",
             "statements": [statement.to_json() for statement in self.statements],
             "notes": list(self.notes),
@@ -161,37 +161,55 @@ class WeeklyChanges:
     sentences: tuple[str, ...]
 
 
-def idle_levels(found: Study) -> list[NamedLevel]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStudy:
+    """The latest study of a cluster, with its figures drawn.
+
+    Attributes
+    ----------
+    made_at : datetime
+    subtitle : str
+    values : dict
+        As :meth:`Study.to_json`.
+    sections : tuple of dict
+        ``title``, ``sentences``, ``figures`` (pairs of SVG, wide and narrow), ``tables`` (``header``, ``rows``) and
+        ``notes``.
+    """
+
+    made_at: datetime
+    subtitle: str
+    values: Mapping[str, Any]
+    sections: tuple[Mapping[str, Any], ...]
+
+
+def idle_levels(result: Study) -> list[NamedLevel]:
     """Return the idle units beside waiting jobs, by pool and day."""
-    if found.idle is None or len(found.capacity.pools) < 2:
+    if result.idle is None or len(result.capacity.pools) < 2:
         return []
-    edges_s = found.capacity.edges_s
-    lent = found.idle.pools[:, :, LENT] / np.diff(edges_s)[:, None]
+    edges_s = result.capacity.edges_s
+    lent = result.idle.pools[:, :, LENT] / np.diff(edges_s)[:, None]
     return [
         NamedLevel(name=name, edges_s=edges_s, level=lent[:, place])
-        for place, name in enumerate(found.capacity.pools)
+        for place, name in enumerate(result.capacity.pools)
         if lent[:, place].any()
     ]
 
 
-def unusable_levels(found: Study) -> list[NamedLevel]:
-    """Return the unusable free units by day.
-
-    They are separated by reason where that is known.
-    """
-    if found.idle is None:
+def unusable_levels(result: Study) -> list[NamedLevel]:
+    """Return the unusable free units by day, and by reason where that is known."""
+    if result.idle is None:
         return []
-    edges_s, lasted = found.capacity.edges_s, np.diff(found.capacity.edges_s)
-    known = {name: list(columns) for name, columns in REASONS.items()}
-    columns = known if found.idle.level == "nodes" else {"free": [UNUSABLE]}
+    edges_s, step_s = result.capacity.edges_s, np.diff(result.capacity.edges_s)
+    by_reason = {name: list(columns) for name, columns in REASONS.items()}
+    columns = by_reason if result.idle.level == "nodes" else {"free": [UNUSABLE]}
     return [
-        NamedLevel(name=name, edges_s=edges_s, level=found.idle.pools[:, :, of].sum(axis=(1, 2)) / lasted)
-        for name, of in columns.items()
+        NamedLevel(name=name, edges_s=edges_s, level=result.idle.pools[:, :, numbers].sum(axis=(1, 2)) / step_s)
+        for name, numbers in columns.items()
     ]
 
 
 def write_study(
-    found: Study,
+    result: Study,
     *,
     audience: str,
     report: Path | None,
@@ -217,73 +235,15 @@ def write_study(
     from helios.report.html import render_sections  # noqa: PLC0415 - drawing takes a second to import
     from helios.report.study_page import write_files  # noqa: PLC0415 - as above
 
-    source, figures = _figures(found, audience=audience, energy=energy, change=change)
-    files = write_files(out, found.statements, figures) if out is not None else []
+    source, figures = _figures(result, audience=audience, energy=energy, change=change)
+    files = write_files(out, result.statements, figures) if out is not None else []
     if report is None:
         return "", files
-    page = render_sections(f"Study of {found.history.cluster}", _subtitle(found), _sections(found, source, figures))
+    page = render_sections(f"Study of {result.history.cluster}", _subtitle(result), _sections(result, source, figures))
     return page, files
 
 
-def _figures(
-    found: Study, *, audience: str, energy: Energy | None, change: datetime | None = None
-) -> tuple[FigureSource, list[FigureData]]:
-    source = FigureSource(
-        found.history,
-        found.capacity,
-        audience=audience,
-        idle_beside=idle_levels(found),
-        unusable=unusable_levels(found),
-        findings=found.findings,
-        energy=energy,
-        change_s=None if change is None else int(change.timestamp()),
-    )
-    return source, list(study_figures(source))
-
-
-def _subtitle(found: Study) -> str:
-    history = found.history
-    return (
-        f"{int(history.sized.sum()):,} jobs with {history.unit}s submitted from {moment(history.first_s)[:10]} to "
-        f"{moment(history.end_s - 1)[:10]}. {history.unit} hours are those "
-        f"{'held in the window' if history.has_starts else 'of the jobs submitted in the window, whole'}. Times are on "
-        f"the cluster's own clock ({history.timezone}). Intervals are over {history.blocks.n} {history.blocks.kind}."
-    )
-
-
-def _sections(found: Study, source: FigureSource, figures: Sequence[FigureData]) -> list[PageSection]:
-    from helios.report.study_page import study_sections  # noqa: PLC0415 - drawing takes a second to import
-
-    return study_sections(
-        found=found.statements,
-        figures=figures,
-        beside=here_and_there(source) if source.n else None,
-        notes=found.notes,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStudy:
-    """The latest study of a cluster, with its figures drawn.
-
-    Attributes
-    ----------
-    made_at : datetime
-    subtitle : str
-    values : dict
-        As :meth:`Study.to_json`.
-    sections : tuple of dict
-        ``title``, ``sentences``, ``figures`` (pairs of SVG, wide and narrow), ``tables`` (``header``, ``rows``) and
-        ``notes``.
-    """
-
-    made_at: datetime
-    subtitle: str
-    values: Mapping[str, Any]
-    sections: tuple[Mapping[str, Any], ...]
-
-
-def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: datetime) -> Path:
+def store_study(result: Study, folder: Path, *, energy: Energy | None, now: datetime) -> Path:
     """Store the latest study for the web page.
 
     Raises
@@ -291,7 +251,7 @@ def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: dateti
     UsageError
         The folder cannot be written.
     """
-    source, figures = _figures(found, audience="admin", energy=energy)
+    source, figures = _figures(result, audience="admin", energy=energy)
     sections = [
         {
             "title": section.title,
@@ -304,42 +264,44 @@ def keep_study(found: Study, folder: Path, *, energy: Energy | None, now: dateti
             ],
             "notes": list(section.notes),
         }
-        for section in _sections(found, source, figures)
+        for section in _sections(result, source, figures)
     ]
-    kept = {"made_at": now.isoformat(), "subtitle": _subtitle(found), "values": found.to_json(), "sections": sections}
-    path = study_path(folder, found.history.cluster)
+    stored = {
+        "made_at": now.isoformat(),
+        "subtitle": _subtitle(result),
+        "values": result.to_json(),
+        "sections": sections,
+    }
+    path = study_path(folder, result.history.cluster)
     try:
         make_folder(folder)
-        write_private(path, json.dumps(kept, default=str).encode())
+        write_private(path, json.dumps(stored, default=str).encode())
     except OSError as reason:
         raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: report.folder") from reason
     return path
 
 
 def study_path(folder: Path, cluster: str) -> Path:
-    """Return where the latest study of a cluster is kept."""
+    """Return the file of the latest study of a cluster."""
     return folder / f"study-{file_name(cluster)}.json"
 
 
-def latest_study(folder: Path, cluster: str) -> KeptStudy | None:
-    """Return the latest study of a cluster.
-
-    None where there is none that can be read.
-    """
+def latest_study(folder: Path, cluster: str) -> StoredStudy | None:
+    """Return the latest study of a cluster, or None where none can be read."""
     try:
-        kept = json.loads(study_path(folder, cluster).read_text(encoding="utf-8"))
-        return KeptStudy(
-            made_at=datetime.fromisoformat(kept["made_at"]),
-            subtitle=str(kept["subtitle"]),
-            values=kept["values"],
-            sections=tuple(kept["sections"]),
+        stored = json.loads(study_path(folder, cluster).read_text(encoding="utf-8"))
+        return StoredStudy(
+            made_at=datetime.fromisoformat(stored["made_at"]),
+            subtitle=str(stored["subtitle"]),
+            values=stored["values"],
+            sections=tuple(stored["sections"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def moment(at_s: int) -> str:
-    """Return a moment as ISO text in UTC."""
+def iso_time(at_s: int) -> str:
+    """Return a time in ISO 8601, UTC."""
     return datetime.fromtimestamp(at_s, UTC).isoformat()
 
 
@@ -365,15 +327,15 @@ def load_study(
         No cluster of that name is loaded, or none was named and several are.
     """
     progress("Reading the warehouse", 0.0)
-    # Arrow's own allocator keeps what its threads freed, 0.7 GB after reading 10^7 jobs.
+    # Arrow's own allocator does not return freed memory, 0.7 GB after reading 10^7 jobs.
     pa.set_memory_pool(pa.system_memory_pool())
     with Warehouse.open(url) as warehouse:
-        chosen = choose_cluster(warehouse, cluster)
-        name, timezone = str(chosen["name"]), str(chosen["timezone"] or "UTC")
+        row = choose_cluster(warehouse, cluster)
+        name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
         since, until = window(timezone)
-        found = read_records(warehouse, name, timezone=timezone, since=since, until=until)
+        records = read_records(warehouse, name, timezone=timezone, since=since, until=until)
     progress("Reading the warehouse", 1.0)
-    return found
+    return records
 
 
 def read_records(
@@ -406,11 +368,11 @@ def study(
     partitions : collection of str
         Only jobs of these; empty for all.
     resource : str, optional
-        ``gpus`` or ``cpus``; by default what the jobs say.
+        ``gpus`` or ``cpus``; by default the one that the jobs have.
     records : NodeRecords, optional
-        What is known of the nodes.
+        The nodes.
     source : Source, optional
-        What names the history in the commands of the statements.
+        Options that select the history in the commands of the statements.
 
     Raises
     ------
@@ -429,8 +391,7 @@ def study(
         until=until,
         resource=resource,
     )
-    # A caller that keeps no history of its own needs the memory of one, not of two.
-    del loaded
+    del loaded  # so that only one history is in memory, unless the caller keeps it
     records = records or NodeRecords()
     capacity = find_capacity(
         history,
@@ -495,22 +456,22 @@ def find_all(
     )
     findings: list[Finding] = []
     for number, step in enumerate(steps):
-        found = step()
-        findings += found if isinstance(found, tuple) else [found]
+        findings_of_step = step()
+        findings += findings_of_step if isinstance(findings_of_step, tuple) else [findings_of_step]
         progress("Studying", (number + 1) / (len(steps) + 1))
-    named = [
+    with_reasons = [
         replace(finding, missing="jobs to count in this window")
         if finding.estimate.value is None and not finding.missing
         else finding
         for finding in findings
     ]
-    return sorted(named, key=lambda finding: finding.number)
+    return sorted(with_reasons, key=lambda finding: finding.number)
 
 
 def study_levels(recorded: RecordedLevels, *, cluster: str) -> StudyOfLevels:
     """Return the study of levels of partitions.
 
-    They tell of no job, so only the first statement is known, and as an upper bound.
+    Levels have no jobs, so only the first statement is known, as an upper bound.
     """
     first = idle_beside_waiting_levels(recorded)
     findings = [first, *(unknown_finding(number, "jobs") for number in range(2, STATEMENTS + 1))]
@@ -525,8 +486,8 @@ def study_levels(recorded: RecordedLevels, *, cluster: str) -> StudyOfLevels:
 def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords | None = None) -> WeeklyChanges:
     """Return which statements changed in the last seven days, beyond chance.
 
-    The value of the last seven days is compared with the interval that the weeks before predict for a further one
-    (Student's t). Its level is such that all statements together are wrong in one night of twenty (Bonferroni).
+    The value of the last seven days is compared with the prediction interval of the weeks before (Student's t). Its
+    level is such that all statements together are wrong in one night of twenty (Bonferroni).
 
     Parameters
     ----------
@@ -534,8 +495,8 @@ def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords
         End of the last seven days.
     """
     weeks: list[tuple[Statement, ...]] = []
-    for back in range(WEEKS_COMPARED + 1):
-        until = end - back * WEEK
+    for weeks_back in range(WEEKS_COMPARED + 1):
+        until = end - weeks_back * WEEK
         since = until - WEEK
         # The jobs that may have run or been submitted in the week.
         submitted_at, ended_at = loaded.jobs["submitted_at"], loaded.jobs["ended_at"]
@@ -543,34 +504,34 @@ def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords
         jobs = loaded.jobs[overlap].reset_index(drop=True)
         if jobs.empty:
             break
-        one = replace(loaded, jobs=jobs)
-        weeks.append(study(one, since=since, until=until, records=records).statements)
+        week_history = replace(loaded, jobs=jobs)
+        weeks.append(study(week_history, since=since, until=until, records=records).statements)
     if not weeks:
         return WeeklyChanges(levels={}, sentences=())
     sentences = []
-    for place, statement in enumerate(weeks[0]):
-        before = [week[place].value for week in weeks[1:]]
-        known = np.array([value for value in before if value is not None], dtype=np.float64)
-        if statement.value is None or len(known) < FEWEST_BLOCKS:
+    for number, statement in enumerate(weeks[0]):
+        earlier = [week[number].value for week in weeks[1:]]
+        values = np.array([value for value in earlier if value is not None], dtype=np.float64)
+        if statement.value is None or len(values) < FEWEST_BLOCKS:
             continue
-        error = float(known.std(ddof=1)) * np.sqrt(1 + 1 / len(known))
-        half = student_t(len(known) - 1, upper=1 - 0.05 / (2 * len(weeks[0]))) * error
-        if abs(statement.value - float(known.mean())) > half:
-            sentences.append(change_sentence(statement, known))
+        error = float(values.std(ddof=1)) * np.sqrt(1 + 1 / len(values))
+        margin = student_t(len(values) - 1, upper=1 - 0.05 / (2 * len(weeks[0]))) * error
+        if abs(statement.value - float(values.mean())) > margin:
+            sentences.append(change_sentence(statement, values))
     levels = {statement.name: statement.value for statement in weeks[0] if statement.value is not None}
     return WeeklyChanges(levels=levels, sentences=tuple(sentences))
 
 
-def source_of(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:
-    """Return what names a history in commands."""
-    named = ["--cluster", cluster] if cluster is not None else []
+def command_source(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:
+    """Return the options that select a history in commands."""
+    cluster_option = ["--cluster", cluster] if cluster is not None else []
     if trace is None:
-        return Source(options=shlex.join(named), cluster=shlex.join(named))
-    zone = ["--timezone", timezone] if timezone is not None else []
+        return Source(options=shlex.join(cluster_option), cluster=shlex.join(cluster_option))
+    timezone_option = ["--timezone", timezone] if timezone is not None else []
     return Source(
-        options=shlex.join(["--trace", str(trace), *zone, *named]),
-        load=shlex.join(["helios", "trace", "load", str(trace), *zone, *named]),
-        cluster=shlex.join(named),
+        options=shlex.join(["--trace", str(trace), *timezone_option, *cluster_option]),
+        load=shlex.join(["helios", "trace", "load", str(trace), *timezone_option, *cluster_option]),
+        cluster=shlex.join(cluster_option),
     )
 
 
@@ -578,9 +539,9 @@ def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.Da
     if not partitions:
         return jobs
     known = [str(name) for name in jobs["partition"].cat.categories]
-    if strange := sorted(set(partitions) - set(known)):
+    if unknown := sorted(set(partitions) - set(known)):
         raise UsageError(
-            f"No job ran in a partition {', '.join(strange)}.",
+            f"No job ran in a partition {', '.join(unknown)}.",
             hint=f"Partitions are: {', '.join(known[:20]) or 'not recorded here'}",
         )
     return jobs[jobs["partition"].isin(list(partitions))].reset_index(drop=True)
@@ -598,8 +559,8 @@ def _ordinary_node(nodes: pd.DataFrame | None) -> tuple[float | None, float | No
     if nodes is None:
         return None, None
     with_gpus = nodes[nodes["gpus"] > 0].drop_duplicates("name")
-    found = [float(with_gpus[name].median()) if len(with_gpus) else np.nan for name in ("cpus", "memory_mib")]
-    cpus, memory = (None if np.isnan(value) else value for value in found)
+    medians = [float(with_gpus[name].median()) if len(with_gpus) else np.nan for name in ("cpus", "memory_mib")]
+    cpus, memory = (None if np.isnan(value) else value for value in medians)
     return cpus, memory
 
 
@@ -613,3 +574,40 @@ def _notes(history: StudyHistory) -> tuple[str, ...]:
             "known of waits and of what was in use."
         )
     return tuple(notes)
+
+
+def _figures(
+    result: Study, *, audience: str, energy: Energy | None, change: datetime | None = None
+) -> tuple[FigureSource, list[FigureData]]:
+    source = FigureSource(
+        result.history,
+        result.capacity,
+        audience=audience,
+        idle_beside=idle_levels(result),
+        unusable=unusable_levels(result),
+        findings=result.findings,
+        energy=energy,
+        change_s=None if change is None else int(change.timestamp()),
+    )
+    return source, list(study_figures(source))
+
+
+def _subtitle(result: Study) -> str:
+    history = result.history
+    return (
+        f"{int(history.sized.sum()):,} jobs with {history.unit}s submitted from {iso_time(history.first_s)[:10]} to "
+        f"{iso_time(history.end_s - 1)[:10]}. {history.unit} hours are those "
+        f"{'held in the window' if history.has_starts else 'of the jobs submitted in the window, whole'}. Times are on "
+        f"the cluster's own clock ({history.timezone}). Intervals are over {history.blocks.n} {history.blocks.kind}."
+    )
+
+
+def _sections(result: Study, source: FigureSource, figures: Sequence[FigureData]) -> list[PageSection]:
+    from helios.report.study_page import study_sections  # noqa: PLC0415 - drawing takes a second to import
+
+    return study_sections(
+        statements=result.statements,
+        figures=figures,
+        beside=here_and_there(source) if source.n else None,
+        notes=result.notes,
+    )

@@ -45,9 +45,9 @@ class PackingCase:
     Attributes
     ----------
     gains : pair of float
-        Least and most that sharing a GPU gains: the sum of the speeds of two trials on one.
+        Smallest and largest gain of sharing a GPU, which is the sum of the speeds of two trials on one.
     nodes : mapping, optional
-        Nodes of each partition; None takes those known to the warehouse, else the peak demand.
+        Nodes of each partition. By default those known to the warehouse, otherwise derived from the peak demand.
     draws : int
         Draws of the window. 0 for the window alone.
     """
@@ -64,7 +64,7 @@ class PackingCase:
 
 
 def trials_report(
-    ask: ReportQuery,
+    query: ReportQuery,
     *,
     by: str = "user",
     most: int | None = None,
@@ -73,7 +73,7 @@ def trials_report(
 ) -> TrialsReport:
     """Report repeated jobs, and what packing would have changed."""
     packing = packing or PackingCase()
-    with open_context(ask) as context:
+    with open_context(query) as context:
         progress("Reading the warehouse", 0.0)
         jobs = context.warehouse.jobs(
             context.cluster, until=context.until, unended_at=context.since - WARM_UP, columns=READ
@@ -82,18 +82,18 @@ def trials_report(
             nodes, per_node = known_nodes(context.warehouse, context.cluster)
             packing = replace(packing, nodes=nodes, gpus_per_node=per_node or packing.gpus_per_node)
         progress("Reading the warehouse", 1.0)
-        found = find_repeated(
+        report = find_repeated(
             LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone),
             since=context.since,
             until=context.until,
-            select={"users": ask.users, "accounts": ask.accounts, "partitions": ask.partitions},
+            select={"users": query.users, "accounts": query.accounts, "partitions": query.partitions},
             by=by,
             most=most,
             packing=packing,
             title=context.title("Repeated jobs of few GPUs"),
             progress=progress,
         )
-        return replace(found, table=context.finished(found.table))
+        return replace(report, table=context.with_coverage(report.table))
 
 
 def find_repeated(
@@ -111,7 +111,7 @@ def find_repeated(
 ) -> TrialsReport:
     """Report repeated jobs of few GPUs of a history.
 
-    Hours are those held in the window, as in a study: statement 16 there is of the same jobs. The replay begins
+    Hours are those held in the window, as in statement 16 of a study, which is about the same jobs. The replay begins
     ``WARM_UP`` before the window, as far as the history goes.
 
     Parameters
@@ -142,9 +142,11 @@ def find_repeated(
     if not history.user.known.any():
         return _empty_report(by, title, packing, NO_USERS)
     trials = find_trials(history)
-    chosen = np.isin(np.arange(len(history.size)), select_jobs(history.jobs, **(select or {})).index)
-    trials = replace(trials, sure=np.where(chosen, trials.sure, -1), possible=np.where(chosen, trials.possible, -1))
-    table, totals = trials_by(by, history, trials, chosen=chosen, gains=packing.gains, title=title, most=most)
+    is_selected = np.isin(np.arange(len(history.size)), select_jobs(history.jobs, **(select or {})).index)
+    trials = replace(
+        trials, sure=np.where(is_selected, trials.sure, -1), possible=np.where(is_selected, trials.possible, -1)
+    )
+    table, totals = trials_by(by, history, trials, chosen=is_selected, gains=packing.gains, title=title, most=most)
     for name, group in ((SURE, trials.sure), (POSSIBLE, trials.possible)):
         jobs[name] = np.int64(-1)
         jobs.loc[history.jobs["row"].to_numpy(), name] = group
@@ -170,14 +172,18 @@ def _empty_report(by: str, title: str, packing: PackingCase, why: str) -> Trials
     return TrialsReport(table=table, totals=totals, gains=packing.gains, names_known=False)
 
 
-# The replay of the queue, first in, first out with EASY backfill by time limits.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReplayWaits:
-    """Waits of one replay, s.
+    """Waits of one replay, first in first out with EASY backfill by time limits.
 
-    The waits are those of the other jobs, and the times until the result those of jobs that some replay packs.
+    Attributes
+    ----------
+    packed : int
+        Number of packed jobs.
+    others_s : int64 array
+        Waits of jobs that no replay packs, s.
+    trials_s : float64 array
+        Times from submission to end of jobs that some replay packs, s.
     """
 
     packed: int
@@ -205,20 +211,20 @@ def _replays(
         setup = prepare_replay(loaded, request)
     except (NotEnoughHistory, PartitionUnknown, JobLargerThanPartition) as reason:
         return [], 0, (f"Nothing was replayed: {reason.message}",)
-    some = [column for column in (SURE, POSSIBLE) if len(_pairs(setup, column)[0])]
-    kinds: list[tuple[str, str, float | None]] = [("Nothing packed", POSSIBLE, None)]
-    kinds += [(f"{WHICH[column]}, gain {gain:.2f}", column, gain) for column in some for gain in packing.gains]
-    if not some:
+    columns = [column for column in (SURE, POSSIBLE) if len(_pairs(setup, column)[0])]
+    cases: list[tuple[str, str, float | None]] = [("Nothing packed", POSSIBLE, None)]
+    cases += [(f"{WHICH[column]}, gain {gain:.2f}", column, gain) for column in columns for gain in packing.gains]
+    if not columns:
         return [], 0, ("Nothing was replayed: no two repeated jobs of one GPU ran.",)
     resampler, draws = resampler_for(setup), min(packing.draws, MOST_DRAWN // len(setup.counted))
     runs: list[list[_ReplayWaits]] = []
     for draw in range(draws + 1):
-        drawn = redraw(setup, resampler, repeat=draw, seed=packing.seed) if draw else setup
-        runs.append([_waits(drawn, column, gain) for _, column, gain in kinds])
+        redrawn = redraw(setup, resampler, repeat=draw, seed=packing.seed) if draw else setup
+        runs.append([_waits(redrawn, column, gain) for _, column, gain in cases])
         progress("Replaying the queue", (draw + 1) / (draws + 1))
     without = [run[0] for run in runs]
     replays = [
-        _compare(name, gain, [run[place] for run in runs], without) for place, (name, _, gain) in enumerate(kinds)
+        _compare(name, gain, [run[number] for run in runs], without) for number, (name, _, gain) in enumerate(cases)
     ]
     notes = [*setup.notes, *setup.machine.notes, *([f"Draws are of {resampler.over.value}."] if draws else [])]
     if draws < packing.draws:
@@ -230,19 +236,21 @@ def _replays(
 
 def _pairs(setup: ReplaySetup, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     jobs, machine = setup.machine.jobs, setup.machine
-    may = (machine.size == 1) & (jobs["restart"] == 0).to_numpy() & (jobs["run_time_s"] > 0).to_numpy()
-    return pair_trials(jobs[column].to_numpy(), machine.partition, setup.workload.submitted_s, may)
+    may_share_gpu = (machine.size == 1) & (jobs["restart"] == 0).to_numpy() & (jobs["run_time_s"] > 0).to_numpy()
+    return pair_trials(jobs[column].to_numpy(), machine.partition, setup.workload.submitted_s, may_share_gpu)
 
 
 def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
     jobs, submitted_s = setup.machine.jobs, setup.workload.submitted_s
-    any_pair = np.zeros(len(jobs), dtype=bool)
-    any_pair[np.concatenate([*_pairs(setup, SURE), *_pairs(setup, POSSIBLE)])] = True
-    others, packed = setup.counted & ~any_pair, setup.counted & any_pair
+    is_in_any_pair = np.zeros(len(jobs), dtype=bool)
+    is_in_any_pair[np.concatenate([*_pairs(setup, SURE), *_pairs(setup, POSSIBLE)])] = True
+    is_other, is_packed = setup.counted & ~is_in_any_pair, setup.counted & is_in_any_pair
     if gain is None:
         result = setup.machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
         return _ReplayWaits(
-            packed=0, others_s=result.wait_s[others], trials_s=(result.ended_s - submitted_s)[packed].astype(np.float64)
+            packed=0,
+            others_s=result.wait_s[is_other],
+            trials_s=(result.ended_s - submitted_s)[is_packed].astype(np.float64),
         )
     first, second = _pairs(setup, column)
     machine, row = _merge_pairs(setup.machine, first, second, gain)
@@ -251,12 +259,12 @@ def _waits(setup: ReplaySetup, column: str, gain: float | None) -> _ReplayWaits:
     run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
     for pair, end_s in zip((first, second), shared_run_times(run_time_s[first], run_time_s[second], gain), strict=True):
         ended_s[pair] = result.started_s[row[pair]] + end_s
-    counted = np.zeros(len(jobs), dtype=bool)
-    counted[np.concatenate([first, second])] = True
+    is_in_pair = np.zeros(len(jobs), dtype=bool)
+    is_in_pair[np.concatenate([first, second])] = True
     return _ReplayWaits(
-        packed=int((counted & setup.counted).sum()),
-        others_s=(result.started_s[row] - submitted_s)[others],
-        trials_s=(ended_s - submitted_s)[packed],
+        packed=int((is_in_pair & setup.counted).sum()),
+        others_s=(result.started_s[row] - submitted_s)[is_other],
+        trials_s=(ended_s - submitted_s)[is_packed],
     )
 
 
@@ -265,21 +273,21 @@ def _merge_pairs(
 ) -> tuple[ReplayCluster, NDArray[np.int64]]:
     """Merge each pair into one job.
 
-    A merged job is submitted when both are, and runs until the longer ends. Its time limit is as much longer as both
-    run more slowly. The second value is the row of each original job.
+    A merged job is submitted when both are, and runs until the longer ends. Its time limit is longer by the factor by
+    which both are slower. The second value is the row of each original job.
     """
     jobs = machine.jobs.assign(position=np.arange(len(machine.jobs)))
     run_time_s, limit_s = (jobs[name].to_numpy(dtype=np.float64).copy() for name in ("run_time_s", "time_limit_s"))
     run_time_s[first] = np.ceil(np.maximum(*shared_run_times(run_time_s[first], run_time_s[second], gain)))
     limit_s[first] = np.maximum(limit_s[first], limit_s[second]) * 2 / gain
-    at = jobs["submitted_at"].array.copy()
-    at[first] = at[second]
-    kept = np.ones(len(jobs), dtype=bool)
-    kept[second] = False
-    jobs = jobs.assign(run_time_s=run_time_s, time_limit_s=limit_s, submitted_at=at)[kept]
+    submitted_at = jobs["submitted_at"].array.copy()
+    submitted_at[first] = submitted_at[second]
+    is_kept = np.ones(len(jobs), dtype=bool)
+    is_kept[second] = False
+    jobs = jobs.assign(run_time_s=run_time_s, time_limit_s=limit_s, submitted_at=submitted_at)[is_kept]
     jobs = in_submission_order(jobs)
     order = jobs.pop("position").to_numpy()
-    row = np.empty(len(kept), dtype=np.int64)
+    row = np.empty(len(is_kept), dtype=np.int64)
     row[order] = np.arange(len(order))
     row[second] = row[first]
     return replace(machine, jobs=jobs, partition=machine.partition[order], size=machine.size[order]), row
@@ -294,19 +302,19 @@ def _compare(
         "trials_less": [_mean(base.trials_s) - _mean(run.trials_s) for run, base in zip(runs, without, strict=True)],
     }
     ranges: dict[str, float] = {}
-    for what, found in differences.items() if gain is not None else ():
-        ranges[f"{what}_s"] = found[0]
-        if len(found) > FEWEST_DRAWS:
-            low, high = np.quantile(found[1:], (0.05, 0.95))
-            ranges |= {f"{what}_low_s": float(low), f"{what}_high_s": float(high)}
-    own = runs[0]
+    for name_of_range, values in differences.items() if gain is not None else ():
+        ranges[f"{name_of_range}_s"] = values[0]
+        if len(values) > FEWEST_DRAWS:
+            low, high = np.quantile(values[1:], (0.05, 0.95))
+            ranges |= {f"{name_of_range}_low_s": float(low), f"{name_of_range}_high_s": float(high)}
+    window = runs[0]
     return PackedReplay(
         replay=name,
-        packed=own.packed,
+        packed=window.packed,
         gain=gain,
-        mean_wait_s=_mean(own.others_s),
-        p90_wait_s=float(np.quantile(own.others_s, 0.9)) if len(own.others_s) else 0.0,
-        trials_s=_mean(own.trials_s),
+        mean_wait_s=_mean(window.others_s),
+        p90_wait_s=float(np.quantile(window.others_s, 0.9)) if len(window.others_s) else 0.0,
+        trials_s=_mean(window.trials_s),
         **ranges,
     )
 

@@ -53,14 +53,18 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
         raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios cycle --apply")
     report, modes = _run_cycle(Operations(configuration().settings, cluster=cluster).cycles, apply=apply, mode=mode)
     if as_json:
-        found = {"pending": report.pending, "running": report.running, "acted": report.acted}
-        show_json(_cycle_answer(report) | found | {"modes": {name: _mode_answer(it) for name, it in modes.items()}})
+        counts = {"pending": report.pending, "running": report.running, "acted": report.acted}
+        show_json(
+            _cycle_answer(report)
+            | counts
+            | {"modes": {name: _mode_answer(service_mode) for name, service_mode in modes.items()}}
+        )
         return
     show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
-    shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
-    rows = _decisions(report)[shown].astype("object").fillna("").itertuples(index=False)
-    heads = ("Job", "Service", "Action", "Before", "After", "Outcome", "Why")
-    _show_cycle(report, heads, list(rows), {name: it.mode.value for name, it in modes.items()})
+    columns = ["target", "service", "action", "before", "after", "outcome", "reason"]
+    rows = _decisions(report)[columns].astype("object").fillna("").itertuples(index=False)
+    headers = ("Job", "Service", "Action", "Before", "After", "Outcome", "Why")
+    _show_cycle(report, headers, list(rows), {name: service_mode.mode.value for name, service_mode in modes.items()})
     if not apply:
         print_message("Nothing was written. To act as far as the modes allow: helios cycle --apply")
 
@@ -128,9 +132,9 @@ def mode_(
         )
     modes = current_modes(settings.database.url, name, services)
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
-    for row_name, it in modes.items():
-        table.add_row(row_name, it.mode.value, scope(it, of=domain_of(services[row_name])))
-    print_result({name: _mode_answer(it) for name, it in modes.items()}, table, as_json=as_json)
+    for row_name, service_mode in modes.items():
+        table.add_row(row_name, service_mode.mode.value, scope(service_mode, of=domain_of(services[row_name])))
+    print_result({name: _mode_answer(service_mode) for name, service_mode in modes.items()}, table, as_json=as_json)
 
 
 def pause_(
@@ -157,7 +161,7 @@ def pause_(
     settings = configuration().settings
     operations, by, now = Operations(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
     folder, url = Path(settings.control.state_folder), settings.database.url
-    # First of all, and whatever else is down: asking cluster and database for a name may take long, or fail.
+    # Before anything else, because asking cluster and database for a name may take long or fail.
     problems = pause_here(folder, by=by, reason=reason, now=now)
     name = cluster or _find_name(lambda: operations.site.name) or _find_name(lambda: _cluster_name(url, None))
     if name is not None:
@@ -167,8 +171,8 @@ def pause_(
     else:
         problems = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
     if problems and not _pause_nodes_daemon(folder, by=by, reason=reason, now=now):
-        beside = _nodes_folder(folder)
-        problems.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
+        nodes_folder = _nodes_folder(folder)
+        problems.append(f"the Helios that acts on nodes is not paused: as root, touch {nodes_folder / PAUSE_FILE}")
     if name is None or not _has_run_cycles(url, name):
         problems.append(
             f"no Helios has run a cycle with these settings; one that runs here has others and does not see {folder}"
@@ -182,7 +186,7 @@ def pause_(
         raise HeliosError(
             f"Helios is paused, but not all of its changes could be reverted: {problem.message}", hint=problem.hint
         ) from problem
-    found = {
+    answer = {
         "paused": True,
         "cluster": name,
         "set_back": report.acted,
@@ -190,7 +194,7 @@ def pause_(
         "remaining": [],
         "audited": report.recorded and (nodes is None or nodes.recorded),
     }
-    print_result(found, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
+    print_result(answer, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
 
 
 def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -204,13 +208,13 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     folder = Path(settings.control.state_folder)
     try:
         name = _cluster_name(settings.database.url, cluster)
-    except NoSuchCluster as unknown:
-        # Where the warehouse holds no cluster, it holds no pause either.
+    except NoSuchCluster as error:
+        # A warehouse without a cluster has no pause either.
         if _has_clusters(settings.database.url) or not resume_here(folder):
             raise
         _resume_nodes_daemon(folder)
         print_result(
-            {"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {unknown.message}", as_json=as_json
+            {"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {error.message}", as_json=as_json
         )
         return
     from helios.app.controllers import delete_damaged_state  # noqa: PLC0415 - no pause waits for what it imports
@@ -223,8 +227,8 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     _resume_nodes_daemon(folder)
     modes = current_modes(settings.database.url, name, configured_services(settings))
     in_words = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
-    found = {"cluster": name, "modes": {service: _mode_answer(mode) for service, mode in modes.items()}}
-    print_result(found, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)
+    answer = {"cluster": name, "modes": {service: _mode_answer(mode) for service, mode in modes.items()}}
+    print_result(answer, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)
 
 
 def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -238,7 +242,7 @@ def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     with progress_bars() as progress:
         result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
     problems = [{"message": problem.message, "hint": problem.hint} for problem in result.problems]
-    print_result({"done": list(result.did), "problems": problems}, *map(escape, result.did), as_json=as_json)
+    print_result({"done": list(result.done), "problems": problems}, *map(escape, result.done), as_json=as_json)
     result.line()
 
 
@@ -270,7 +274,7 @@ def _has_clusters(url: str) -> bool:
 def _nodes_folder(folder: Path) -> Path:
     """Return the state folder of ``helios-power.service``.
 
-    It lies beside that of ``helios.service``; helios-release.sh finds it in the same way.
+    It is next to that of ``helios.service``. helios-release.sh finds it in the same way.
     """
     return Path(f"{folder}-power")
 
@@ -278,12 +282,14 @@ def _nodes_folder(folder: Path) -> Path:
 def _pause_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) -> bool:
     """Pause the daemon that acts on nodes by its own pause file.
 
-    The daemon could not learn of the pause without the database. False: it is not paused.
+    Returns whether it is paused.
+
+    Without the file, the daemon would learn of the pause only from the database.
     """
-    beside = _nodes_folder(folder)
-    if not beside.is_dir() or os.path.lexists(beside / PAUSE_FILE):
+    nodes_folder = _nodes_folder(folder)
+    if not nodes_folder.is_dir() or os.path.lexists(nodes_folder / PAUSE_FILE):
         return True
-    return not pause_here(beside, by=by, reason=reason, now=now)
+    return not pause_here(nodes_folder, by=by, reason=reason, now=now)
 
 
 def _resume_nodes_daemon(folder: Path) -> None:
@@ -313,7 +319,7 @@ def _decisions(report: CycleReport | NodeCycleReport) -> pd.DataFrame:
 
 def _show_cycle(
     report: CycleReport | NodeCycleReport,
-    heads: Sequence[str],
+    headers: Sequence[str],
     rows: Sequence[Iterable[object]],
     modes: Mapping[str, str],
 ) -> None:
@@ -321,7 +327,7 @@ def _show_cycle(
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
     if rows:
-        table = Table(*heads, box=None, pad_edge=False)
+        table = Table(*headers, box=None, pad_edge=False)
         for row in rows[:MOST_LINES]:
             table.add_row(*map(escape, map(str, row)))
         show(table)
@@ -365,8 +371,6 @@ def _cluster_name(url: str, cluster: str | None) -> str:
         return str(choose_cluster(warehouse, select_cluster(None))["name"])
 
 
-# ``helios power``: states of the nodes, one control cycle on them, and the release of repaired nodes.
-
 power_commands = typer.Typer(no_args_is_help=True, help="Show which nodes sleep, and put nodes to sleep or wake them.")
 
 
@@ -378,8 +382,8 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """
     from helios.app.explain import node_status  # noqa: PLC0415 - only where it is looked up
 
-    found = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
-    print_result(found.to_json(), *found.parts(), as_json=as_json)
+    status_report = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
+    print_result(status_report.to_json(), *status_report.parts(), as_json=as_json)
 
 
 @power_commands.command("run-cycle", epilog="Example: helios power run-cycle --as active")
@@ -403,7 +407,7 @@ def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_jso
     from helios.report.nodes import group_decisions  # noqa: PLC0415 - as above
 
     if as_json:
-        found = {
+        changes = {
             "nodes": count_states(report),
             "slept": list(report.slept),
             "woken": list(report.woken),
@@ -412,7 +416,7 @@ def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_jso
             "quarantined": sorted(report.memory.quarantined),
             "modes": {service: mode.mode.value for service, mode in modes.items()},
         }
-        show_json(_cycle_answer(report) | found)
+        show_json(_cycle_answer(report) | changes)
         return
     show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
     rows = group_decisions(_decisions(report))
@@ -450,14 +454,12 @@ def clear(
             f"Node {node} has no failed wake to clear.", hint=f"These have: {known}. See helios power status"
         )
     memory = cycles.clear(node)
-    trusted = f"{node} may be put to sleep again; if Slurm has it down: scontrol update nodename={node} state=resume"
-    left = f"Nodes with failed wakes that are not cleared: {', '.join(sorted(memory.quarantined)) or 'none'}."
-    lines = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
-    found = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
-    print_result(found, *lines, as_json=as_json)
+    allowed = f"{node} may be put to sleep again; if Slurm has it down: scontrol update nodename={node} state=resume"
+    remaining = f"Nodes with failed wakes that are not cleared: {', '.join(sorted(memory.quarantined)) or 'none'}."
+    lines = [*([allowed] if node else []), remaining + (f" {memory.protected}." if memory.protected else "")]
+    answer = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
+    print_result(answer, *lines, as_json=as_json)
 
-
-# ``helios service``: what is installed.
 
 service_commands = typer.Typer(no_args_is_help=True, help="List the installed services and their options.")
 
@@ -469,11 +471,14 @@ def list_(as_json: AsJson = False) -> None:
     For a broken one it says why it cannot be used.
     """
     configured = configuration().settings.services
-    found = [*installed().values(), *installed(POOL_GROUP).values()]
+    services = [*installed().values(), *installed(POOL_GROUP).values()]
     table = Table("Service", "Configured", "What it does", "Options", "From", box=None, pad_edge=False)
-    for it in found:
-        summary = f"broken: {it.broken}" if it.broken else it.summary
-        options = "\n".join(map(str, it.options))
-        table.add_row(it.name, "yes" if it.name in configured else "", summary, options, it.package)
-    listed = [asdict(it) | {"configured": it.name in configured, "domain": it.domain or "pools"} for it in found]
-    print_result(listed, table, as_json=as_json)
+    for service in services:
+        summary = f"broken: {service.broken}" if service.broken else service.summary
+        options = "\n".join(map(str, service.options))
+        table.add_row(service.name, "yes" if service.name in configured else "", summary, options, service.package)
+    rows = [
+        asdict(service) | {"configured": service.name in configured, "domain": service.domain or "pools"}
+        for service in services
+    ]
+    print_result(rows, table, as_json=as_json)

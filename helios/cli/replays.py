@@ -77,6 +77,19 @@ from helios.services.registry import build, checked_options, domain_of
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
+NOT_WITH_SWEEP = (
+    "--policy",
+    "--backfill",
+    "--estimates",
+    "--run-times",
+    "--set",
+    "--frontier",
+    "--repeat",
+    "--repeat-over",
+)
+NOT_WITH_FRONTIER = ("--policy", "--backfill", "--estimates", "--set")
+
+
 def write_whatif(
     path: Path,
     history: LoadedHistory,
@@ -87,7 +100,7 @@ def write_whatif(
 ) -> None:
     """Write the page of a what-if.
 
-    ``options`` of the replays, as typed, for a command on the page; None: no command replays one of them alone.
+    ``options`` are those of the replays, as typed, for a command on the page. None where no command replays one alone.
     """
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
@@ -116,7 +129,7 @@ def replay_and_compare(
 ) -> FinishedWhatIf:
     """Run a what-if with its draws and repeats.
 
-    Interrupted, it returns what is finished. A verdict and an interval take all their draws.
+    If it is interrupted, it returns what is finished. A verdict or an interval needs all of its draws.
     """
     result = whatif(history, request, progress=progress, keeps_finished=True)
     differences, interrupted = compare_blocks(result), result.interrupted
@@ -132,7 +145,7 @@ def replay_and_compare(
     return FinishedWhatIf(whatif=result, differences=differences, interrupted=interrupted)
 
 
-def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None:
+def show_whatif(finished: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None:
     """Show the replays of a what-if.
 
     Raises
@@ -140,7 +153,7 @@ def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None
     typer.Exit
         It was interrupted.
     """
-    result, differences = found.whatif, found.differences
+    result, differences = finished.whatif, finished.differences
     if as_json:
         show_json(result.to_json() | {"differences": differences.to_json()})
     else:
@@ -149,7 +162,7 @@ def show_whatif(found: FinishedWhatIf, *, as_json: bool, has_page: bool) -> None
             show("", differences_table(differences))
         if not has_page:
             print_message("Plots, and who gains and who pays: add --report whatif.html")
-    if found.interrupted:
+    if finished.interrupted:
         raise typer.Exit(130)
 
 
@@ -176,19 +189,15 @@ def live_setting(settings: Settings) -> Scenario | None:
     return live_scenario(POLICY_OF[order], run_times=run_times, options=tuple(sorted(options.items())))
 
 
-OF_ONE = ("--policy", "--backfill", "--estimates", "--run-times", "--set", "--frontier", "--repeat", "--repeat-over")
-BESIDE_FRONTIER = ("--policy", "--backfill", "--estimates", "--set")
-
-
 def refuse_contradictions(context: typer.Context) -> None:
-    """Refuse contradictory options of ``helios whatif``.
+    """Refuse options of ``helios whatif`` that are contradictory or have no effect.
 
-    Options that would be ignored, and too few repeats or draws, are refused too.
+    Too few repeats or draws are refused, too.
     """
     # Options of the command line itself, such as that for completion, have no value here.
-    given = {option.opts[0]: context.params.get(str(option.name)) for option in context.command.params}
-    sweeps, repeat = given["--sweep"] is not None, context.params["repeat"]
-    ignored = [name for name in ((*OF_ONE, "--report") if sweeps else ("--out", "--csv")) if given[name]]
+    values = {option.opts[0]: context.params.get(str(option.name)) for option in context.command.params}
+    sweeps, repeat = values["--sweep"] is not None, context.params["repeat"]
+    ignored = [name for name in ((*NOT_WITH_SWEEP, "--report") if sweeps else ("--out", "--csv")) if values[name]]
     if ignored and sweeps:
         raise UsageError(f"{', '.join(ignored)} cannot be used with --sweep.", hint="Write it into the plan instead.")
     if ignored:
@@ -198,18 +207,18 @@ def refuse_contradictions(context: typer.Context) -> None:
             f"{repeat} repeats are too few to tell a difference from chance.",
             hint=f"Use --repeat 20, at least {FEWEST_REPEATS}.",
         )
-    if given["--draws"]:
-        refuse_few(given["--draws"])
-    if given["--frontier"] and (chosen := [name for name in BESIDE_FRONTIER if given[name]]):
-        raise UsageError(f"--frontier chooses the replays itself, so {', '.join(chosen)} has no meaning.")
+    if values["--draws"]:
+        refuse_few(values["--draws"])
+    if values["--frontier"] and (ignored_options := [name for name in NOT_WITH_FRONTIER if values[name]]):
+        raise UsageError(f"--frontier chooses the replays itself, so {', '.join(ignored_options)} has no meaning.")
 
 
-def split_words(given: list[str] | None) -> list[str]:
+def split_words(texts: list[str] | None) -> list[str]:
     """Return the words of an option that takes several by commas."""
-    return [word.strip() for text in given or [] for word in text.split(",")]
+    return [word.strip() for text in texts or [] for word in text.split(",")]
 
 
-def choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
+def choices(texts: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
     """Parse the words of an option as members of ``kind``.
 
     Raises
@@ -217,7 +226,7 @@ def choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Ch
     UsageError
         There is no such member.
     """
-    words = split_words(given)
+    words = split_words(texts)
     if unknown := [word for word in words if word not in list(kind)]:
         renamed = [RENAMED[word] for word in unknown if word in RENAMED and kind is Policy]
         raise UsageError(
@@ -245,9 +254,6 @@ def read_estimate(word: str) -> Estimates:
         ) from reason
 
 
-# Sweeps, repeats and parallel replays.
-
-
 def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None) -> Engine:
     """Return what runs the replays.
 
@@ -268,10 +274,7 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
 
 
 def all_cores() -> int:
-    """Return the number of cores that this process may use.
-
-    1 if Dask is not installed, with a note.
-    """
+    """Return the number of cores that this process may use, or 1 without Dask."""
     cores = len(os.sched_getaffinity(0))
     if cores > 1 and find_spec("distributed") is None:
         print_message(
@@ -293,7 +296,7 @@ def run_sweep(
 ) -> Sweep:
     """Replay every combination of the plan in ``path``.
 
-    What the plan does not say is taken from ``base``.
+    Other options are those of ``base``.
 
     Raises
     ------
@@ -301,17 +304,17 @@ def run_sweep(
         The plan cannot be used, or the results cannot be written.
     """
     plan = read_sweep_plan(path)
-    asked = cross_options(plan, base=base, timezone=history.timezone)
+    scenarios = cross_options(plan, base=base, timezone=history.timezone)
     engine = engine_for(dask=dask, workers=workers or (1 if dask else all_cores()), plan=plan)
-    into = out or path.with_suffix(".results.jsonl")
+    results_path = out or path.with_suffix(".results.jsonl")
     try:
-        return sweep(history, asked, out=into, engine=engine, progress=progress)
+        return sweep(history, scenarios, out=results_path, engine=engine, progress=progress)
     except KeyboardInterrupt:
-        print_message(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
+        print_message(f"Stopped. What was replayed is in {results_path}; the same command goes on from there.")
         raise
 
 
-def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
+def show_sweep(result: Sweep, *, csv: Path | None, as_json: bool) -> None:
     """Show the results of a sweep.
 
     Raises
@@ -321,19 +324,16 @@ def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
     typer.Exit
         Cells failed.
     """
-    print_notes(found.notes)
+    print_notes(result.notes)
     if csv is not None:
-        write_file(csv, sweep_csv(found), what="The CSV", option="--csv FILE")
+        write_file(csv, sweep_csv(result), what="The CSV", option="--csv FILE")
     if as_json:
-        show_json(found.to_json())
+        show_json(result.to_json())
     else:
-        show(sweep_tables(found))
-        print_message(f"Results: {found.results}")
-    if found.failed:
+        show(sweep_tables(result))
+        print_message(f"Results: {result.results}")
+    if result.failed:
         raise typer.Exit(1)
-
-
-# Replays with services acting.
 
 
 @expand
@@ -407,7 +407,7 @@ def simulate_(
 def requested_services(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:
     """Return the named services, else the configured ones.
 
-    Their options are those of the configuration and the given ones, which win.
+    Their options are those of the configuration. The given ones have precedence.
 
     Parameters
     ----------
@@ -424,13 +424,15 @@ def requested_services(settings: Settings, *, names: list[str] | None, options: 
         A service is not installed, or cannot be built with its options.
     """
     chosen = [name.strip() for text in names or settings.services for name in text.split(",")]
-    given = _parse_service_options(options)
-    if others := sorted(set(given) - set(chosen)):
+    options_of_service = _parse_service_options(options)
+    if unused := sorted(set(options_of_service) - set(chosen)):
         raise UsageError(
-            f"--set has an option for {', '.join(others)}, which does not act in this replay.",
-            hint=f"Add --service {others[0]}, or set options of: {', '.join(chosen) or 'none'}",
+            f"--set has an option for {', '.join(unused)}, which does not act in this replay.",
+            hint=f"Add --service {unused[0]}, or set options of: {', '.join(chosen) or 'none'}",
         )
-    built = {name: build(name, {**settings.services.get(name, {}), **given.get(name, {})}) for name in chosen}
+    built = {
+        name: build(name, {**settings.services.get(name, {}), **options_of_service.get(name, {})}) for name in chosen
+    }
     on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
     if on_nodes and (names or len(on_nodes) == len(built)):
         raise UsageError(
@@ -442,7 +444,7 @@ def requested_services(settings: Settings, *, names: list[str] | None, options: 
 
 def _parse_service_options(options: list[str]) -> Mapping[str, dict[str, Any]]:
     """Parse SERVICE.OPTION=VALUE, the value as TOML."""
-    given: dict[str, dict[str, Any]] = {}
+    options_of_service: dict[str, dict[str, Any]] = {}
     for text in options:
         key, equals, value = text.partition("=")
         service, dot, name = key.strip().partition(".")
@@ -451,12 +453,12 @@ def _parse_service_options(options: list[str]) -> Mapping[str, dict[str, Any]]:
                 f"--set {text!r} is not SERVICE.OPTION=VALUE.", hint="Write --set qssf.promote_after_s=7200"
             )
         try:
-            given.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
+            options_of_service.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError as reason:
             raise UsageError(
                 f"--set {text!r}: {value!r} is not a TOML value.", hint="Quote text: 'name=\"text\"'"
             ) from reason
-    return given
+    return options_of_service
 
 
 def _service_table(result: ServiceReplay) -> Table:
@@ -465,7 +467,7 @@ def _service_table(result: ServiceReplay) -> Table:
         table.add_column(name, justify="right")
     for active in result.active_services:
         done, unchanged = active.outcomes[Result.DONE], active.outcomes[Result.UNCHANGED]
-        rest = sum(active.outcomes.values()) - done - unchanged
+        not_changed = sum(active.outcomes.values()) - done - unchanged
         raised = f"{sum(active.problems.values()):,}{', suspended' if active.suspended else ''}"
-        table.add_row(active.name, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
+        table.add_row(active.name, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{not_changed:,}", raised)
     return table

@@ -75,9 +75,9 @@ def study_(
         return
     from helios.app.study import (  # noqa: PLC0415 - see cli.replays
         NodeRecords,
-        keep_study,
+        command_source,
         load_study,
-        source_of,
+        store_study,
         study,
         write_study,
     )
@@ -112,7 +112,7 @@ def study_(
             partitions=partition or (),
             resource=resource,
             records=records,
-            source=source_of(source.trace, cluster=source.cluster, timezone=source.timezone),
+            source=command_source(source.trace, cluster=source.cluster, timezone=source.timezone),
             progress=progress,
         )
     print_notes(found.notes)
@@ -131,7 +131,7 @@ def study_(
             print_message(f"{len(files)} files: {out.resolve()}")
     if keep:
         print_message(
-            f"Kept: {keep_study(found, Path(settings.report.folder), energy=settings.energy, now=datetime.now(UTC))}"
+            f"Kept: {store_study(found, Path(settings.report.folder), energy=settings.energy, now=datetime.now(UTC))}"
         )
     print_result(found.to_json(), *statement_tables(found.statements), as_json=as_json)
 

@@ -146,7 +146,7 @@ class JobDomain:
             requested.changes,
             jobs=self.jobs,
             mode=mode,
-            of_the_overridden=frozenset(key for key, row in cycle.applied.real.items() if row.overridden),
+            overridden=frozenset(key for key, row in cycle.applied.real.items() if row.overridden),
             most_of_one_user=cycle.settings.control.most_of_one_user,
         )
 

@@ -27,7 +27,7 @@ from helios.daemon.tasks import TaskSchedule, TaskScheduler, task_error
 from helios.errors import ConfigurationInvalid
 
 WRITER_S = 45.0
-"""Longest wait for a running cycle at the end, s: one call to a slow controller (slurm.timeout_s) and a little."""
+"""Longest wait for a running cycle at the end, s. It is above the longest call to Slurm (slurm.timeout_s)."""
 RELEASE_S = 60.0
 """Longest time for reverting, s."""
 READER_S = 5.0
@@ -37,6 +37,8 @@ BIND_S = 60.0
 DEAD_S = 90.0
 """Time without a heartbeat after which the scheduler itself counts as dead, s."""
 HEARTBEAT_S = 10.0
+QUIET = ("apscheduler", "alembic", "matplotlib", "numba")
+"""Libraries whose errors only are logged. The daemon logs their important events itself."""
 
 _log = logging.getLogger("helios.daemon.daemon")
 
@@ -60,7 +62,7 @@ class Ending:
 class Notifier:
     """Client of the notification protocol of sd_notify(3).
 
-    The package sdnotify drops a status that is not Latin-1, and does not report that nobody listens.
+    The package sdnotify is not used, because it drops a status that is not Latin-1 and hides errors.
 
     Parameters
     ----------
@@ -72,15 +74,12 @@ class Notifier:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
         self._warned = False
-        ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        is_watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = environment.get("WATCHDOG_USEC", "")
-        self.watchdog_s = int(usec) / 1e6 if ours and usec.isdecimal() else None
+        self.watchdog_s = int(usec) / 1e6 if is_watched and usec.isdecimal() else None
 
     def send(self, message: str) -> None:
-        """Send an assignment such as ``READY=1``.
-
-        That the service manager does not listen is logged once.
-        """
+        """Send an assignment such as ``READY=1``, and log the first failure."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
@@ -130,9 +129,9 @@ class Daemon:
             nightly=settings.daemon.nightly if nightly else None,
             heartbeat_s=HEARTBEAT_S if watchdog_s is None else min(HEARTBEAT_S, watchdog_s / 3),
         )
-        works = {"cycle": tasks.cycle, "nodes": tasks.nodes, "ingest": tasks.ingest}
-        steady = [name for name, work in works.items() if work is not None]
-        self._health = Health(longest_silence_s=schedule.longest_silence_s(tasks=steady), times=self._times)
+        tasks_by_name = {"cycle": tasks.cycle, "nodes": tasks.nodes, "ingest": tasks.ingest}
+        periodic = [name for name, task in tasks_by_name.items() if task is not None]
+        self._health = Health(longest_silence_s=schedule.longest_silence_s(tasks=periodic), times=self._times)
         self._metrics = Metrics(times=self._times)
         self._file = HealthFile(self._folder)
         self._scheduler = TaskScheduler(
@@ -160,13 +159,13 @@ class Daemon:
         ConfigurationInvalid
             The address cannot be bound.
         """
-        works = {Domain.JOBS: self._tasks.cycle, Domain.NODES: self._tasks.nodes}
-        domains = [domain for domain, work in works.items() if work is not None]
-        with ExitStack() as until_started:
-            until_started.enter_context(hold_daemon_lock(self._folder, domains=domains))
+        cycles = {Domain.JOBS: self._tasks.cycle, Domain.NODES: self._tasks.nodes}
+        domains = [domain for domain, cycle in cycles.items() if cycle is not None]
+        with ExitStack() as stack:
+            stack.enter_context(hold_daemon_lock(self._folder, domains=domains))
             self._serve()
             self._scheduler.start()
-            self._locks = until_started.pop_all()
+            self._locks = stack.pop_all()
         self._notifier.send("READY=1")
         night = self._scheduler.due().get("nightly")
         _log.info(
@@ -207,10 +206,7 @@ class Daemon:
         return self._times.monotonic_s() - self._beaten_s > DEAD_S
 
     def stop(self, *, why: str) -> Ending:
-        """Stop the tasks, revert what was set, and end.
-
-        It waits for the task that writes to the cluster.
-        """
+        """Stop the tasks, wait for a running cycle, and revert what was set."""
         self._notifier.send("STOPPING=1")
         self._health.record_ending("stopping")
         self._scheduler.stop()
@@ -235,10 +231,10 @@ class Daemon:
         self._bind_at_s = self._times.monotonic_s() + BIND_S
         try:
             self._server = Server(self._settings.listen, registry=self._metrics.registry, health=self._health.report)
-        except AddressTaken as taken:
+        except AddressTaken as error:
             if not self._health.note:
-                _log.error("%s. What to do: %s", taken.message, taken.hint)
-            self._health.note = taken.message
+                _log.error("%s. What to do: %s", error.message, error.hint)
+            self._health.note = error.message
         else:
             self._health.note = ""
 
@@ -265,7 +261,7 @@ class Daemon:
     def _release(self, why: str) -> bool:
         try:
             _log.info("%s", self._tasks.release(why))
-        except Exception as error:  # the process ends anyway, and must report what is left
+        except Exception as error:  # the process ends anyway, and must report the failure
             problem = task_error(error)
             _log.error("not all is reverted: %s", problem.line(), exc_info=error if problem.defect else None)
             return False
@@ -290,57 +286,8 @@ def run(tasks: DaemonOperations, *, settings: Settings, nightly: bool, environme
         return daemon.stop(why=_wait_for_end(signals, daemon.is_dead))
 
 
-def _wait_for_end(signals: SimpleQueue[int], is_dead: Callable[[], bool]) -> str:
-    while True:
-        try:
-            number = signal.Signals(signals.get(timeout=5))
-        except Empty:
-            if is_dead():
-                _log.critical("the scheduler is dead. What to do: start the daemon again; systemd does")
-                return "the scheduler is dead"
-            continue
-        if number != signal.SIGHUP:
-            return number.name
-        _log.warning("SIGHUP changes nothing: settings are read at the start. What to do: systemctl restart helios")
-
-
-@contextmanager
-def _signals() -> Iterator[SimpleQueue[int]]:
-    """Put signals into a queue.
-
-    Handlers are used instead of a signal mask, because commands that Helios starts would inherit the mask.
-    """
-    queue: SimpleQueue[int] = SimpleQueue()
-
-    def put(number: int, _: FrameType | None) -> None:
-        queue.put(number)
-
-    before = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield queue
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _headline(report: Mapping[str, Any]) -> str:
-    if report["reasons"]:
-        return "; ".join(report["reasons"])
-    notes = [report["note"], *(cycle["line"] for cycle in (report["cycle"], report["nodes"]) if cycle)]
-    return "; ".join(note for note in notes if note) or "the first cycle is to come"
-
-
-# Logging to standard error, as text or as JSON.
-
-QUIET = ("apscheduler", "alembic", "matplotlib", "numba")
-"""Libraries that log every step. The daemon's own listeners log the important events."""
-
-
 def start_logs(form: Literal["text", "json"], *, stream: TextIO, level: int = logging.INFO) -> None:
-    """Send all logs to ``stream`` in the chosen form.
-
-    Calling it again replaces the earlier choice.
-    """
+    """Send all logs to ``stream`` in the chosen form, instead of an earlier one."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(as_json=form == "json"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -363,16 +310,58 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without passwords."""
         time = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        # For Helios' own loggers, the last word of the name: cycle for helios.daemon.cycle.
+        # Helios' own loggers are named by their last word, such as cycle for helios.daemon.cycle.
         source = record.name.rpartition(".")[2] if record.name.startswith("helios.") else record.name
-        # On one line, because a job's name with a line break must not forge a second record.
-        message = "".join(sign if sign.isprintable() else " " for sign in _redact(record.getMessage())).strip()
+        # A line break, for instance in a job's name, must not look like a second record.
+        message = "".join(
+            character if character.isprintable() else " " for character in _redact(record.getMessage())
+        ).strip()
         trace = _redact(self.formatException(record.exc_info)) if record.exc_info else ""
         if not self._as_json:
             line = f"{time} {record.levelname:<7} {source}: {message}"
             return f"{line}\n{trace}" if trace else line
-        answer = {"time": time, "level": record.levelname.lower(), "source": source, "message": message}
-        return json.dumps({**answer, "traceback": trace} if trace else answer, ensure_ascii=False)
+        entry = {"time": time, "level": record.levelname.lower(), "source": source, "message": message}
+        return json.dumps({**entry, "traceback": trace} if trace else entry, ensure_ascii=False)
+
+
+def _wait_for_end(signals: SimpleQueue[int], is_dead: Callable[[], bool]) -> str:
+    while True:
+        try:
+            number = signal.Signals(signals.get(timeout=5))
+        except Empty:
+            if is_dead():
+                _log.critical("the scheduler is dead. What to do: start the daemon again; systemd does")
+                return "the scheduler is dead"
+            continue
+        if number != signal.SIGHUP:
+            return number.name
+        _log.warning("SIGHUP changes nothing: settings are read at the start. What to do: systemctl restart helios")
+
+
+@contextmanager
+def _signals() -> Iterator[SimpleQueue[int]]:
+    """Yield a queue with the received signals.
+
+    Handlers are used instead of a signal mask, because commands that Helios starts would inherit the mask.
+    """
+    queue: SimpleQueue[int] = SimpleQueue()
+
+    def put(number: int, _: FrameType | None) -> None:
+        queue.put(number)
+
+    before = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield queue
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _headline(report: Mapping[str, Any]) -> str:
+    if report["reasons"]:
+        return "; ".join(report["reasons"])
+    notes = [report["note"], *(cycle["line"] for cycle in (report["cycle"], report["nodes"]) if cycle)]
+    return "; ".join(note for note in notes if note) or "the first cycle is to come"
 
 
 def _redact(text: str) -> str:

@@ -32,7 +32,7 @@ from helios.errors import FormatUnknown
 from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused, RunKeys
 from helios.ingest.lines import head
-from helios.ingest.parse import NEVER, CheckResults, Instants, Reason, category, known_values, numbers, strings
+from helios.ingest.parse import NOT_A_TIME, CheckResults, Instants, Reason, category, known_values, numbers, strings
 from helios.model import JobState
 
 # Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60
@@ -265,7 +265,7 @@ def _refusals(rows: DelimitedRows, results: CheckResults, table: TraceTable) -> 
     if not rows.refused and results.accepted.all():
         return
     named = f"{table.name}: ".encode()
-    nothing = np.full(len(rows), NEVER)
+    nothing = np.full(len(rows), NOT_A_TIME)
     yield JobRows(
         jobs={"job_id": strings(rows.columns[table.names[0]]), "submitted_at": nothing, "started_at": nothing},
         runs=RunKeys(results.accepted, nothing),
@@ -286,7 +286,7 @@ def _draft(rows: DelimitedRows, reading: FileReading, tasks: pd.DataFrame, tags:
     job.jobs["submitted_at"] = _instants(job, "start_time")
     job.jobs["started_at"] = job.instants(asked["started_s"].to_numpy(dtype=np.float64))
     job.note_runs()
-    job.jobs["ended_at"] = np.where(job.is_in(_UNFINISHED), NEVER, _instants(job, "end_time"))
+    job.jobs["ended_at"] = np.where(job.is_in(_UNFINISHED), NOT_A_TIME, _instants(job, "end_time"))
     job.jobs["run_time_s"] = job.run_time_s()
     gpus = np.nan_to_num(asked["gpus"].to_numpy(dtype=np.float64)).round(_DECIMALS)
     job.jobs["gpus"] = whole = np.ceil(gpus)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from helios.ingest.job_rows import FileReading, JobRows, Refused, RunKeys
 from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, REPLACED, Block, RowTexts, blocks
 from helios.ingest.parse import (
-    NEVER,
+    NOT_A_TIME,
     CheckResults,
     Instants,
     Mask,
@@ -143,7 +143,7 @@ class Translation:
         They tell the runs of a requeued job apart, whatever else is wrong with a row and however its start is
         completed later. Without a call, those of the finished translation do.
         """
-        started = self.jobs.get("started_at", np.full(len(self.rows), NEVER))
+        started = self.jobs.get("started_at", np.full(len(self.rows), NOT_A_TIME))
         self.runs = RunKeys(known=self.results.accepted, started=started)
 
     def run_time_s(self) -> NDArray[np.float64]:

@@ -28,7 +28,7 @@ from helios.errors import FormatUnknown
 from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, distinct_names, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import created, head
-from helios.ingest.parse import NEVER, known_values, spans, strings, tells_zone
+from helios.ingest.parse import NOT_A_TIME, has_utc_offset, known_values, spans, strings
 from helios.model import JOBS, JobState
 
 FIELDS = (
@@ -121,7 +121,7 @@ def _layout(wording: Wording, *, zone: str = "UTC") -> Layout:
     return Layout(
         fits=partial(has_columns, wording=wording),
         drafts=partial(translate, wording=wording),
-        local_times=lambda start: not tells_zone(start),
+        local_times=lambda start: not has_utc_offset(start),
         zone=zone,
     )
 
@@ -202,7 +202,7 @@ def _read_run(job: Translation, wording: Wording) -> None:
     started, over = job.jobs["started_at"], ~job.is_in(_UNFINISHED)
     ended = job.times("end_time", not_before=np.fmax(job.jobs["submitted_at"], started))
     duration = job.numbers("duration" if wording.duration_is_run_time else "")
-    job.jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
+    job.jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NOT_A_TIME)
     # The duration was counted by Slurm. The difference of two local times is wrong by an hour where clocks change.
     run_time_s = np.where(np.isnan(duration), job.run_time_s(), duration)
     job.jobs["run_time_s"] = np.where(over, run_time_s, np.nan)

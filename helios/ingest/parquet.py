@@ -27,7 +27,17 @@ from numpy.typing import NDArray
 from helios.errors import FileUnreadable, FormatUnknown
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RunKeys
 from helios.ingest.lines import Block, RowTexts, created, file_size, unzipped
-from helios.ingest.parse import NEVER, CheckResults, Instants, Reason, category, instants, job_states, strings, without
+from helios.ingest.parse import (
+    NOT_A_TIME,
+    CheckResults,
+    Instants,
+    Reason,
+    category,
+    instants,
+    job_states,
+    strings,
+    without,
+)
 from helios.model import JOBS, TIME
 
 MAGIC = b"PAR1"
@@ -238,7 +248,7 @@ def _draft(texts: RowValues, reading: FileReading, clusters: frozenset[str]) -> 
         else:
             read = strings if JOBS.by_name[name].dtype == "str" else category
             jobs[name] = read(_texts(column, results))
-    started = jobs.setdefault("started_at", np.full(len(texts.line), NEVER))
+    started = jobs.setdefault("started_at", np.full(len(texts.line), NOT_A_TIME))
     if "run_time_s" not in jobs and "ended_at" in jobs:
         jobs["run_time_s"] = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
     return JobRows(
@@ -254,7 +264,7 @@ def _draft(texts: RowValues, reading: FileReading, clusters: frozenset[str]) -> 
 
 def _times(column: pa.Array, reading: FileReading, results: CheckResults) -> Instants:
     if pa.types.is_null(column.type):
-        return np.full(len(column), NEVER)
+        return np.full(len(column), NOT_A_TIME)
     if column.type.tz is None:  # of another program; the zone is the cluster's own, as with other files
         found, bad = reading.clock.read(pc.cast(column, pa.string()))
     else:

@@ -1,8 +1,11 @@
 """Conversion of text columns into numbers, durations, states and times.
 
-Each function also points out what it could not read. Whole columns are converted at once; where that fails, each
-distinct text is parsed once, however often it occurs. A row that is refused is kept with its line, its reason and its
-text; it is never dropped in silence and never fatal.
+Each function also returns which rows it could not read. Whole columns are converted at once. Where that fails, each
+distinct text is parsed once. A row that is refused is reported with its line, its reason and its text, and does not
+stop the reading.
+
+Times are converted to UTC here and nowhere else. That needs a zone for times without one, and a rule for the hours that
+daylight saving skips or repeats.
 """
 
 from __future__ import annotations
@@ -23,12 +26,53 @@ from numpy.typing import NDArray
 from helios.errors import UsageError
 from helios.model import SIZES, JobState
 
-# Larger counts are typing errors or sentinel values (Slurm's NO_VAL is 4,294,967,294), and would not fit int32.
-LARGEST_SIZE = 100_000_000
-# A hundred years. Sentinel values and typing errors are larger, and much larger values overflow time arithmetic.
-LONGEST_S = 100 * 365.25 * 86_400
-
 Mask = NDArray[np.bool_]
+Instants = NDArray[np.datetime64]  # unit us, in UTC unless the name says local
+
+LARGEST_SIZE = 100_000_000
+"""Larger counts are typing errors or sentinel values (Slurm's NO_VAL is 4,294,967,294), and would not fit int32."""
+LONGEST_S = 100 * 365.25 * 86_400
+"""A hundred years. Sentinel values and typing errors are larger, and much larger values overflow time arithmetic."""
+MICROSECONDS = "datetime64[us]"
+NOT_A_TIME = np.datetime64("NaT", "us")
+EARLIEST = np.datetime64("1970-01-01T00:00:00", "us")
+LATEST = np.datetime64("2200-01-01T00:00:00", "us")
+"""Times outside are sentinel values or damage. pandas' nanosecond code and the zone files end not far beyond."""
+UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
+"""Words of sacct, pandas and people for "unknown". Never applied to names of jobs, users or accounts."""
+
+# The pattern matches digits in one way only. With two ways, a field of 10^5 digits and a letter took a minute.
+_NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.ASCII)
+_COUNT_UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
+_DURATION = re.compile(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(?:\.(\d{1,9}))?", re.ASCII)
+_EPOCH = re.compile(r"\d{9,11}(\.\d{1,6})?", re.ASCII)
+_ABSOLUTE = re.compile(rb"\d{2}:\d{2}(:\d{2})?(\.\d+)?([+-]\d{2}:?\d{2}|Z)\b", re.ASCII)
+
+_STATES_BY_CODE = {
+    "BF": JobState.BOOT_FAIL,
+    "CA": JobState.CANCELLED,
+    "CD": JobState.COMPLETED,
+    "DL": JobState.DEADLINE,
+    "F": JobState.FAILED,
+    "NF": JobState.NODE_FAIL,
+    "OOM": JobState.OUT_OF_MEMORY,
+    "PD": JobState.PENDING,
+    "PR": JobState.PREEMPTED,
+    "R": JobState.RUNNING,
+    "RQ": JobState.REQUEUED,
+    "RS": JobState.RESIZING,
+    "RV": JobState.REVOKED,
+    "S": JobState.SUSPENDED,
+    "TO": JobState.TIMEOUT,
+    # Flags of a running job that Slurm prints in place of RUNNING while its prolog or epilog runs.
+    "CF": JobState.RUNNING,
+    "CONFIGURING": JobState.RUNNING,
+    "CG": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    # American spelling, used by Philly, Alibaba and people.
+    "CANCELED": JobState.CANCELLED,
+}
 
 
 class Reason(StrEnum):
@@ -94,7 +138,7 @@ class CheckResults:
 
 
 def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
-    """Refuse the rows that contradict themselves.
+    """Refuse the rows with contradictory or impossible values.
 
     A start before the submission is *not* refused: sites correct their clocks, and Slurm moves the submit time of a
     requeued job. A note counts such rows.
@@ -104,7 +148,7 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     jobs : mapping of column name to array
         Columns of ``JOBS`` as plain arrays; absent columns are not checked.
     results : CheckResults
-        Takes the refusals.
+        The refusals are added to it.
     """
     results.refuse(np.asarray(jobs["job_id"].isna()), Reason.MISSING_JOB_ID)
     results.refuse(np.isnat(jobs["submitted_at"]), Reason.MISSING_SUBMIT_TIME)
@@ -121,52 +165,6 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     results.refuse(_earlier(jobs, "ended_at", "started_at"), Reason.END_BEFORE_START)
     unstarted = np.isnat(jobs["started_at"]) if "started_at" in jobs else np.array(True)
     results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
-
-
-def _below(jobs: Mapping[str, Any], name: str, least: float) -> Mask:
-    return jobs[name] < least if name in jobs else np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
-
-
-def _earlier(jobs: Mapping[str, Any], name: str, other: str) -> Mask:
-    # Comparisons with NaT are False: an unknown time contradicts nothing.
-    if name not in jobs or other not in jobs:
-        return np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
-    return np.asarray(jobs[name] < jobs[other])
-
-
-# What sacct, pandas and people write for "unknown". Never applied to names of jobs, users or accounts.
-UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
-
-# The pattern matches digits in one way only. With two ways, a field of 10^5 digits and a letter took a minute.
-_NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.ASCII)
-_COUNT_UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
-_DURATION = re.compile(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(?:\.(\d{1,9}))?", re.ASCII)
-
-_STATES_BY_CODE = {
-    "BF": JobState.BOOT_FAIL,
-    "CA": JobState.CANCELLED,
-    "CD": JobState.COMPLETED,
-    "DL": JobState.DEADLINE,
-    "F": JobState.FAILED,
-    "NF": JobState.NODE_FAIL,
-    "OOM": JobState.OUT_OF_MEMORY,
-    "PD": JobState.PENDING,
-    "PR": JobState.PREEMPTED,
-    "R": JobState.RUNNING,
-    "RQ": JobState.REQUEUED,
-    "RS": JobState.RESIZING,
-    "RV": JobState.REVOKED,
-    "S": JobState.SUSPENDED,
-    "TO": JobState.TIMEOUT,
-    # Flags of a running job that Slurm prints in place of RUNNING while its prolog or epilog runs.
-    "CF": JobState.RUNNING,
-    "CONFIGURING": JobState.RUNNING,
-    "CG": JobState.RUNNING,
-    "COMPLETING": JobState.RUNNING,
-    # American spelling, used by Philly, Alibaba and people.
-    "CANCELED": JobState.CANCELLED,
-}
 
 
 def without(texts: pa.Array, word: str) -> pa.Array:
@@ -194,16 +192,16 @@ def all_digits(texts: pa.Array) -> bool:
     return bool(pc.all(pc.ascii_is_decimal(texts), skip_nulls=False, min_count=0).as_py())
 
 
-def parse_floats(texts: pa.Array, read: Callable[[str], float | None]) -> tuple[NDArray[np.float64], Mask]:
-    """Return ``read`` of each text as a float, and where that failed.
+def parse_floats(texts: pa.Array, parse: Callable[[str], float | None]) -> tuple[NDArray[np.float64], Mask]:
+    """Return each text as a float by ``parse``, and where that failed.
 
-    NaN where the text is null. ``read`` is called once for each distinct text and returns None where it fails.
+    NaN where the text is null. ``parse`` is called once for each distinct text and returns None where it fails.
     """
     codes, distinct = distinct_texts(texts)
-    found = [read(text) for text in distinct]
-    values = np.array([*(np.nan if value is None else value for value in found), np.nan], dtype=np.float64)
-    bad = np.array([*(value is None for value in found), False], dtype=np.bool_)
-    return values[codes], bad[codes]
+    parsed = [parse(text) for text in distinct]
+    values = np.array([*(np.nan if value is None else value for value in parsed), np.nan], dtype=np.float64)
+    is_bad = np.array([*(value is None for value in parsed), False], dtype=np.bool_)
+    return values[codes], is_bad[codes]
 
 
 def numbers(texts: pa.Array) -> tuple[NDArray[np.float64], Mask]:
@@ -215,8 +213,8 @@ def numbers(texts: pa.Array) -> tuple[NDArray[np.float64], Mask]:
         values = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
         return parse_floats(known_values(texts), _number)
-    finite = np.isfinite(values) | texts.is_null().to_numpy(zero_copy_only=False)
-    return (values, ~finite) if finite.all() else parse_floats(known_values(texts), _number)
+    is_finite = np.isfinite(values) | texts.is_null().to_numpy(zero_copy_only=False)
+    return (values, ~is_finite) if is_finite.all() else parse_floats(known_values(texts), _number)
 
 
 def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float64], Mask]:
@@ -250,11 +248,13 @@ def job_states(texts: pa.Array) -> tuple[pd.Categorical, Mask]:
     Names and Slurm's short codes are read, also with a user behind them (``CANCELLED by 42``).
     """
     codes, distinct = distinct_texts(texts)
-    found = [_state(text) for text in distinct]
-    names = sorted({state.value for state in found if state})
-    position = np.array([*(names.index(state.value) if state else -1 for state in found), -1], dtype=np.int8)
-    states = pd.Categorical.from_codes(position[codes], categories=pd.Index(names, dtype="str"))
-    return states, (codes >= 0) & (position[codes] < 0)
+    states_of_texts = [_state(text) for text in distinct]
+    names = sorted({state.value for state in states_of_texts if state})
+    code_of_text = np.array(
+        [*(names.index(state.value) if state else -1 for state in states_of_texts), -1], dtype=np.int8
+    )
+    states = pd.Categorical.from_codes(code_of_text[codes], categories=pd.Index(names, dtype="str"))
+    return states, (codes >= 0) & (code_of_text[codes] < 0)
 
 
 def category(texts: pa.Array) -> pd.Categorical:
@@ -268,62 +268,8 @@ def strings(texts: pa.Array) -> pd.Series[Any]:
     return pd.Series(pd.array(texts, dtype="str"))
 
 
-def _number(text: str) -> float | None:
-    text = text.strip()
-    if _NUMBER.fullmatch(text):
-        value = float(text)
-        return value if np.isfinite(value) else None
-    # sacct without --noconvert shortens exact multiples: 2048 nodes print as 2K.
-    counted = _COUNT.fullmatch(text)
-    return float(counted[1]) * _COUNT_UNITS[counted[2]] if counted else None
-
-
-def _duration(text: str, bare_unit_s: float) -> float | None:
-    text = text.strip()
-    if text.upper() == "UNLIMITED":
-        return np.inf
-    if text.upper() == "PARTITION_LIMIT":
-        return np.nan
-    if _NUMBER.fullmatch(text):
-        return float(text) * bare_unit_s
-    found = _DURATION.fullmatch(text)
-    return None if found is None else _clock_seconds(*found.groups())
-
-
-def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None, fraction: str | None) -> float:
-    if days is None and third is None:  # MM:SS. With days, or with three parts, the first part is hours.
-        hours, minutes, seconds = 0, int(first), int(second or 0)
-    else:
-        hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
-    whole = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
-    return whole + (float(f"0.{fraction}") if fraction else 0.0)
-
-
-def _state(text: str) -> JobState | None:
-    # "CANCELLED by 1000" names the user who did it; with "CANCELLED+" sacct shows that it cut the column.
-    word = text.strip().upper().split(" ")[0].rstrip("+")
-    if word in JobState.__members__:
-        return JobState[word]
-    return _STATES_BY_CODE.get(word)
-
-
-# Times are converted to UTC here and nowhere else. That needs a zone for times without one, and a rule for the hours
-# that daylight saving skips or repeats.
-
-Instants = NDArray[np.datetime64]  # unit us, in UTC unless the name says local
-
-MICROSECONDS = "datetime64[us]"
-NEVER = np.datetime64("NaT", "us")
-# Times outside are sentinel values or damage. pandas' nanosecond code and the zone files end not far beyond.
-EARLIEST = np.datetime64("1970-01-01T00:00:00", "us")
-LATEST = np.datetime64("2200-01-01T00:00:00", "us")
-
-_EPOCH = re.compile(r"\d{9,11}(\.\d{1,6})?", re.ASCII)
-_ABSOLUTE = re.compile(rb"\d{2}:\d{2}(:\d{2})?(\.\d+)?([+-]\d{2}:?\d{2}|Z)\b", re.ASCII)
-
-
-def tells_zone(head: bytes) -> bool:
-    """Return whether the first times have a UTC offset."""
+def has_utc_offset(head: bytes) -> bool:
+    """Return whether the first times of a file have a UTC offset."""
     return _ABSOLUTE.search(head) is not None
 
 
@@ -332,9 +278,9 @@ def spans(seconds: NDArray[np.float64]) -> NDArray[np.timedelta64]:
 
     NaT where unknown, negative or longer than a hundred years.
     """
-    usable = (seconds >= 0) & (seconds <= LONGEST_S)
-    microseconds = (np.where(usable, seconds, 0.0) * 1e6).round().astype("timedelta64[us]")
-    return np.where(usable, microseconds, np.timedelta64("NaT", "us"))
+    is_valid = (seconds >= 0) & (seconds <= LONGEST_S)
+    microseconds = (np.where(is_valid, seconds, 0.0) * 1e6).round().astype("timedelta64[us]")
+    return np.where(is_valid, microseconds, np.timedelta64("NaT", "us"))
 
 
 def instants(seconds: NDArray[np.float64]) -> tuple[Instants, Mask]:
@@ -343,9 +289,9 @@ def instants(seconds: NDArray[np.float64]) -> tuple[Instants, Mask]:
     NaT where unknown or out of range.
     """
     lowest, highest = (time.astype("datetime64[s]").astype(np.int64) for time in (EARLIEST, LATEST))
-    within: Mask = (seconds >= lowest) & (seconds < highest)
-    microseconds = (np.where(within, seconds, 0.0) * 1e6).round().astype(MICROSECONDS)
-    return np.where(within, microseconds, NEVER), ~within & ~np.isnan(seconds)
+    in_range: Mask = (seconds >= lowest) & (seconds < highest)
+    microseconds = (np.where(in_range, seconds, 0.0) * 1e6).round().astype(MICROSECONDS)
+    return np.where(in_range, microseconds, NOT_A_TIME), ~in_range & ~np.isnan(seconds)
 
 
 class TimeParser:
@@ -354,7 +300,7 @@ class TimeParser:
     Parameters
     ----------
     zone : str
-        IANA zone of times that carry none.
+        IANA zone of times without one.
 
     Attributes
     ----------
@@ -383,12 +329,12 @@ class TimeParser:
     def read(self, texts: pa.Array, *, not_before: Instants | None = None) -> tuple[Instants, Mask]:
         """Return times in UTC, and where a text is no time.
 
-        NaT where unknown or unreadable. ISO 8601 with space or T is read, with or without a UTC offset, and seconds
+        NaT where unknown or unreadable. A text is ISO 8601 with a space or T, with or without a UTC offset, or seconds
         since the epoch.
 
-        A local time that daylight saving repeats is the first of the two, or the second if the first lies before
-        ``not_before`` (the event that came before, shape (n_rows,)). A local time that daylight saving skips is moved
-        to the end of the gap. Both are counted.
+        A local time that daylight saving repeats is the first of the two, or the second if the first is before
+        ``not_before`` (time of an earlier event, shape (n_rows,)). A local time that daylight saving skips is moved to
+        the end of the gap. Both are counted.
         """
         texts = known_values(texts)
         try:
@@ -396,36 +342,36 @@ class TimeParser:
         except pa.ArrowInvalid:
             return self._read_absolute(texts, not_before)
         instants = self._in_utc(local, not_before)
-        sane = _sane(local) | np.isnat(local)
-        return np.where(sane, instants, NEVER), ~sane
+        is_valid = _in_range(local) | np.isnat(local)
+        return np.where(is_valid, instants, NOT_A_TIME), ~is_valid
 
     def _read_absolute(self, texts: pa.Array, not_before: Instants | None) -> tuple[Instants, Mask]:
         try:
             instants = pc.cast(texts, pa.timestamp("us", tz="UTC")).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:
             return self._read_each(texts, not_before)
-        sane = _sane(instants) | np.isnat(instants)
-        return np.where(sane, instants, NEVER), ~sane
+        is_valid = _in_range(instants) | np.isnat(instants)
+        return np.where(is_valid, instants, NOT_A_TIME), ~is_valid
 
     def _read_each(self, texts: pa.Array, not_before: Instants | None) -> tuple[Instants, Mask]:
         codes, distinct = distinct_texts(texts)
-        found = [_time(text) for text in distinct]
-        local = _array([time if time is None or not time.tzinfo else None for time in found])[codes]
-        absolute = _array([time.replace(tzinfo=None) if time and time.tzinfo else None for time in found])[codes]
+        times = [_time(text) for text in distinct]
+        local = _array([time if time is None or not time.tzinfo else None for time in times])[codes]
+        absolute = _array([time.replace(tzinfo=None) if time and time.tzinfo else None for time in times])[codes]
         instants = np.where(np.isnat(absolute), self._in_utc(local, not_before), absolute)
-        bad = (codes >= 0) & ~_sane(instants)
-        return np.where(bad, NEVER, instants), bad
+        is_bad = (codes >= 0) & ~_in_range(instants)
+        return np.where(is_bad, NOT_A_TIME, instants), is_bad
 
     def _in_utc(self, local: Instants, not_before: Instants | None) -> Instants:
         if self.zone == "UTC":
             return local
-        readable = pd.DatetimeIndex(np.where(_sane(local), local, NEVER))
+        readable = pd.DatetimeIndex(np.where(_in_range(local), local, NOT_A_TIME))
         first = self._localise(readable, first_of_two=True)
         second = self._localise(readable, first_of_two=False)
         ambiguous = first < second
         self.ambiguous += int(ambiguous.sum())
-        back = pd.DatetimeIndex(first).tz_localize("UTC").tz_convert(self.zone).tz_localize(None)
-        self.nonexistent += int((readable.notna() & (back != readable)).sum())
+        round_trip = pd.DatetimeIndex(first).tz_localize("UTC").tz_convert(self.zone).tz_localize(None)
+        self.nonexistent += int((readable.notna() & (round_trip != readable)).sum())
         return first if not_before is None else np.where(ambiguous & (first < not_before), second, first)
 
     def _localise(self, local: pd.DatetimeIndex, *, first_of_two: bool) -> Instants:
@@ -435,7 +381,7 @@ class TimeParser:
         return zoned.tz_convert("UTC").tz_localize(None).to_numpy().astype(MICROSECONDS)
 
 
-def _sane(times: Instants) -> Mask:
+def _in_range(times: Instants) -> Mask:
     return (times >= EARLIEST) & (times < LATEST)
 
 
@@ -457,3 +403,53 @@ def _time(text: str) -> datetime | None:
         return time.astimezone(UTC) if time and time.tzinfo else time
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def _below(jobs: Mapping[str, Any], name: str, least: float) -> Mask:
+    return jobs[name] < least if name in jobs else np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
+
+
+def _earlier(jobs: Mapping[str, Any], name: str, other: str) -> Mask:
+    # Comparisons with NaT are False: an unknown time contradicts nothing.
+    if name not in jobs or other not in jobs:
+        return np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
+    return np.asarray(jobs[name] < jobs[other])
+
+
+def _number(text: str) -> float | None:
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        value = float(text)
+        return value if np.isfinite(value) else None
+    # sacct without --noconvert shortens exact multiples: 2048 nodes print as 2K.
+    match = _COUNT.fullmatch(text)
+    return float(match[1]) * _COUNT_UNITS[match[2]] if match else None
+
+
+def _duration(text: str, bare_unit_s: float) -> float | None:
+    text = text.strip()
+    if text.upper() == "UNLIMITED":
+        return np.inf
+    if text.upper() == "PARTITION_LIMIT":
+        return np.nan
+    if _NUMBER.fullmatch(text):
+        return float(text) * bare_unit_s
+    match = _DURATION.fullmatch(text)
+    return None if match is None else _clock_seconds(*match.groups())
+
+
+def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None, fraction: str | None) -> float:
+    if days is None and third is None:  # MM:SS. With days, or with three parts, the first part is hours.
+        hours, minutes, seconds = 0, int(first), int(second or 0)
+    else:
+        hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
+    whole_s = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
+    return whole_s + (float(f"0.{fraction}") if fraction else 0.0)
+
+
+def _state(text: str) -> JobState | None:
+    # "CANCELLED by 1000" names the user who did it; with "CANCELLED+" sacct shows that it cut the column.
+    word = text.strip().upper().split(" ")[0].rstrip("+")
+    if word in JobState.__members__:
+        return JobState[word]
+    return _STATES_BY_CODE.get(word)

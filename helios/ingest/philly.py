@@ -24,7 +24,7 @@ from helios.ingest.delimited import Translation
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import as_text, read_records, value_at
 from helios.ingest.lines import head
-from helios.ingest.parse import known_values, tells_zone
+from helios.ingest.parse import has_utc_offset, known_values
 from helios.model import JobState
 
 # The machine utilisation files beside the log name PDT and PST.
@@ -73,7 +73,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
         yield job.draft()
 
 
-LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), zone=ZONE)
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not has_utc_offset(start), zone=ZONE)
 
 
 def parse_runs(job: Mapping[str, Any], *, tally: Counter[str]) -> list[Record] | None:

@@ -30,17 +30,17 @@ from helios.ingest.delimited import DelimitedRows, Dialect, Translation, distinc
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, RowTexts, decode, file_sha256, head
 from helios.ingest.parse import (
-    NEVER,
+    NOT_A_TIME,
     Instants,
     Mask,
     Reason,
     all_digits,
     category,
     distinct_texts,
+    has_utc_offset,
     known_values,
     spans,
     strings,
-    tells_zone,
     without,
 )
 from helios.model import JobState
@@ -386,7 +386,7 @@ def _digest(path: Path) -> str:
     return counts_digest(path, dialect) if dialect and len(dialect.separator) > 1 else file_sha256(path)
 
 
-LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), digest=_digest)
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not has_utc_offset(start), digest=_digest)
 
 
 def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
@@ -496,12 +496,12 @@ class _SacctTranslation(Translation):
         self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
         # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
         over = np.ones(len(self.rows), dtype=np.bool_) if "state" not in self.jobs else ~self.is_in(_UNFINISHED)
-        start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NEVER)
+        start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NOT_A_TIME)
         span = spans(elapsed)
         ran = over & (elapsed > 0)
         start = np.where(np.isnat(start) & ran, end - span, start)
         end = np.where(np.isnat(end) & ran, start + span, end)
-        start = np.where(self._never_started(start, end), NEVER, start)
+        start = np.where(self._never_started(start, end), NOT_A_TIME, start)
         self.jobs["started_at"], self.jobs["ended_at"] = start, end
         run_time = (end - start) / np.timedelta64(1, "s")
         self.jobs["run_time_s"] = np.where(np.isnan(run_time) & ran, elapsed, run_time)
@@ -538,7 +538,7 @@ class _SacctTranslation(Translation):
         return parts.is_step
 
     def _time(self, name: str) -> Instants:
-        return self.jobs[name] if name in self.jobs else np.full(len(self.rows), NEVER)
+        return self.jobs[name] if name in self.jobs else np.full(len(self.rows), NOT_A_TIME)
 
     def _never_started(self, start: Instants, end: Instants) -> Mask:
         # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end.

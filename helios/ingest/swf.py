@@ -23,7 +23,7 @@ from helios.errors import FormatUnknown
 from helios.ingest.delimited import DelimitedRows, Dialect, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import created, head
-from helios.ingest.parse import NEVER, category, without
+from helios.ingest.parse import NOT_A_TIME, category, without
 from helios.model import JOBS, JobState, seconds_of
 
 FIELDS = (
@@ -228,7 +228,7 @@ def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> Jo
     # By the standard, a job that was cancelled before it started waited until the cancellation, and has neither run
     # time nor processors.
     unstarted = job.is_in((JobState.CANCELLED.value,)) & ~(run > 0) & ~(procs > 0)
-    job.jobs["started_at"] = np.where(unstarted, NEVER, job.jobs["started_at"])
+    job.jobs["started_at"] = np.where(unstarted, NOT_A_TIME, job.jobs["started_at"])
     job.jobs["ended_at"] = job.instants(left_queue_s + np.where(unstarted, 0.0, run))
     job.jobs["run_time_s"] = np.where(unstarted, np.nan, run)
     given, asked = job.numbers("procs"), job.numbers("requested_procs")

@@ -39,18 +39,22 @@ _OOM_SCORE = "500"
 """Trials are killed before the coordinator when the machine's memory is short (``proc_pid_oom_score_adj``)."""
 _MIB = 2.0**20
 _SHORTEST_WATCH_S, _LONGEST_WATCH_S = 0.1, 2.0
-_REMOVE_S = 30.0
-"""How long a container runtime may take to forget a container."""
-_END_S = 5.0
-"""How long containers may take to end by themselves."""
-_DATA_LIMIT = 2.0
-"""Of a trial in a container without a control group: its writable memory, beside its memory limit.
+_REMOVE_TIMEOUT_S = 30.0
+"""Longest time for a container runtime to remove a container."""
+_END_TIMEOUT_S = 5.0
+"""Longest time for containers to end by themselves."""
+_DATA_LIMIT_RATIO = 2.0
+"""Limit of writable memory to memory limit, of a trial in a container without a control group.
 
-It stops what grows faster than is watched. Programs reserve more than they use, so it is not the limit itself.
+It stops a trial whose memory grows faster than it is watched. Programs reserve more memory than they use, so the ratio
+is above 1.
 """
 _PLACEHOLDER = re.compile(r"\{(?:segment|limit_mib|node)\}")
-_WATCH_COST = 100
-"""One part in so many of a core goes into watching."""
+_WATCH_PAUSE = 100
+"""Watching pauses this many times as long as it takes, so that it costs 1% of a core."""
+MPS_CONTROL = "nvidia-cuda-mps-control"
+_MPS_TIMEOUT_S = 10.0
+"""Longest time for the control process of MPS to answer, and to end."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -59,22 +63,725 @@ def kill_leftovers(pool: str) -> int:
 
     Processes are known by the environment that they were started with.
     """
-    killed, own = 0, os.getpid()
+    killed, own_pid = 0, os.getpid()
     for _ in range(100):  # what is killed may have forked meanwhile
-        found = [
-            process for process in psutil.process_iter() if process.pid != own and _variable(process, POOL) == pool
+        leftovers = [
+            process
+            for process in psutil.process_iter()
+            if process.pid != own_pid and _environment_variable(process, POOL) == pool
         ]
-        for process in found:
+        for process in leftovers:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        killed += len(found)
-        if not found:
+        killed += len(leftovers)
+        if not leftovers:
             break
-        psutil.wait_procs(found, timeout=5)
+        psutil.wait_procs(leftovers, timeout=5)
     return killed
 
 
-def _variable(process: psutil.Process, name: str) -> str | None:
+class AgentProcess:
+    """An agent and the pipes to it, for the coordinator.
+
+    Parameters
+    ----------
+    pool : str
+        Identity of the pool.
+    step : sequence of str
+        Command that runs the agent on another node, as ``srun``.
+    mps : str
+        Folder of MPS, empty where it is not started.
+    """
+
+    def __init__(self, pool: str, step: Sequence[str] = (), *, mps: str = "") -> None:
+        self._process = subprocess.Popen(
+            [*step, sys.executable, "-P", __file__, pool, mps],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C at a terminal goes to all processes of its session
+        )
+        assert self._process.stdout is not None
+        self.output = self._process.stdout.fileno()
+        self._partial_line = b""
+
+    def send(self, order: dict[str, Any]) -> None:
+        """Send an order, which is lost if the agent has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def events(self) -> list[dict[str, Any]] | None:
+        """Return new events, or None after the agent's end."""
+        read = os.read(self.output, 65_536)
+        if not read:
+            return None
+        *lines, self._partial_line = (self._partial_line + read).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """End the agent and all that it started."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        while os.read(self.output, 65_536):  # it may be blocked in a write
+            pass
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def main(pool: str, mps: str) -> None:
+    """Run until standard input ends, then kill everything.
+
+    ``mps`` is the folder of MPS, empty without it.
+    """
+    _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(signal_number, lambda *_: None)  # a handler, which a program that is started does not inherit
+    wake_in, wake_out = os.pipe()
+    os.set_blocking(wake_in, False)
+    os.set_blocking(wake_out, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+
+    def send_event(event: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(event) + "\n")
+
+    mps_control = None
+    if mps:
+        try:
+            mps_control = start_mps(mps, pool)
+        except OSError as reason:
+            send_event({"event": "mps_failed", "reason": str(reason)})
+    agent, partial_line = Agent(pool, send_event), b""
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            readers = agent.readers()
+            with selectors.PollSelector() as selector:
+                for descriptor in (0, wake_in, *readers):
+                    selector.register(descriptor, selectors.EVENT_READ)
+                ready = {key.fd for key, _ in selector.select(agent.next_wake_s())}
+            if wake_in in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_in, 4096)
+            for descriptor in ready & readers.keys():
+                readers[descriptor]()
+            if 0 in ready:
+                read = os.read(0, 65536)
+                if not read:
+                    break  # the coordinator has ended
+                *lines, partial_line = (partial_line + read).split(b"\n")
+                for line in lines:
+                    agent.handle(json.loads(line))
+            agent.reap()
+            agent.tick()
+            sys.stdout.flush()
+    if mps_control is not None:
+        agent.end_trials()
+        stop_mps(mps_control, mps)
+    agent.end_all()
+    with contextlib.suppress(OSError):  # the coordinator no longer reads
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+class Agent:
+    """Starts, watches and ends trials.
+
+    Parameters
+    ----------
+    pool : str
+        Identity of the pool.
+    send_event : callable
+        Sends an event to the coordinator.
+    """
+
+    def __init__(self, pool: str, send_event: Callable[[dict[str, Any]], None]) -> None:
+        self._pool, self._send_event = pool, send_event
+        self._running: dict[int, _RunningTrial] = {}  # by number
+        self._groups = control_groups(f"helios-{pool}-")
+        self._segments: dict[int, _Segment] = {}  # by process id
+        self._segments_made = 0
+        self._warm: subprocess.Popen[bytes] | None = None
+        self._warm_failed, self._warm_partial_line = False, b""
+        # Trials that the warm process has not reported yet, by number, and ends of such trials, by process id.
+        self._pending: dict[int, tuple[dict[str, Any], _RunningTrial]] = {}
+        self._ended_early: dict[int, tuple[int, float, float]] = {}
+        self._own_peak_mib = 0.0
+        self._energy_j: dict[str, float | None] = {}  # counter of each GPU when it was last read
+        self._watch_at_s = 0.0
+
+    def handle(self, order: dict[str, Any]) -> None:
+        """Start or end a trial, as the coordinator orders."""
+        if order["do"] == "start":
+            self.start(order)
+        else:
+            self.end(int(order["number"]), float(order["grace_s"]))
+
+    def start(self, order: dict[str, Any]) -> None:
+        """Start a trial as a session of its own.
+
+        Its output is appended to the log.
+        """
+        number, limit_mib, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
+        if order.get("segment"):
+            self._start_in_segment(order, number, limit_mib)
+            return
+        if limit_mib is not None and gpu is None and self._groups is not None:
+            with contextlib.suppress(OSError):  # then the limit is kept by watching
+                group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
+        environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
+        trial = _RunningTrial(number=number, pid=0, began_s=time.time(), limit_mib=limit_mib, gpu=gpu, group=group)
+        if order.get("warm") and self._start_warm(order, trial, environment):
+            return
+        try:
+            with open(order["log"], "ab") as log:  # noqa: PTH123 - one call less in what is done for each trial
+                process = subprocess.Popen(
+                    order["argv"],
+                    env=environment,
+                    cwd=order["folder"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=partial(_prepare, os.getpid(), group),  # noqa: PLW1509 - there are no threads here
+                )
+        except (OSError, ValueError, subprocess.SubprocessError) as reason:
+            self._report_not_started(number, group, reason)
+            return
+        process.returncode = 0  # it is waited for with all others, not by this object
+        self._report_started(trial, process.pid)
+
+    def _report_not_started(self, number: int, group: Path | None, reason: Exception) -> None:
+        if group is not None:
+            _remove_group(group)
+        self._send_event({"event": "not_started", "number": number, "reason": str(reason)})
+
+    def _report_started(self, trial: _RunningTrial, pid: int) -> None:
+        trial.pid, trial.kernel_kills = pid, _oom_kills()
+        self._running[trial.number] = trial
+        self._send_event(
+            {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
+        )
+
+    def _start_in_segment(self, order: dict[str, Any], number: int, limit_mib: float | None) -> None:
+        """Start a trial in a free or new container."""
+        groups = self._groups if order.get("gpu") is None else None
+        try:
+            segment = self._free_segment(groups, limit_mib, keeps_limit=order["segment"]["keeps_limit"])
+            segment = segment or self._new_segment(order, limit_mib)
+        except (OSError, ValueError, subprocess.SubprocessError) as reason:
+            self._report_not_started(number, None, reason)
+            return
+        segment.limit_mib = limit_mib
+        pid, group = segment.process.pid, segment.group
+        segment.trial = _RunningTrial(
+            number=number,
+            pid=pid,
+            began_s=time.time(),
+            limit_mib=limit_mib,
+            gpu=order.get("gpu"),
+            group=group,
+            segment=segment,
+            group_kills=groups.kills(group) if groups is not None and group is not None else 0,
+        )
+        run = {name: order[name] for name in ("number", "argv", "folder", "log", "warm")}
+        run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
+        if limit_mib is not None and group is None and order.get("gpu") is None:
+            run["data_limit"] = int(_DATA_LIMIT_RATIO * limit_mib * _MIB)
+        self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
+        self._report_started(segment.trial, pid)
+
+    def _free_segment(
+        self, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
+    ) -> _Segment | None:
+        """Return a free container with this limit, or kill the free ones and return None."""
+        free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
+        for segment in free:
+            if segment.limit_mib == limit_mib:
+                return segment
+        if free and groups is not None and free[0].group is not None and limit_mib is not None:
+            with contextlib.suppress(OSError):  # the new limit is below the memory in use
+                groups.set_limit(free[0].group, limit_mib)
+                return free[0]
+        elif free and not keeps_limit:
+            return free[0]
+        for segment in free:
+            self._kill_segment(segment)
+        return None
+
+    def _new_segment(self, order: dict[str, Any], limit_mib: float | None) -> _Segment:
+        template, group = order["segment"], None
+        self._segments_made += 1
+        name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
+        if (
+            limit_mib is not None
+            and order.get("gpu") is None
+            and self._groups is not None
+            and not template["keeps_limit"]
+        ):
+            with contextlib.suppress(OSError):  # then the limit is kept by watching
+                group = self._groups.make(name, limit_mib)
+        try:
+            with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
+                process = subprocess.Popen(
+                    [
+                        *(fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["command"]),
+                        *template["serve"],
+                    ],
+                    env={**os.environ, POOL: self._pool},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                    # It ends, with all that it started, when its standard input is closed. A signal would prevent that.
+                    preexec_fn=partial(_prepare, None, group),  # noqa: PLW1509 - as in start
+                )
+        except BaseException:
+            if group is not None:
+                _remove_group(group)
+            raise
+        process.returncode = 0  # as in start
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        root = fill_placeholders(template["root_file"], segment=name, limit_mib=limit_mib)
+        segment = self._segments[process.pid] = _Segment(
+            process=process,
+            limit_mib=limit_mib,
+            group=group,
+            remove=[fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["remove"]],
+            root_file=Path(root) if root else None,
+        )
+        return segment
+
+    def _send_to_segment(self, segment: _Segment, message: dict[str, Any]) -> None:
+        assert segment.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen when it is waited for
+            segment.process.stdin.write(json.dumps(message).encode() + b"\n")
+            segment.process.stdin.flush()
+
+    def _read_segment(self, segment: _Segment) -> None:
+        assert segment.process.stdout is not None
+        read = b""
+        with contextlib.suppress(BlockingIOError):  # something holds it open although the container has ended
+            read = os.read(segment.process.stdout.fileno(), 65_536)
+        *lines, segment.partial_line = (segment.partial_line + read).split(b"\n")
+        for message in map(json.loads, lines):
+            for module, reason in message.get("failed", {}).items():
+                self._send_event({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
+            trial = segment.trial
+            if "ended" in message and trial is not None and trial.number == message["ended"]:
+                segment.trial = None
+                self._report_ended(trial, message["status"], message["peak_mib"], message["cpu_s"])
+        if not read:
+            segment.process.stdout.close()
+
+    def _kill_segment(self, segment: _Segment) -> None:
+        """Kill all that runs in a container, the first process last.
+
+        ``reap`` handles its end.
+        """
+        killed_before, segment.killed = segment.killed, True
+        roots = segment.roots()
+        for _ in range(100):  # what is killed may have forked meanwhile
+            descendants: list[psutil.Process] = []
+            for root in roots:
+                with contextlib.suppress(psutil.Error):
+                    descendants += root.children(recursive=True)
+            descendants = [process for process in descendants if process not in roots and not _is_ending(process.pid)]
+            if not descendants:
+                break
+            for process in descendants:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        if segment.root_file is not None and not killed_before:
+            return  # the runtime notices that the container is empty, and ends itself
+        for root in roots:
+            with contextlib.suppress(psutil.Error):
+                root.kill()
+
+    def _segment_ended(self, segment: _Segment, status: int, peak_mib: float, cpu_s: float) -> None:
+        while segment.process.stdout is not None and not segment.process.stdout.closed:
+            self._read_segment(segment)  # its last messages
+        self._kill_segment(segment)
+        if segment.process.stdin is not None:
+            segment.process.stdin.close()
+        if segment.root_file is not None:
+            segment.root_file.unlink(missing_ok=True)
+        if segment.remove:
+            # Only the runtime's record of the container is left.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(segment.remove, capture_output=True, check=False, timeout=_REMOVE_TIMEOUT_S)
+        if (trial := segment.trial) is not None:
+            self._kill_orphans(trial)
+            self._report_ended(trial, status, peak_mib, cpu_s)
+        if segment.group is not None:
+            _remove_group(segment.group)
+
+    def _start_warm(self, order: dict[str, Any], trial: _RunningTrial, environment: dict[str, str]) -> bool:
+        """Start a trial as a fork of the warm process, which has done the imports.
+
+        Returns False where there is none.
+        """
+        if self._warm is None and not self._warm_failed:
+            common = {name: value for name, value in environment.items() if name not in order["own"]}
+            try:
+                self._warm = subprocess.Popen(
+                    [order["argv"][0], str(Path(__file__).with_name("warm.py")), *order["warm"]],
+                    env={**common, POOL: self._pool},
+                    cwd=order["folder"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=partial(_LIBC.prctl, _SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - as above
+                )
+            except OSError as reason:
+                self._warm_failed = True
+                self._send_event({"event": "warm_failed", "reason": str(reason)})
+        if self._warm is None or self._warm.stdin is None:
+            return False
+        self._pending[trial.number] = (order, trial)
+        message = {**order, "environment": environment, "oom_score": _OOM_SCORE, "group": str(trial.group or "")}
+        try:
+            self._warm.stdin.write(json.dumps(message).encode() + b"\n")
+            self._warm.stdin.flush()
+        except BrokenPipeError:
+            del self._pending[trial.number]
+            return False
+        return True
+
+    def readers(self) -> dict[int, Callable[[], None]]:
+        """Return the descriptors to read from, each with the function that reads it."""
+        readers: dict[int, Callable[[], None]] = {}
+        if self._warm is not None and self._warm.stdout is not None:
+            readers[self._warm.stdout.fileno()] = self._read_warm
+        for segment in self._segments.values():
+            if segment.process.stdout is not None and not segment.process.stdout.closed:
+                readers[segment.process.stdout.fileno()] = partial(self._read_segment, segment)
+        return readers
+
+    def _read_warm(self) -> None:
+        """Handle the messages of the warm process.
+
+        If it has ended, its trials are started without it.
+        """
+        assert self._warm is not None and self._warm.stdout is not None
+        read = os.read(self._warm.stdout.fileno(), 65_536)
+        *lines, self._warm_partial_line = (self._warm_partial_line + read).split(b"\n")
+        for message in map(json.loads, lines):
+            if "failed" in message:
+                for module, reason in message["failed"].items():
+                    self._send_event({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
+                continue
+            _, trial = self._pending.pop(message["number"])
+            trial.began_s = time.time()
+            self._report_started(trial, message["pid"])
+            if trial.ended_by_us:
+                trial.kill_at_s = 0.0
+            if (ended := self._ended_early.pop(trial.pid, None)) is not None:
+                self._report_ended(trial, *ended)
+        if not read:
+            self._warm, self._warm_failed, self._warm_partial_line = None, True, b""
+            self._send_event({"event": "warm_failed", "reason": "the warm process ended"})
+            pending, self._pending = list(self._pending.values()), {}
+            for order, trial in pending:
+                if trial.group is not None:
+                    _remove_group(trial.group)
+                self.start({**order, "warm": None})
+
+    def end(self, number: int, grace_s: float) -> None:
+        """Ask a trial's processes to end, and kill them after ``grace_s``."""
+        if number in self._pending:
+            self._pending[number][1].ended_by_us = True
+        trial = self._running.get(number)
+        if trial is None:
+            return
+        trial.ended_by_us = True
+        if grace_s > 0 and trial.segment is not None:
+            self._send_to_segment(trial.segment, {"do": "end"})
+        elif grace_s > 0:
+            _signal_group(trial.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        trial.kill_at_s = deadline if trial.kill_at_s is None else min(deadline, trial.kill_at_s)
+
+    def reap(self) -> None:
+        """Handle every process that has ended."""
+        by_pid = {trial.pid: trial for trial in self._running.values()}
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            ended = status, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime
+            if (segment := self._segments.pop(pid, None)) is not None:
+                self._segment_ended(segment, *ended)
+            elif (trial := by_pid.get(pid)) is not None:
+                self._report_ended(trial, *ended)
+            elif self._warm is not None and pid == self._warm.pid:
+                self._warm.returncode = status
+            elif self._pending:  # perhaps a trial that the warm process has not reported yet
+                self._ended_early[pid] = ended
+
+    def _report_ended(self, trial: _RunningTrial, status: int, peak_mib: float, cpu_s: float) -> None:
+        seconds = time.time() - trial.began_s
+        returncode = os.waitstatus_to_exitcode(status)
+        if trial.segment is None:
+            self._kill_tree(trial)
+        del self._running[trial.number]
+        # The kernel's peak of a forked process begins with the memory of its parent, which is this process.
+        if trial.gpu is None and (peak_mib > self._own_peak_mib or not trial.peak_mib):
+            trial.peak_mib = max(trial.peak_mib, peak_mib)
+        killed = returncode == -signal.SIGKILL and not trial.ended_by_us
+        out_of_memory = trial.over_limit or (killed and _oom_kills() > trial.kernel_kills)
+        if trial.group is not None and self._groups is not None:
+            out_of_memory |= self._groups.kills(trial.group) > trial.group_kills and returncode != 0
+            if trial.segment is None:
+                _remove_group(trial.group)
+        utilization: float | None = cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0))
+        if trial.gpu:
+            utilization = sum(trial.utilizations) / len(trial.utilizations) if trial.utilizations else None
+        self._send_event(
+            {
+                "event": "ended",
+                "number": trial.number,
+                "status": returncode,
+                "seconds": seconds,
+                "utilization": utilization,
+                "energy_j": trial.energy_j or None,
+                "peak_memory_mib": trial.peak_mib or None,
+                "out_of_memory": out_of_memory,
+                "asked": trial.ended_by_us,
+            }
+        )
+
+    def next_wake_s(self) -> float | None:
+        """Return after how many seconds something is due, or None."""
+        if not self._running:
+            return None
+        due = [self._watch_at_s, *(trial.kill_at_s for trial in self._running.values() if trial.kill_at_s is not None)]
+        return max(0.0, min(due) - time.monotonic())
+
+    def tick(self) -> None:
+        """Kill trials that are due, and measure running ones from time to time."""
+        now = time.monotonic()
+        for trial in list(self._running.values()):
+            if trial.kill_at_s is not None and trial.kill_at_s <= now:
+                trial.kill_at_s = now + 1.0  # until it is gone
+                self._kill_tree(trial)
+        if self._running and now >= self._watch_at_s:
+            self._watch()
+            cost_s = time.monotonic() - now
+            pause_s = min(max(_SHORTEST_WATCH_S, _WATCH_PAUSE * cost_s), _LONGEST_WATCH_S)
+            self._watch_at_s = time.monotonic() + pause_s
+
+    def _watch(self) -> None:
+        """Measure memory and GPUs, and kill trials above their limit."""
+        self._own_peak_mib = max(self._own_peak_mib, psutil.Process().memory_info().rss / _MIB)
+        trees = self._process_trees()
+        self._measure_gpus()
+        for number, processes in trees.items():
+            trial = self._running[number]
+            if trial.gpu is not None:
+                trial.memory_mib = _gpu_memory_mib(trial.gpu, {process.pid for process in processes})
+            else:
+                trial.memory_mib = sum(_resident_bytes(process) for process in processes) / _MIB
+            over_limit = trial.limit_mib is not None and trial.memory_mib > trial.limit_mib
+            if over_limit and trial.gpu is None and len(processes) > 1:
+                # Resident memory counts shared pages once for each process, proportional memory only once.
+                trial.memory_mib = sum(_proportional_bytes(process) for process in processes) / _MIB
+            trial.peak_mib = max(trial.peak_mib, trial.memory_mib)
+            if trial.limit_mib is not None and trial.memory_mib > trial.limit_mib:
+                trial.over_limit = True
+                self._kill_tree(trial)
+        self._send_event(
+            {"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}}
+        )
+
+    def _measure_gpus(self) -> None:
+        """Divide the energy of each GPU among its trials, and record its utilization."""
+        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
+            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
+            energy_j, utilization = _gpu_use(gpu)
+            before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
+            for trial in on_gpu:
+                if utilization is not None:
+                    trial.utilizations.append(utilization)
+                if energy_j is not None and before_j is not None:
+                    trial.energy_j += (energy_j - before_j) / len(on_gpu)
+
+    def _process_trees(self) -> dict[int, list[psutil.Process]]:
+        """Return all processes of each running trial."""
+        children: dict[int, list[psutil.Process]] = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                children.setdefault(process.ppid(), []).append(process)
+        leaders = {trial.pid: trial.number for trial in self._running.values() if trial.segment is None}
+        trees: dict[int, list[psutil.Process]] = {number: [] for number in self._running}
+        segment_pids: set[int] = set()
+        for segment in self._segments.values():
+            roots = segment.roots()
+            segment_pids.update(root.pid for root in roots)
+            if segment.trial is not None:
+                tree = {process.pid: process for root in roots for process in (root, *_descendants(root, children))}
+                trees[segment.trial.number] = list(tree.values())
+        for process in children.get(os.getpid(), ()):
+            if process.pid in segment_pids:
+                continue
+            number = leaders.get(process.pid)
+            if number is None:
+                number = self._trial_of_orphan(process)
+            if number is not None:
+                trees[number] += [process, *_descendants(process, children)]
+        return trees
+
+    def _trial_of_orphan(self, orphan: psutil.Process) -> int | None:
+        for trial in self._running.values():
+            if orphan.pid in trial.orphans or _is_part_of(orphan.pid, trial):
+                trial.orphans.add(orphan.pid)
+                return trial.number
+        return None
+
+    def _kill_tree(self, trial: _RunningTrial) -> None:
+        """Kill all processes of a trial."""
+        if trial.segment is not None:
+            self._kill_segment(trial.segment)
+            return
+        _signal_group(trial.pid, signal.SIGKILL)
+        self._kill_orphans(trial)
+
+    def _kill_orphans(self, trial: _RunningTrial) -> None:
+        leaders = {*self._segments, *(other.pid for other in self._running.values())}
+        waited: set[int] = set()
+        for _ in range(100):  # the children of a killed process become children of this one
+            orphans = [pid for pid in _child_pids() if pid not in leaders]
+            own = [pid for pid in orphans if _is_part_of(pid, trial)]
+            for pid in own:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+            # The trial of a process that is ending cannot be read any more, and it may still have children.
+            ending = {pid for pid in orphans if pid not in own and pid not in waited and _is_ending(pid)}
+            for pid in ending:
+                with contextlib.suppress(OSError):
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            waited |= ending
+            if not own and not ending:
+                return
+
+    def end_trials(self) -> None:
+        """Kill every trial."""
+        for trial in list(self._running.values()):
+            self._kill_tree(trial)
+
+    def end_all(self) -> None:
+        """Kill everything that was started, and wait until it is gone."""
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        for segment in self._segments.values():
+            assert segment.process.stdin is not None
+            segment.process.stdin.close()  # it ends its trial, then itself
+        for pid, segment in list(self._segments.items()):
+            while _is_running(pid):
+                if time.monotonic() >= deadline:
+                    self._kill_segment(segment)
+                time.sleep(0.005)
+            segment.trial = None
+            self._segment_ended(segment, 0, 0.0, 0.0)
+        self._running = {number: trial for number, trial in self._running.items() if trial.segment is None}
+        while children := _child_pids():
+            for pid in children:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in children:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+        for trial in self._running.values():
+            if trial.group is not None:
+                _remove_group(trial.group)
+
+
+@dataclass
+class _RunningTrial:
+    """A trial and its measurements.
+
+    Attributes
+    ----------
+    kernel_kills, group_kills : int
+        Out-of-memory kills of the machine and of the trial's control group, before it started.
+    utilizations : list of float
+        Samples of its GPU's utilization.
+    kill_at_s : float or None
+        Monotonic time at which it is killed.
+    orphans : set of int
+        Process ids of its orphans, which are children of the agent.
+    """
+
+    number: int
+    pid: int
+    began_s: float
+    limit_mib: float | None
+    gpu: str | None
+    group: Path | None
+    kernel_kills: int = 0
+    memory_mib: float = 0.0
+    peak_mib: float = 0.0
+    energy_j: float = 0.0
+    utilizations: list[float] = field(default_factory=list)
+    over_limit: bool = False
+    ended_by_us: bool = False
+    kill_at_s: float | None = None
+    orphans: set[int] = field(default_factory=set)
+    segment: _Segment | None = None
+    group_kills: int = 0
+
+
+@dataclass
+class _Segment:
+    """A container in which trials run one after another.
+
+    Attributes
+    ----------
+    remove : list of str
+        Command that removes the container.
+    root_file : Path or None
+        File for the process id of the runtime that runs the container, where that is no child of this process.
+    trial : _RunningTrial or None
+        None while it is free.
+    """
+
+    process: subprocess.Popen[bytes]
+    limit_mib: float | None
+    group: Path | None
+    remove: list[str]
+    root_file: Path | None
+    trial: _RunningTrial | None = None
+    partial_line: bytes = b""
+    killed: bool = False
+
+    def roots(self) -> list[psutil.Process]:
+        """Return the root processes of everything in it."""
+        pids = [self.process.pid]
+        if self.root_file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                pids.append(int(self.root_file.read_text()))
+        roots = []
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                roots.append(psutil.Process(pid))
+        return roots
+
+
+def fill_placeholders(word: str, *, segment: str, limit_mib: float | None) -> str:
+    """Return a word of a container runtime's command with its placeholders filled."""
+    values = {
+        "{segment}": segment,
+        "{limit_mib}": str(int(limit_mib or 0)),
+        "{node}": os.environ.get("SLURMD_NODENAME", ""),
+    }
+    return _PLACEHOLDER.sub(lambda match: values[match[0]], word)
+
+
+def _environment_variable(process: psutil.Process, name: str) -> str | None:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
@@ -84,12 +791,111 @@ def _variable(process: psutil.Process, name: str) -> str | None:
     return str(value) if value is not None else None
 
 
-# A memory limit that the kernel keeps, where this user may make control groups.
+def _is_part_of(pid: int, trial: _RunningTrial) -> bool:
+    """Return whether a process belongs to a trial."""
+    with contextlib.suppress(psutil.Error, OSError):
+        # The environment of a fork of the warm process reads as that of the warm process.
+        return os.getsid(pid) == trial.pid or _environment_variable(psutil.Process(pid), TRIAL) == str(trial.number)
+    return False
+
+
+def _is_ending(pid: int) -> bool:
+    """Return whether a process is ending."""
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).memory_info().vms == 0)
+    return True
+
+
+def _child_pids() -> list[int]:
+    own_pid = os.getpid()
+    try:
+        return [int(pid) for pid in Path(f"/proc/{own_pid}/task/{own_pid}/children").read_text().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [child.pid for child in psutil.Process().children()]
+
+
+def _descendants(process: psutil.Process, children: dict[int, list[psutil.Process]]) -> Iterable[psutil.Process]:
+    for child in children.get(process.pid, ()):
+        yield child
+        yield from _descendants(child, children)
+
+
+def _is_running(child_pid: int) -> bool:
+    try:
+        return os.waitpid(child_pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
+def _resident_bytes(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        return float(process.memory_info().rss)
+    return 0.0
+
+
+def _proportional_bytes(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error, AttributeError):
+        return float(process.memory_full_info().pss)
+    return _resident_bytes(process)
+
+
+def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
+    """Return the memory of a GPU that processes use, MiB.
+
+    It is 0 where the driver does not know, as in a container with process ids of its own.
+    """
+    try:
+        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
+    except ImportError:
+        return 0.0
+    try:
+        pynvml.nvmlInit()  # cheap after the first call
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return 0.0
+    return float(sum(process.usedGpuMemory or 0 for process in processes if process.pid in pids)) / _MIB
+
+
+def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
+    """Return the energy and the utilization of a GPU.
+
+    The energy is that since the driver was loaded, J. Both are None where the driver does not know.
+    """
+    energy_j = utilization = None
+    with contextlib.suppress(ImportError):
+        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            with contextlib.suppress(pynvml.NVMLError):  # a part of a GPU has none
+                utilization = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+            energy_j = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+    return energy_j, utilization
+
+
+def _oom_kills(file: Path = Path("/proc/vmstat")) -> int:
+    """Return the count of out-of-memory kills in a file of the kernel.
+
+    By default, those of the machine.
+    """
+    with contextlib.suppress(OSError):
+        match = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
+    return 0
+
+
+def _signal_group(pid: int, signal_number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal_number)
 
 
 @dataclass(frozen=True)
 class ControlGroups:
-    """Folder in which control groups with a memory limit can be made.
+    """Folder in which this user can make control groups.
+
+    The kernel enforces their memory limits.
 
     Attributes
     ----------
@@ -124,37 +930,38 @@ class ControlGroups:
 
     def kills(self, group: Path) -> int:
         """Return how many processes were killed at the limit."""
-        with contextlib.suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", (group / self.events).read_text(), re.MULTILINE)
-            return int(found[1]) if found else 0
-        return 0
+        return _oom_kills(group / self.events)
 
 
 def control_groups(prefix: str) -> ControlGroups | None:
     """Return where control groups can be made and entered, or None.
 
-    Groups of an earlier agent, whose names begin with ``prefix`` and its process id, are removed.
+    Groups of agents that have ended are removed. Their names begin with ``prefix`` and the agent's process id.
     """
-    for candidate in _candidates():
+    for candidate in _control_group_candidates():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             for old in candidate.parent.glob(f"{prefix}*"):
-                maker = old.name.removeprefix(prefix).partition("-")[0]
-                if not (maker.isdigit() and psutil.pid_exists(int(maker))):
+                agent_pid = old.name.removeprefix(prefix).partition("-")[0]
+                if not (agent_pid.isdigit() and psutil.pid_exists(int(agent_pid))):
                     with contextlib.suppress(OSError):
                         old.rmdir()
             group = candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)
             try:
-                entered = subprocess.run(
+                probe = subprocess.run(
                     ["true"], preexec_fn=partial(_join_group, group), check=False, capture_output=True
                 )
             finally:
-                _remove(group)
-            if entered.returncode == 0:
+                _remove_group(group)
+            if probe.returncode == 0:
                 return candidate
     return None
 
 
-def _candidates() -> Iterator[ControlGroups]:
+def _control_group_candidates() -> Iterator[ControlGroups]:
+    """Yield the folders in which this user may be allowed to make groups.
+
+    They are those of this process and above it, for control groups of version 1 and 2.
+    """
     try:
         own = Path("/proc/self/cgroup").read_text().splitlines()
         mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -162,26 +969,26 @@ def _candidates() -> Iterator[ControlGroups]:
         return
     for line in own:
         _, controllers, path = line.split(":", 2)
-        second = controllers == ""
-        if not second and "memory" not in controllers.split(","):
+        is_v2 = controllers == ""
+        if not is_v2 and "memory" not in controllers.split(","):
             continue
         for mount in mounts:
             kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-            if kind != ("cgroup2" if second else "cgroup") or not (second or "memory" in options):
+            if kind != ("cgroup2" if is_v2 else "cgroup") or not (is_v2 or "memory" in options):
                 continue
             root = Path(mount[4])
             inside = path.removeprefix(mount[3]) if mount[3] != "/" else path
             parent = root / inside.lstrip("/")
-            if not second:
+            if not is_v2:
                 yield ControlGroups(parent=parent, limit="memory.limit_in_bytes", events="memory.oom_control")
                 continue
-            # A group that hands a controller on holds no processes itself, so it is this one's parent or above it.
-            for above in (parent, *parent.parents):
-                if not above.is_relative_to(root):
+            # A group that enables a controller for its children has no processes itself, so it is above this one.
+            for ancestor in (parent, *parent.parents):
+                if not ancestor.is_relative_to(root):
                     break
                 with contextlib.suppress(OSError):
-                    if "memory" in (above / "cgroup.subtree_control").read_text().split():
-                        yield ControlGroups(parent=above, limit="memory.max", events="memory.events")
+                    if "memory" in (ancestor / "cgroup.subtree_control").read_text().split():
+                        yield ControlGroups(parent=ancestor, limit="memory.max", events="memory.events")
 
 
 def _prepare(parent: int | None, group: Path | None) -> None:
@@ -204,7 +1011,7 @@ def _join_group(group: Path) -> None:
         file.write("0")
 
 
-def _remove(group: Path) -> None:
+def _remove_group(group: Path) -> None:
     for _ in range(50):  # a group is busy until its last process is gone
         try:
             group.rmdir()
@@ -216,20 +1023,15 @@ def _remove(group: Path) -> None:
             return
 
 
-# NVIDIA's Multi-Process Service, which lets programs of one user run on a GPU at the same time instead of in turns.
-
-MPS_CONTROL = "nvidia-cuda-mps-control"
-_MPS_START_S = 10.0
-"""Longest time for its control process to answer, and to end, s."""
-
-
 def mps_environment(folder: str) -> dict[str, str]:
-    """Return the environment of programs that use the service in a folder."""
+    """Return the environment of programs that use the MPS in a folder."""
     return {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
 
 
 def start_mps(folder: str, pool: str) -> subprocess.Popen[bytes]:
-    """Start the service, and return its control process.
+    """Start MPS, and return its control process.
+
+    NVIDIA's Multi-Process Service lets programs of one user run on a GPU at the same time instead of in turns.
 
     Raises
     ------
@@ -246,783 +1048,31 @@ def start_mps(folder: str, pool: str) -> subprocess.Popen[bytes]:
         start_new_session=True,
         preexec_fn=partial(_prepare, os.getpid(), None),  # noqa: PLW1509 - there are no threads here
     )
-    limit = time.monotonic() + _MPS_START_S
+    deadline = time.monotonic() + _MPS_TIMEOUT_S
     while not (Path(folder) / "control").exists():
-        if control.poll() is not None or time.monotonic() >= limit:
+        if control.poll() is not None or time.monotonic() >= deadline:
             stop_mps(control, folder)
             raise OSError(f"{MPS_CONTROL} did not start (exit status {control.returncode})")
         time.sleep(0.02)
     return control
 
 
-def _try_mps(folder: str, pool: str, say: Callable[[dict[str, Any]], None]) -> subprocess.Popen[bytes] | None:
-    try:
-        return start_mps(folder, pool)
-    except OSError as reason:
-        say({"event": "mps_failed", "reason": str(reason)})
-        return None
-
-
 def stop_mps(control: subprocess.Popen[bytes], folder: str) -> None:
-    """Stop the service, and remove its folder."""
+    """Stop MPS, and remove its folder."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if control.poll() is None:
             environment = {**os.environ, **mps_environment(folder)}
-            quits = [MPS_CONTROL]
             subprocess.run(
-                quits, env=environment, input=b"quit\n", capture_output=True, check=False, timeout=_MPS_START_S
+                [MPS_CONTROL],
+                env=environment,
+                input=b"quit\n",
+                capture_output=True,
+                check=False,
+                timeout=_MPS_TIMEOUT_S,
             )
-            control.wait(timeout=_MPS_START_S)
+            control.wait(timeout=_MPS_TIMEOUT_S)
     _signal_group(control.pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-# The agent itself.
-
-
-def fill_in(word: str, *, segment: str, limit_mib: float | None) -> str:
-    """Return a word of a container runtime's command with its placeholders filled."""
-    filled = {
-        "{segment}": segment,
-        "{limit_mib}": str(int(limit_mib or 0)),
-        "{node}": os.environ.get("SLURMD_NODENAME", ""),
-    }
-    return _PLACEHOLDER.sub(lambda found: filled[found[0]], word)
-
-
-@dataclass
-class _Segment:
-    """A container in which trials run one after another.
-
-    ``root_file`` may hold the process id of what runs it, where that is no child of this process.
-    """
-
-    process: subprocess.Popen[bytes]
-    limit_mib: float | None
-    group: Path | None
-    remove: list[str]
-    root_file: Path | None
-    trial: _Running | None = None
-    rest: bytes = b""
-    killed: bool = False
-
-    def roots(self) -> list[psutil.Process]:
-        """Return the root processes of everything in it."""
-        pids = [self.process.pid]
-        if self.root_file is not None:
-            with contextlib.suppress(OSError, ValueError):
-                pids.append(int(self.root_file.read_text()))
-        found = []
-        for pid in pids:
-            with contextlib.suppress(psutil.Error):
-                found.append(psutil.Process(pid))
-        return found
-
-
-@dataclass
-class _Running:
-    number: int
-    pid: int
-    began_s: float
-    limit_mib: float | None
-    gpu: str | None
-    group: Path | None
-    kernel_kills: int = 0
-    memory_mib: float = 0.0
-    peak_mib: float = 0.0
-    energy_j: float = 0.0
-    busy: list[float] = field(default_factory=list)
-    over_limit: bool = False
-    ended_by_us: bool = False
-    kill_at_s: float | None = None
-    orphans: set[int] = field(default_factory=set)
-    segment: _Segment | None = None
-    group_kills: int = 0
-
-
-class Agent:
-    """Starts, watches and ends trials.
-
-    Parameters
-    ----------
-    pool : str
-        Identity of the pool.
-    say : callable
-        Takes each event.
-    """
-
-    def __init__(self, pool: str, say: Callable[[dict[str, Any]], None]) -> None:
-        self._pool, self._send = pool, say
-        self._running: dict[int, _Running] = {}
-        self._groups = control_groups(f"helios-{pool}-")
-        self._pending: dict[int, tuple[dict[str, Any], _Running]] = {}
-        self._ended_early: dict[int, tuple[int, float, float]] = {}
-        self._segments: dict[int, _Segment] = {}
-        self._segments_made = 0
-        self._warm: subprocess.Popen[bytes] | None = None
-        self._warm_failed, self._warm_rest = False, b""
-        self._own_peak_mib = 0.0
-        self._energy_j: dict[str, float | None] = {}
-        self._watch_at_s = 0.0
-        self._watch_every_s = _SHORTEST_WATCH_S
-
-    def start(self, order: dict[str, Any]) -> None:
-        """Start a trial as a session of its own.
-
-        Its output is appended to the log.
-        """
-        number, limit, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
-        if order.get("segment"):
-            self._start_in_segment(order, number, limit)
-            return
-        if limit is not None and gpu is None and self._groups is not None:
-            with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit)
-        environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
-        trial = _Running(number=number, pid=0, began_s=time.time(), limit_mib=limit, gpu=gpu, group=group)
-        if order.get("warm") and self._start_warm(order, trial, environment):
-            return
-        try:
-            with open(order["log"], "ab") as log:  # noqa: PTH123 - one call less in what is done for each trial
-                process = subprocess.Popen(
-                    order["argv"],
-                    env=environment,
-                    cwd=order["folder"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=partial(_prepare, os.getpid(), group),  # noqa: PLW1509 - there are no threads here
-                )
-        except (OSError, ValueError, subprocess.SubprocessError) as reason:
-            self._report_not_started(number, group, reason)
-            return
-        process.returncode = 0  # it is waited for with all others, not by this object
-        self._report_started(trial, process.pid)
-
-    def _report_not_started(self, number: int, group: Path | None, reason: Exception) -> None:
-        if group is not None:
-            _remove(group)
-        self._send({"event": "not_started", "number": number, "reason": str(reason)})
-
-    def _report_started(self, trial: _Running, pid: int) -> None:
-        trial.pid, trial.kernel_kills = pid, _kernel_kills()
-        self._running[trial.number] = trial
-        self._send(
-            {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
-        )
-
-    # Trials in containers, each of which runs one at a time.
-
-    def _start_in_segment(self, order: dict[str, Any], number: int, limit: float | None) -> None:
-        """Start a trial in a free or new container."""
-        template, groups = order["segment"], self._groups if order.get("gpu") is None else None
-        free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
-        segment = next((each for each in free if each.limit_mib == limit), None)
-        if segment is None and free and groups is not None and free[0].group is not None and limit is not None:
-            with contextlib.suppress(OSError):  # less than it holds already
-                groups.set_limit(free[0].group, limit)
-                segment = free[0]
-        elif segment is None and free and not template["keeps_limit"]:
-            segment = free[0]
-        if segment is None:
-            for each in free:  # of another limit
-                self._kill_segment(each)
-            try:
-                segment = self._new_segment(order, limit)
-            except (OSError, ValueError, subprocess.SubprocessError) as reason:
-                self._report_not_started(number, None, reason)
-                return
-        segment.limit_mib = limit
-        pid, group = segment.process.pid, segment.group
-        segment.trial = _Running(
-            number=number,
-            pid=pid,
-            began_s=time.time(),
-            limit_mib=limit,
-            gpu=order.get("gpu"),
-            group=group,
-            segment=segment,
-            group_kills=groups.kills(group) if groups is not None and group is not None else 0,
-        )
-        run = {name: order[name] for name in ("number", "argv", "folder", "log", "warm")}
-        run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
-        if limit is not None and group is None and order.get("gpu") is None:
-            run["data_limit"] = int(_DATA_LIMIT * limit * _MIB)
-        self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
-        self._report_started(segment.trial, pid)
-
-    def _new_segment(self, order: dict[str, Any], limit: float | None) -> _Segment:
-        template, group = order["segment"], None
-        self._segments_made += 1
-        name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
-        if limit is not None and order.get("gpu") is None and self._groups is not None and not template["keeps_limit"]:
-            with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(name, limit)
-
-        try:
-            with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
-                process = subprocess.Popen(
-                    [
-                        *(fill_in(word, segment=name, limit_mib=limit) for word in template["command"]),
-                        *template["serve"],
-                    ],
-                    env={**os.environ, POOL: self._pool},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    start_new_session=True,
-                    # The end of its standard input ends it, and it ends what it started, which a signal would prevent.
-                    preexec_fn=partial(_prepare, None, group),  # noqa: PLW1509 - as in start
-                )
-        except BaseException:
-            if group is not None:
-                _remove(group)
-            raise
-        process.returncode = 0  # as in start
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        root = fill_in(template["root_file"], segment=name, limit_mib=limit)
-        segment = self._segments[process.pid] = _Segment(
-            process=process,
-            limit_mib=limit,
-            group=group,
-            remove=[fill_in(word, segment=name, limit_mib=limit) for word in template["remove"]],
-            root_file=Path(root) if root else None,
-        )
-        return segment
-
-    def _send_to_segment(self, segment: _Segment, message: dict[str, Any]) -> None:
-        assert segment.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen when it is waited for
-            segment.process.stdin.write(json.dumps(message).encode() + b"\n")
-            segment.process.stdin.flush()
-
-    def _read_segment(self, segment: _Segment) -> None:
-        assert segment.process.stdout is not None
-        read = b""
-        with contextlib.suppress(BlockingIOError):  # something holds it open although the container has ended
-            read = os.read(segment.process.stdout.fileno(), 65_536)
-        *lines, segment.rest = (segment.rest + read).split(b"\n")
-        for message in map(json.loads, lines):
-            for module, reason in message.get("failed", {}).items():
-                self._send({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
-            trial = segment.trial
-            if "ended" in message and trial is not None and trial.number == message["ended"]:
-                segment.trial = None
-                self._report_ended(trial, message["status"], message["peak_mib"], message["cpu_s"])
-        if not read:
-            segment.process.stdout.close()
-
-    def _kill_segment(self, segment: _Segment) -> None:
-        """Kill all that runs in a container, the first process last.
-
-        Its end is seen when it is waited for.
-        """
-        again, segment.killed = segment.killed, True
-        roots = segment.roots()
-        for _ in range(100):  # what is killed may have forked meanwhile
-            below: list[psutil.Process] = []
-            for root in roots:
-                with contextlib.suppress(psutil.Error):
-                    below += root.children(recursive=True)
-            below = [process for process in below if process not in roots and not _is_ending(process.pid)]
-            if not below:
-                break
-            for process in below:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-        if segment.root_file is not None and not again:
-            return  # what runs the container takes note of its end, and ends itself
-        for root in roots:
-            with contextlib.suppress(psutil.Error):
-                root.kill()
-
-    def _segment_ended(self, segment: _Segment, status: int, peak_mib: float, cpu_s: float) -> None:
-        while segment.process.stdout is not None and not segment.process.stdout.closed:
-            self._read_segment(segment)  # what it said before
-        self._kill_segment(segment)
-        if segment.process.stdin is not None:
-            segment.process.stdin.close()
-        if segment.root_file is not None:
-            segment.root_file.unlink(missing_ok=True)
-        if segment.remove:
-            # Nothing of the container is left for it but what its runtime has written down.
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(segment.remove, capture_output=True, check=False, timeout=_REMOVE_S)
-        if (trial := segment.trial) is not None:
-            self._kill_orphans(trial)
-            self._report_ended(trial, status, peak_mib, cpu_s)
-        if segment.group is not None:
-            _remove(segment.group)
-
-    # Trials of Python programs whose imports are done in a warm process.
-
-    def _start_warm(self, order: dict[str, Any], trial: _Running, environment: dict[str, str]) -> bool:
-        """Start a trial from the warm process, if there is one."""
-        if self._warm is None and not self._warm_failed:
-            before = {name: value for name, value in environment.items() if name not in order["own"]}
-            try:
-                self._warm = subprocess.Popen(
-                    [order["argv"][0], str(Path(__file__).with_name("warm.py")), *order["warm"]],
-                    env={**before, POOL: self._pool},
-                    cwd=order["folder"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    start_new_session=True,
-                    preexec_fn=partial(_LIBC.prctl, _SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - as above
-                )
-            except OSError as reason:
-                self._warm_failed = True
-                self._send({"event": "warm_failed", "reason": str(reason)})
-        if self._warm is None or self._warm.stdin is None:
-            return False
-        self._pending[trial.number] = (order, trial)
-        message = {**order, "environment": environment, "oom_score": _OOM_SCORE, "group": str(trial.group or "")}
-        try:
-            self._warm.stdin.write(json.dumps(message).encode() + b"\n")
-            self._warm.stdin.flush()
-        except BrokenPipeError:
-            del self._pending[trial.number]
-            return False
-        return True
-
-    def readers(self) -> dict[int, Callable[[], None]]:
-        """Return the descriptors to read from, and what reads each."""
-        found: dict[int, Callable[[], None]] = {}
-        if self._warm is not None and self._warm.stdout is not None:
-            found[self._warm.stdout.fileno()] = self._read_warm
-        for segment in self._segments.values():
-            if segment.process.stdout is not None and not segment.process.stdout.closed:
-                found[segment.process.stdout.fileno()] = partial(self._read_segment, segment)
-        return found
-
-    def _read_warm(self) -> None:
-        """Handle the messages of the warm process.
-
-        If it has ended, its trials are started without it.
-        """
-        assert self._warm is not None and self._warm.stdout is not None
-        read = os.read(self._warm.stdout.fileno(), 65_536)
-        *lines, self._warm_rest = (self._warm_rest + read).split(b"\n")
-        for message in map(json.loads, lines):
-            if "failed" in message:
-                for module, reason in message["failed"].items():
-                    self._send({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
-                continue
-            _, trial = self._pending.pop(message["number"])
-            trial.began_s = time.time()
-            self._report_started(trial, message["pid"])
-            if trial.ended_by_us:
-                trial.kill_at_s = 0.0
-            if (ended := self._ended_early.pop(trial.pid, None)) is not None:
-                self._report_ended(trial, *ended)
-        if not read:
-            self._warm, self._warm_failed, self._warm_rest = None, True, b""
-            self._send({"event": "warm_failed", "reason": "the warm process ended"})
-            orders, self._pending = list(self._pending.values()), {}
-            for order, trial in orders:
-                if trial.group is not None:
-                    _remove(trial.group)
-                self.start({**order, "warm": None})
-
-    def end(self, number: int, grace_s: float) -> None:
-        """Ask a trial's processes to end, and kill them after ``grace_s``."""
-        if number in self._pending:
-            self._pending[number][1].ended_by_us = True
-        trial = self._running.get(number)
-        if trial is None:
-            return
-        trial.ended_by_us = True
-        if grace_s > 0 and trial.segment is not None:
-            self._send_to_segment(trial.segment, {"do": "end"})
-        elif grace_s > 0:
-            _signal_group(trial.pid, signal.SIGTERM)
-        limit = time.monotonic() + grace_s
-        trial.kill_at_s = limit if trial.kill_at_s is None else min(limit, trial.kill_at_s)
-
-    def reap(self) -> None:
-        """Handle every process that has ended."""
-        by_pid = {trial.pid: trial for trial in self._running.values()}
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            ended = status, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime
-            if (segment := self._segments.pop(pid, None)) is not None:
-                self._segment_ended(segment, *ended)
-            elif (trial := by_pid.get(pid)) is not None:
-                self._report_ended(trial, *ended)
-            elif self._warm is not None and pid == self._warm.pid:
-                self._warm.returncode = status
-            elif self._pending:  # perhaps a trial of which the warm process has not told yet
-                self._ended_early[pid] = ended
-
-    def _report_ended(self, trial: _Running, status: int, peak_mib: float, cpu_s: float) -> None:
-        seconds = time.time() - trial.began_s
-        returncode = os.waitstatus_to_exitcode(status)
-        if trial.segment is None:
-            self._kill_tree(trial)
-        del self._running[trial.number]
-        # What the kernel reports as the peak begins with that of the process that forked, which is this one.
-        if trial.gpu is None and (peak_mib > self._own_peak_mib or not trial.peak_mib):
-            trial.peak_mib = max(trial.peak_mib, peak_mib)
-        killed = returncode == -signal.SIGKILL and not trial.ended_by_us
-        out_of_memory = trial.over_limit or (killed and _kernel_kills() > trial.kernel_kills)
-        if trial.group is not None and self._groups is not None:
-            out_of_memory |= self._groups.kills(trial.group) > trial.group_kills and returncode != 0
-            if trial.segment is None:
-                _remove(trial.group)
-        utilization: float | None = cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0))
-        if trial.gpu:
-            utilization = sum(trial.busy) / len(trial.busy) if trial.busy else None
-        self._send(
-            {
-                "event": "ended",
-                "number": trial.number,
-                "status": returncode,
-                "seconds": seconds,
-                "utilization": utilization,
-                "energy_j": trial.energy_j or None,
-                "peak_memory_mib": trial.peak_mib or None,
-                "out_of_memory": out_of_memory,
-                "asked": trial.ended_by_us,
-            }
-        )
-
-    def next_wake_s(self) -> float | None:
-        """Return after how many seconds something is due, or None."""
-        if not self._running:
-            return None
-        due = [self._watch_at_s, *(trial.kill_at_s for trial in self._running.values() if trial.kill_at_s is not None)]
-        return max(0.0, min(due) - time.monotonic())
-
-    def tick(self) -> None:
-        """Do what is due."""
-        now = time.monotonic()
-        for trial in list(self._running.values()):
-            if trial.kill_at_s is not None and trial.kill_at_s <= now:
-                trial.kill_at_s = now + 1.0  # until it is gone
-                self._kill_tree(trial)
-        if self._running and now >= self._watch_at_s:
-            self._watch()
-            cost = time.monotonic() - now
-            self._watch_every_s = min(max(_SHORTEST_WATCH_S, _WATCH_COST * cost), _LONGEST_WATCH_S)
-            self._watch_at_s = time.monotonic() + self._watch_every_s
-
-    def _watch(self) -> None:
-        """Measure memory, and kill what is above its limit."""
-        self._own_peak_mib = max(self._own_peak_mib, psutil.Process().memory_info().rss / _MIB)
-        trees = self._trees()
-        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
-            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
-            energy_j, busy = _gpu_use(gpu)
-            before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
-            for trial in on_gpu:
-                if busy is not None:
-                    trial.busy.append(busy)
-                if energy_j is not None and before_j is not None:
-                    trial.energy_j += (energy_j - before_j) / len(on_gpu)
-        for number, processes in trees.items():
-            trial = self._running[number]
-            if trial.gpu is not None:
-                trial.memory_mib = _gpu_memory_mib(trial.gpu, {process.pid for process in processes})
-            else:
-                trial.memory_mib = sum(_resident_mib(process) for process in processes) / _MIB
-            over_limit = trial.limit_mib is not None and trial.memory_mib > trial.limit_mib
-            if over_limit and trial.gpu is None and len(processes) > 1:
-                # Resident memory counts what processes share once for each, which the proportional one does not.
-                trial.memory_mib = sum(_proportional_mib(process) for process in processes) / _MIB
-            trial.peak_mib = max(trial.peak_mib, trial.memory_mib)
-            if trial.limit_mib is not None and trial.memory_mib > trial.limit_mib:
-                trial.over_limit = True
-                self._kill_tree(trial)
-        self._send({"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}})
-
-    def _trees(self) -> dict[int, list[psutil.Process]]:
-        """Return all processes of each running trial."""
-        children: dict[int, list[psutil.Process]] = {}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                children.setdefault(process.ppid(), []).append(process)
-        leaders = {trial.pid: trial.number for trial in self._running.values() if trial.segment is None}
-        trees: dict[int, list[psutil.Process]] = {number: [] for number in self._running}
-        segments: set[int] = set()
-        for segment in self._segments.values():
-            roots = segment.roots()
-            segments.update(root.pid for root in roots)
-            if segment.trial is not None:
-                tree = {process.pid: process for root in roots for process in (root, *_descendants(root, children))}
-                trees[segment.trial.number] = list(tree.values())
-        for process in children.get(os.getpid(), ()):
-            if process.pid in segments:
-                continue
-            number = leaders.get(process.pid)
-            if number is None:
-                number = self._owner(process)
-            if number is not None:
-                trees[number] += [process, *_descendants(process, children)]
-        return trees
-
-    def _owner(self, orphan: psutil.Process) -> int | None:
-        for trial in self._running.values():
-            if orphan.pid in trial.orphans or _is_part_of(orphan.pid, trial):
-                trial.orphans.add(orphan.pid)
-                return trial.number
-        return None
-
-    def _kill_tree(self, trial: _Running) -> None:
-        """Kill all processes of a trial."""
-        if trial.segment is not None:
-            self._kill_segment(trial.segment)
-            return
-        _signal_group(trial.pid, signal.SIGKILL)
-        self._kill_orphans(trial)
-
-    def _kill_orphans(self, trial: _Running) -> None:
-        leaders = {*self._segments, *(other.pid for other in self._running.values())}
-        waited: set[int] = set()
-        for _ in range(100):  # whoever is killed leaves its children to this process
-            left = [pid for pid in _own_children() if pid not in leaders]
-            own = [pid for pid in left if _is_part_of(pid, trial)]
-            for pid in own:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-            # One that is ending tells no longer whose it is, and has yet to leave its children.
-            ending = {pid for pid in left if pid not in own and pid not in waited and _is_ending(pid)}
-            for pid in ending:
-                with contextlib.suppress(OSError):
-                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            waited |= ending
-            if not own and not ending:
-                return
-
-    def end_trials(self) -> None:
-        """Kill every trial."""
-        for trial in list(self._running.values()):
-            self._kill_tree(trial)
-
-    def end_all(self) -> None:
-        """Kill everything that was started, and wait until it is gone."""
-        limit = time.monotonic() + _END_S
-        for segment in self._segments.values():
-            assert segment.process.stdin is not None
-            segment.process.stdin.close()  # it ends its trial, then itself
-        for pid, segment in list(self._segments.items()):
-            while _is_running(pid):
-                if time.monotonic() >= limit:
-                    self._kill_segment(segment)
-                time.sleep(0.005)
-            segment.trial = None
-            self._segment_ended(segment, 0, 0.0, 0.0)
-        self._running = {number: trial for number, trial in self._running.items() if trial.segment is None}
-        while children := _own_children():
-            for pid in children:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            for pid in children:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
-        for trial in self._running.values():
-            if trial.group is not None:
-                _remove(trial.group)
-
-
-def _is_part_of(pid: int, trial: _Running) -> bool:
-    """Return whether a process belongs to a trial."""
-    with contextlib.suppress(psutil.Error, OSError):
-        # A fork of a warm process has the environment of that one for whoever looks from outside.
-        return os.getsid(pid) == trial.pid or _variable(psutil.Process(pid), TRIAL) == str(trial.number)
-    return False
-
-
-def _is_ending(pid: int) -> bool:
-    """Return whether a process is ending."""
-    with contextlib.suppress(psutil.Error):
-        return bool(psutil.Process(pid).memory_info().vms == 0)
-    return True
-
-
-def _own_children() -> list[int]:
-    own = os.getpid()
-    try:
-        return [int(pid) for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [child.pid for child in psutil.Process().children()]
-
-
-def _descendants(process: psutil.Process, children: dict[int, list[psutil.Process]]) -> Iterable[psutil.Process]:
-    for child in children.get(process.pid, ()):
-        yield child
-        yield from _descendants(child, children)
-
-
-def _is_running(child: int) -> bool:
-    try:
-        return os.waitpid(child, os.WNOHANG) == (0, 0)
-    except ChildProcessError:
-        return False
-
-
-def _resident_mib(process: psutil.Process) -> float:
-    with contextlib.suppress(psutil.Error):
-        return float(process.memory_info().rss)
-    return 0.0
-
-
-def _proportional_mib(process: psutil.Process) -> float:
-    with contextlib.suppress(psutil.Error, AttributeError):
-        return float(process.memory_full_info().pss)
-    return _resident_mib(process)
-
-
-def _gpu_memory_mib(uuid: str, pids: set[int]) -> float:
-    """Return the memory of a GPU that processes use, MiB.
-
-    It is 0 where the driver does not tell, as in a container with process ids of its own.
-    """
-    try:
-        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
-    except ImportError:
-        return 0.0
-    try:
-        pynvml.nvmlInit()  # once it is open this only counts
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
-        return 0.0
-    return float(sum(process.usedGpuMemory or 0 for process in found if process.pid in pids)) / _MIB
-
-
-def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
-    """Return the energy and the utilization of a GPU.
-
-    The energy is that since the driver was loaded, J. Both are None where the driver does not tell.
-    """
-    energy_j = busy = None
-    with contextlib.suppress(ImportError):
-        import pynvml  # noqa: PLC0415 - it is optional, and loads the driver
-
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            with contextlib.suppress(pynvml.NVMLError):  # not of a part of a GPU
-                busy = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-            energy_j = float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
-    return energy_j, busy
-
-
-def _kernel_kills() -> int:
-    """Return the kernel's count of out-of-memory kills."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
-    return 0
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-
-
-class AgentProcess:
-    """An agent and the pipes to it, for the coordinator.
-
-    ``step`` holds the words that run it on another node, ``mps`` the folder of MPS where that is to be started.
-    """
-
-    def __init__(self, pool: str, step: Sequence[str] = (), *, mps: str = "") -> None:
-        self._process = subprocess.Popen(
-            [*step, sys.executable, "-P", __file__, pool, mps],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C at a terminal goes to all processes of its session
-        )
-        assert self._process.stdout is not None
-        self.output = self._process.stdout.fileno()
-        self._rest = b""
-
-    def send(self, order: dict[str, Any]) -> None:
-        """Send an order, which is lost if the agent has ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-
-    def events(self) -> list[dict[str, Any]] | None:
-        """Return new events, or None after the agent's end."""
-        read = os.read(self.output, 65_536)
-        if not read:
-            return None
-        *lines, self._rest = (self._rest + read).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def close(self) -> None:
-        """End the agent and all that it started."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        while os.read(self.output, 65_536):  # it may wait for somebody to read
-            pass
-        self._process.stdout.close()
-        self._process.wait()
-
-
-def main(pool: str, mps: str) -> None:
-    """Run until standard input ends, then kill everything.
-
-    ``mps`` is the folder of MPS, empty without it.
-    """
-    _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # a handler, which a program that is started does not inherit
-    wake_in, wake_out = os.pipe()
-    os.set_blocking(wake_in, False)
-    os.set_blocking(wake_out, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-
-    def say(event: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(event) + "\n")
-
-    control = _try_mps(mps, pool, say) if mps else None
-    agent, buffer = Agent(pool, say), b""
-    with contextlib.suppress(BrokenPipeError):
-        while True:
-            readers = agent.readers()
-            with selectors.PollSelector() as selector:
-                for descriptor in (0, wake_in, *readers):
-                    selector.register(descriptor, selectors.EVENT_READ)
-                ready = {key.fd for key, _ in selector.select(agent.next_wake_s())}
-            if wake_in in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake_in, 4096)
-            for descriptor in ready & readers.keys():
-                readers[descriptor]()
-            if 0 in ready:
-                read = os.read(0, 65536)
-                if not read:
-                    break  # the coordinator has ended
-                *lines, buffer = (buffer + read).split(b"\n")
-                for line in lines:
-                    order = json.loads(line)
-                    if order["do"] == "start":
-                        agent.start(order)
-                    else:
-                        agent.end(int(order["number"]), float(order["grace_s"]))
-            agent.reap()
-            agent.tick()
-            sys.stdout.flush()
-    if control is not None:
-        agent.end_trials()
-        stop_mps(control, mps)
-    agent.end_all()
-    with contextlib.suppress(OSError):  # nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from helios.errors import FileUnwritable, HeliosError, UsageError
 from helios.pools import warm
-from helios.pools.agent import POOL, fill_in
+from helios.pools.agent import POOL, fill_placeholders
 from helios.pools.space import TrainingSweep
 from helios.private_files import make_folder
 
@@ -347,7 +347,7 @@ def _probe(how: Runtime, image: str, sweep: TrainingSweep, folder: Path, *, gpus
     make_folder(folder)
     name = f"helios-probe-{os.getpid()}"
     inside = _inside(sweep, folder, pool=name, gpus=gpus)
-    words = [fill_in(word, segment=name, limit_mib=None) for word in how.command(image, inside)]
+    words = [fill_placeholders(word, segment=name, limit_mib=None) for word in how.command(image, inside)]
     done = subprocess.run(
         [*words, "python3", "-c", _PROBE, sweep.command[0]],
         stdin=subprocess.DEVNULL,

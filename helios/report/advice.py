@@ -27,7 +27,7 @@ FEWEST_JOBS = 20
 """Fewest alike jobs. At least 19 are needed to bound 95 % of further ones."""
 FEWEST_IDLE = 5
 """Fewest jobs without any use of GPUs for advice on them."""
-TOO_MUCH = 2.0
+EXCESS_RATIO = 2.0
 """Ratio of the request to the proposal from which there is advice."""
 TIME_MARGIN = 1.25
 """Factor on the time that 95 % of jobs needed, because later jobs differ from earlier ones. With it 95 % of later jobs
@@ -41,7 +41,7 @@ OFTEN = 0.05
 MEMORY_MARGIN = 1.2
 """Factor on measured memory, because accounting samples every 30 s by default and misses short peaks."""
 SHORTEST_MEASURED_S = 300
-"""Shortest run time of jobs whose measured use counts, for the same reason."""
+"""Shortest run time of jobs whose measured use counts, because of the interval of samples."""
 KEYS = ["user", "partition", "words", "gpus", "cpus"]
 ENDS = {
     JobState.TIMEOUT: ("limit_too_short", "reached their time limit", "Ask for more time, or save and resume."),
@@ -72,14 +72,6 @@ class Interval:
     def __str__(self) -> str:
         low, high = (_with_unit(value, self.unit) for value in (self.low, self.high))
         return f"{self.meaning}: {low} to {high}"
-
-
-def _with_unit(value: float, unit: str) -> str:
-    if unit == "s":
-        return duration_in_words(value)
-    if unit == "MiB":
-        return f"{value / 1024:.1f} GiB"
-    return percent(value) if unit == "share" else f"{value:,.3g} {unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +118,7 @@ class Advice:
 
 
 def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
-    """Return advice from time limits and final states.
+    """Return advice from time limits and final states of jobs.
 
     Parameters
     ----------
@@ -135,29 +127,29 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
         ``memory_mib`` of ``JOBS``.
     """
     ran = with_name_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
-    counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
-    found = [_limit_too_long(alike) for alike in alike_jobs(counted, "time_limit_s")]
+    is_counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
+    advice = [_limit_too_long(alike) for alike in alike_jobs(is_counted, "time_limit_s")]
     for state, request in ((JobState.TIMEOUT, "time_limit_s"), (JobState.OUT_OF_MEMORY, "memory_mib")):
         ended = (ran["state"] == state).to_numpy()
         if np.count_nonzero(ended) < FEWEST_LOST:
             continue
         groups = alike_jobs(ran, request, fewest=FEWEST_LOST, counted=ended)
-        found += [_ended_jobs_advice(alike, state, request) for alike in groups]
-    return [one for one in found if one is not None]
+        advice += [_ended_jobs_advice(alike, state, request) for alike in groups]
+    return [item for item in advice if item is not None]
 
 
-def usage_advice(used: pd.DataFrame) -> list[Advice]:
+def usage_advice(usage: pd.DataFrame) -> list[Advice]:
     """Return advice from the measured use of memory, CPUs and GPUs.
 
     Parameters
     ----------
     used : DataFrame
-        As :func:`helios.slurm.accounting.read_usage` returns it.
+        Result of :func:`helios.slurm.accounting.read_usage`.
     """
-    measured = with_name_words(used[(used["run_time_s"] >= SHORTEST_MEASURED_S) & used["used_memory_mib"].notna()])
+    measured = with_name_words(usage[(usage["run_time_s"] >= SHORTEST_MEASURED_S) & usage["used_memory_mib"].notna()])
     groups = alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE)
-    found = [unused(alike) for alike in groups for unused in (_memory, _cpus, _gpus)]
-    return [one for one in found if one is not None]
+    advice = [advise(alike) for alike in groups for advise in (_memory_too_large, _unused_cpus, _unused_gpus)]
+    return [item for item in advice if item is not None]
 
 
 def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[Advice]:
@@ -181,6 +173,14 @@ def packing_advice(rows: pd.DataFrame, gains: tuple[float, float]) -> Iterator[A
         )
 
 
+def sort_by_hours(advice: list[Advice]) -> list[Advice]:
+    """Sort advice by hours and drop that on few hours."""
+    return sorted(
+        (item for item in advice if item.hours >= LEAST_HOURS),
+        key=lambda item: (-item.hours, item.user, item.kind, item.which),
+    )
+
+
 def with_name_words(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return jobs with a column for the words of their name."""
     texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
@@ -197,36 +197,43 @@ def alike_jobs(
     Parameters
     ----------
     jobs : DataFrame
-        As :func:`with_name_words` returns it.
+        Result of :func:`with_name_words`.
     fewest : int
         Groups with fewer jobs are left out.
     counted : bool array of shape (n_jobs,), optional
         Jobs that count for ``fewest``. All jobs by default.
     """
     group = jobs.groupby([*KEYS, request], observed=True, dropna=False, sort=True).ngroup().to_numpy()
-    enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
-    kept = enough[group]
-    for _, alike in jobs[kept].groupby(group[kept]):
+    is_large_enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
+    is_kept = is_large_enough[group]
+    for _, alike in jobs[is_kept].groupby(group[is_kept]):
         yield alike
 
 
-def _upper_bound(values: Floats) -> float:
-    """Return an upper bound for a further alike job.
+def _with_unit(value: float, unit: str) -> str:
+    if unit == "s":
+        return duration_in_words(value)
+    if unit == "MiB":
+        return f"{value / 1024:.1f} GiB"
+    return percent(value) if unit == "share" else f"{value:,.3g} {unit}"
 
-    It holds with probability ``FITS`` if the order of the values is random. It is an order statistic of at least 19
-    values, and infinite for fewer.
+
+def _upper_bound(values: Floats) -> float:
+    """Return an upper bound for one more alike job, infinite for fewer than 19 values.
+
+    It holds with probability ``FITS`` if the order of the values is random. It is an order statistic.
     """
-    place = math.ceil(FITS * (len(values) + 1))
-    return float(np.sort(values)[place - 1]) if place <= len(values) else math.inf
+    rank = math.ceil(FITS * (len(values) + 1))
+    return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
 
 
 def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
-    first = {name: alike[name].iloc[0] for name in KEYS}  # a whole row takes a millisecond
-    name = f" {first['words']!r}" if first["words"] else ""
-    size = [count_in_words(int(first["gpus"]), "GPU")] if first["gpus"] > 0 else []
-    size += [count_in_words(int(first["cpus"]), "CPU")] if first["cpus"] > 0 else []
-    place = f" in {first['partition']}" if first["partition"] not in {"", "nan"} else ""
-    return f"Jobs{name}{place}" + (f" of {' and '.join(size)}" if size else "") + request
+    values = {name: alike[name].iloc[0] for name in KEYS}  # reading a whole row takes a millisecond
+    name = f" {values['words']!r}" if values["words"] else ""
+    size = [count_in_words(int(values["gpus"]), "GPU")] if values["gpus"] > 0 else []
+    size += [count_in_words(int(values["cpus"]), "CPU")] if values["cpus"] > 0 else []
+    where = f" in {values['partition']}" if values["partition"] not in {"", "nan"} else ""
+    return f"Jobs{name}{where}" + (f" of {' and '.join(size)}" if size else "") + request
 
 
 def _hours_held(alike: pd.DataFrame) -> dict[str, Any]:
@@ -250,12 +257,12 @@ def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
         return None
     step_s = 15 * MINUTE_S if needed_s < 4 * HOUR_S else HOUR_S
     proposed_s = math.ceil(TIME_MARGIN * needed_s / step_s) * step_s
-    if limit_s < TOO_MUCH * proposed_s or limit_s - proposed_s < LEAST_SPARE_S:
+    if limit_s < EXCESS_RATIO * proposed_s or limit_s - proposed_s < LEAST_SPARE_S:
         return None
-    asked = "no time limit" if math.isinf(limit_s) else f"a limit of {duration_in_words(limit_s)}"
+    limit = "no time limit" if math.isinf(limit_s) else f"a limit of {duration_in_words(limit_s)}"
     return Advice(
         kind="limit_too_long",
-        which=_describe_group(alike, f" with {asked}"),
+        which=_describe_group(alike, f" with {limit}"),
         sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
         "gaps of the queue, and start earlier.",
         option=f"--time={slurm_length(proposed_s)}",
@@ -272,14 +279,15 @@ def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> Ad
     low, high = share_interval(count, len(alike))
     if low < OFTEN:
         return None
-    kind, what, then = ENDS[state]
-    asked = float(alike[request].iloc[0])
-    size = "" if math.isnan(asked) else f" with {_format_request(request, asked)}"
+    kind, problem, remedy = ENDS[state]
+    request_value = float(alike[request].iloc[0])
+    size = "" if math.isnan(request_value) else f" with {_format_request(request, request_value)}"
     lost = _hours_held(alike[ended])
     return Advice(
         kind=kind,
         which=_describe_group(alike, size),
-        sentence=f"{count:,} of {len(alike):,} {what}, after {lost['hours']:,.0f} {lost['resource']} hours. {then}",
+        sentence=f"{count:,} of {len(alike):,} {problem}, "
+        f"after {lost['hours']:,.0f} {lost['resource']} hours. {remedy}",
         interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
         **_hours_held(alike),
     )
@@ -291,17 +299,17 @@ def _format_request(request: str, amount: float) -> str:
     return "no time limit" if math.isinf(amount) else f"a limit of {duration_in_words(amount)}"
 
 
-def _memory(alike: pd.DataFrame) -> Advice | None:
-    had_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
+def _memory_too_large(alike: pd.DataFrame) -> Advice | None:
+    requested_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
     needed_mib = _upper_bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
-    if len(alike) < FEWEST_JOBS or math.isnan(had_mib) or not math.isfinite(needed_mib):
+    if len(alike) < FEWEST_JOBS or math.isnan(requested_mib) or not math.isfinite(needed_mib):
         return None
     proposed_gib = math.ceil(MEMORY_MARGIN * needed_mib / 1024)
-    if had_mib < TOO_MUCH * 1024 * proposed_gib or (alike["nodes"] > 1).any():  # --mem is for each node
+    if requested_mib < EXCESS_RATIO * 1024 * proposed_gib or (alike["nodes"] > 1).any():  # --mem is for each node
         return None
     return Advice(
         kind="memory_too_large",
-        which=_describe_group(alike, f" with {had_mib / 1024:.3g} GiB"),
+        which=_describe_group(alike, f" with {requested_mib / 1024:.3g} GiB"),
         sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
         option=f"--mem={proposed_gib}G",
         interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
@@ -309,48 +317,41 @@ def _memory(alike: pd.DataFrame) -> Advice | None:
     )
 
 
-def _cpus(alike: pd.DataFrame) -> Advice | None:
-    had, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
+def _unused_cpus(alike: pd.DataFrame) -> Advice | None:
+    requested, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
     needed = _upper_bound(busy)
-    if len(alike) < FEWEST_JOBS or math.isnan(had) or not math.isfinite(needed):
+    if len(alike) < FEWEST_JOBS or math.isnan(requested) or not math.isfinite(needed):
         return None
     proposed = max(math.ceil(needed), 1)
-    if had < TOO_MUCH * proposed:
+    if requested < EXCESS_RATIO * proposed:
         return None
     return Advice(
         kind="cpus_unused",
         which=_describe_group(alike),
         sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
-        option=f"{proposed} instead of {had:.0f} CPUs (--cpus-per-task)",
+        option=f"{proposed} instead of {requested:.0f} CPUs (--cpus-per-task)",
         interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
         **_hours_held(alike),
     )
 
 
-def _gpus(alike: pd.DataFrame) -> Advice | None:
-    known = alike[alike["gpu_percent"].notna() & (alike["gpus"] > 0)]
-    if len(known) < FEWEST_IDLE:
+def _unused_gpus(alike: pd.DataFrame) -> Advice | None:
+    measured = alike[alike["gpu_percent"].notna() & (alike["gpus"] > 0)]
+    if len(measured) < FEWEST_IDLE:
         return None
-    had = int(known["gpus"].iloc[0])
-    most_busy = np.ceil(known["gpu_percent"].to_numpy(dtype=np.float64) / 100)
-    needed = _upper_bound(most_busy) if len(known) >= FEWEST_JOBS else float(most_busy.max())
-    if needed > 0 and (len(known) < FEWEST_JOBS or had < TOO_MUCH * needed):
+    requested = int(measured["gpus"].iloc[0])
+    most_busy = np.ceil(measured["gpu_percent"].to_numpy(dtype=np.float64) / 100)
+    needed = _upper_bound(most_busy) if len(measured) >= FEWEST_JOBS else float(most_busy.max())
+    if needed > 0 and (len(measured) < FEWEST_JOBS or requested < EXCESS_RATIO * needed):
         return None
-    some = int((most_busy < had).sum())
-    low, high = share_interval(some, len(known))
-    used = "none" if needed == 0 else f"at most {needed:.0f}"
+    n_idle = int((most_busy < requested).sum())
+    low, high = share_interval(n_idle, len(measured))
+    used_gpus = "none" if needed == 0 else f"at most {needed:.0f}"
     return Advice(
         kind="gpus_unused",
-        which=_describe_group(known),
-        sentence=f"of {count_in_words(had, 'GPU')} {used} was ever busy, in all that was measured.",
+        which=_describe_group(measured),
+        sentence=f"of {count_in_words(requested, 'GPU')} {used_gpus} was ever busy, in all that was measured.",
         option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
         interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
-        **_hours_held(known),
-    )
-
-
-def sort_by_hours(found: list[Advice]) -> list[Advice]:
-    """Sort advice by hours and drop that on few hours."""
-    return sorted(
-        (one for one in found if one.hours >= LEAST_HOURS), key=lambda one: (-one.hours, one.user, one.kind, one.which)
+        **_hours_held(measured),
     )

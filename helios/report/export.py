@@ -1,4 +1,4 @@
-"""Tables of an export's remaining risk and losses."""
+"""Tables of the re-identification risk and the losses of an anonymous export."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def risk_table(risk: Risk, *, bound: float) -> RenderableType:
     table = plain_table("Risk", "Jobs", "Users")
     for name, jobs, users in rows:
         table.add_row(name, percent(jobs, 1), percent(users, 1))
-    found = "shows" if risk.shift_found else "does not show"
+    verb = "shows" if risk.shift_found else "does not show"
     return Group(
         table,
         "",
-        f"The site's own log {found} by how many weeks the times were moved ({risk.shifts_tried:,} shifts tried). "
+        f"The site's own log {verb} by how many weeks the times were moved ({risk.shifts_tried:,} shifts tried). "
         "Share this export only with people who may link it to jobs that they know.",
     )
 

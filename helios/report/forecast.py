@@ -1,6 +1,6 @@
 """Report of an evaluated forecast of node demand.
 
-As JSON, as a table and in sentences.
+It has the forms of JSON, a table and sentences.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from helios.predict.demand.forecaster import (
 )
 from helios.report.tables import plain_table
 
-SURE = 2.0
-"""Standard errors over days above which a difference is not ascribed to chance."""
+SIGNIFICANT_ERRORS = 2.0
+"""Standard errors over days above which a difference is taken to be beyond chance."""
 NAMES = {
     HELIOS: "Helios",
     PERSISTENCE: "as now",
@@ -50,13 +50,13 @@ class ForecastReport:
     kind : str
         ``series`` or ``cluster``.
     name, unit : str
-        Of what, and what is counted: ``node`` or ``GPU``.
+        Name of the series or cluster, and the counted unit, ``node`` or ``GPU``.
     window_s : (int, int)
-        Begin and end of what was evaluated, s since the epoch.
+        Begin and end of the evaluation, s since the epoch.
     step_s : int
     verdict : ForecastVerdict
     source : str
-        What forecast at last.
+        Name of the method that forecast last.
     notes : tuple of str
     """
 
@@ -70,11 +70,8 @@ class ForecastReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values.
-
-        Null: the method does not predict it.
-        """
-        since, until = (datetime.fromtimestamp(at, UTC).isoformat() for at in self.window_s)
+        """Return plain values, null for what a method does not predict."""
+        since, until = (datetime.fromtimestamp(at_s, UTC).isoformat() for at_s in self.window_s)
         return {
             self.kind: self.name,
             "from": since,
@@ -94,11 +91,8 @@ class ForecastReport:
 
 
 def forecast_table(report: ForecastReport) -> RenderableType:
-    """Compare the methods, the best figure of each column bold.
-
-    Below them a summary in sentences.
-    """
-    since, until = (datetime.fromtimestamp(at, UTC) for at in report.window_s)
+    """Return tables of the methods with the best figures in bold, and a summary."""
+    since, until = (datetime.fromtimestamp(at_s, UTC) for at_s in report.window_s)
     caption = (
         f"{escape(report.name)}: busy {report.unit}s, {report.verdict.steps:,} steps of {report.step_s // 60} minutes "
         f"from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC; {escape(report.source)}."
@@ -118,31 +112,37 @@ def forecast_table(report: ForecastReport) -> RenderableType:
 
 
 def sentences(report: ForecastReport) -> list[str]:
-    """Summarize the figures in sentences, also when there is nothing to gain."""
+    """Return the comparison with persistence and with the empirical quantile."""
     scores_of_helios = [score for score in report.verdict.points if score.method == HELIOS]
-    found = [
+    texts = [
         _against_persistence(scores_of_helios) if scores_of_helios else "",
         _against_empirical(report.verdict.most),
     ]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in texts if sentence]
 
 
 def _against_persistence(scores_of_helios: Sequence[PointScore]) -> str:
     gains = {score.horizon_h: (score.better or 0.0, score.sure_by) for score in scores_of_helios}
-    sure = {hour: gain for hour, (gain, by) in gains.items() if by is not None and abs(gain) > SURE * by}
-    better, worse = ([hour for hour, gain in sure.items() if (gain > 0) is way] for way in (True, False))
-    alike = [hour for hour in gains if hour not in sure]
+    significant = {
+        hour: gain
+        for hour, (gain, error) in gains.items()
+        if error is not None and abs(gain) > SIGNIFICANT_ERRORS * error
+    }
+    better, worse = (
+        [hour for hour, gain in significant.items() if (gain > 0) is is_better] for is_better in (True, False)
+    )
+    similar = [hour for hour in gains if hour not in significant]
     parts = []
     if better:
         parts.append(f"beats persistence at {_hours(better)}")
-    if alike:
-        parts.append(f"{'' if parts else 'is '}no better or worse than it at {_hours(alike)}".strip())
+    if similar:
+        parts.append(f"{'' if parts else 'is '}no better or worse than it at {_hours(similar)}".strip())
     if worse:
         parts.append(f"is worse than it at {_hours(worse)}")
-    compared = "; ".join(parts)
+    comparison = "; ".join(parts)
     if not better:
-        compared = compared.replace("than it", "than persistence", 1)
-    return f"The forecast {compared}."
+        comparison = comparison.replace("than it", "than persistence", 1)
+    return f"The forecast {comparison}."
 
 
 def _against_empirical(scores: Sequence[MostScore]) -> str:
@@ -153,14 +153,15 @@ def _against_empirical(scores: Sequence[MostScore]) -> str:
     change = sum(
         1 - helios[hour].pinball / empirical[hour].pinball for hour in helios if empirical[hour].pinball > 0
     ) / len(helios)
-    off, their_off = (
-        sum(abs(score.coverage - UPPER) for score in those.values()) / len(those) for those in (helios, empirical)
+    error, empirical_error = (
+        sum(abs(score.coverage - UPPER) for score in method_scores.values()) / len(method_scores)
+        for method_scores in (helios, empirical)
     )
-    way = "smaller" if change > 0 else "larger"
+    direction = "smaller" if change > 0 else "larger"
     return (
-        f"The bound on the most needed at {UPPER:g}: loss {abs(100 * change):.0f} % {way} than that of now plus the "
-        f"empirical quantile; its coverage is {100 * off:.1f} points off {100 * UPPER:.0f} %, that of the other "
-        f"{100 * their_off:.1f}."
+        f"The bound on the most needed at {UPPER:g}: loss {abs(100 * change):.0f} % {direction} than that of now plus "
+        f"the empirical quantile; its coverage is {100 * error:.1f} points off {100 * UPPER:.0f} %, that of the other "
+        f"{100 * empirical_error:.1f}."
     )
 
 
@@ -172,15 +173,18 @@ def _hours(hours: Sequence[int]) -> str:
 def _score_table(head: str, figures: dict[tuple[str, int], tuple[float, str]]) -> RenderableType:
     """Return a table of figures by method and horizon.
 
-    Each figure has a second one beside it; the smallest of each horizon is bold.
+    Each figure has a second one beside it. The smallest figure of each horizon is bold.
     """
     table = plain_table(head, *(name for hour in JUDGED_H for name in (f"{hour} h", "")))
-    least = {hour: min((cell[0] for (_, at), cell in figures.items() if at == hour), default=0.0) for hour in JUDGED_H}
+    smallest = {
+        hour: min((cell[0] for (_, horizon), cell in figures.items() if horizon == hour), default=0.0)
+        for hour in JUDGED_H
+    }
     for method in dict.fromkeys(method for method, _ in figures):
         cells: list[str] = []
         for hour in JUDGED_H:
-            if found := figures.get((method, hour)):
-                cells += [f"[bold]{found[0]:.2f}[/]" if found[0] == least[hour] else f"{found[0]:.2f}", found[1]]
+            if cell := figures.get((method, hour)):
+                cells += [f"[bold]{cell[0]:.2f}[/]" if cell[0] == smallest[hour] else f"{cell[0]:.2f}", cell[1]]
             else:
                 cells += ["-", ""]
         table.add_row(NAMES[method], *cells)

@@ -78,14 +78,14 @@ def render_whatif(
     description : Description, optional
         Description of the replayed history, shown below the comparison.
     evaluation : mapping, optional
-        An evaluation's JSON: how good the predictions behind it are.
+        JSON of an evaluation of the predictions.
     differences : Differences, optional
-        How sure the differences are, over repeats. None where they come from the one replay alone.
+        Differences over repeats. None where there is only the one replay.
     next_steps : sequence of str
         Commands for the reader to type next.
     options : sequence of str, optional
-        Options of ``helios whatif explain`` that make the same replay of the history, for the command that explains a
-        job's wait. None where none does.
+        Options of ``helios whatif explain`` that make the same replay of the history, for a command on the page. None
+        where there are none.
     """
     chosen = None if has_no_waits(result) else propose_scenario(result)
     users = by_user(chosen, result) if chosen is not None else []
@@ -117,17 +117,6 @@ def render_whatif(
     )
 
 
-def _replay_options(run: Run) -> list[str]:
-    """Return the options of ``helios whatif explain`` for a replay."""
-    found = ["--policy", run.policy, "--backfill", run.backfill]
-    if run.backfill in {"easy", "nodes"}:
-        found += ["--estimates", str(run.estimates)]
-    for name, value in run.options.items():
-        kept = "never" if value is None else f"{value / 60:.9g}min" if name == "patience_s" else f"{value:g}"
-        found += ["--set", f"{run.policy}.{name.removesuffix('_s')}={kept}"]
-    return found
-
-
 def render_description(description: Description) -> str:
     """Return the page of a history."""
     return _PAGES.get_template("description.html.j2").render(
@@ -139,7 +128,7 @@ def render_description(description: Description) -> str:
 class TableCells:
     """A table as text.
 
-    Each column has a head and whether it is of text.
+    ``header`` has the head of each column, and whether it is left-aligned text.
     """
 
     header: Sequence[tuple[str, bool]]
@@ -150,12 +139,12 @@ class TableCells:
 class PageSection:
     """A part of a page.
 
-    The first one is the summary and shows no title. One without content is left out.
+    The first section of a page is the summary and has no title. Sections without content are left out.
 
     Attributes
     ----------
     figures : sequence of callable
-        Each draws a figure as :func:`inline` takes it.
+        Each draws a figure for :func:`inline`.
     tables : sequence of ReportTable or TableCells
     """
 
@@ -177,10 +166,7 @@ def render_sections(
 
 
 def filled_sections(sections: Sequence[PageSection]) -> list[tuple[PageSection, list[Markup], list[TableCells]]]:
-    """Return sections with figures drawn and tables as text.
-
-    Those without content are left out.
-    """
+    """Return the sections with content, with figures drawn and tables as text."""
     filled = []
     for section in sections:
         figures = [figure for draw in section.figures if (figure := inline(draw))]
@@ -191,10 +177,7 @@ def filled_sections(sections: Sequence[PageSection]) -> list[tuple[PageSection, 
 
 
 def to_cells(answer: ReportTable) -> TableCells:
-    """Return the cells of a table for a page.
-
-    Columns without any value are left out.
-    """
+    """Return the cells of a table, without empty columns."""
     fields = [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
     columns = []
     for field in fields:
@@ -219,31 +202,31 @@ def render_energy(ledger: EnergyLedger) -> str:
     return render_sections(answer.title, f"Times on the cluster's own clock ({ledger.timezone}).", sections)
 
 
-def render_trials(found: TrialsReport) -> str:
+def render_trials(report: TrialsReport) -> str:
     """Return the page of a report of repeated jobs."""
     sections = [
-        PageSection(sentences=found.sentences or [found.table.empty]),
-        PageSection(title="Repeated jobs", tables=[found.table], notes=found.table.notes),
-        PageSection(title="The queue replayed", tables=[found.replay_table()], notes=found.replay_notes),
+        PageSection(sentences=report.sentences or [report.table.empty]),
+        PageSection(title="Repeated jobs", tables=[report.table], notes=report.table.notes),
+        PageSection(title="The queue replayed", tables=[report.replay_table()], notes=report.replay_notes),
     ]
-    if not found.replays:
+    if not report.replays:
         sections.pop()
     subtitle = (
         "Groups of alike jobs of few GPUs that one user sent within minutes. Lower ends count arrays and equal names, "
-        f"upper ends all bursts of alike jobs. Times on the cluster's own clock ({found.table.timezone})."
+        f"upper ends all bursts of alike jobs. Times on the cluster's own clock ({report.table.timezone})."
     )
-    return render_sections(found.table.title, subtitle, sections)
+    return render_sections(report.table.title, subtitle, sections)
 
 
-def render_energy_whatif(found: EnergyWhatIf) -> str:
+def render_energy_whatif(result: EnergyWhatIf) -> str:
     """Return the page of an energy what-if."""
-    jobs = any(policy.jobs_delayed is not None for policy in found.policies)
-    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if jobs else []), *POLICY_COLUMNS[5:], *money_columns(found)]
-    rows = [policy_cells(policy, names) for policy in found.policies]
-    first, end = found.window
+    has_jobs = any(policy.jobs_delayed is not None for policy in result.policies)
+    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if has_jobs else []), *POLICY_COLUMNS[5:], *money_columns(result)]
+    rows = [policy_cells(policy, names) for policy in result.policies]
+    first, end = result.window
     sections = [
-        PageSection(sentences=energy_verdict(found)),
-        PageSection(title="Nodes asleep against wake-ups", figures=[partial(energy_figure, found)]),
+        PageSection(sentences=energy_verdict(result)),
+        PageSection(title="Nodes asleep against wake-ups", figures=[partial(energy_figure, result)]),
         PageSection(
             title="Every policy",
             sentences=[
@@ -251,14 +234,38 @@ def render_energy_whatif(found: EnergyWhatIf) -> str:
                 "hours by which fewer were awake than were needed. In brackets 95 % intervals."
             ],
             tables=[TableCells(header=[("Policy", True), *((name, False) for name in names)], rows=rows)],
-            notes=found.notes,
+            notes=result.notes,
         ),
     ]
     subtitle = (
-        f"{found.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} ({end:%Z}), "
-        f"{found.days:.1f} days."
+        f"{result.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} ({end:%Z}), "
+        f"{result.days:.1f} days."
     )
-    return render_sections(f"Nodes asleep: {found.name}", subtitle, sections)
+    return render_sections(f"Nodes asleep: {result.name}", subtitle, sections)
+
+
+def inline(draw: Callable[..., str | None], *arguments: Any) -> Markup | None:
+    """Draw a figure in a wide and a narrow form.
+
+    The page shows the one that fits the screen.
+
+    None where there is nothing to draw. The figure is marked as safe, because the drawing library escapes its texts.
+    """
+    wide, narrow = draw(*arguments), draw(*arguments, narrow=True)
+    if wide is None or narrow is None:
+        return None
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(Markup(wide), Markup(narrow))
+
+
+def _replay_options(run: Run) -> list[str]:
+    """Return the options of ``helios whatif explain`` for a replay."""
+    options = ["--policy", run.policy, "--backfill", run.backfill]
+    if run.backfill in {"easy", "nodes"}:
+        options += ["--estimates", str(run.estimates)]
+    for name, value in run.options.items():
+        text = "never" if value is None else f"{value / 60:.9g}min" if name == "patience_s" else f"{value:g}"
+        options += ["--set", f"{run.policy}.{name.removesuffix('_s')}={text}"]
+    return options
 
 
 def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | None]:
@@ -270,24 +277,30 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
         "cumulative_gain": charts.cumulative_gain,
         "by_partition": charts.by_partition,
     }
-    shown = ("over_time",) if has_no_waits(result) else tuple(draws)
-    figures = {name: inline(draw, result) if name in shown else None for name, draw in draws.items()}
+    drawn = ("over_time",) if has_no_waits(result) else tuple(draws)
+    figures = {name: inline(draw, result) if name in drawn else None for name, draw in draws.items()}
     return figures | {"users": inline(partial(charts.users, reference=result.reference), users)}
 
 
 def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
-    """Return how each replay differs from the baseline, with intervals.
+    """Return the table of differences to the baseline.
 
-    None where nobody waits, or there is nothing to compare.
+    None where no job waits, or there is nothing to compare.
     """
-    found = differences if differences is not None else compare_blocks(result)
-    if has_no_waits(result) or not found.others:
+    differences_shown = differences if differences is not None else compare_blocks(result)
+    if has_no_waits(result) or not differences_shown.others:
         return None
     return {
-        "method": f"{found.method} {found.not_covered}",
-        "header": [CRITERIA[name] for name in found.shown],
-        "baseline": (found.baseline.label, [duration(found.baseline.figures[name]) for name in found.shown]),
-        "rows": [(other.label, [other.differences[name] for name in found.shown]) for other in found.others],
+        "method": f"{differences_shown.method} {differences_shown.not_covered}",
+        "header": [CRITERIA[name] for name in differences_shown.shown],
+        "baseline": (
+            differences_shown.baseline.label,
+            [duration(differences_shown.baseline.figures[name]) for name in differences_shown.shown],
+        ),
+        "rows": [
+            (other.label, [other.differences[name] for name in differences_shown.shown])
+            for other in differences_shown.others
+        ],
     }
 
 
@@ -300,16 +313,3 @@ def _history(description: Description | None) -> dict[str, Markup | None]:
         "When jobs are submitted": inline(charts.day_and_week, description),
         "Busiest users": inline(charts.busiest_users, description) if description.busiest_users else None,
     }
-
-
-def inline(draw: Callable[..., str | None], *shown: Any) -> Markup | None:
-    """Draw a figure in a wide and a narrow form.
-
-    The page shows the one that fits the screen. None where there is nothing to draw.
-
-    A figure is marked as safe: it is ours, and its texts are escaped by the drawing library.
-    """
-    wide, narrow = draw(*shown), draw(*shown, narrow=True)
-    if wide is None or narrow is None:
-        return None
-    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(Markup(wide), Markup(narrow))

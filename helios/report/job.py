@@ -1,6 +1,7 @@
 """Why a job waits or waited, and when it starts.
 
-What is predicted of it, its place in the queue, what Helios did, and the place it would have without Helios.
+A live job is explained by its prediction, its place in the queue, what Helios did, and its place without Helios. The
+wait of a past job is explained by a replay.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ REASONS = {
     "Licenses": "it waits for a licence",
     "JobArrayTaskLimit": "as many tasks of its array run as it allows itself",
 }
-# What became of a change, by helios.actions.Result.
+# The outcome of a change, by helios.actions.Result.
 ACTIVITY = {
     "done": "set {after}",
     "would": "would have set {after}",
@@ -55,6 +56,19 @@ ACTIVITY = {
     "failed": "could not set {after}",
 }
 UNDONE = "reverted what Helios had set, if anything"
+
+
+NAMED_BLOCKERS = 3
+"""Jobs that a row names, those that blocked it longest."""
+PLANNED_BY = {
+    "limit": " (its time limit)",
+    "predicted": " (predicted)",
+    "expected": " (expected)",
+    "true": " (the truth)",
+}
+
+
+LATER = "later than"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +88,7 @@ class JobExplanation:
     p10_s, p50_s, p90_s : float
         Predicted run time. NaN for no prediction.
     source : str
-        What predicted.
+        Name of the predictor.
     run_time_s : float
         How long it really ran. NaN where it has not ended.
     remaining_s : tuple of float, optional
@@ -88,8 +102,8 @@ class JobExplanation:
     rests_on : str
         Sentence about the past jobs behind the prediction. Empty where it does not wait, or nothing is known.
     rank, rank_without, queued : int
-        Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
-        there are. 0 where it is not pending.
+        Place among the pending jobs of its partition; the place it would have if Helios had set nothing; number of
+        these jobs. 0 where it is not pending.
     excluded_reason : str
         Why Helios leaves it alone. Empty where it may act.
     stands : tuple of str
@@ -134,8 +148,8 @@ class JobExplanation:
 
         Unknown and unlimited numbers are null.
         """
-        found: dict[str, Any] = plain(self)
-        return found
+        values: dict[str, Any] = plain(self)
+        return values
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
@@ -175,9 +189,9 @@ class JobExplanation:
     def _place(self) -> list[str]:
         if not self.rank:
             return []
-        # Slurm adds to some reasons after a comma: "ReqNodeNotAvail, May be reserved for other job".
-        known = REASONS.get(self.reason.partition(",")[0], f"Slurm says {self.reason}")
-        why = known if self.reason else "Slurm gives no reason"
+        # Slurm adds details to some reasons after a comma: "ReqNodeNotAvail, May be reserved for other job".
+        meaning = REASONS.get(self.reason.partition(",")[0], f"Slurm says {self.reason}")
+        why = meaning if self.reason else "Slurm gives no reason"
         lines = [f"It is number {self.rank} of {self.queued} in its partition: {why}."]
         if self.rank_without != self.rank:
             lines.append(f"Without Helios it would be number {self.rank_without}.")
@@ -201,58 +215,55 @@ class JobExplanation:
 def places(
     snapshot: Snapshot, job: pd.Series[Any], *, without: Callable[[pd.DataFrame], NDArray[np.float64]]
 ) -> tuple[int, int, int]:
-    """Return a job's place with and without Helios.
+    """Return a job's place with and without Helios, and its queue's length.
 
-    It is the place among the pending jobs of its partition, or of all partitions that it names. The third value is
-    their number.
+    The queue are the pending jobs of its partition, or of all partitions that it names.
 
     Parameters
     ----------
     without : callable
-        Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+        Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
     """
     shared = set(str(job["partition"]).split(","))
     partitions = snapshot.pending["partition"].astype("str").fillna("")
-    mates = snapshot.pending[[bool(shared & set(names.split(","))) for names in partitions]]
-    here = mates["job_id"] == job["job_id"]
+    competitors = snapshot.pending[[bool(shared & set(names.split(","))) for names in partitions]]
+    is_job = competitors["job_id"] == job["job_id"]
     # Slurm's order: priority, submission, id.
-    otherwise = mates.assign(priority=without(mates), number=pd.to_numeric(mates["job_id"], errors="coerce"))
-    otherwise = otherwise.sort_values(
+    without_helios = competitors.assign(
+        priority=without(competitors), number=pd.to_numeric(competitors["job_id"], errors="coerce")
+    )
+    without_helios = without_helios.sort_values(
         ["priority", "submitted_at", "number"], ascending=[False, True, True], kind="stable"
     )
-    rank = int(np.flatnonzero(here.to_numpy())[0]) + 1
-    rank_without = int(np.flatnonzero((otherwise["job_id"] == job["job_id"]).to_numpy())[0]) + 1
-    return rank, rank_without, len(mates)
-
-
-def _last_decision(entry: dict[Hashable, Any]) -> str:
-    """Describe an audit entry in one sentence.
-
-    When, who, what came of it, and why.
-    """
-    result, what = str(entry["outcome"]).partition(":")[0], entry["after"] or "its place"
-    activity = UNDONE if entry["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
-    did = activity.format(result=result, after=what).strip()
-    who = f"{entry['service']} ({entry['mode']})" if entry["mode"] in set(Mode) else str(entry["service"])
-    return f"Last decision, {pd.Timestamp(entry['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {did}: {entry['reason']}"
+    rank = int(np.flatnonzero(is_job.to_numpy())[0]) + 1
+    rank_without = int(np.flatnonzero((without_helios["job_id"] == job["job_id"]).to_numpy())[0]) + 1
+    return rank, rank_without, len(competitors)
 
 
 class Cause(StrEnum):
-    """What holds a pending job."""
+    """Why a pending job does not start."""
 
     PRIORITY = "priority"
     """Another job comes before it and cannot start."""
     RESOURCES = "resources"
-    """It is next in line, and fewer GPUs are free than it asks for."""
+    """It is next in line, and fewer GPUs are free than it requests."""
     PIECES = "pieces"
     """It is next in line, and enough GPUs are free, but scattered over too many nodes."""
     RESERVED = "reserved"
     """It would fit, but starting it could delay the job at the head of the queue, for which backfill reserves."""
 
 
+CAUSES = {
+    Cause.PRIORITY: "Jobs before it in the order",
+    Cause.RESOURCES: "Next in line: too few {unit}s free",
+    Cause.PIECES: "Next in line: enough {unit}s free, in pieces",
+    Cause.RESERVED: "It fits, but backfill keeps the place",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """A job that comes first.
+    """A job in a sentence about another job's wait, which it may block.
 
     Attributes
     ----------
@@ -266,16 +277,13 @@ class Blocker:
     gpus: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values.
-
-        An unknown user is null.
-        """
+        """Return plain values, null for an unknown user."""
         return {"job_id": self.job_id, "user": self.user or None, "gpus": self.gpus}
 
-    def named(self, unit: str) -> str:
-        """Write it within a sentence."""
-        whose = f" of {self.user}" if self.user else ""
-        return f"job {self.job_id}{whose} ({count_in_words(self.gpus, unit)})"
+    def in_words(self, unit: str) -> str:
+        """Return it as ``job 17 of alice (4 GPUs)``."""
+        of_user = f" of {self.user}" if self.user else ""
+        return f"job {self.job_id}{of_user} ({count_in_words(self.gpus, unit)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,14 +296,13 @@ class WaitInterval:
         UTC; the end is not part of it.
     cause : Cause
     blocker : Blocker, optional
-        With PRIORITY and RESERVED, the job that comes first.
+        With PRIORITY and RESERVED, the job before it.
     free, room : pair of int
         Fewest and most GPUs free in its partition, and of the largest job that could have been placed.
     fitted_s : int
-        For how long of it the job would have fitted, s.
+        Time in which the job would have fitted, s.
     scattered_s : int
-        For how long of it enough GPUs were free for whom they were meant - the blocker, or the job itself - but in
-        pieces, s.
+        Time in which enough GPUs were free for the blocker, or without one for the job itself, but scattered, s.
     reserved_at : datetime, optional
         With RESERVED, when the blocker was last expected to start. None where unknown.
     """
@@ -312,7 +319,7 @@ class WaitInterval:
 
     @property
     def length_s(self) -> int:
-        """How long it was, s."""
+        """Its length, s."""
         return round((self.ended_at - self.began_at).total_seconds())
 
     def to_json(self) -> dict[str, Any]:
@@ -339,9 +346,9 @@ class Holder:
     ----------
     job : Blocker
     held_s : int
-        For how long of that wait, s.
+        Time in that wait for which it held them, s.
     until : datetime
-        Until when it held them, UTC.
+        End of that, UTC.
     """
 
     job: Blocker
@@ -379,9 +386,12 @@ class ShorterLimit:
 class Overtaken:
     """Numbers of jobs submitted later that started earlier.
 
-    ``by_order``: the order put them before it; ``by_backfill``: backfill let them pass.
-
-    They are ordered by the keys of the order, without promotions for long waits.
+    Attributes
+    ----------
+    by_order : int
+        Jobs that the order puts first, without promotions for long waits.
+    by_backfill : int
+        Jobs that backfill let pass.
     """
 
     by_order: int
@@ -390,7 +400,7 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitExplanation:
-    """What became of one job in a replay, and why.
+    """Wait of one job in a replay, and its causes.
 
     Attributes
     ----------
@@ -399,7 +409,7 @@ class WaitExplanation:
     cluster, partition, unit, label : str
         ``unit``: GPU or CPU; ``label`` names the replay.
     is_today : bool
-        Whether that is what a Slurm site has today.
+        Whether the replay is what a Slurm site has today.
     submitted_at, started_at : datetime
         UTC, in the replay.
     run_time_s : int
@@ -407,20 +417,20 @@ class WaitExplanation:
     believed_s, planned_s : float, optional
         Run times that the order and backfill used, s. None where it used none.
     planned_by : str
-        Where the latter comes from: limit, predicted, true, or a number of seconds. Empty for no backfill.
+        Source of ``planned_s``: limit, predicted, true, or a number of seconds. Empty for no backfill.
     rank, queued : int
         Place in its partition's queue when it was submitted, and the queue's length. 0 where it did not wait.
     intervals : tuple of WaitInterval
         They follow each other from submission to start.
     holders : tuple of Holder
-        Jobs that held most while it was next in line, or where that is less than half of its wait, while it waited.
+        Jobs that held most GPUs while it was next in line, or, if that is less than half of its wait, while it waited.
     overtaken : Overtaken
     shorter : ShorterLimit, optional
-        What the user could have done.
+        A limit with which the user could have had an earlier start.
     beside : tuple of OtherReplay
         The same job in other replays.
     recorded_wait_s : float, optional
-        What it waited in truth, s. None where it was not recorded.
+        Real wait, s. None where it was not recorded.
     notes : tuple of str
     """
 
@@ -448,10 +458,10 @@ class WaitExplanation:
 
     @property
     def wait_s(self) -> int:
-        """How long it waited, s, which is the sum of the intervals."""
+        """Its wait, s, which is the sum of the intervals."""
         return round((self.started_at - self.submitted_at).total_seconds())
 
-    def of(self, cause: Cause) -> list[WaitInterval]:
+    def intervals_with(self, cause: Cause) -> list[WaitInterval]:
         """Return the intervals with that cause."""
         return [interval for interval in self.intervals if interval.cause is cause]
 
@@ -466,16 +476,18 @@ class WaitExplanation:
             "submitted_at": self.submitted_at.isoformat(),
             "started_at": self.started_at.isoformat(),
             "planned_by": self.planned_by or None,
-            "wait_s_by_cause": {cause: total_s(self.of(cause)) for cause in Cause},
+            "wait_s_by_cause": {cause: total_s(self.intervals_with(cause)) for cause in Cause},
             "intervals": [interval.to_json() for interval in self.intervals],
             "held_by": [
-                {**it.job.to_json(), "held_s": it.held_s, "until": it.until.isoformat()} for it in self.holders
+                {**holder.job.to_json(), "held_s": holder.held_s, "until": holder.until.isoformat()}
+                for holder in self.holders
             ],
             "overtaken": asdict(self.overtaken),
             "shorter_limit": self.shorter
             and asdict(self.shorter) | {"started_at": self.shorter.started_at.isoformat()},
             "beside": [
-                {"replay": it.label, "started_at": it.started_at.isoformat(), "wait_s": it.wait_s} for it in self.beside
+                {"replay": other.label, "started_at": other.started_at.isoformat(), "wait_s": other.wait_s}
+                for other in self.beside
             ],
             "notes": list(self.notes),
         }
@@ -486,117 +498,82 @@ def total_s(intervals: Sequence[WaitInterval]) -> int:
     return sum(interval.length_s for interval in intervals)
 
 
-ROWS = 3
-"""Jobs that a row names, those that held it longest."""
-PLANNED_BY = {
-    "limit": " (its time limit)",
-    "predicted": " (predicted)",
-    "expected": " (expected)",
-    "true": " (the truth)",
-}
-WORDS = {
-    Cause.PRIORITY: "Jobs before it in the order",
-    Cause.RESOURCES: "Next in line: too few {unit}s free",
-    Cause.PIECES: "Next in line: enough {unit}s free, in pieces",
-    Cause.RESERVED: "It fits, but backfill keeps the place",
-}
+def wait_table(explanation: WaitExplanation) -> RenderableType:
+    """Return a table of the causes of a job's wait, the longest first.
 
-
-def wait_table(story: WaitExplanation) -> RenderableType:
-    """Return a table of the causes of a job's wait.
-
-    Longest cause first, with what else is known of the wait above and below.
+    Sentences of ``wait_facts`` are above and below it.
     """
-    table = plain_table("What held it", "For", f"{story.unit}s free", "Largest that fits")
+    table = plain_table("What held it", "For", f"{explanation.unit}s free", "Largest that fits")
     table.add_column("Behind", overflow="fold")
-    for cause in sorted(Cause, key=lambda cause: -total_s(story.of(cause))):
-        if found := story.of(cause):
+    for cause in sorted(Cause, key=lambda cause: -total_s(explanation.intervals_with(cause))):
+        if intervals := explanation.intervals_with(cause):
             table.add_row(
-                WORDS[cause].format(unit=story.unit),
-                duration(total_s(found)),
-                _span([interval.free for interval in found]),
-                _span([interval.room for interval in found]),
-                escape(_blockers(story, found)),
+                CAUSES[cause].format(unit=explanation.unit),
+                duration(total_s(intervals)),
+                _span([interval.free for interval in intervals]),
+                _span([interval.room for interval in intervals]),
+                escape(_blockers(explanation, intervals)),
             )
-    facts = [escape(line) for line in wait_facts(story)]
-    parts: list[RenderableType] = ["", table, ""] if story.intervals else []
+    facts = [escape(line) for line in wait_facts(explanation)]
+    parts: list[RenderableType] = ["", table, ""] if explanation.intervals else []
     return Group(facts[0], *parts, *facts[1:])
 
 
-def wait_facts(story: WaitExplanation) -> list[str]:
+def wait_facts(explanation: WaitExplanation) -> list[str]:
     """Return a job's wait as sentences, the most important first."""
-    job, unit, today = story.job, story.unit, ", what a Slurm site has today"
-    rank = f", number {story.rank:,} of {story.queued:,} in the queue at first" if story.rank else ""
-    waited = f"waited {duration_in_words(story.wait_s)}{rank}" if story.wait_s else "did not wait"
+    job, unit, today = explanation.job, explanation.unit, ", what a Slurm site has today"
+    rank = f", number {explanation.rank:,} of {explanation.queued:,} in the queue at first" if explanation.rank else ""
+    waited = f"waited {duration_in_words(explanation.wait_s)}{rank}" if explanation.wait_s else "did not wait"
     lines = [
-        f"Job {job.job_id}{f' of {job.user}' if job.user else ''} in {story.partition}: "
-        f"{count_in_words(job.gpus, unit)}, submitted {story.submitted_at:%Y-%m-%d %H:%M:%S} UTC. Under "
-        f"{story.label}{today if story.is_today else ''}, it {waited}."
+        f"Job {job.job_id}{f' of {job.user}' if job.user else ''} in {explanation.partition}: "
+        f"{count_in_words(job.gpus, unit)}, submitted {explanation.submitted_at:%Y-%m-%d %H:%M:%S} UTC. Under "
+        f"{explanation.label}{today if explanation.is_today else ''}, it {waited}."
     ]
-    if story.holders:
-        held = (f"{holder.job.named(unit)} for {duration_in_words(holder.held_s)}" for holder in story.holders)
-        lines.append(f"Most was held meanwhile by {', '.join(held)}.")
-    if story.wait_s:
-        ordered, passed = story.overtaken.by_order, story.overtaken.by_backfill
-        lines.append(
-            f"Jobs submitted later that started earlier: {ordered:,} by the order, {passed:,} let past by backfill."
+    if explanation.holders:
+        holders = (
+            f"{holder.job.in_words(unit)} for {duration_in_words(holder.held_s)}" for holder in explanation.holders
         )
-    if story.shorter is not None:
-        means = "With a time limit of" if story.planned_by == "limit" else "Planned with"
-        earlier_s = (story.started_at - story.shorter.started_at).total_seconds()
+        lines.append(f"Most was held meanwhile by {', '.join(holders)}.")
+    if explanation.wait_s:
+        ordered, backfilled = explanation.overtaken.by_order, explanation.overtaken.by_backfill
         lines.append(
-            f"{means} {duration_in_words(story.shorter.planned_s)} backfill would have started it by "
-            f"{story.shorter.started_at:%Y-%m-%d %H:%M} UTC, {duration_in_words(earlier_s)} earlier."
+            f"Jobs submitted later that started earlier: {ordered:,} by the order, {backfilled:,} let past by backfill."
+        )
+    if explanation.shorter is not None:
+        subject = "With a time limit of" if explanation.planned_by == "limit" else "Planned with"
+        earlier_s = (explanation.started_at - explanation.shorter.started_at).total_seconds()
+        lines.append(
+            f"{subject} {duration_in_words(explanation.shorter.planned_s)} backfill would have started it by "
+            f"{explanation.shorter.started_at:%Y-%m-%d %H:%M} UTC, {duration_in_words(earlier_s)} earlier."
         )
     lines += [
         f"Under {other.label}{today if other.is_today else ''}, it would have started at "
         f"{other.started_at:%Y-%m-%d %H:%M:%S} UTC, having waited {duration_in_words(other.wait_s)}."
-        for other in story.beside
+        for other in explanation.beside
     ]
-    ran = [f"It ran {duration_in_words(story.run_time_s)}"]
-    if story.believed_s is not None:
-        ran.append(f"the order expected {duration_in_words(story.believed_s)}")
-    if story.planned_s is not None:
-        ran.append(f"backfill planned with {duration_in_words(story.planned_s)}{PLANNED_BY.get(story.planned_by, '')}")
+    ran = [f"It ran {duration_in_words(explanation.run_time_s)}"]
+    if explanation.believed_s is not None:
+        ran.append(f"the order expected {duration_in_words(explanation.believed_s)}")
+    if explanation.planned_s is not None:
+        source = PLANNED_BY.get(explanation.planned_by, "")
+        ran.append(f"backfill planned with {duration_in_words(explanation.planned_s)}{source}")
     lines.append(f"{'; '.join(ran)}.")
-    if story.recorded_wait_s is not None:
+    if explanation.recorded_wait_s is not None:
         lines.append(
-            f"In truth it waited {duration_in_words(story.recorded_wait_s)}: a replay knows no fairshare, limits or "
-            "drained nodes."
+            f"In truth it waited {duration_in_words(explanation.recorded_wait_s)}: a replay knows no fairshare, limits "
+            "or drained nodes."
         )
     return lines
 
 
-def _blockers(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    """Name the jobs that blocked it longest, and count the rest."""
-    lasted: Counter[Blocker] = Counter()
-    for interval in found:
-        if interval.blocker is not None:
-            lasted[interval.blocker] += interval.length_s
-    named = [f"{job.named(story.unit)} {duration(of_s)}" for job, of_s in lasted.most_common(ROWS)]
-    rest_s = lasted.total() - sum(of_s for _, of_s in lasted.most_common(ROWS))
-    if len(lasted) > ROWS:
-        named.append(f"{len(lasted) - ROWS:,} more {duration(rest_s)}")
-    return ", ".join(named)
-
-
-def _span(pairs: list[tuple[int, int]]) -> str:
-    """Write the smallest and the largest number, as ``4-12``."""
-    least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
-    return f"{least:,}" if least == most else f"{least:,}-{most:,}"
-
-
-LATER = "later than"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierStart:
-    """A change of the request that was tried in the same simulations.
+    """A changed request that starts earlier in the same simulations.
 
     Attributes
     ----------
     change : str
-        What to ask for instead, for a person.
+        What to request instead, for a person.
     p50_at : datetime
         Median start with it.
     gain_s : float
@@ -615,9 +592,9 @@ class StartForecast:
     Attributes
     ----------
     taken_at : datetime
-        Moment of the queue, aware, UTC.
+        Time of the queue, aware, UTC.
     horizon_at : datetime
-        How far the simulations went.
+        End of the simulations.
     draws : int
         Number of simulations. 0 where there is no forecast, and ``problem`` says why.
     p10_at, p50_at, p90_at : datetime, optional
@@ -625,15 +602,15 @@ class StartForecast:
     end_p10_at, end_p50_at, end_p90_at : datetime, optional
         Quantiles of the end. None where it starts after ``horizon_at``.
     by_limits : bool
-        Too little has ended to predict: run times were taken from time limits.
+        Whether run times were taken from time limits, because too few jobs have ended to predict.
     fitting_limit_s : float
         Time limit that 95 % of such jobs fit into. NaN where not known.
     earlier : tuple of EarlierStart
         What would make it start earlier, largest gain first.
     notes : tuple of str
-        What the forecast rests on and lacks, for a person.
+        Basis and limits of the forecast, for a person.
     not_simulated : tuple of str
-        Settings of the cluster that are not simulated; for programs, as they are the same for every job.
+        Settings of the cluster that are not simulated. They are the same for every job, so only JSON has them.
     problem : str
         Why there is no forecast, for a person.
     """
@@ -659,8 +636,8 @@ class StartForecast:
 
         Unknown numbers and times are null.
         """
-        found: dict[str, Any] = plain(self)
-        return found
+        values: dict[str, Any] = plain(self)
+        return values
 
     def lines(self) -> Iterator[str]:
         """Yield the forecast as sentences."""
@@ -682,10 +659,10 @@ class StartForecast:
                     f"Ends {self._interval_text(self.end_p10_at, self.end_p90_at)} "
                     f"(half of the simulations: before {self._text(self.end_p50_at)})."
                 )
-        for way in self.earlier:
+        for earlier in self.earlier:
             yield (
-                f"With {way.change} it would start {duration_in_words(way.gain_s)} earlier: "
-                f"half of the simulations before {self._text(way.p50_at)}."
+                f"With {earlier.change} it would start {duration_in_words(earlier.gain_s)} earlier: "
+                f"half of the simulations before {self._text(earlier.p50_at)}."
             )
         yield from self.notes
 
@@ -701,3 +678,36 @@ class StartForecast:
         """Return a time, with its date where it is of another day."""
         style = "%H:%M" if moment.date() == self.taken_at.date() else "%Y-%m-%d %H:%M"
         return f"{moment:{style}} UTC"
+
+
+def _last_decision(entry: dict[Hashable, Any]) -> str:
+    """Describe time, service, outcome and reason of an audit entry in a sentence."""
+    result, place = str(entry["outcome"]).partition(":")[0], entry["after"] or "its place"
+    activity = UNDONE if entry["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
+    description = activity.format(result=result, after=place).strip()
+    who = f"{entry['service']} ({entry['mode']})" if entry["mode"] in set(Mode) else str(entry["service"])
+    return (
+        f"Last decision, {pd.Timestamp(entry['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {description}: {entry['reason']}"
+    )
+
+
+def _blockers(explanation: WaitExplanation, intervals: list[WaitInterval]) -> str:
+    """Name the jobs that blocked it longest, and count the others."""
+    length_s_by_job: Counter[Blocker] = Counter()
+    for interval in intervals:
+        if interval.blocker is not None:
+            length_s_by_job[interval.blocker] += interval.length_s
+    blockers = [
+        f"{job.in_words(explanation.unit)} {duration(length_s)}"
+        for job, length_s in length_s_by_job.most_common(NAMED_BLOCKERS)
+    ]
+    others_s = length_s_by_job.total() - sum(length_s for _, length_s in length_s_by_job.most_common(NAMED_BLOCKERS))
+    if len(length_s_by_job) > NAMED_BLOCKERS:
+        blockers.append(f"{len(length_s_by_job) - NAMED_BLOCKERS:,} more {duration(others_s)}")
+    return ", ".join(blockers)
+
+
+def _span(pairs: list[tuple[int, int]]) -> str:
+    """Write the smallest and the largest number, as ``4-12``."""
+    smallest, largest = min(low for low, _ in pairs), max(high for _, high in pairs)
+    return f"{smallest:,}" if smallest == largest else f"{smallest:,}-{largest:,}"

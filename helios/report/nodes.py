@@ -1,7 +1,4 @@
-"""Reports for an administrator on all nodes or on one.
-
-They show the state of the nodes and the changes by Helios.
-"""
+"""Reports for an administrator on the state of nodes and the changes by Helios."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ from helios.model.frames import plain
 from helios.model.nodes import fold
 
 MOST_SHOWN = 40
-LAST_LINES = 12
-WIDE = 120
-"""Terminal columns from which six columns and a reason fit."""
+MOST_DECISIONS = 12
+WIDE_COLUMNS = 120
+"""Terminal columns from which a table with the reason fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +31,7 @@ class NodeStatus:
     pools : DataFrame
         Columns of ``NODE_TALLIES``: each pool now.
     applied_changes : DataFrame
-        Columns of ``APPLIED_NODE_CHANGES``: what is changed now, and what a shadow would have changed.
+        Columns of ``APPLIED_NODE_CHANGES``: changes applied now, and those that a shadow would have applied.
     protected : str
         Why nothing is put to sleep. Empty where it may be.
     quarantined : mapping of str to str
@@ -65,9 +62,9 @@ class NodeStatus:
             yield f"Nodes cannot be put to sleep here: {escape(self.cannot)}"
         if self.protected:
             yield f"PROTECTED: {escape(self.protected)}. To end it: helios power clear"
-        for node, what in self.quarantined.items():
+        for node, observed in self.quarantined.items():
             name = escape(node)
-            yield f"{name} is left alone, it failed to wake: {escape(what)}. Once mended: helios power clear {name}"
+            yield f"{name} is left alone, it failed to wake: {escape(observed)}. Once mended: helios power clear {name}"
         yield self._pools()
         if len(self.applied_changes):
             yield ""
@@ -94,23 +91,26 @@ class NodeStatus:
         for row in self.pools.to_dict("records"):
             idle = row["total"] - row["busy"] - row["asleep"] - row["falling_asleep"] - row["waking"]
             counts = (row["total"], row["busy"], max(idle, 0), row["asleep"], row["falling_asleep"], row["waking"])
-            table.add_row(escape(str(row["pool"])), *(f"{int(n):,}" for n in (*counts, row["by_helios"])))
+            table.add_row(escape(str(row["pool"])), *(f"{int(count):,}" for count in (*counts, row["by_helios"])))
         return table
 
     def _applied_changes(self) -> Table:
         names = ("Nodes", "Applied change", "The site's own", "Service", "Mode", "Since (UTC)")
         table = Table(*names, box=None, pad_edge=False)
-        found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
+        groups: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
         for row in self.applied_changes.to_dict("records"):
-            theirs = "; changed by somebody else, left alone" if row["overridden"] else ""
-            applied = f"{row['setting']}: {row['value']}{theirs}"
-            same = tuple(_text(cell) for cell in (applied, row["own"], row["service"], row["mode"]))
-            found.setdefault(same, []).append((_text(row["node"]), row["written_at"]))
-        for same, rows in list(found.items())[:MOST_SHOWN]:
-            nodes, since = fold_names(node for node, _ in rows) or "(the list)", min(at for _, at in rows)
-            table.add_row(*map(escape, (nodes, *same)), f"{since:%m-%d %H:%M}")
-        if len(found) > MOST_SHOWN:
-            table.add_row(f"... and {len(found) - MOST_SHOWN:,} more: --json shows all")
+            note = "; changed by somebody else, left alone" if row["overridden"] else ""
+            applied = f"{row['setting']}: {row['value']}{note}"
+            cells = tuple(_text(cell) for cell in (applied, row["own"], row["service"], row["mode"]))
+            groups.setdefault(cells, []).append((_text(row["node"]), row["written_at"]))
+        for cells, rows in list(groups.items())[:MOST_SHOWN]:
+            nodes, since = (
+                fold_names(node for node, _ in rows) or "(the list)",
+                min(written_at for _, written_at in rows),
+            )
+            table.add_row(*map(escape, (nodes, *cells)), f"{since:%m-%d %H:%M}")
+        if len(groups) > MOST_SHOWN:
+            table.add_row(f"... and {len(groups) - MOST_SHOWN:,} more: --json shows all")
         return table
 
 
@@ -121,9 +121,9 @@ class NodeExplanation:
     Attributes
     ----------
     facts : tuple of str
-        A sentence each: what it does now, what Helios changed, why it is excluded.
+        Sentences on its state, on changes by Helios, and on why it is excluded.
     decisions : DataFrame
-        Columns of ``DECISIONS``: the last ones about it, newest first.
+        Columns of ``DECISIONS``: the last decisions about it, newest first.
     """
 
     node: str
@@ -133,10 +133,10 @@ class NodeExplanation:
     def __post_init__(self) -> None:
         DECISIONS.check(self.decisions)
 
-    def parts(self, *, width: int = WIDE) -> Iterator[Table | str]:
+    def parts(self, *, width: int = WIDE_COLUMNS) -> Iterator[Table | str]:
         """Yield the lines and tables for a terminal.
 
-        On a narrow one each decision takes two lines.
+        On a narrow terminal each decision takes two lines.
         """
         yield from (escape(message) for message in self.facts)
         if not len(self.decisions):
@@ -145,15 +145,15 @@ class NodeExplanation:
         yield ""
         table = Table("When (UTC)", "Service", "Mode", "Action", "Outcome", "Why", box=None, pad_edge=False)
         columns = ("service", "mode", "action", "outcome", "reason")
-        for row in self.decisions.head(LAST_LINES).to_dict("records"):
-            when = f"{row['decided_at']:%m-%d %H:%M:%S}"
+        for row in self.decisions.head(MOST_DECISIONS).to_dict("records"):
+            decided_at = f"{row['decided_at']:%m-%d %H:%M:%S}"
             service, mode, action, outcome, why = (escape(_text(row[name])) for name in columns)
-            if width >= WIDE:
-                table.add_row(when, service, mode, action, outcome, why)
+            if width >= WIDE_COLUMNS:
+                table.add_row(decided_at, service, mode, action, outcome, why)
             else:
-                yield f"{when}  {service} ({mode})  {action}  {outcome}"
+                yield f"{decided_at}  {service} ({mode})  {action}  {outcome}"
                 yield f"    {why}"
-        if width >= WIDE:
+        if width >= WIDE_COLUMNS:
             yield table
 
     def to_json(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class NodeExplanation:
 
 
 def group_decisions(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
-    """Group audit entries that differ in their node alone.
+    """Group audit entries that differ only in their node.
 
     Returns for each group the nodes as a hostlist, service, action, outcome and reason.
 
@@ -175,14 +175,11 @@ def group_decisions(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]
     for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
         target, service, action, outcome, reason = map(_text, row)
         groups.setdefault((service, action, outcome, reason), []).append(target)
-    return [(fold_names(nodes), *rest) for rest, nodes in groups.items()]
+    return [(fold_names(nodes), *key) for key, nodes in groups.items()]
 
 
 def fold_names(nodes: Iterable[str]) -> str:
-    """Return nodes as a hostlist.
-
-    An empty name, which is the keep-awake list's, is left out.
-    """
+    """Return nodes as a hostlist, without the empty name of the keep-awake list."""
     return fold(filter(None, nodes))
 
 

@@ -16,10 +16,9 @@ from helios.report.tables import plain_table
 from helios.simulate.pools import PoolComparison, PoolOutcome
 from helios.units import count_in_words, percent, rounded_duration
 
-JOULES = 3_600_000.0
-"""In one kWh."""
+J_PER_KWH = 3_600_000.0
 LEAST_GAIN = 0.03
-"""Share of the makespan below which the oracle's gain is not divided."""
+"""Smallest gain of the oracle, as a share of the makespan, with which other gains are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +32,9 @@ class PoolWhatIf:
     comparisons : mapping
         Results by the gain of pairs that were never measured, lowest first. None where all were.
     watts : pair of float, optional
-        Power of an idle and of a busy GPU, W. NaN for the idle one: only energy of busy ones is known.
+        Power of an idle and of a busy GPU, W. NaN for the idle one where only energy of busy ones is known.
     notes : sequence of str
-        What was assumed.
+        Assumptions.
     """
 
     name: str
@@ -51,7 +50,7 @@ class PoolWhatIf:
             return None
         idle, busy = self.watts
         idle_s = outcome.held_gpu_s - outcome.busy_gpu_s
-        return (outcome.busy_gpu_s * busy + (0.0 if math.isnan(idle) else idle_s * idle)) / JOULES
+        return (outcome.busy_gpu_s * busy + (0.0 if math.isnan(idle) else idle_s * idle)) / J_PER_KWH
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of ``helios pool whatif --json``."""
@@ -60,32 +59,32 @@ class PoolWhatIf:
             "trials": self.trials,
             "devices": [{"name": device.name, "memory_mib": round(device.memory_mib, 1)} for device in self.devices],
             "comparisons": [
-                {"gain_of_unmeasured_pairs": gain, **self._comparison(found)}
-                for gain, found in self.comparisons.items()
+                {"gain_of_unmeasured_pairs": gain, **self._comparison(comparison)}
+                for gain, comparison in self.comparisons.items()
             ],
             "notes": list(self.notes),
         }
 
-    def _comparison(self, found: PoolComparison) -> dict[str, Any]:
-        values = found.to_json()
-        for name, outcome in found.outcomes.items():
+    def _comparison(self, comparison: PoolComparison) -> dict[str, Any]:
+        values = comparison.to_json()
+        for name, outcome in comparison.outcomes.items():
             values["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
         return values
 
 
 def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
-    """Show each rule, as a range where pairs were never measured.
+    """Return a table of the rules, with ranges where pairs were never measured.
 
-    In at most 80 columns, which is what a terminal has.
+    It has at most 80 columns, as a terminal.
     """
     table = plain_table(
         "Rule", "Makespan", "Mean time\nto result", "GPU\nhours", "Energy", "Memory\nkills", "Of the\noracle's gain"
     )
-    found = list(result.comparisons.values())
-    for rule in found[0].outcomes:
-        outcomes = [one.outcomes[rule] for one in found]
+    comparisons = list(result.comparisons.values())
+    for rule in comparisons[0].outcomes:
+        outcomes = [comparison.outcomes[rule] for comparison in comparisons]
         energies = [result.energy_kwh(outcome) for outcome in outcomes]
-        shares = [_share(one, rule) for one in found]
+        shares = [_share(comparison, rule) for comparison in comparisons]
         table.add_row(
             escape(rule),
             _range([rounded_duration(outcome.makespan_s) for outcome in outcomes]),
@@ -108,15 +107,15 @@ def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
     return Group(table, "", *map(escape, lines))
 
 
-def _share(found: PoolComparison, rule: str) -> float:
-    """Return the share of the oracle's gain.
-
-    It is NaN where that gain is too small to be divided.
-    """
-    least = (1 - LEAST_GAIN) * found.outcomes["exclusive"].makespan_s
-    return found.share_of_gain(rule) if found.outcomes["oracle"].makespan_s < least else math.nan
+def _share(comparison: PoolComparison, rule: str) -> float:
+    """Return the share of the oracle's gain, NaN where that gain is too small."""
+    below_s = (1 - LEAST_GAIN) * comparison.outcomes["exclusive"].makespan_s
+    return comparison.share_of_gain(rule) if comparison.outcomes["oracle"].makespan_s < below_s else math.nan
 
 
 def _range(cells: Sequence[str]) -> str:
-    """Return one cell for all cases, first to last."""
+    """Return the first and the last cell as a range.
+
+    Equal cells are returned as one.
+    """
     return cells[0] if cells[0] == cells[-1] else f"{cells[0]}\nto {cells[-1]}"

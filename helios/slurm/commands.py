@@ -146,7 +146,7 @@ class CommandsBackend(Backend):
             return []
         script = "".join(f"{command}\n{_MARK}{number}\n" for number, command in enumerate(commands))
         try:
-            complaint = self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape")).complaint
+            complaint = self.shell.answer("scontrol", stdin=script.encode("utf-8", "surrogateescape")).error_output
         except ClusterUnavailable as reason:
             complaint = reason.message
         parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", complaint, flags=re.MULTILINE)
@@ -375,13 +375,13 @@ class Sprio:
             The cluster does not order jobs by several factors: there is no site factor.
         """
         answer = self.shell.answer("sprio", "--noheader", f"--format={_SPRIO_FIELDS}")
-        if "priority/multifactor" in answer.complaint or "priority type" in answer.complaint.lower():
+        if "priority/multifactor" in answer.error_output or "priority type" in answer.error_output.lower():
             raise ClusterRefused(
                 "This cluster does not order its jobs by priority factors: PriorityType is not priority/multifactor.",
                 hint="Set PriorityType=priority/multifactor in slurm.conf; Helios can order jobs only with it.",
             )
         if answer.status != 0:
-            raise failure("sprio", answer.complaint)
+            raise failure("sprio", answer.error_output)
         return dict(
             _parse_line(line) for line in lines(answer.output) if line and not line.startswith("Unable to find")
         )

@@ -313,7 +313,7 @@ class PowerConfigReader:
         Returns Slurm's message; empty where Slurm accepted the list.
         """
         answer = self.shell.answer("scontrol", "update", f"SuspendExcNodes={keep_awake}")
-        return quoted(answer.complaint) if answer.complaint.strip() or answer.status else ""
+        return quoted(answer.error_output) if answer.error_output.strip() or answer.status else ""
 
 
 def power_config(

@@ -430,7 +430,7 @@ def _administrator(context: PreflightContext) -> Iterator[PreflightFinding]:
     if _has_slurm_privileges(context):
         yield _finding("administrator", f"{context.user} may change nodes")
         return
-    complaint = context.shell.answer("scontrol", "update", f"NodeName={PROBE}", "Weight=1").complaint
+    complaint = context.shell.answer("scontrol", "update", f"NodeName={PROBE}", "Weight=1").error_output
     if "Invalid node name" in complaint:
         yield _finding("administrator", f"user {context.user} may change nodes")
         return

@@ -1,7 +1,7 @@
 """Runner of Slurm's programs, with uniform output.
 
-Every process here is started by :class:`Shell`. It finds the program, limits its time, kills it with its children when
-it does not answer, and removes the environment variables by which users change Slurm's output.
+:class:`Shell` finds a program, limits its time, kills it with its children when it does not answer, and removes the
+environment variables by which users change Slurm's output.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ from typing import IO
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 
-_OURS = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+_FIXED_VARIABLES = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 """Print times as seconds since the epoch, and array tasks in full instead of ``0,3,6,...``."""
 _SLURM_VARIABLE = re.compile(r"(SLURM|SQUEUE|SINFO|SACCT|SACCTMGR|SPRIO|SCONTROL|SDIAG)_")
-_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SACK_SOCKET", "SLURM_SACK_SOCKET", "SLURM_DEBUG_FLAGS")
+_KEPT_VARIABLES = (
+    "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_JWT",
+    "SACK_SOCKET",
+    "SLURM_SACK_SOCKET",
+    "SLURM_DEBUG_FLAGS",
+)
 """Slurm's variables that name the cluster or authenticate the user."""
 
 _NO_PRIVILEGE = re.compile(
@@ -39,12 +46,7 @@ _LONGEST_QUOTE = 300
 """Most characters of Slurm's own message in an error."""
 
 
-def quoted(text: str) -> str:
-    """Return the end of a program's message, on one line.
-
-    It is short enough for an error message.
-    """
-    return " ".join(text.split())[-_LONGEST_QUOTE:] or "it said nothing"
+_NOT_FOUND_HINT = "Install Slurm's client commands on this host, or say in [slurm] commands which folder they are in."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class CommandResult:
     """Output, error output and exit status of a program."""
 
     output: bytes
-    complaint: str
+    error_output: str
     status: int
 
 
@@ -89,23 +91,21 @@ class Shell:
         """
         answer = self.answer(program, *words)
         if answer.status != 0:
-            raise failure(program, answer.complaint)
+            raise failure(program, answer.error_output)
         return answer.output
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
-        """Run ``program`` with ``given`` as input, and return its result.
-
-        A failure of the program is a result too.
+    def answer(self, program: str, *words: str, stdin: bytes = b"", timeout_s: float | None = None) -> CommandResult:
+        """Run ``program`` with ``stdin`` as input, and return its result, also if it failed.
 
         Raises
         ------
         ClusterUnavailable
             It is not installed, or did not answer in time.
         """
-        return self._run(program, words, output=subprocess.PIPE, given=given, timeout_s=timeout_s or self.timeout_s)
+        return self._run(program, words, output=subprocess.PIPE, stdin=stdin, timeout_s=timeout_s or self.timeout_s)
 
     def write(self, path: Path, program: str, *words: str, timeout_s: float | None = None) -> None:
-        """Run ``program`` with its output going to the file ``path``.
+        """Run ``program``, and write its output to the file ``path``.
 
         The output is not held in memory.
 
@@ -115,9 +115,9 @@ class Shell:
             As :meth:`run`. The content of ``path`` is then incomplete.
         """
         with path.open("wb") as output:
-            answer = self._run(program, words, output=output, given=b"", timeout_s=timeout_s or self.timeout_s)
+            answer = self._run(program, words, output=output, stdin=b"", timeout_s=timeout_s or self.timeout_s)
         if answer.status != 0:
-            raise failure(program, answer.complaint)
+            raise failure(program, answer.error_output)
 
     def start(self, program: str, *words: str, output: int | IO[bytes]) -> subprocess.Popen[bytes]:
         """Start ``program`` in a new process group.
@@ -139,7 +139,7 @@ class Shell:
                 start_new_session=True,
             )
         except OSError as reason:
-            raise ClusterUnavailable(f"{program} could not be started: {reason}", hint=_WHERE) from reason
+            raise ClusterUnavailable(f"{program} could not be started: {reason}", hint=_NOT_FOUND_HINT) from reason
 
     def find(self, program: str) -> str:
         """Return the path of ``program``.
@@ -149,76 +149,75 @@ class Shell:
         ClusterUnavailable
             It is not there.
         """
-        # Without relative entries, which would run what lies in the current folder.
-        places = self.environment.get("PATH", os.defpath).split(os.pathsep)
-        path = self.folder or os.pathsep.join(place for place in places if Path(place).is_absolute())
-        if (found := shutil.which(program, path=path)) is None:
-            raise ClusterUnavailable(f"Slurm's command {program} was not found in {path}.", hint=_WHERE)
-        return found
+        # Relative entries are left out, because they would run programs from the current folder.
+        folders = self.environment.get("PATH", os.defpath).split(os.pathsep)
+        path = self.folder or os.pathsep.join(place for place in folders if Path(place).is_absolute())
+        if (program_path := shutil.which(program, path=path)) is None:
+            raise ClusterUnavailable(f"Slurm's command {program} was not found in {path}.", hint=_NOT_FOUND_HINT)
+        return program_path
 
     def environment_for_slurm(self) -> dict[str, str]:
         """Return the environment for Slurm's programs."""
-        kept = {
+        inherited = {
             name: value
             for name, value in self.environment.items()
-            if name in _KEPT or not (_SLURM_VARIABLE.match(name) or name.startswith(("LC_", "LANG")))
+            if name in _KEPT_VARIABLES or not (_SLURM_VARIABLE.match(name) or name.startswith(("LC_", "LANG")))
         }
-        return kept | _OURS
+        return inherited | _FIXED_VARIABLES
 
     def _run(
-        self, program: str, words: Sequence[str], *, output: int | IO[bytes], given: bytes, timeout_s: float
+        self, program: str, words: Sequence[str], *, output: int | IO[bytes], stdin: bytes, timeout_s: float
     ) -> CommandResult:
-        started = self.start(program, *words, output=output)
+        process = self.start(program, *words, output=output)
         try:
-            printed, complaint = started.communicate(given, timeout=timeout_s)
+            output_bytes, error_output = process.communicate(stdin, timeout=timeout_s)
         except subprocess.TimeoutExpired as reason:
             raise ClusterUnavailable(
                 f"{program} did not answer within {timeout_s:g} s.",
                 hint="Look at the load of slurmctld with sdiag; raise [slurm] timeout_s if the cluster is just slow.",
             ) from reason
         finally:
-            stop(started)
+            stop(process)
         return CommandResult(
-            output=printed or b"", complaint=complaint.decode("utf-8", "replace"), status=started.returncode
+            output=output_bytes or b"", error_output=error_output.decode("utf-8", "replace"), status=process.returncode
         )
 
 
-_WHERE = "Install Slurm's client commands on this host, or say in [slurm] commands which folder they are in."
+def quoted(text: str) -> str:
+    """Return the end of a program's message on one line, for an error message."""
+    return " ".join(text.split())[-_LONGEST_QUOTE:] or "it said nothing"
 
 
-def stop(started: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """Kill a program's process group and close its pipes."""
-    if started.poll() is None:
+    if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
-    for pipe in (started.stdin, started.stdout, started.stderr):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
 
 
-def failure(program: str, complaint: str) -> ClusterUnavailable | ClusterRefused | AnswerNotUnderstood:
+def failure(program: str, error_output: str) -> ClusterUnavailable | ClusterRefused | AnswerNotUnderstood:
     """Return the error for a program's error output."""
-    text = f"{program} failed: {quoted(complaint)}"
-    if _NO_CONTROLLER.search(complaint):
+    text = f"{program} failed: {quoted(error_output)}"
+    if _NO_CONTROLLER.search(error_output):
         hint = "See whether it answers: scontrol ping; sacctmgr ping. SLURM_CONF must name this cluster's slurm.conf."
         return ClusterUnavailable(text, hint=hint)
-    if _NO_PRIVILEGE.search(complaint):
+    if _NO_PRIVILEGE.search(error_output):
         hint = "Give the user that runs Helios the right: sacctmgr modify user NAME set adminlevel=Operator"
         return ClusterRefused(text, hint=hint)
     return AnswerNotUnderstood(text, hint=f"Run {program} by hand as the user that runs Helios.")
 
 
 def lines(output: bytes) -> Sequence[str]:
-    """Return the lines of a program's output.
-
-    Undecodable bytes become surrogate escapes.
-    """
+    """Return the lines of a program's output, undecodable bytes as surrogate escapes."""
     return output.decode("utf-8", "surrogateescape").split("\n")
 
 
-def settings(shown: Sequence[str]) -> dict[str, str]:
+def settings(lines: Sequence[str]) -> dict[str, str]:
     """Return the settings in lines like ``KEY = VALUE``."""
-    pairs = (line.partition("=") for line in shown if "=" in line)
+    pairs = (line.partition("=") for line in lines if "=" in line)
     return {key.strip(): value.strip() for key, _, value in pairs}

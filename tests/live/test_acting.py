@@ -13,7 +13,7 @@ import pytest
 
 from helios.app.explain import JobUnknown, explain
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
-from helios.app.operations import Operations, release_jobs
+from helios.app.operations import Operations, summarise_release
 from helios.cli.control import scope
 from helios.config import Settings
 from helios.control import CycleReport, ServiceMode
@@ -173,7 +173,7 @@ def test_the_first_kill_switch_a_command_leaves_nothing(helios: Helios) -> None:
     helios.cycle()
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
-    assert "nothing is left" in release_jobs(helios.another().release("enough"))
+    assert "nothing is left" in summarise_release(helios.another().release("enough"))
     assert helios.jobs_set() == 0
     assert any("enough" in reason for reason in helios.cycle().suspended)
     assert helios.jobs_set() == 0
@@ -216,7 +216,7 @@ def by_pause(helios: Helios) -> str:
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
     with suppress(HeliosError):
-        return release_jobs(helios.another().release("enough"))
+        return summarise_release(helios.another().release("enough"))
     return ""
 
 
@@ -264,7 +264,7 @@ def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_cycle(he
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
     with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
-        release_jobs(helios.another().release("enough"))
+        summarise_release(helios.another().release("enough"))
     helios.rig.run("scontrol", "release", job)
     helios.rig.until(lambda: helios.rig.site_factors().get(job))
     helios.cycle()
@@ -274,7 +274,7 @@ def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_cycle(he
 def test_what_another_helios_set_is_proved_by_the_database(helios: Helios) -> None:
     helios.cycle()
     assert helios.jobs_set() > 0
-    assert "nothing is left" in release_jobs(helios.another(state="elsewhere").release("enough"))
+    assert "nothing is left" in summarise_release(helios.another(state="elsewhere").release("enough"))
     assert helios.jobs_set() == 0
 
 
@@ -284,7 +284,7 @@ def test_a_stopped_controller_is_a_reason_to_suspend_and_helios_goes_on_by_itsel
     try:
         assert any("could not be read" in reason for reason in helios.cycle().suspended)
         with pytest.raises(HeliosError):
-            release_jobs(helios.operations.release("while it is away"))
+            summarise_release(helios.operations.release("while it is away"))
     finally:
         helios.rig.control("start", "slurmctld")
     settled = helios.cycle()

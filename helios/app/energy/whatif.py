@@ -2,12 +2,12 @@
 
 On a trace, the jobs of a cluster's history are replayed, first in first out with EASY backfill, on nodes that sleep and
 wake. A job that is placed on a sleeping node waits for its boot. A first replay, in which the cluster's own idle timer
-puts nodes to sleep, gives the nodes needed at each step, and forecasts walk forward along it. Then the services act,
-the same objects as live, every ten minutes on what was known at that time. Everything before the window is history.
+puts nodes to sleep, returns the nodes needed at each step, and forecasts walk forward along it. Then the services, the
+same objects as live, act every ten minutes on what was known at that time. Everything before the window is history.
 
-On a series of busy nodes all is strictly causal but for the oracle and foresight: forecasts walk forward, learning anew
-from what was before; the rule of CES is chosen at each midnight from the weeks before; a decision at the end of a step
-is in force from the next one on.
+On a series of busy nodes, only the oracle and foresight know the future. Forecasts walk forward and are trained on what
+was before. The rule of CES is chosen at each midnight from the weeks before. A decision at the end of a step is in
+force from the next one on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,31 @@ RUN_IN = 3 * DAY
 """Steps before the window over which every policy already runs, so that its effect has built up."""
 TIMERS_MIN = (10, 30)
 RULES: Mapping[str, Any] = {"max_3h_plus_5": "max_3h", "ces_published": "published"}
-"""Rules of CES, in its options, of the policies that are named for them."""
+"""Policies that are CES with a fixed rule, and the name of that rule in its options."""
+
+
+STEPS_PER_REPORT = 144
+_IN_TRANSITION = frozenset({NodePower.WAKING, NodePower.FALLING_ASLEEP})
+_ASLEEP_STATES = frozenset({NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
+
+
+POLICIES = (
+    "always_on",
+    "idle_timer_10min",
+    "idle_timer_30min",
+    "max_3h_plus_5",
+    "ces_published",
+    "ces",
+    "node_fill_order",
+    "ces+node_fill_order",
+)
+"""In the order in which they are shown."""
+REFIT_S = 7 * DAY_S
+"""Time between trainings of forecasts, s. Daily training, as live, is little better and takes seven times as long."""
+FIRST_TIMER_S = 1_800
+"""Idle timer of the replay that finds the needed nodes, s."""
+_TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "node_fill_order": 1_800}
+"""Policies under which the cluster's own idle timer puts nodes to sleep, and after how long, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,430 +106,6 @@ class EnergySeriesRequest:
     forecasts: Forecasts | None = None
 
 
-def energy_on_series(
-    request: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = no_progress
-) -> EnergyWhatIf:
-    """Run every policy over the window of a series.
-
-    Parameters
-    ----------
-    energy : Energy
-        The model of what nodes draw, and what it costs.
-    history_days : int
-        Days that forecasts learn from, where there are as many.
-
-    Raises
-    ------
-    NotEnoughHistory
-        The window does not lie within the series, or there is hardly a day before it.
-    """
-    cut = _cut(request)
-    demand = _forecast_series(cut, request, history_days=history_days, progress=progress)
-    runs: dict[str, SeriesRun] = {}
-    for done, (policy, levels, every_step) in enumerate(_policies(cut, demand, request.options)):
-        progress(f"Replaying {policy}", done / 7)
-        runs[policy] = _replayed(cut, levels, energy, request.gpus_per_node, may_sleep_between=every_step)
-    needed = np.maximum(cut.busy, np.append(cut.busy[1:], cut.busy[-1]))[cut.first :]
-    # It knows a step ahead, which is a boot.
-    levels = cut.foreseen_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes))
-    runs["foresight"] = _replayed(cut, levels, energy, request.gpus_per_node)
-    least_s = energy.boot_s + energy.shutdown_s + min(payback_s(energy), DAY_S)
-    levels = oracle_levels(
-        cut.fine_busy[cut.run_in * cut.each :],
-        boot_steps=math.ceil(energy.boot_s / cut.step_s),
-        least_steps=math.ceil(least_s / cut.step_s),
-    )
-    runs["oracle"] = _replayed(cut, levels, energy, request.gpus_per_node, may_sleep_between=True)
-    progress("Replaying oracle", 1.0)
-    window_s = (cut.start_s + cut.first * STEP_S, cut.ended_s)
-    return EnergyWhatIf(
-        kind="series",
-        name=request.series.name,
-        window=(datetime.fromtimestamp(window_s[0], UTC), datetime.fromtimestamp(window_s[1], UTC)),
-        total_nodes=float(cut.total[cut.first :].mean()),
-        policies=tuple(
-            policy_result(policy, run, runs["always_on"], energy, window_s=window_s) for policy, run in runs.items()
-        ),
-        notes=(*request.series.notes, *_notes_on_series(cut, request, energy, demand.source)),
-        chosen=_chosen(cut, request, demand),
-    )
-
-
-def _chosen(cut: _Cut, request: EnergySeriesRequest, demand: Demand) -> tuple[ChosenRule, ...]:
-    """Return the rules of CES, the most used first."""
-    _, choices = target_levels(demand, 0, request.options, from_step=cut.run_in)
-    of_rule: dict[str, list[Choice]] = {}
-    for place, (begins, choice) in enumerate(choices):
-        ends = choices[place + 1][0] if place + 1 < len(choices) else len(cut.busy)
-        # The step that ends at midnight counts as the next day's.
-        if ends - max(begins, cut.first) > 1:
-            of_rule.setdefault(choice.rule.name if choice.rule else "", []).append(choice)
-    found = [ChosenRule(pool=request.series.name, days=len(every), choice=every[-1]) for every in of_rule.values()]
-    return tuple(sorted(found, key=lambda rule: -(rule.days or 0)))
-
-
-def policy_result(
-    policy: str,
-    run: SeriesRun,
-    always_on: SeriesRun,
-    energy: Energy,
-    *,
-    window_s: tuple[int, int],
-    **of_jobs: Any,
-) -> PolicyResult:
-    """Return the result of a policy against always on.
-
-    ``of_jobs`` is what only a replay of jobs knows, in the fields of ``PolicyResult``.
-    """
-    begin_s, end_s = window_s
-    days = (end_s - begin_s) / DAY_S
-    kwh, always_kwh = (np.array([energy_kwh(hour, energy) for hour in one.hourly]) for one in (run, always_on))
-    edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
-    cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
-    return PolicyResult(
-        policy=policy,
-        mean_sleeping_nodes=run.mean_asleep,
-        node_utilization_before=run.utilization_before,
-        node_utilization_after=run.seconds.utilization,
-        wakeups_per_day=run.wakes / days,
-        sleeps_per_day=run.sleeps / days,
-        short_node_events_per_day=run.shortages / days,
-        energy_kwh=float(kwh.sum()),
-        wakeups_per_day_interval=poisson_interval(run.wakes, days),
-        nodes_per_wakeup=run.woken / run.wakes if run.wakes else None,
-        node_hours_short=run.short_s / HOUR_S,
-        cost=float(cost.sum()),
-        currency=energy.currency,
-        co2_kg=float(co2_kg.sum()),
-        saved_kwh=float(always_kwh.sum() - kwh.sum()),
-        **of_jobs,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Cut:
-    """Series cut to whole decision steps, in both resolutions.
-
-    ``fine_*`` are in the series' own steps, the others in decision steps of ``STEP_S``.
-
-    Attributes
-    ----------
-    first : int
-        First decision step that counts.
-    each : int
-        Fine steps of a decision step.
-    """
-
-    start_s: int
-    step_s: int
-    first: int
-    each: int
-    fine_busy: Steps
-    fine_total: Steps
-    busy: Steps
-    total: Steps
-
-    @property
-    def run_in(self) -> int:
-        """First decision step that is replayed."""
-        return max(self.first - RUN_IN, 0)
-
-    @property
-    def ended_s(self) -> int:
-        return self.start_s + STEP_S * len(self.busy)
-
-    def in_force(self, levels: Steps) -> Steps:
-        """Spread levels over the fine steps in which they are in force.
-
-        Each level is decided at the end of a decision step, from ``run_in`` on, and holds during the next one.
-        """
-        return np.repeat(np.concatenate([[np.inf], levels[:-1]]), self.each)
-
-    def foreseen_levels(self, levels: Steps) -> Steps:
-        """Resample levels to fine steps."""
-        return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.each)
-
-
-def _cut(request: EnergySeriesRequest) -> _Cut:
-    series, step_s = request.series, request.series.step_s
-    if STEP_S % step_s:
-        raise NotEnoughHistory(
-            f"{series.name} has steps of {step_s} s, and {STEP_S} s is no multiple of that.",
-            hint="Give a series with a value each minute, or each ten minutes.",
-        )
-    each = STEP_S // step_s
-    begin_s, end_s = (int(moment.timestamp()) for moment in request.window)
-    skipped = -series.start_s % STEP_S // step_s
-    start_s = series.start_s + skipped * step_s
-    after = (end_s - start_s) // STEP_S
-    first = -(-(begin_s - start_s) // STEP_S)
-    there = (len(series) - skipped) // each
-    if not DAY <= first < after <= there:
-        raise NotEnoughHistory(
-            f"The window from {_written(begin_s)} to {_written(end_s)} cannot be replayed: {series.name} spans "
-            f"{_written(start_s)} to {_written(start_s + there * STEP_S)}, and forecasts need at least a day before "
-            "the window.",
-            hint="Choose --from and --to within the series, with some weeks before --from to learn from.",
-        )
-    fine = slice(skipped, skipped + after * each)
-    total = series.total[fine].astype(np.float64)
-    busy = np.minimum(series.active[fine], total).astype(np.float64)
-    return _Cut(
-        start_s=start_s,
-        step_s=step_s,
-        first=first,
-        each=each,
-        fine_busy=busy,
-        fine_total=total,
-        busy=busy.reshape(-1, each).max(axis=1),
-        total=total.reshape(-1, each).max(axis=1),
-    )
-
-
-def forecasts_read(options: CesOptions, nodes: float) -> Wanted:
-    """Return the parts of forecasts of a pool that CES reads."""
-    mean_s = 2 * published_values(options, nodes)["f_s"]
-    mean, most = (AHEAD_S[: bisect_left(AHEAD_S, longest_s) + 1] for longest_s in (mean_s, LONGEST_S))
-    return Wanted(point=(), mean=mean, most=most)
-
-
-def _forecast_series(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
-    """Forecast from the weeks on which the first rule is chosen."""
-    if (made := request.forecasts) is not None:
-        rows = slice(len(cut.busy))
-        made = replace(made, point=made.point[rows], mean=made.mean[rows], most=made.most[rows])
-        return assemble({request.series.name: (cut.busy, cut.total, made)}, ended_s=cut.ended_s)
-    begin = max(cut.run_in - (7 * request.options.weeks + 1) * DAY, 0)
-    # Of the weeks that rules are only chosen on, forecasts learned anew each week will do.
-    parts = [
-        walk_forward(
-            cut.busy,
-            cut.total,
-            start_s=cut.start_s,
-            from_step=first,
-            until_step=after,
-            calendar=request.calendar,
-            history_steps=history_days * DAY,
-            refit_every_s=refit_s,
-            wanted=forecasts_read(request.options, float(cut.total.max())),
-            progress=progress,
-        )
-        for first, after, refit_s in ((begin, cut.run_in, 7 * DAY_S), (cut.run_in, len(cut.busy), DAY_S))
-        if first < after
-    ]
-    forecasts = replace(
-        parts[-1],
-        point=np.concatenate([part.point for part in parts]),
-        mean=np.concatenate([part.mean for part in parts]),
-        most=np.concatenate([part.most for part in parts]),
-    )
-    return assemble({request.series.name: (cut.busy, cut.total, forecasts)}, ended_s=cut.ended_s)
-
-
-def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
-    """Yield each policy with its levels over the fine steps.
-
-    Levels start with the run-in. The last value says whether nodes may fall asleep at any fine step.
-    """
-    fine = cut.fine_busy[cut.run_in * cut.each :]
-    yield "always_on", np.full(len(fine), np.inf), False
-    for minutes in TIMERS_MIN:
-        yield f"idle_timer_{minutes}min", idle_timer_levels(fine, steps=minutes * 60 // cut.step_s), True
-    chosen = {policy: replace(options, rule=rule) for policy, rule in RULES.items()} | {"ces": options}
-    for policy, run_with in chosen.items():
-        levels, _ = target_levels(demand, 0, run_with, from_step=cut.run_in)
-        yield policy, cut.in_force(levels), False
-
-
-def _replayed(
-    cut: _Cut, levels: Steps, energy: Energy, gpus_per_node: int, *, may_sleep_between: bool = False
-) -> SeriesRun:
-    from_step = cut.run_in * cut.each
-    run = replay_levels(
-        cut.fine_busy[from_step:],
-        cut.fine_total[from_step:],
-        levels,
-        step_s=cut.step_s,
-        decide_every=cut.each,
-        boot_s=energy.boot_s,
-        shutdown_s=energy.shutdown_s,
-        count_from=(cut.first - cut.run_in) * cut.each,
-        may_sleep_between=may_sleep_between,
-    )
-    # The work of nodes that were short is done later, so a policy that delays it saves nothing by that.
-    load = gpus_per_node * (1 + run.short_s / (run.seconds.busy or 1.0))
-    return replace(run, hourly=tuple(replace(hour, gpus_busy=hour.busy * load) for hour in run.hourly))
-
-
-def _notes_on_series(cut: _Cut, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
-    large = float(cut.total.max()) >= LARGE
-    return [
-        f"Forecasts: {source}, learned anew each day from what was before it, each week before the window. The rule of "
-        f"CES is chosen at midnight (UTC) from up to {request.options.weeks} weeks before.",
-        f"The rule as published, made causal, with its authors' values for {'Philly' if large else 'Earth'}.",
-        f"A wake-up is a step of 10 min in which nodes are woken; they serve after {energy.boot_s:.0f} s. The series "
-        "stays as it was where nodes are short; there are no jobs in it, so none is delayed.",
-        f"A busy node has all its {request.gpus_per_node} GPUs busy. The idle timers are at their best: nodes are "
-        "filled in a fixed order. The oracle knows the future and sleeps through every idle time that is long enough, "
-        "with as many wake-ups as that takes; foresight knows it too, and wakes no oftener than CES.",
-        *tariff_from(energy).notes(cut.start_s + cut.first * STEP_S, cut.ended_s),
-    ]
-
-
-def _written(moment_s: int) -> str:
-    return f"{datetime.fromtimestamp(moment_s, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-# Node services run every ten minutes of a replay of jobs, and what the nodes did meanwhile.
-
-STEPS_PER_REPORT = 144
-_ON_THE_WAY = frozenset({NodePower.WAKING, NodePower.FALLING_ASLEEP})
-_DARK = frozenset({NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EnergyReplay:
-    """What nodes and jobs did in the window of one replay.
-
-    Attributes
-    ----------
-    run : SeriesRun
-        Wakes, sleeps and shortages count steps of ten minutes in which nodes began to wake, to fall asleep, or a job
-        had to wait for one.
-    late_s : int64 array of shape (n_jobs,)
-        How long each job that had started by the end of the window waited for its nodes, s.
-    """
-
-    run: SeriesRun
-    late_s: NDArray[np.int64]
-
-
-def replay_nodes(
-    cluster: SimCluster,
-    active_services: Sequence[Service],
-    *,
-    demand: Demand | None,
-    begin_s: int,
-    end_s: int,
-    power: Power,
-    progress: Callable[[float], None],
-) -> EnergyReplay:
-    """Replay jobs up to ``end_s`` with services acting on the nodes.
-
-    The services are called at the end of each step, from ``RUN_IN`` steps before the window on. Counting starts at
-    ``begin_s``.
-
-    Parameters
-    ----------
-    demand : Demand, optional
-        All of it; at each step the services see what was known then. None: none is shown.
-    """
-    first_s = max(begin_s - RUN_IN * STEP_S, cluster.now_s)
-    first_s += -first_s % STEP_S
-    before = hour = first = cluster.tally()
-    hourly, steps = [], Counter[str]()
-    for number, now_s in enumerate(range(first_s, end_s + 1, STEP_S)):
-        cluster.advance(now_s)
-        tally = cluster.tally()
-        if now_s > begin_s:
-            steps.update(name for name in ("wakes", "sleeps", "delays") if getattr(tally, name) > getattr(before, name))
-            if (now_s - begin_s) % HOUR_S == 0 or now_s == end_s:
-                hourly.append(tally.total - hour.total)
-                hour = tally
-        elif now_s == begin_s:
-            hour = first = tally
-        before = tally
-        if active_services and now_s < end_s:
-            _ask(cluster, active_services, demand, power)
-        if number % STEPS_PER_REPORT == 0:
-            progress((now_s - first_s) / max(end_s - first_s, 1))
-    progress(1.0)
-    total = sum(hourly, NodeSeconds())
-    run = SeriesRun(
-        hourly=tuple(hourly),
-        wakes=steps["wakes"],
-        sleeps=steps["sleeps"],
-        woken=before.wakes - first.wakes,
-        shortages=steps["delays"],
-        short_s=before.short_node_s - first.short_node_s,
-        mean_asleep=total.asleep / (end_s - begin_s),
-        utilization_before=total.utilization,
-    )
-    return EnergyReplay(run=run, late_s=np.where(cluster.started_s <= end_s, cluster.late_s, 0))
-
-
-def _ask(cluster: SimCluster, active_services: Sequence[Service], demand: Demand | None, power: Power) -> None:
-    """Run one cycle of the services on the cluster.
-
-    Jobs that can start are started first. Each service sees the changes of those before it.
-    """
-    cluster.next_event_s()
-    for service in active_services:
-        snapshot = cluster.snapshot()
-        seen = snapshot if demand is None else snapshot.with_demand(demand_known_at(demand, cluster.now_s))
-        actions = [action for action in service.decide(seen) if isinstance(action, NodeAction)]
-        for action in actions:
-            if isinstance(action, FillFirst):
-                cluster.fill(action)
-        cluster.steer(bound_levels([action for action in actions if not isinstance(action, FillFirst)], seen, power))
-
-
-def demand_known_at(demand: Demand, now_s: int) -> Demand:
-    """Return the part of ``demand`` that was known at ``now_s``.
-
-    ``now_s`` is the end of the last step that is included.
-    """
-    later = max(demand.ended_s - now_s, 0) // STEP_S
-    n_steps = demand.busy.shape[1] - later
-    known = {name: getattr(demand, name)[:, :n_steps] for name in ("busy", "total", "point", "mean", "most")}
-    return replace(demand, ended_s=demand.ended_s - later * STEP_S, **known)
-
-
-def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power) -> list[NodeAction]:
-    """Drop the power changes that exceed the configured limits.
-
-    ``most_in_transition`` bounds the nodes on the way at once, ``most_asleep`` the sleeping nodes of a pool. Wakes are
-    kept before sleeps.
-    """
-    chosen = sorted(actions, key=lambda action: isinstance(action, PowerDown))
-    if not any(isinstance(action, PowerDown | PowerUp) for action in chosen):
-        return chosen
-    states = snapshot.node_values("power").tolist()
-    pools = pool_names(snapshot.node_values("partitions"), snapshot.node_values("gpu_type"))
-    pool = dict(zip(snapshot.node_values("name").tolist(), pools, strict=True))
-    left = max(int(power.most_in_transition * len(pools)), 1) - sum(state in _ON_THE_WAY for state in states)
-    dark = Counter(name for name, state in zip(pools, states, strict=True) if state in _DARK)
-    may_sleep = {name: int(power.most_asleep * size) - dark[name] for name, size in Counter(pools).items()}
-    kept: list[NodeAction] = []
-    for action in chosen:
-        if isinstance(action, PowerDown | PowerUp):
-            if left <= 0 or (isinstance(action, PowerDown) and may_sleep[pool[action.node]] <= 0):
-                continue
-            left -= 1
-            may_sleep[pool[action.node]] -= isinstance(action, PowerDown)
-        kept.append(action)
-    return kept
-
-
-POLICIES = (
-    "always_on",
-    "idle_timer_10min",
-    "idle_timer_30min",
-    "max_3h_plus_5",
-    "ces_published",
-    "ces",
-    "node_fill_order",
-    "ces+node_fill_order",
-)
-"""In the order in which they are shown."""
-REFIT_S = 7 * 86_400
-"""Time between retrainings of the forecasts, s; daily, as live, they are hardly better and take seven times as long."""
-FIRST_TIMER_S = 1_800
-"""Idle timer of the replay that finds the needed nodes, s."""
-_TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "node_fill_order": 1_800}
-"""Policies under which the cluster's own idle timer puts nodes to sleep, and after how long, s."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnergyJobsRequest:
     """Request to replay the energy of a window.
@@ -533,9 +133,75 @@ class EnergyJobsRequest:
     history_days: int = 180
 
     def __post_init__(self) -> None:
-        strangers = [policy for policy in self.policies if policy not in POLICIES]
-        if strangers:
-            raise UsageError(f"There is no policy {strangers[0]!r}.", hint=f"The policies are {', '.join(POLICIES)}.")
+        unknown = [policy for policy in self.policies if policy not in POLICIES]
+        if unknown:
+            raise UsageError(f"There is no policy {unknown[0]!r}.", hint=f"The policies are {', '.join(POLICIES)}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnergyReplay:
+    """What nodes and jobs did in the window of one replay.
+
+    Attributes
+    ----------
+    run : SeriesRun
+        Wakes, sleeps and shortages count steps of ten minutes in which nodes began to wake, to fall asleep, or a job
+        had to wait for one.
+    late_s : int64 array of shape (n_jobs,)
+        How long each job that had started by the end of the window waited for its nodes, s.
+    """
+
+    run: SeriesRun
+    late_s: NDArray[np.int64]
+
+
+def energy_on_series(
+    request: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = no_progress
+) -> EnergyWhatIf:
+    """Run every policy over the window of a series.
+
+    Parameters
+    ----------
+    energy : Energy
+        The model of what nodes draw, and what it costs.
+    history_days : int
+        Days that forecasts learn from, where there are as many.
+
+    Raises
+    ------
+    NotEnoughHistory
+        The window does not lie within the series, or there is hardly a day before it.
+    """
+    aligned = _align(request)
+    demand = _forecast_series(aligned, request, history_days=history_days, progress=progress)
+    runs: dict[str, SeriesRun] = {}
+    for number, (policy, levels, every_step) in enumerate(_policies(aligned, demand, request.options)):
+        progress(f"Replaying {policy}", number / 7)
+        runs[policy] = _replay(aligned, levels, energy, request.gpus_per_node, may_sleep_between=every_step)
+    needed = np.maximum(aligned.busy, np.append(aligned.busy[1:], aligned.busy[-1]))[aligned.first :]
+    # It knows a step ahead, which is a boot.
+    levels = aligned.foreseen_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes))
+    runs["foresight"] = _replay(aligned, levels, energy, request.gpus_per_node)
+    least_s = energy.boot_s + energy.shutdown_s + min(payback_s(energy), DAY_S)
+    levels = oracle_levels(
+        aligned.fine_busy[aligned.run_in * aligned.fine_per_step :],
+        boot_steps=math.ceil(energy.boot_s / aligned.step_s),
+        least_steps=math.ceil(least_s / aligned.step_s),
+    )
+    runs["oracle"] = _replay(aligned, levels, energy, request.gpus_per_node, may_sleep_between=True)
+    progress("Replaying oracle", 1.0)
+    window_s = (aligned.start_s + aligned.first * STEP_S, aligned.ended_s)
+    return EnergyWhatIf(
+        kind="series",
+        name=request.series.name,
+        window=(datetime.fromtimestamp(window_s[0], UTC), datetime.fromtimestamp(window_s[1], UTC)),
+        total_nodes=float(aligned.total[aligned.first :].mean()),
+        policies=tuple(
+            policy_result(policy, run, runs["always_on"], energy, window_s=window_s) for policy, run in runs.items()
+        ),
+        notes=(*request.series.notes, *_notes_on_series(aligned, request, energy, demand.source)),
+        chosen=_chosen_rules(aligned, request, demand),
+    )
 
 
 def energy_on_jobs(
@@ -565,11 +231,11 @@ def energy_on_jobs(
         The jobs do not fit the cluster as described.
     """
     context = _prepare(history, request, energy, power)
-    played: dict[str, EnergyReplay] = {}
+    replays: dict[str, EnergyReplay] = {}
     for policy in POLICIES:
         if policy in request.policies or policy == "always_on":
             progress(f"Replaying {policy}", 0.0)
-            played[policy] = _play(policy, context, progress)
+            replays[policy] = _replay_policy(policy, context, progress)
     begin_s, end_s = context.window_s
     machine = context.setup.machine
     return EnergyWhatIf(
@@ -577,17 +243,358 @@ def energy_on_jobs(
         name=history.cluster,
         window=(datetime.fromtimestamp(begin_s, UTC), datetime.fromtimestamp(end_s, UTC)),
         total_nodes=float(machine.shape.nodes.sum()),
-        policies=tuple(_result(policy, one, played["always_on"], context) for policy, one in played.items()),
+        policies=tuple(_result(policy, replay, replays["always_on"], context) for policy, replay in replays.items()),
         notes=(*history.notes, *machine.notes, *context.setup.notes, *_notes(context)),
         chosen=context.chosen,
     )
+
+
+def policy_result(
+    policy: str,
+    run: SeriesRun,
+    always_on: SeriesRun,
+    energy: Energy,
+    *,
+    window_s: tuple[int, int],
+    **job_fields: Any,
+) -> PolicyResult:
+    """Return the result of a policy against always on.
+
+    ``job_fields`` are the fields of ``PolicyResult`` that only a replay of jobs has.
+    """
+    begin_s, end_s = window_s
+    days = (end_s - begin_s) / DAY_S
+    kwh, always_kwh = (np.array([energy_kwh(hour, energy) for hour in replay.hourly]) for replay in (run, always_on))
+    edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
+    cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
+    return PolicyResult(
+        policy=policy,
+        mean_sleeping_nodes=run.mean_asleep,
+        node_utilization_before=run.utilization_before,
+        node_utilization_after=run.seconds.utilization,
+        wakeups_per_day=run.wakes / days,
+        sleeps_per_day=run.sleeps / days,
+        short_node_events_per_day=run.shortages / days,
+        energy_kwh=float(kwh.sum()),
+        wakeups_per_day_interval=poisson_interval(run.wakes, days),
+        nodes_per_wakeup=run.woken / run.wakes if run.wakes else None,
+        node_hours_short=run.short_s / HOUR_S,
+        cost=float(cost.sum()),
+        currency=energy.currency,
+        co2_kg=float(co2_kg.sum()),
+        saved_kwh=float(always_kwh.sum() - kwh.sum()),
+        **job_fields,
+    )
+
+
+def forecasts_read(options: CesOptions, nodes: float) -> Wanted:
+    """Return the parts of forecasts of a pool that CES reads."""
+    mean_s = 2 * published_values(options, nodes)["f_s"]
+    mean, most = (AHEAD_S[: bisect_left(AHEAD_S, longest_s) + 1] for longest_s in (mean_s, LONGEST_S))
+    return Wanted(point=(), mean=mean, most=most)
+
+
+def replay_nodes(
+    cluster: SimCluster,
+    active_services: Sequence[Service],
+    *,
+    demand: Demand | None,
+    begin_s: int,
+    end_s: int,
+    power: Power,
+    progress: Callable[[float], None],
+) -> EnergyReplay:
+    """Replay jobs up to ``end_s`` with services acting on the nodes.
+
+    The services are called at the end of each step, from ``RUN_IN`` steps before the window on. Counting starts at
+    ``begin_s``.
+
+    Parameters
+    ----------
+    demand : Demand, optional
+        All of it; at each step the services see what was known then. Without it, they see none.
+    """
+    first_s = max(begin_s - RUN_IN * STEP_S, cluster.now_s)
+    first_s += -first_s % STEP_S
+    before = hour = first = cluster.tally()
+    hourly, steps = [], Counter[str]()
+    for number, now_s in enumerate(range(first_s, end_s + 1, STEP_S)):
+        cluster.advance(now_s)
+        tally = cluster.tally()
+        if now_s > begin_s:
+            steps.update(name for name in ("wakes", "sleeps", "delays") if getattr(tally, name) > getattr(before, name))
+            if (now_s - begin_s) % HOUR_S == 0 or now_s == end_s:
+                hourly.append(tally.total - hour.total)
+                hour = tally
+        elif now_s == begin_s:
+            hour = first = tally
+        before = tally
+        if active_services and now_s < end_s:
+            _run_services(cluster, active_services, demand, power)
+        if number % STEPS_PER_REPORT == 0:
+            progress((now_s - first_s) / max(end_s - first_s, 1))
+    progress(1.0)
+    total = sum(hourly, NodeSeconds())
+    run = SeriesRun(
+        hourly=tuple(hourly),
+        wakes=steps["wakes"],
+        sleeps=steps["sleeps"],
+        woken=before.wakes - first.wakes,
+        shortages=steps["delays"],
+        short_s=before.short_node_s - first.short_node_s,
+        mean_asleep=total.asleep / (end_s - begin_s),
+        utilization_before=total.utilization,
+    )
+    return EnergyReplay(run=run, late_s=np.where(cluster.started_s <= end_s, cluster.late_s, 0))
+
+
+def demand_known_at(demand: Demand, now_s: int) -> Demand:
+    """Return the part of ``demand`` that was known at ``now_s``.
+
+    ``now_s`` is the end of the last step that is included.
+    """
+    later = max(demand.ended_s - now_s, 0) // STEP_S
+    n_steps = demand.busy.shape[1] - later
+    known = {name: getattr(demand, name)[:, :n_steps] for name in ("busy", "total", "point", "mean", "most")}
+    return replace(demand, ended_s=demand.ended_s - later * STEP_S, **known)
+
+
+def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power) -> list[NodeAction]:
+    """Drop the power changes that exceed the configured limits.
+
+    ``most_in_transition`` bounds the nodes on the way at once, ``most_asleep`` the sleeping nodes of a pool. Wakes are
+    kept before sleeps.
+    """
+    wakes_first = sorted(actions, key=lambda action: isinstance(action, PowerDown))
+    if not any(isinstance(action, PowerDown | PowerUp) for action in wakes_first):
+        return wakes_first
+    states = snapshot.node_values("power").tolist()
+    pools = pool_names(snapshot.node_values("partitions"), snapshot.node_values("gpu_type"))
+    pool = dict(zip(snapshot.node_values("name").tolist(), pools, strict=True))
+    transitions_left = max(int(power.most_in_transition * len(pools)), 1) - sum(
+        state in _IN_TRANSITION for state in states
+    )
+    asleep = Counter(name for name, state in zip(pools, states, strict=True) if state in _ASLEEP_STATES)
+    may_sleep = {name: int(power.most_asleep * size) - asleep[name] for name, size in Counter(pools).items()}
+    kept: list[NodeAction] = []
+    for action in wakes_first:
+        if isinstance(action, PowerDown | PowerUp):
+            if transitions_left <= 0 or (isinstance(action, PowerDown) and may_sleep[pool[action.node]] <= 0):
+                continue
+            transitions_left -= 1
+            may_sleep[pool[action.node]] -= isinstance(action, PowerDown)
+        kept.append(action)
+    return kept
+
+
+def _chosen_rules(aligned: _AlignedSeries, request: EnergySeriesRequest, demand: Demand) -> tuple[ChosenRule, ...]:
+    """Return the rules of CES, the most used first."""
+    _, choices = target_levels(demand, 0, request.options, from_step=aligned.run_in)
+    choices_by_rule: dict[str, list[Choice]] = {}
+    for place, (begins, choice) in enumerate(choices):
+        ends = choices[place + 1][0] if place + 1 < len(choices) else len(aligned.busy)
+        # The step that ends at midnight counts as the next day's.
+        if ends - max(begins, aligned.first) > 1:
+            choices_by_rule.setdefault(choice.rule.name if choice.rule else "", []).append(choice)
+    rules = [
+        ChosenRule(pool=request.series.name, days=len(rule_choices), choice=rule_choices[-1])
+        for rule_choices in choices_by_rule.values()
+    ]
+    return tuple(sorted(rules, key=lambda rule: -(rule.days or 0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _AlignedSeries:
+    """Series in whole decision steps, in both resolutions.
+
+    ``fine_*`` are in the series' own steps, the others in decision steps of ``STEP_S``.
+
+    Attributes
+    ----------
+    first : int
+        First decision step that counts.
+    fine_per_step : int
+        Fine steps of a decision step.
+    """
+
+    start_s: int
+    step_s: int
+    first: int
+    fine_per_step: int
+    fine_busy: Steps
+    fine_total: Steps
+    busy: Steps
+    total: Steps
+
+    @property
+    def run_in(self) -> int:
+        """First decision step that is replayed."""
+        return max(self.first - RUN_IN, 0)
+
+    @property
+    def ended_s(self) -> int:
+        return self.start_s + STEP_S * len(self.busy)
+
+    def in_force(self, levels: Steps) -> Steps:
+        """Spread levels over the fine steps in which they are in force.
+
+        Each level is decided at the end of a decision step, from ``run_in`` on, and holds during the next one.
+        """
+        return np.repeat(np.concatenate([[np.inf], levels[:-1]]), self.fine_per_step)
+
+    def foreseen_levels(self, levels: Steps) -> Steps:
+        """Resample levels to fine steps."""
+        return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.fine_per_step)
+
+
+def _align(request: EnergySeriesRequest) -> _AlignedSeries:
+    series, step_s = request.series, request.series.step_s
+    if STEP_S % step_s:
+        raise NotEnoughHistory(
+            f"{series.name} has steps of {step_s} s, and {STEP_S} s is no multiple of that.",
+            hint="Give a series with a value each minute, or each ten minutes.",
+        )
+    fine_per_step = STEP_S // step_s
+    begin_s, end_s = (int(moment.timestamp()) for moment in request.window)
+    skipped = -series.start_s % STEP_S // step_s
+    start_s = series.start_s + skipped * step_s
+    end_step = (end_s - start_s) // STEP_S
+    first_step = -(-(begin_s - start_s) // STEP_S)
+    n_steps = (len(series) - skipped) // fine_per_step
+    if not DAY <= first_step < end_step <= n_steps:
+        raise NotEnoughHistory(
+            f"The window from {_format_time(begin_s)} to {_format_time(end_s)} cannot be replayed: {series.name} spans "
+            f"{_format_time(start_s)} to {_format_time(start_s + n_steps * STEP_S)}, and forecasts need at least a day "
+            "before the window.",
+            hint="Choose --from and --to within the series, with some weeks before --from to learn from.",
+        )
+    fine = slice(skipped, skipped + end_step * fine_per_step)
+    total = series.total[fine].astype(np.float64)
+    busy = np.minimum(series.active[fine], total).astype(np.float64)
+    return _AlignedSeries(
+        start_s=start_s,
+        step_s=step_s,
+        first=first_step,
+        fine_per_step=fine_per_step,
+        fine_busy=busy,
+        fine_total=total,
+        busy=busy.reshape(-1, fine_per_step).max(axis=1),
+        total=total.reshape(-1, fine_per_step).max(axis=1),
+    )
+
+
+def _forecast_series(
+    aligned: _AlignedSeries, request: EnergySeriesRequest, *, history_days: int, progress: Progress
+) -> Demand:
+    """Return the series with forecasts, from the weeks on that choose the first rule."""
+    if (forecasts := request.forecasts) is not None:
+        rows = slice(len(aligned.busy))
+        forecasts = replace(
+            forecasts, point=forecasts.point[rows], mean=forecasts.mean[rows], most=forecasts.most[rows]
+        )
+        return assemble({request.series.name: (aligned.busy, aligned.total, forecasts)}, ended_s=aligned.ended_s)
+    begin = max(aligned.run_in - (7 * request.options.weeks + 1) * DAY, 0)
+    # Before the replay, where forecasts only choose rules, training once a week is enough.
+    parts = [
+        walk_forward(
+            aligned.busy,
+            aligned.total,
+            start_s=aligned.start_s,
+            from_step=first,
+            until_step=until,
+            calendar=request.calendar,
+            history_steps=history_days * DAY,
+            refit_every_s=refit_s,
+            wanted=forecasts_read(request.options, float(aligned.total.max())),
+            progress=progress,
+        )
+        for first, until, refit_s in ((begin, aligned.run_in, 7 * DAY_S), (aligned.run_in, len(aligned.busy), DAY_S))
+        if first < until
+    ]
+    forecasts = replace(
+        parts[-1],
+        point=np.concatenate([part.point for part in parts]),
+        mean=np.concatenate([part.mean for part in parts]),
+        most=np.concatenate([part.most for part in parts]),
+    )
+    return assemble({request.series.name: (aligned.busy, aligned.total, forecasts)}, ended_s=aligned.ended_s)
+
+
+def _policies(aligned: _AlignedSeries, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
+    """Yield each policy with its levels over the fine steps.
+
+    Levels start with the run-in. The last value is whether nodes may fall asleep at any fine step.
+    """
+    fine = aligned.fine_busy[aligned.run_in * aligned.fine_per_step :]
+    yield "always_on", np.full(len(fine), np.inf), False
+    for minutes in TIMERS_MIN:
+        yield f"idle_timer_{minutes}min", idle_timer_levels(fine, steps=minutes * 60 // aligned.step_s), True
+    ces_options = {policy: replace(options, rule=rule) for policy, rule in RULES.items()} | {"ces": options}
+    for policy, ces_option in ces_options.items():
+        levels, _ = target_levels(demand, 0, ces_option, from_step=aligned.run_in)
+        yield policy, aligned.in_force(levels), False
+
+
+def _replay(
+    aligned: _AlignedSeries, levels: Steps, energy: Energy, gpus_per_node: int, *, may_sleep_between: bool = False
+) -> SeriesRun:
+    from_step = aligned.run_in * aligned.fine_per_step
+    run = replay_levels(
+        aligned.fine_busy[from_step:],
+        aligned.fine_total[from_step:],
+        levels,
+        step_s=aligned.step_s,
+        decide_every=aligned.fine_per_step,
+        boot_s=energy.boot_s,
+        shutdown_s=energy.shutdown_s,
+        count_from=(aligned.first - aligned.run_in) * aligned.fine_per_step,
+        may_sleep_between=may_sleep_between,
+    )
+    # The work of nodes that were short is done later, so a policy that delays it saves nothing by that.
+    load = gpus_per_node * (1 + run.short_s / (run.seconds.busy or 1.0))
+    return replace(run, hourly=tuple(replace(hour, gpus_busy=hour.busy * load) for hour in run.hourly))
+
+
+def _notes_on_series(aligned: _AlignedSeries, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
+    large = float(aligned.total.max()) >= LARGE
+    return [
+        f"Forecasts: {source}, learned anew each day from what was before it, each week before the window. The rule of "
+        f"CES is chosen at midnight (UTC) from up to {request.options.weeks} weeks before.",
+        f"The rule as published, made causal, with its authors' values for {'Philly' if large else 'Earth'}.",
+        f"A wake-up is a step of 10 min in which nodes are woken; they serve after {energy.boot_s:.0f} s. The series "
+        "stays as it was where nodes are short; there are no jobs in it, so none is delayed.",
+        f"A busy node has all its {request.gpus_per_node} GPUs busy. The idle timers are at their best: nodes are "
+        "filled in a fixed order. The oracle knows the future and sleeps through every idle time that is long enough, "
+        "with as many wake-ups as that takes; foresight knows it too, and wakes no oftener than CES.",
+        *tariff_from(energy).notes(aligned.start_s + aligned.first * STEP_S, aligned.ended_s),
+    ]
+
+
+def _format_time(moment_s: int) -> str:
+    return f"{datetime.fromtimestamp(moment_s, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _run_services(cluster: SimCluster, active_services: Sequence[Service], demand: Demand | None, power: Power) -> None:
+    """Run one cycle of the services on the cluster.
+
+    Jobs that can start are started first. Each service sees the changes of those before it.
+    """
+    cluster.next_event_s()
+    for service in active_services:
+        snapshot = cluster.snapshot()
+        visible = snapshot if demand is None else snapshot.with_demand(demand_known_at(demand, cluster.now_s))
+        actions = [action for action in service.decide(visible) if isinstance(action, NodeAction)]
+        for action in actions:
+            if isinstance(action, FillFirst):
+                cluster.fill(action)
+        cluster.steer(bound_levels([action for action in actions if not isinstance(action, FillFirst)], visible, power))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _ServiceContext:
     """Setup that all policies share, with the forecast demand.
 
-    ``demands`` caches forecasts by whether the nodes were packed; ``chosen`` has the last rules of CES.
+    ``demands`` caches forecasts by whether the node fill order was on; ``chosen`` has the last rules of CES.
     """
 
     request: EnergyJobsRequest
@@ -599,11 +606,8 @@ class _ServiceContext:
     chosen: tuple[ChosenRule, ...] = ()
 
     @property
-    def looked_back(self) -> int:
-        """Steps before the window on which forecasts are made.
-
-        The first rule is chosen on them.
-        """
+    def lookback_steps(self) -> int:
+        """Steps before the window with forecasts, on which the first rule is chosen."""
         return RUN_IN + (7 * self.request.options.weeks + 1) * DAY
 
     def cluster(self, timer_s: int | None = None) -> SimCluster:
@@ -635,8 +639,8 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
             "day before the window.",
             hint="Choose --from some weeks after the begin of the history: the forecasts learn from these weeks.",
         )
-    asked = replace(request.replay, warm_up=pd.Timestamp(since) - first)
-    setup = prepare_replay(history, asked)
+    replay_request = replace(request.replay, warm_up=pd.Timestamp(since) - first)
+    setup = prepare_replay(history, replay_request)
     last_s = min(int(until.timestamp()), int(setup.workload.submitted_s[-1]))
     return _ServiceContext(
         request=request,
@@ -647,13 +651,10 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
     )
 
 
-# The policies.
-
-
-def _play(policy: str, context: _ServiceContext, progress: Progress) -> EnergyReplay:
+def _replay_policy(policy: str, context: _ServiceContext, progress: Progress) -> EnergyReplay:
     active_services = list(_active_services(policy, context))
     forecasts = any(not isinstance(service, NodeFillOrder) for service in active_services)
-    played = replay_nodes(
+    replay = replay_nodes(
         context.cluster(_TIMERS_S.get(policy)),
         active_services,
         demand=_demand(context, packed="node_fill_order" in policy, progress=progress) if forecasts else None,
@@ -669,7 +670,7 @@ def _play(policy: str, context: _ServiceContext, progress: Progress) -> EnergyRe
             if isinstance(service, Ces)
             for pool, choice in service.choices.items()
         )
-    return played
+    return replay
 
 
 def _active_services(policy: str, context: _ServiceContext) -> Iterator[Service]:
@@ -686,13 +687,10 @@ def _node_fill_order(context: _ServiceContext) -> Service:
     return NodeFillOrder(NodeFillOrder.Options(tiers=context.power.tiers))
 
 
-# The needed nodes, and their forecast.
-
-
 def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> Demand:
-    """Return the needed nodes of one more replay, and their forecasts.
+    """Return the needed nodes and their forecasts, from a replay with an idle timer.
 
-    The idle timer puts surplus nodes to sleep, because jobs crowd on the other nodes where some sleep.
+    The timer puts surplus nodes to sleep, because jobs use fewer nodes where some sleep.
     """
     if packed not in context.demands:
         cluster = context.cluster(FIRST_TIMER_S)
@@ -701,7 +699,7 @@ def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> De
                 cluster,
                 [_node_fill_order(context)],
                 demand=None,
-                begin_s=context.window_s[0] - context.looked_back * STEP_S,
+                begin_s=context.window_s[0] - context.lookback_steps * STEP_S,
                 end_s=context.window_s[1],
                 power=context.power,
                 progress=lambda done: progress("Replaying node_fill_order from further back", done),
@@ -716,27 +714,27 @@ def _forecast(context: _ServiceContext, cluster: SimCluster, progress: Progress)
     start_s, busy, _ = cluster.busy_nodes(STEP_S)
     n_steps, first = busy.shape[1], (context.window_s[0] - start_s) // STEP_S
     ended_s = start_s + STEP_S * np.arange(1, n_steps + 1, dtype=np.int64)
-    # What a prediction at submission without a trained model would have said.
+    # Predictions at submission, without a trained model.
     predicted_s = past_mean_s(causal_features(JobTable.from_frame(machine.jobs, timezone=context.setup.timezone)).X)
     group = campaigns(machine.jobs)
     pools = {}
     for partition, name in enumerate(machine.shape.partitions):
         total = np.full(n_steps, float(machine.shape.nodes[partition]))
-        mine = workload.partition == partition
+        in_pool = workload.partition == partition
         state = job_state(
-            submitted_s=workload.submitted_s[mine],
-            started_s=cluster.started_s[mine],
-            ended_s=cluster.ended_s[mine],
-            nodes=workload.gpus[mine] / float(machine.shape.gpus_per_node[partition]),
-            predicted_s=predicted_s[mine],
-            group=group[mine],
+            submitted_s=workload.submitted_s[in_pool],
+            started_s=cluster.started_s[in_pool],
+            ended_s=cluster.ended_s[in_pool],
+            nodes=workload.gpus[in_pool] / float(machine.shape.gpus_per_node[partition]),
+            predicted_s=predicted_s[in_pool],
+            group=group[in_pool],
             ends_of_steps_s=ended_s,
         )
         forecasts = walk_forward(
             busy[partition],
             total,
             start_s=start_s,
-            from_step=max(first - context.looked_back, 0),
+            from_step=max(first - context.lookback_steps, 0),
             until_step=n_steps,
             calendar=request.calendar,
             state=state,
@@ -749,17 +747,14 @@ def _forecast(context: _ServiceContext, cluster: SimCluster, progress: Progress)
     return assemble(pools, ended_s=int(ended_s[-1]))
 
 
-# The results.
-
-
-def _result(policy: str, one: EnergyReplay, always: EnergyReplay, context: _ServiceContext) -> PolicyResult:
+def _result(policy: str, replay: EnergyReplay, always: EnergyReplay, context: _ServiceContext) -> PolicyResult:
     begin_s, end_s = context.window_s
     submitted_s = context.setup.workload.submitted_s
     counted = (submitted_s >= begin_s) & (submitted_s < end_s)
-    late_s = one.late_s[counted & (one.late_s > 0)]
+    late_s = replay.late_s[counted & (replay.late_s > 0)]
     return policy_result(
         policy,
-        replace(one.run, utilization_before=always.run.utilization_before),
+        replace(replay.run, utilization_before=always.run.utilization_before),
         always.run,
         context.energy,
         window_s=context.window_s,

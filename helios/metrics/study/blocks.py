@@ -1,7 +1,7 @@
 """Blocks of time, intervals over them, and findings.
 
 Jobs of one user and of one day are alike, so an interval over jobs would be far too narrow. Weeks are taken as
-independent instead, and days where there are fewer than eight weeks. An interval is that of the delete-one jackknife
+independent instead, and days where there are fewer than eight weeks. Intervals are computed by the delete-one jackknife
 with Student's t (Efron and Stein, Annals of Statistics 9(3), 1981). A finding is the value behind a statement.
 """
 
@@ -97,8 +97,8 @@ class Blocks:
 
     def spread(self, begins_s: Seconds, ends_s: Seconds, weight: NDArray[Any]) -> Floats:
         """Return the integral of intervals over each block, weight x s."""
-        found: Floats = self.spread_groups(begins_s, ends_s, weight, np.zeros(len(weight), dtype=np.int8), 1)[0]
-        return found
+        integral: Floats = self.spread_groups(begins_s, ends_s, weight, np.zeros(len(weight), dtype=np.int8), 1)[0]
+        return integral
 
     def spread_groups(
         self, begins_s: Seconds, ends_s: Seconds, weight: NDArray[Any], group: NDArray[Any], n_groups: int
@@ -117,48 +117,50 @@ class Blocks:
         float64 array of shape (n_groups, n)
         """
         begins_s, ends_s = np.maximum(begins_s, self.edges_s[0]), np.minimum(ends_s, self.edges_s[-1])
-        some = np.flatnonzero((ends_s > begins_s) & (weight > 0) & (group >= 0))
-        begins_s, ends_s, weight = begins_s[some], ends_s[some], weight[some].astype(np.float64)
-        row = group[some].astype(np.int64) * (self.n + 1)
+        is_inside = np.flatnonzero((ends_s > begins_s) & (weight > 0) & (group >= 0))
+        begins_s, ends_s, weight = begins_s[is_inside], ends_s[is_inside], weight[is_inside].astype(np.float64)
+        row = group[is_inside].astype(np.int64) * (self.n + 1)
         first = np.searchsorted(self.edges_s, begins_s, side="right") - 1
         last = np.searchsorted(self.edges_s, ends_s, side="left") - 1
         size = n_groups * (self.n + 1)
-        held = np.bincount(row + last, weight * (ends_s - np.maximum(begins_s, self.edges_s[last])), size)
-        # Most intervals lie in one block; the others fill a part of their first, and all between it and their last.
-        across = np.flatnonzero(last > first)
-        row, first, last, weight = row[across], first[across], last[across], weight[across]
-        held += np.bincount(row + first, weight * (self.edges_s[first + 1] - begins_s[across]), size)
+        integral = np.bincount(row + last, weight * (ends_s - np.maximum(begins_s, self.edges_s[last])), size)
+        # Most intervals are in one block. The others fill a part of their first block, and all before their last.
+        spanning = np.flatnonzero(last > first)
+        row, first, last, weight = row[spanning], first[spanning], last[spanning], weight[spanning]
+        integral += np.bincount(row + first, weight * (self.edges_s[first + 1] - begins_s[spanning]), size)
         change = np.bincount(row + first + 1, weight, size) - np.bincount(row + last, weight, size)
         between = np.maximum(np.cumsum(change.reshape(n_groups, -1), axis=1), 0)
-        return held.reshape(n_groups, -1)[:, : self.n] + between[:, : self.n] * self.seconds
+        return integral.reshape(n_groups, -1)[:, : self.n] + between[:, : self.n] * self.seconds
 
     def ratio(self, numerator: Floats, denominator: Floats) -> Estimate:
         """Return the ratio of two sums over blocks, with its interval.
 
         The value is None where the denominator is 0.
         """
-        total, base = float(numerator.sum()), float(denominator.sum())
-        if base <= 0:
+        total, denominator_total = float(numerator.sum()), float(denominator.sum())
+        if denominator_total <= 0:
             return Estimate()
-        filled = denominator > 0
-        rest = base - denominator[filled]
-        if (rest <= 0).any():
-            return Estimate(value=total / base)
-        return self.estimate(total / base, (total - numerator[filled]) / rest)
+        is_filled = denominator > 0
+        remaining_base = denominator_total - denominator[is_filled]
+        if (remaining_base <= 0).any():
+            return Estimate(value=total / denominator_total)
+        return self.estimate(total / denominator_total, (total - numerator[is_filled]) / remaining_base)
 
     def quantile(self, values: Floats, moment_s: Seconds, share: float) -> Estimate:
         """Return a quantile of values that belong to moments, with its interval."""
         number = self.number(moment_s)
-        known = np.isfinite(values) & (number >= 0)
-        values, number = values[known], number[known]
+        is_known = np.isfinite(values) & (number >= 0)
+        values, number = values[is_known], number[is_known]
         if not len(values):
             return Estimate()
         order = np.argsort(values, kind="stable")
         values, number = values[order], number[order]
-        # Of all but one block, the k-th value is the k-th of all, moved on by what of that block lies before it.
-        places = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
-        without = [_quantile(values, share, left_out=place) for place in places if 0 < len(place) < len(values)]
-        return self.estimate(_quantile(values, share, left_out=places[0][:0]), np.array(without))
+        # The k-th value without a block is a later one of all values, by the number of values of the block before it.
+        rows_by_block = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
+        leave_one_out = [
+            _quantile(values, share, left_out=rows) for rows in rows_by_block if 0 < len(rows) < len(values)
+        ]
+        return self.estimate(_quantile(values, share, left_out=rows_by_block[0][:0]), np.array(leave_one_out))
 
     def weighted_median(self, values: Floats, moment_s: Seconds, weight: Floats) -> Estimate:
         """Return the weighted median with its interval.
@@ -168,80 +170,83 @@ class Blocks:
         number = self.number(moment_s)
         order = np.argsort(values, kind="stable")
         values, number, weight = values[order], number[order], weight[order]
-        reached = np.cumsum(weight)
+        cumulative_weight = np.cumsum(weight)
         if not len(values):
             return Estimate(value=float("nan"))
         by_block = np.argsort(number, kind="stable")
         bounds = np.flatnonzero(np.diff(number[by_block])) + 1
-        places = np.split(by_block, bounds)
-        value = _weighted_median(values, reached, by_block[:0], weight)
-        if len(places) < 2:
+        rows_by_block = np.split(by_block, bounds)
+        value = _weighted_median(values, cumulative_weight, by_block[:0], weight)
+        if len(rows_by_block) < 2:
             return Estimate(value=value)
-        return self.estimate(value, np.array([_weighted_median(values, reached, place, weight) for place in places]))
+        return self.estimate(
+            value, np.array([_weighted_median(values, cumulative_weight, rows, weight) for rows in rows_by_block])
+        )
 
-    def estimate(self, value: float, without: Floats) -> Estimate:
+    def estimate(self, value: float, leave_one_out: Floats) -> Estimate:
         """Return a value with its interval, from the values without each block."""
-        n = len(without)
+        n = len(leave_one_out)
         if n < FEWEST_BLOCKS:
             return Estimate(value=value)
-        error = sqrt((n - 1) / n * float(np.sum((without - without.mean()) ** 2)))
-        half = student_t(n - 1) * error
-        return Estimate(value=value, low=value - half, high=value + half)
+        error = sqrt((n - 1) / n * float(np.sum((leave_one_out - leave_one_out.mean()) ** 2)))
+        margin = student_t(n - 1) * error
+        return Estimate(value=value, low=value - margin, high=value + margin)
 
 
 def _quantile(values: Floats, share: float, *, left_out: NDArray[np.int64]) -> float:
-    """Return a quantile without the values at some places.
+    """Return a quantile of sorted values without those at some positions.
 
-    Values are sorted, and interpolated as in NumPy.
+    Values are interpolated as in NumPy.
     """
     rank = (len(values) - len(left_out) - 1) * share
-    below = int(rank)
-    ranks = np.array([below, min(below + 1, len(values) - len(left_out) - 1)])
-    kept_before = left_out - np.arange(len(left_out))
-    low, high = values[ranks + np.searchsorted(kept_before, ranks, side="right")].tolist()
-    part = rank - below
-    return float(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))
+    lower = int(rank)
+    ranks = np.array([lower, min(lower + 1, len(values) - len(left_out) - 1)])
+    n_kept_before = left_out - np.arange(len(left_out))
+    low, high = values[ranks + np.searchsorted(n_kept_before, ranks, side="right")].tolist()
+    fraction = rank - lower
+    return float(low + (high - low) * fraction if fraction < 0.5 else high - (high - low) * (1 - fraction))
 
 
-def _weighted_median(values: Floats, reached: Floats, left_out: NDArray[np.int64], weight: Floats) -> float:
-    """Return the weighted median of sorted values without those at some places.
+def _weighted_median(values: Floats, cumulative_weight: Floats, left_out: NDArray[np.int64], weight: Floats) -> float:
+    """Return the weighted median of sorted values without those at some positions.
 
     Parameters
     ----------
-    reached : float64 array
+    cumulative_weight : float64 array
         Weight of the values up to each.
     """
-    gone = np.concatenate([[0.0], np.cumsum(weight[left_out])])
-    half = (reached[-1] - gone[-1]) / 2
+    removed_weight = np.concatenate([[0.0], np.cumsum(weight[left_out])])
+    half = (cumulative_weight[-1] - removed_weight[-1]) / 2
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
-        before = float(reached[middle] - gone[np.searchsorted(left_out, middle, side="right")])
-        low, high = (low, middle) if before >= half else (middle + 1, high)
+        weight_up_to = float(
+            cumulative_weight[middle] - removed_weight[np.searchsorted(left_out, middle, side="right")]
+        )
+        low, high = (low, middle) if weight_up_to >= half else (middle + 1, high)
     return float(values[low])
 
 
 def local_edges(first_s: int, end_s: int, *, timezone: str, days: int = 1) -> Seconds:
-    """Return the local midnights of a window.
-
-    The window's own bounds are the first and the last.
-    """
+    """Return the bounds of a window, and the local midnights between them."""
     first = pd.Timestamp(first_s, unit="s", tz="UTC").tz_convert(timezone)
     end = pd.Timestamp(end_s, unit="s", tz="UTC").tz_convert(timezone)
     midnights = pd.date_range(first.normalize(), end, freq=pd.DateOffset(days=days))
-    inside = (midnights.as_unit("s").asi8 if len(midnights) else np.zeros(0)).astype(np.int64)
-    inside = inside[(inside > first_s) & (inside < end_s)]
-    return np.concatenate([[first_s], inside, [end_s]]).astype(np.int64)
+    edges_s = (midnights.as_unit("s").asi8 if len(midnights) else np.zeros(0)).astype(np.int64)
+    edges_s = edges_s[(edges_s > first_s) & (edges_s < end_s)]
+    return np.concatenate([[first_s], edges_s, [end_s]]).astype(np.int64)
 
 
 def mean_levels(begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64], edges_s: Seconds) -> Floats:
     """Return the mean level of intervals in each step.
 
-    Also of those that never begin or end.
+    Intervals may begin before the first step, or never end.
     """
     begins_s, ends_s = np.maximum(begins_s, edges_s[0]), np.minimum(ends_s, edges_s[-1])
-    some = ends_s > begins_s
-    return mean_level_over_time(begins_s=begins_s[some], ends_s=ends_s[some], weight=weight[some], edges_s=edges_s)
+    is_inside = ends_s > begins_s
+    return mean_level_over_time(
+        begins_s=begins_s[is_inside], ends_s=ends_s[is_inside], weight=weight[is_inside], edges_s=edges_s
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,15 +258,15 @@ class Finding:
     number : int
         1 to 20, as in docs/study.md.
     estimate : Estimate
-        The value with its interval; in the unit that the question has.
+        The value with its interval, in the unit of the question.
     n : int, optional
-        Jobs, nodes, users or partitions that it rests on.
+        Number of jobs, nodes, users or partitions in the data.
     coverage : float, optional
-        Share of them, or of their hours, that the history says enough about.
+        Share of them, or of their hours, with enough data.
     hours_per_week : float, optional
-        Resource hours at stake in a week, to rank findings by. None where it is not about hours.
+        Resource hours a week that it is about, to rank findings by. None where it is not about hours.
     missing : str
-        What the history lacks; empty where the value is known.
+        Missing data; empty where the value is known.
     parts : dict
         Further figures by name, plain values.
     """

@@ -424,7 +424,7 @@ class FigureSource:
         """
         times_s, over = self._run_times[0][chosen], self._run_times[1][chosen]
         known = ~np.isnan(times_s)
-        return CensoredTimes.of(times_s[known], over[known])
+        return CensoredTimes.from_observations(times_s[known], over[known])
 
     @cached_property
     def sized_by_block(self) -> list[Seconds]:
@@ -472,7 +472,9 @@ class FigureSource:
         jobs = jobs[self.first_waits[jobs]]
         started = history.started_s[jobs] < NEVER_S
         until_s = np.where(started, history.started_s[jobs], self.wait_ends_s[jobs])
-        return CensoredTimes.of(np.maximum(until_s - history.eligible_s[jobs], 0).astype(np.float64), started)
+        return CensoredTimes.from_observations(
+            np.maximum(until_s - history.eligible_s[jobs], 0).astype(np.float64), started
+        )
 
     @cached_property
     def wait_hours(self) -> Floats:

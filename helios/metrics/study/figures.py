@@ -38,7 +38,7 @@ FIGURES: dict[str, tuple[str, Callable[[FigureSource], FigureData | str]]] = {
     "arrivals": ("How submissions come", of_time.arrivals),
     "drift": ("How the work changes", of_time.drift),
 }
-"""The question of each figure, and what answers it: the figure, or why the history cannot give it."""
+"""Question and function of each figure. The function returns the figure, or why the history cannot give it."""
 ORDER = {
     "admin": (
         *("idle_beside", "used_and_waited", "waits", "partitions", "queue", "states", "limits"),
@@ -53,16 +53,16 @@ ORDER = {
         *("users", "repetition", "arrivals", "limits"),
     ),
 }
-"""Figures of each audience; ``paper`` is the author of a paper."""
+"""Figures of each audience. ``paper`` is for the author of a paper."""
 
 
 def study_figure(key: str, source: FigureSource) -> FigureData:
     """Return a figure, or a missing one that says why."""
     question, draw = FIGURES[key]
-    found = draw(source)
-    if isinstance(found, str):
-        return FigureData(key=key, title=question.format(unit=source.history.unit), missing=found)
-    return replace(found, key=key)
+    figure = draw(source)
+    if isinstance(figure, str):
+        return FigureData(key=key, title=question.format(unit=source.history.unit), missing=figure)
+    return replace(figure, key=key)
 
 
 def study_figures(source: FigureSource) -> list[FigureData]:

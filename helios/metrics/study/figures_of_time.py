@@ -35,11 +35,11 @@ MORE_DEMAND = 1.3
 MOST_LAG_H = 168
 BURST_SCALES_S = {MINUTE_S: "1 min", 10 * MINUTE_S: "10 min", HOUR_S: "1 h", 6 * HOUR_S: "6 h", DAY_S: "1 day"}
 MOST_STACKED = 6
-"""Groups that are told apart in bars on each other."""
+"""Groups that stacked bars show one by one."""
 FEWEST_IN_BLOCK = 20
-"""Jobs of a week or day below which its quantiles say nothing."""
+"""Fewest jobs of a week or day for its quantiles."""
 AGES = 400
-"""Moments at which the oldest wait is shown."""
+"""Times at which the oldest wait is shown."""
 WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
 STARTED_WITHIN = {"half": 0.5, "9 in 10": 0.9}
 NO_HOURS = "no such hours, or capacity is not known here"
@@ -50,29 +50,31 @@ def hour_of_day(source: FigureSource) -> FigureData | str:
     """Return use and submissions by hour of the day."""
     history, unit = source.history, source.history.unit
     hour = source.hour_of_step % 24
-    lasted_s = np.bincount(hour, weights=source.step_s, minlength=24)
-    of_hour = np.searchsorted(source.edges_s, history.submitted_s[source.sized], side="right") - 1
-    counts = np.bincount(hour[of_hour], minlength=24)
-    submitted = divide(counts * HOUR_S, lasted_s)
+    length_s = np.bincount(hour, weights=source.step_s, minlength=24)
+    step_of_job = np.searchsorted(source.edges_s, history.submitted_s[source.sized], side="right") - 1
+    counts = np.bincount(hour[step_of_job], minlength=24)
+    submitted = divide(counts * HOUR_S, length_s)
     panels = []
     title, gpus = "", history.resource == "gpus"
     if history.has_starts:
         used = np.bincount(hour, weights=source.in_use * source.step_s, minlength=24)
         in_service = source.in_service(source.edges_s)
-        base = lasted_s if in_service is None else np.bincount(hour, weights=in_service * source.step_s, minlength=24)
-        level = divide(used, base) * (1 if in_service is None else 100)
+        denominator = (
+            length_s if in_service is None else np.bincount(hour, weights=in_service * source.step_s, minlength=24)
+        )
+        levels = divide(used, denominator) * (1 if in_service is None else 100)
         y_unit = f"mean {unit}s in use" if in_service is None else f"mean % of {unit}s in use"
         panels.append(
             Panel(
                 "line",
                 Axis("hour", "hour of the day"),
                 Axis("number" if in_service is None else "percent", y_unit),
-                [series(f"{unit}s in use", np.arange(24), level)],
+                [series(f"{unit}s in use", np.arange(24), levels)],
                 title=f"{unit}s in use",
                 beside=published("hour_use") if gpus and in_service is not None else (),
             )
         )
-        swing = float(np.nanmax(level) - np.nanmin(level))
+        swing = float(np.nanmax(levels) - np.nanmin(levels))
         title = f"{unit}s in use swing by {swing:.0f} {'points' if in_service is not None else f'{unit}s'} over the day"
     panels.append(
         Panel(
@@ -103,26 +105,8 @@ def hour_of_day(source: FigureSource) -> FigureData | str:
     )
 
 
-def _figure_of_starts(
-    source: FigureSource, *, title: str, definition: str, n: int | None = None, **more: Any
-) -> FigureData:
-    """Return a figure that is known of the jobs whose start is known.
-
-    ``more`` are its panels and notes.
-    """
-    history, ran = source.history, source.sized & source.history.ran
-    return FigureData(
-        title=title,
-        definition=definition,
-        n=source.n if n is None else n,
-        coverage=share(ran & (history.started_s < history.ended_s), ran) if history.has_starts else None,
-        covered="jobs that ran and whose start is known",
-        **more,
-    )
-
-
 def months(source: FigureSource) -> FigureData | str:
-    """Return jobs and use by month, of one unit and of more."""
+    """Return jobs and use by month, for jobs of one unit and of several."""
     history, unit = source.history, source.history.unit
     edges_s = source.calendar_edges("MS")
     names = _month_names(edges_s, history.timezone)
@@ -143,7 +127,7 @@ def months(source: FigureSource) -> FigureData | str:
     ]
     if history.has_starts:
         in_service = source.in_service(edges_s)
-        whole = 1.0 if in_service is None else _mean_in_service(source, edges_s) / 100
+        capacity = 1.0 if in_service is None else _mean_in_service(source, edges_s) / 100
         panels.append(
             Panel(
                 "stack",
@@ -152,43 +136,30 @@ def months(source: FigureSource) -> FigureData | str:
                     "number" if in_service is None else "percent",
                     f"mean {unit}s" if in_service is None else f"mean % of {unit}s",
                 ),
-                [series(name, names, source.held(jobs, edges_s) / whole) for name, jobs in sizes.items()],
+                [series(name, names, source.held(jobs, edges_s) / capacity) for name, jobs in sizes.items()],
                 title=f"{unit}s that they held",
             )
         )
     length = days(edges_s)
     whole_months = length >= WHOLE_MONTH_DAYS
-    part = [name for name, whole_one in zip(names, whole_months, strict=True) if not whole_one]
+    partial_months = [name for name, is_whole in zip(names, whole_months, strict=True) if not is_whole]
     single, larger = counts.values()
     days_s = max(float(length.sum()), 1 / 24)
     title = f"{single.sum() / days_s:,.0f} jobs of one {unit} and {larger.sum() / days_s:,.0f} of more arrive a day."
-    parts = [(values / length)[whole_months] for values in (single, larger)]
-    if whole_months.sum() >= 2 and all(part.min() > 0 for part in parts):
-        one, many = (float(part.max() / part.min()) for part in parts)
-        title = f"Jobs of one {unit} vary {one:.1f} times between the months, those of more {unit}s {many:.1f} times."
+    jobs_per_day = [(values / length)[whole_months] for values in (single, larger)]
+    if whole_months.sum() >= 2 and all(per_day.min() > 0 for per_day in jobs_per_day):
+        vary, vary_larger = (float(per_day.max() / per_day.min()) for per_day in jobs_per_day)
+        title = (
+            f"Jobs of one {unit} vary {vary:.1f} times between the months, "
+            f"those of more {unit}s {vary_larger:.1f} times."
+        )
     return _figure_of_starts(
         source,
         title=title,
         definition=f"{unit} jobs by month of submission; {unit}s held by all jobs in the month, on the cluster's clock",
         panels=tuple(panels),
-        notes=(f"Not whole: {', '.join(part)}.",) if part else (),
+        notes=(f"Not whole: {', '.join(partial_months)}.",) if partial_months else (),
     )
-
-
-def _mean_in_service(source: FigureSource, edges_s: Seconds) -> Floats:
-    """Return the mean units in service in each of longer steps."""
-    in_service = source.in_service(source.edges_s)
-    assert in_service is not None
-    place = np.searchsorted(edges_s, source.edges_s[:-1], side="right") - 1
-    held = np.bincount(place, weights=in_service * source.step_s, minlength=len(edges_s) - 1)
-    lasted = np.bincount(place, weights=source.step_s, minlength=len(edges_s) - 1)
-    return divide(held, np.where(held > 0, lasted, 0))
-
-
-def _month_names(edges_s: Seconds, timezone: str) -> list[str]:
-    return [
-        str(name) for name in pd.to_datetime(edges_s[:-1], unit="s", utc=True).tz_convert(timezone).strftime("%Y-%m")
-    ]
 
 
 def partitions(source: FigureSource) -> FigureData | str:
@@ -196,12 +167,12 @@ def partitions(source: FigureSource) -> FigureData | str:
     history, unit = source.history, source.history.unit
     if not history.has_starts:
         return NO_STARTS
-    found = source.partitions
-    if not found:
+    rows = source.partitions
+    if not rows:
         return "partitions are not recorded here"
-    names = [name for name, _, _ in found]
-    levels = [source.held(jobs) for _, jobs, _ in found]
-    in_service = [None if pool is None else source.in_service(source.edges_s, pool) for _, _, pool in found]
+    names = [name for name, _, _ in rows]
+    levels = [source.held(jobs) for _, jobs, _ in rows]
+    in_service = [None if pool is None else source.in_service(source.edges_s, pool) for _, _, pool in rows]
     relative = all(units is not None for units in in_service)
     if relative:
         levels = [
@@ -210,14 +181,14 @@ def partitions(source: FigureSource) -> FigureData | str:
     known = [level[np.isfinite(level)] for level in levels]
     medians = [float(np.quantile(level, 0.5)) for level in known]
     low, high = int(np.argmin(medians)), int(np.argmax(medians))
-    what = f"% of its {unit}s" if relative else f"{unit}s"
+    noun = f"% of its {unit}s" if relative else f"{unit}s"
     title = (
-        f"In half of the time {names[low]} uses {medians[low]:.0f} {what} or less, "
+        f"In half of the time {names[low]} uses {medians[low]:.0f} {noun} or less, "
         f"{names[high]} {medians[high]:.0f} or more."
         if len(names) > 1
         else f"In half of the time {medians[0]:.0f} {'% of the ' if relative else ''}{unit}s or more are in use."
     )
-    waits = [source.waits(jobs) for _, jobs, _ in found]
+    waits = [source.waits(jobs) for _, jobs, _ in rows]
     panels = [
         Panel(
             "range",
@@ -241,13 +212,13 @@ def partitions(source: FigureSource) -> FigureData | str:
     return FigureData(
         title=title,
         definition=f"{unit}s in use in quarters of an hour: 5, 25, 50, 75, 95 %. {WAIT}",
-        n=int(sum((jobs & source.sized).sum() for _, jobs, _ in found)),
-        coverage=share(sum(float(source.hours[jobs].sum()) for _, jobs, _ in found), source.hours),
+        n=int(sum((jobs & source.sized).sum() for _, jobs, _ in rows)),
+        coverage=share(sum(float(source.hours[jobs].sum()) for _, jobs, _ in rows), source.hours),
         covered=f"{unit} hours",
         panels=tuple(panels),
         notes=(
             *((AT_LEAST,) if at_least else ()),
-            *((f"The {MOST_NAMES} with the most {unit} hours.",) if len(found) == MOST_NAMES else ()),
+            *((f"The {MOST_NAMES} with the most {unit} hours.",) if len(rows) == MOST_NAMES else ()),
         ),
     )
 
@@ -258,42 +229,38 @@ def used_and_waited(source: FigureSource) -> FigureData | str:
     if not history.has_starts:
         return NO_STARTS
     edges_s = history.blocks.edges_s
-    used, asked = source.held(edges_s=edges_s), source.asked(edges_s=edges_s)
+    used, waited = source.held(edges_s=edges_s), source.asked(edges_s=edges_s)
     lines = [series("in use", edges_s[:-1], used)]
     if source.in_service(edges_s) is not None:
         in_service = _mean_in_service(source, edges_s)
         lines.append(series("idle", edges_s[:-1], np.maximum(in_service - used, 0)))
-    lines.append(series("waited for", edges_s[:-1], asked))
-    lasted = np.diff(edges_s)
-    mean_used, mean_asked = (float(np.average(level, weights=lasted)) for level in (used, asked))
-    of_capacity, by_step = "", source.in_service(source.edges_s)
-    if by_step is not None and source.capacity is not None:
-        total = float(np.average(by_step, weights=source.step_s))
-        of_capacity = f" of {'at least ' if source.capacity.at_least else ''}{total:,.0f}"
+    lines.append(series("waited for", edges_s[:-1], waited))
+    length_s = np.diff(edges_s)
+    mean_used, mean_waited = (float(np.average(level, weights=length_s)) for level in (used, waited))
+    of_total, in_service_by_step = "", source.in_service(source.edges_s)
+    if in_service_by_step is not None and source.capacity is not None:
+        total = float(np.average(in_service_by_step, weights=source.step_s))
+        of_total = f" of {'at least ' if source.capacity.at_least else ''}{total:,.0f}"
     return _figure_of_starts(
         source,
-        title=f"On average {mean_used:,.0f}{of_capacity} {unit}s are in use while {mean_asked:,.0f} are waited for.",
+        title=f"On average {mean_used:,.0f}{of_total} {unit}s are in use while {mean_waited:,.0f} are waited for.",
         definition=f"Means over {history.blocks.kind}: {unit}s of running jobs and of jobs that may start and wait",
         n=int(source.wait_known.sum()),
         panels=(_over_time(f"mean {unit}s", lines),),
-        notes=(AT_LEAST,) if of_capacity and source.capacity is not None and source.capacity.at_least else (),
+        notes=(AT_LEAST,) if of_total and source.capacity is not None and source.capacity.at_least else (),
     )
 
 
-def _over_time(y_unit: str, lines: list[Series], *, title: str = "", y_kind: str = "number") -> Panel:
-    return Panel("line", Axis("date", "beginning"), Axis(y_kind, y_unit), lines, title=title)
-
-
 def idle_beside(source: FigureSource) -> FigureData | str:
-    """Return what idles in partitions while jobs that fit wait in others."""
+    """Return the idle units of partitions while jobs that fit wait in others."""
     history, unit = source.history, source.history.unit
-    levels = [one for one in source.idle_beside if len(one.level)]
+    levels = [level for level in source.idle_beside if len(level.level)]
     if not levels:
         return NO_HOURS if history.has_starts else NO_STARTS
     blocks = history.blocks
-    means = {one.name: _by_block(source, one) for one in levels}
+    means = {level.name: _by_block(source, level) for level in levels}
     order = sorted(means, key=lambda name: -float(np.nansum(means[name])))[: MOST_NAMES // 2]
-    total = sum(float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels)
+    total = sum(float(np.average(level.level, weights=np.diff(level.edges_s))) for level in levels)
     return _figure_of_starts(
         source,
         title=f"On average {total:,.1f} {unit}s idle while jobs that fit wait elsewhere, most of them in {order[0]}.",
@@ -308,16 +275,16 @@ def idle_beside(source: FigureSource) -> FigureData | str:
 def fragmentation(source: FigureSource) -> FigureData | str:
     """Return the free capacity beside waiting jobs, by reason."""
     history, unit = source.history, source.history.unit
-    levels = [one for one in source.unusable if one.level.any()]
+    levels = [reason for reason in source.unusable if reason.level.any()]
     if not levels:
         return NO_HOURS if history.has_starts else NO_STARTS
-    means = {one.name: _by_block(source, one) for one in levels}
-    total = {one.name: float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels}
-    first = max(total, key=lambda name: total[name])
-    why = f", most of them for this reason: {first}" if len(source.unusable) > 1 else ""
+    means = {reason.name: _by_block(source, reason) for reason in levels}
+    total = {reason.name: float(np.average(reason.level, weights=np.diff(reason.edges_s))) for reason in levels}
+    largest = max(total, key=lambda name: total[name])
+    reasons = f", most of them for this reason: {largest}" if len(source.unusable) > 1 else ""
     return _figure_of_starts(
         source,
-        title=f"On average {sum(total.values()):,.1f} {unit}s are free while jobs wait, none of which fits{why}.",
+        title=f"On average {sum(total.values()):,.1f} {unit}s are free while jobs wait, none of which fits{reasons}.",
         definition=(
             f"{unit}s left free after the queue of each partition is placed greedily, while a job of it still waits; "
             f"of several reasons that which comes closest to a fit; means over {history.blocks.kind}"
@@ -332,13 +299,6 @@ def fragmentation(source: FigureSource) -> FigureData | str:
     )
 
 
-def _by_block(source: FigureSource, one: NamedLevel) -> Floats:
-    """Return the mean level in each block, NaN if unknown."""
-    blocks, lasted = source.history.blocks, np.diff(one.edges_s).astype(np.float64)
-    held, whole = (blocks.sum(one.edges_s[:-1], weight) for weight in (one.level * lasted, lasted))
-    return divide(held, whole)
-
-
 def idle_nodes(source: FigureSource) -> FigureData | str:
     """Return idle spells of nodes and their energy."""
     history, finding = source.history, source.findings.get(4)
@@ -347,9 +307,9 @@ def idle_nodes(source: FigureSource) -> FigureData | str:
     hours, served = (np.array(finding.parts[name]) for name in ("hours_by_block", "served_hours_by_block"))
     kwh = np.array(
         [
-            energy_kwh(NodeSeconds(idle=one * HOUR_S), source.energy)
-            - energy_kwh(NodeSeconds(asleep=one * HOUR_S), source.energy)
-            for one in hours
+            energy_kwh(NodeSeconds(idle=idle_hours * HOUR_S), source.energy)
+            - energy_kwh(NodeSeconds(asleep=idle_hours * HOUR_S), source.energy)
+            for idle_hours in hours
         ]
     )
     begins_s, kind = history.blocks.edges_s[:-1], history.blocks.kind
@@ -390,42 +350,32 @@ def energy(source: FigureSource) -> FigureData | str:
     used_s = history.hours_by_block() * HOUR_S
     of_gpus = history.resource == "gpus"
     busy = "gpus_busy" if of_gpus else "cpus_busy"
-    load = np.array([energy_kwh(NodeSeconds(**{busy: one}), model) for one in used_s])
+    load = np.array([energy_kwh(NodeSeconds(**{busy: seconds}), model) for seconds in used_s])
     awake = _awake_s(source)
-    rest = np.array([energy_kwh(NodeSeconds(idle=one), model) for one in awake]) if awake is not None else None
-    total = load if rest is None else load + rest
+    base_load = (
+        np.array([energy_kwh(NodeSeconds(idle=seconds), model) for seconds in awake]) if awake is not None else None
+    )
+    total = load if base_load is None else load + base_load
     if not total.any():
         return "nodes are not known here"
     weeks = history.weeks
     money = f"{total.sum() * model.price_per_kwh / weeks:,.0f} {model.currency}"
     carbon = f"{total.sum() * model.co2_g_per_kwh / 1e6 / weeks:,.2f} t of CO2"
     unit_w = model.gpu_busy_w if of_gpus else model.cpu_busy_w
-    least = "At least " if rest is None else ""
+    at_least = "At least " if base_load is None else ""
     lines = [series(f"load of {unit}s in use", blocks.edges_s[:-1], load)]
-    lines += [] if rest is None else [series("nodes awake", blocks.edges_s[:-1], rest)]
+    lines += [] if base_load is None else [series("nodes awake", blocks.edges_s[:-1], base_load)]
     return _figure_of_starts(
         source,
-        title=f"{least}{total.sum() / weeks:,.0f} kWh a week by the stated model: {money} and {carbon} a week.",
+        title=f"{at_least}{total.sum() / weeks:,.0f} kWh a week by the stated model: {money} and {carbon} a week.",
         definition=(
             f"A node awake {model.node_idle_w:g} W, each {unit} in use {unit_w:g} W more, {model.cooling_factor:g} "
             f"times that for the building; {model.price_per_kwh:g} {model.currency} and {model.co2_g_per_kwh:g} g of "
             "CO2 a kWh (section energy of the configuration). Nodes in service count as awake"
         ),
         panels=(_over_time(f"kWh in each of the {kind}", lines),),
-        notes=("Nodes are not known: only the load of jobs counts.",) if rest is None else (),
+        notes=("Nodes are not known: only the load of jobs counts.",) if base_load is None else (),
     )
-
-
-def _awake_s(source: FigureSource) -> Floats | None:
-    """Return node seconds in service by block.
-
-    None where the nodes are not known.
-    """
-    capacity, blocks = source.capacity, source.history.blocks
-    if capacity is None or capacity.at_least or not all(capacity.units_per_node) or not capacity.units_per_node:
-        return None
-    nodes = capacity.units / np.array(capacity.units_per_node, dtype=np.float64)[:, None]
-    return blocks.sum(capacity.edges_s[:-1], nodes.sum(axis=0) * np.diff(capacity.edges_s))
 
 
 def before_after(source: FigureSource) -> FigureData | str:
@@ -492,17 +442,17 @@ def queue(source: FigureSource) -> FigureData | str:
     lasted = np.bincount(hour, weights=source.step_s, minlength=168)
     mean = divide(np.bincount(hour, weights=waiting * source.step_s, minlength=168), lasted)
     at_s = np.linspace(history.first_s, history.end_s - 1, AGES).astype(np.int64)
-    # The first job whose wait ends later than a moment is the first at which the latest end so far does.
-    first = source.wait_known & (history.restart == 0)
-    order = np.argsort(history.eligible_s[first], kind="stable")
-    eligible_s, until_s = history.eligible_s[first][order], source.wait_ends_s[first][order]
+    # By eligible time, the oldest job that still waits at a time is the first where the maximum end so far is later.
+    is_first = source.wait_known & (history.restart == 0)
+    order = np.argsort(history.eligible_s[is_first], kind="stable")
+    eligible_s, until_s = history.eligible_s[is_first][order], source.wait_ends_s[is_first][order]
     place = np.searchsorted(np.maximum.accumulate(until_s), at_s, side="right")
     since_s = np.append(eligible_s, np.iinfo(np.int64).max)[place]
     age_s = (at_s - np.minimum(since_s, at_s)).astype(np.float64)
-    top = int(np.nanargmax(mean))
+    busiest = int(np.nanargmax(mean))
     return FigureData(
-        title=f"The queue is longest on {WEEKDAYS[top // 24]} at {top % 24} h, {mean[top]:,.1f} jobs on average; "
-        f"the oldest one waited up to {duration_in_words(float(age_s.max()))}.",
+        title=f"The queue is longest on {WEEKDAYS[busiest // 24]} at {busiest % 24} h, {mean[busiest]:,.1f} jobs on "
+        f"average; the oldest one waited up to {duration_in_words(float(age_s.max()))}.",
         definition=(
             "Jobs that may start and wait, mean by hour of the week on the cluster's clock; time for which the oldest "
             "of them had waited, at some moments"
@@ -523,36 +473,34 @@ def queue(source: FigureSource) -> FigureData | str:
 
 
 def demand(source: FigureSource) -> FigureData | str:
-    """Return demand as a share of capacity.
-
-    Also with 30 % more capacity.
-    """
+    """Return demand as a share of capacity, as it was and 30 % higher."""
     history, unit = source.history, source.history.unit
     if not history.has_starts:
         return NO_STARTS
     in_service = source.in_service(source.edges_s)
     if in_service is None:
         return "capacity is not known here"
-    some = in_service > 0
-    asked = 100 * (source.in_use + source.asked_for)[some] / in_service[some]
-    lasted = source.step_s[some]
-    at = np.arange(0, 301, 5)
+    has_capacity = in_service > 0
+    demand_percent = 100 * (source.in_use + source.asked_for)[has_capacity] / in_service[has_capacity]
+    length_s = source.step_s[has_capacity]
+    thresholds = np.arange(0, 301, 5)
     more = f"{round(100 * (MORE_DEMAND - 1))} % more"
-    levels = {"as it was": asked, f"with {more}": MORE_DEMAND * asked}
+    levels = {"as it was": demand_percent, f"with {more}": MORE_DEMAND * demand_percent}
     exceeded = {
-        name: [100 * float(lasted[level >= one].sum() / lasted.sum()) for one in at] for name, level in levels.items()
+        name: [100 * float(length_s[level >= threshold].sum() / length_s.sum()) for threshold in thresholds]
+        for name, level in levels.items()
     }
-    today, then = (float(lasted[level >= 100].sum() / lasted.sum()) for level in levels.values())
+    today, tomorrow = (float(length_s[level >= 100].sum() / length_s.sum()) for level in levels.values())
     return _figure_of_starts(
         source,
-        title=f"Jobs ask for all {unit}s in {percent(today)} of the time; with {more} demand in {percent(then)}.",
+        title=f"Jobs ask for all {unit}s in {percent(today)} of the time; with {more} demand in {percent(tomorrow)}.",
         definition=f"{unit}s in use and waited for as a share of those in service, in quarters of an hour",
         panels=(
             Panel(
                 "line",
                 Axis("number", f"% of {unit}s asked for, at least"),
                 Axis("percent", "% of the time"),
-                [series(name, at, values) for name, values in exceeded.items()],
+                [series(name, thresholds, values) for name, values in exceeded.items()],
             ),
         ),
         notes=(AT_LEAST,) if source.capacity is not None and source.capacity.at_least else (),
@@ -570,8 +518,8 @@ def group_hours(source: FigureSource) -> FigureData | str:
     edges_s = source.calendar_edges("MS")
     labels, place = source.leading(names, source.hours, most=MOST_STACKED)
     table: list[Floats] = []
-    for one in range(len(labels)):
-        jobs = place == one
+    for group in range(len(labels)):
+        jobs = place == group
         if history.has_starts:
             table.append(source.held(jobs, edges_s) * np.diff(edges_s) / HOUR_S)
         else:
@@ -601,10 +549,7 @@ def group_hours(source: FigureSource) -> FigureData | str:
 
 
 def hours_lost(source: FigureSource) -> FigureData | str:
-    """Return lost hours by reason.
-
-    Reasons are late failures, time limits, and limits longer than needed.
-    """
+    """Return hours lost to late failures and time limits, and time limits longer than needed."""
     history, unit = source.history, source.history.unit
     known = ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
     held = history.hours_by_block(known)
@@ -699,6 +644,95 @@ def arrivals(source: FigureSource) -> FigureData | str:
     )
 
 
+def drift(source: FigureSource) -> FigureData | str:
+    """Return how run times and sizes change from week to week."""
+    history, unit = source.history, source.history.unit
+    begins_s = history.blocks.edges_s[:-1]
+    times_by_block = [source.run_times(jobs) for jobs in source.sized_by_block]
+    if sum(1 for times in times_by_block if times.n >= FEWEST_IN_BLOCK) < 2:
+        return f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
+    quantiles = {
+        name: np.array([times.quantile(part) if times.n >= FEWEST_IN_BLOCK else np.nan for times in times_by_block])
+        for name, part in {"1 in 10": 0.1, "half": 0.5, "9 in 10": 0.9}.items()
+    }
+    sizes = [float(history.size[jobs].mean()) if len(jobs) else np.nan for jobs in source.sized_by_block]
+    half = quantiles["half"][np.isfinite(quantiles["half"])]
+    low, high = (float(half.min()), float(half.max())) if len(half) else (float("nan"),) * 2
+    kind = history.blocks.kind[:-1]
+    return FigureData(
+        title=f"The median run time of a {kind} lies between {duration_in_words(low)} and {duration_in_words(high)}."
+        if len(half)
+        else "Most jobs still run.",
+        definition=f"Jobs by {kind} of submission: run time of 1 in 10, half, 9 in 10 at most; mean {unit}s of a job",
+        n=sum(times.n for times in times_by_block),
+        coverage=share(float(sum(times.n for times in times_by_block)), source.sized),
+        panels=(
+            Panel(
+                "line",
+                Axis("date", "beginning"),
+                Axis("duration", "s run"),
+                [series(f"{name} ran at most", begins_s, values) for name, values in quantiles.items()],
+                title="Run times",
+            ),
+            _over_time(f"mean {unit}s of a job", [series("jobs", begins_s, sizes)], title="Sizes"),
+        ),
+    )
+
+
+def _figure_of_starts(
+    source: FigureSource, *, title: str, definition: str, n: int | None = None, **more: Any
+) -> FigureData:
+    """Return a figure whose coverage is the share of jobs with a known start.
+
+    ``more`` are its panels and notes.
+    """
+    history, ran = source.history, source.sized & source.history.ran
+    return FigureData(
+        title=title,
+        definition=definition,
+        n=source.n if n is None else n,
+        coverage=share(ran & (history.started_s < history.ended_s), ran) if history.has_starts else None,
+        covered="jobs that ran and whose start is known",
+        **more,
+    )
+
+
+def _mean_in_service(source: FigureSource, edges_s: Seconds) -> Floats:
+    """Return the mean units in service in steps that are longer than those of ``source``."""
+    in_service = source.in_service(source.edges_s)
+    assert in_service is not None
+    step_of = np.searchsorted(edges_s, source.edges_s[:-1], side="right") - 1
+    unit_seconds = np.bincount(step_of, weights=in_service * source.step_s, minlength=len(edges_s) - 1)
+    length_s = np.bincount(step_of, weights=source.step_s, minlength=len(edges_s) - 1)
+    return divide(unit_seconds, np.where(unit_seconds > 0, length_s, 0))
+
+
+def _month_names(edges_s: Seconds, timezone: str) -> list[str]:
+    return [
+        str(name) for name in pd.to_datetime(edges_s[:-1], unit="s", utc=True).tz_convert(timezone).strftime("%Y-%m")
+    ]
+
+
+def _over_time(y_unit: str, lines: list[Series], *, title: str = "", y_kind: str = "number") -> Panel:
+    return Panel("line", Axis("date", "beginning"), Axis(y_kind, y_unit), lines, title=title)
+
+
+def _by_block(source: FigureSource, level: NamedLevel) -> Floats:
+    """Return the mean level in each block, NaN if unknown."""
+    blocks, steps_s = source.history.blocks, np.diff(level.edges_s).astype(np.float64)
+    unit_seconds, length_s = (blocks.sum(level.edges_s[:-1], weight) for weight in (level.level * steps_s, steps_s))
+    return divide(unit_seconds, length_s)
+
+
+def _awake_s(source: FigureSource) -> Floats | None:
+    """Return node seconds in service by block, or None where the nodes are not known."""
+    capacity, blocks = source.capacity, source.history.blocks
+    if capacity is None or capacity.at_least or not all(capacity.units_per_node) or not capacity.units_per_node:
+        return None
+    nodes = capacity.units / np.array(capacity.units_per_node, dtype=np.float64)[:, None]
+    return blocks.sum(capacity.edges_s[:-1], nodes.sum(axis=0) * np.diff(capacity.edges_s))
+
+
 def _counts(moments_s: Seconds, first_s: int, end_s: int, step_s: int) -> Floats:
     """Return how many moments fall into each whole step of a window."""
     edges_s = np.arange(-(-first_s // step_s) * step_s, end_s + 1, step_s)
@@ -713,40 +747,5 @@ def _dispersion(counts: Floats) -> float:
 def _autocorrelation(counts: Floats, lags: NDArray[np.int64]) -> Floats:
     if float(counts.std()) == 0:
         return np.full(len(lags), np.nan)
-    off = counts - counts.mean()
-    return np.array([float(np.dot(off[lag:], off[:-lag]) / np.dot(off, off)) for lag in lags])
-
-
-def drift(source: FigureSource) -> FigureData | str:
-    """Return how run times and sizes change from week to week."""
-    history, unit = source.history, source.history.unit
-    begins_s = history.blocks.edges_s[:-1]
-    times = [source.run_times(jobs) for jobs in source.sized_by_block]
-    if sum(1 for one in times if one.n >= FEWEST_IN_BLOCK) < 2:
-        return f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
-    quantiles = {
-        name: np.array([one.quantile(part) if one.n >= FEWEST_IN_BLOCK else np.nan for one in times])
-        for name, part in {"1 in 10": 0.1, "half": 0.5, "9 in 10": 0.9}.items()
-    }
-    sizes = [float(history.size[jobs].mean()) if len(jobs) else np.nan for jobs in source.sized_by_block]
-    half = quantiles["half"][np.isfinite(quantiles["half"])]
-    low, high = (float(half.min()), float(half.max())) if len(half) else (float("nan"),) * 2
-    kind = history.blocks.kind[:-1]
-    return FigureData(
-        title=f"The median run time of a {kind} lies between {duration_in_words(low)} and {duration_in_words(high)}."
-        if len(half)
-        else "Most jobs still run.",
-        definition=f"Jobs by {kind} of submission: run time of 1 in 10, half, 9 in 10 at most; mean {unit}s of a job",
-        n=sum(one.n for one in times),
-        coverage=share(float(sum(one.n for one in times)), source.sized),
-        panels=(
-            Panel(
-                "line",
-                Axis("date", "beginning"),
-                Axis("duration", "s run"),
-                [series(f"{name} ran at most", begins_s, values) for name, values in quantiles.items()],
-                title="Run times",
-            ),
-            _over_time(f"mean {unit}s of a job", [series("jobs", begins_s, sizes)], title="Sizes"),
-        ),
-    )
+    deviation = counts - counts.mean()
+    return np.array([float(np.dot(deviation[lag:], deviation[:-lag]) / np.dot(deviation, deviation)) for lag in lags])

@@ -1,8 +1,8 @@
 """Jobs of a cluster as columns, inside a window of time.
 
-Only hours inside the window count, so that those of a job before or after it are left out. Where a history records no
-starts, it is not known when jobs held anything. Then all hours of the jobs submitted in the window count. Where some
-times are censored, their distribution is the estimate of Kaplan and Meier (J. Am. Stat. Assoc. 53, 1958).
+Only hours inside the window count. Where a history records no starts, it is not known when jobs held anything, so all
+hours of the jobs submitted in the window count. Where some times are censored, their distribution is estimated after
+Kaplan and Meier (J. Am. Stat. Assoc. 53, 1958).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from helios.model.records import split_words
 from helios.units import HOUR_S, best_unit
 
 NEVER_S = 2**60
-"""A moment after all others, s. It stands for what did not happen inside the history or is unknown."""
+"""A time after all others, s. It stands for events that did not happen inside the history, or at an unknown time."""
 STATES = ("completed", "cancelled", "failed", "node failed", "timeout", "other", "not ended", "unknown")
 COMPLETED, CANCELLED, FAILED, NODE_FAILED, TIMEOUT, OTHER, NOT_ENDED, UNKNOWN = range(len(STATES))
-_STATE_OF = {
+_STATE_CODES = {
     JobState.COMPLETED: COMPLETED,
     JobState.CANCELLED: CANCELLED,
     JobState.FAILED: FAILED,
@@ -57,7 +57,7 @@ COLUMNS = (
 )
 """Columns of ``JOBS`` that a study reads."""
 _GPU_TYPE = re.compile(r"gres/gpu:([^=:,]+)")
-KEPT = ("job_id", "array_job_id", "submitted_at", "node_list", "tres_requested")
+KEPT_COLUMNS = ("job_id", "array_job_id", "submitted_at", "node_list", "tres_requested")
 
 Seconds = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -91,9 +91,9 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StudyHistory:
-    """Jobs of a window.
+    """Jobs that were submitted, ran or waited in a window.
 
-    They were submitted, ran or waited in it. Arrays have the shape (n_jobs,) and are in the order of submission.
+    Arrays have the shape (n_jobs,) and are in the order of submission.
 
     Attributes
     ----------
@@ -118,11 +118,11 @@ class StudyHistory:
     has_starts : bool
         Whether the history has times of starts and ends. Otherwise hours count at the submission.
     repaired : dict of int
-        Number of jobs with impossible times, by what is wrong. Such times count as unknown.
+        Number of jobs with impossible times, by problem. Such times count as unknown.
     name : int32 array
         A number for each distinct job name, or ``MISSING``.
     jobs : DataFrame
-        The ``KEPT`` columns of ``JOBS``.
+        The ``KEPT_COLUMNS`` columns of ``JOBS``.
     """
 
     cluster: str
@@ -170,10 +170,7 @@ class StudyHistory:
 
     @property
     def sized(self) -> Flags:
-        """Whether each job counts for the resource.
-
-        It asks for it, and was submitted in the window.
-        """
+        """Whether each job requests the resource and was submitted in the window."""
         return self.submitted & (self.size > 0)
 
     @property
@@ -183,10 +180,7 @@ class StudyHistory:
 
     @property
     def wait_s(self) -> Floats:
-        """Time from eligible to start, s.
-
-        NaN where it did not start, or no start is known.
-        """
+        """Time from eligible to start, s, NaN without a known start."""
         return np.where(self.started_s < NEVER_S, self.started_s - self.eligible_s, np.nan).astype(np.float64)
 
     @property
@@ -235,8 +229,8 @@ class StudyHistory:
         if not self.has_starts:
             return np.where(self.submitted, weight * np.nan_to_num(self.run_time_s), 0.0) / HOUR_S
         held_s = np.minimum(self.ended_s, self.end_s) - np.maximum(self.started_s, self.first_s)
-        found: Floats = np.maximum(held_s, 0) * weight / HOUR_S
-        return found
+        hours: Floats = np.maximum(held_s, 0) * weight / HOUR_S
+        return hours
 
     def hours_by_block(self, chosen: Flags | None = None, *, weight: Floats | Seconds | None = None) -> Floats:
         """Return the hours of the chosen jobs in each block."""
@@ -264,8 +258,8 @@ class StudyHistory:
             return self.blocks.spread_groups(self.started_s, self.ended_s, self.size, group, n_groups) / HOUR_S
         block = self.blocks.number(self.submitted_s)
         inside = (block >= 0) & (group >= 0)
-        place = group[inside].astype(np.int64) * self.blocks.n + block[inside]
-        hours = np.bincount(place, self.hours()[inside], n_groups * self.blocks.n)
+        cell = group[inside].astype(np.int64) * self.blocks.n + block[inside]
+        hours = np.bincount(cell, self.hours()[inside], n_groups * self.blocks.n)
         return hours.astype(np.float64).reshape(n_groups, self.blocks.n)
 
 
@@ -298,18 +292,18 @@ def read_history(
     end_s = int(submitted_s.max()) + 1 if until is None else int(until.timestamp())
     resource = resource or _resource(jobs)
     started_s, ended_s, run_time_s, repaired = _times(jobs, submitted_s)
-    touching = (submitted_s < end_s) & ((submitted_s >= first_s) | (np.minimum(ended_s, NEVER_S - 1) > first_s))
+    in_window = (submitted_s < end_s) & ((submitted_s >= first_s) | (np.minimum(ended_s, NEVER_S - 1) > first_s))
     ran = np.nan_to_num(run_time_s) > 0
     has_starts = (
         bool((started_s[ran] < NEVER_S).mean() >= LEAST_KNOWN) if ran.any() else bool((started_s < NEVER_S).any())
     )
     if not has_starts:
         started_s[:], ended_s[:] = NEVER_S, NEVER_S
-        touching = (submitted_s >= first_s) & (submitted_s < end_s)
-    if not touching.all():
-        jobs = jobs.loc[touching].reset_index(drop=True)
-        submitted_s, started_s, ended_s = submitted_s[touching], started_s[touching], ended_s[touching]
-        run_time_s = run_time_s[touching]
+        in_window = (submitted_s >= first_s) & (submitted_s < end_s)
+    if not in_window.all():
+        jobs = jobs.loc[in_window].reset_index(drop=True)
+        submitted_s, started_s, ended_s = submitted_s[in_window], started_s[in_window], ended_s[in_window]
+        run_time_s = run_time_s[in_window]
     eligible_s = whole_seconds(jobs["eligible_at"], otherwise=NEVER_S)
     name, stem = _job_names(jobs["name"])
     return StudyHistory(
@@ -342,18 +336,66 @@ def read_history(
         gpu_type=_gpu_types(jobs),
         has_starts=has_starts,
         repaired=repaired,
-        jobs=jobs[[name for name in (*KEPT, *keep) if name in jobs]],
+        jobs=jobs[[name for name in (*KEPT_COLUMNS, *keep) if name in jobs]],
     )
-
-
-def _resource(jobs: pd.DataFrame) -> str:
-    return "gpus" if float((jobs["gpus"] > 0).mean()) >= LEAST_GPU_JOBS else "cpus"
 
 
 def share(part: Floats | Flags | float, whole: Floats | Flags | float) -> float | None:
     """Return a ratio of sums, None for a zero denominator."""
     total = float(np.sum(whole))
     return float(np.sum(part)) / total if total > 0 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CensoredTimes:
+    """Distribution of times, some of them censored.
+
+    A censored time is a lower bound, because it was not complete when last observed.
+
+    Attributes
+    ----------
+    times_s : float64 array of shape (n,)
+        Ascending.
+    cumulative_share : float64 array of shape (n,)
+        Share that is complete by each time.
+    censored : int
+        Number of censored times.
+    """
+
+    times_s: Floats
+    cumulative_share: Floats
+    censored: int
+
+    @classmethod
+    def from_observations(cls, times_s: ArrayLike, complete: Flags) -> CensoredTimes:
+        """Return the distribution of complete and censored times."""
+        times_s, n = np.asarray(times_s, dtype=np.float64), len(complete)
+        if bool(complete.all()):
+            return cls(np.sort(times_s), np.linspace(1 / max(n, 1), 1, n), 0)
+        # Of equal times, complete ones count before censored ones.
+        order = np.lexsort((~complete, times_s))
+        at_risk = np.arange(n, 0, -1)
+        cumulative_share: Floats = 1 - np.cumprod(np.where(complete[order], 1 - 1 / at_risk, 1.0), dtype=np.float64)
+        return cls(times_s[order], cumulative_share, int((~complete).sum()))
+
+    @property
+    def n(self) -> int:
+        """Number of times."""
+        return len(self.times_s)
+
+    def share_within(self, limits_s: ArrayLike) -> Floats:
+        """Return the share of times that are complete by each of the limits."""
+        index = np.searchsorted(self.times_s, np.asarray(limits_s, dtype=np.float64), side="right")
+        return np.concatenate([[0.0], self.cumulative_share])[index].astype(np.float64)
+
+    def quantile(self, share: float) -> float:
+        """Return a quantile of the times, NaN where unknown."""
+        index = int(np.searchsorted(self.cumulative_share, share - 1e-12))
+        return float(self.times_s[index]) if index < self.n else float("nan")
+
+
+def _resource(jobs: pd.DataFrame) -> str:
+    return "gpus" if float((jobs["gpus"] > 0).mean()) >= LEAST_GPU_JOBS else "cpus"
 
 
 def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, Floats, dict[str, int]]:
@@ -364,7 +406,7 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
     )
     run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64).copy()
     known = np.isfinite(run_time_s)
-    # Only one of the two is recorded in some histories.
+    # Some histories record only the start or only the end.
     derived = known & (started_s == NEVER_S) & (ended_s < NEVER_S) & (run_time_s > 0)
     started_s[derived] = ended_s[derived] - run_time_s[derived].astype(np.int64)
     open_ended = known & (ended_s == NEVER_S) & (started_s < NEVER_S)
@@ -375,7 +417,7 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
     run_time_s[backwards | negative] = np.nan
     started_s[backwards] = ended_s[backwards] = NEVER_S
     # A job in a final state has ended, at an unknown time. Otherwise it would count as running to the window's end.
-    final = ~jobs["state"].isin([state for state, code in _STATE_OF.items() if code == NOT_ENDED]).to_numpy()
+    final = ~jobs["state"].isin([state for state, code in _STATE_CODES.items() if code == NOT_ENDED]).to_numpy()
     lost = (started_s < NEVER_S) & (ended_s == NEVER_S) & final & jobs["state"].notna().to_numpy()
     ended_s[lost] = started_s[lost]
     repaired = {
@@ -384,7 +426,7 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
         "starts before its submission": int(early.sum()),
         "has a negative run time": int((negative & ~backwards).sum()),
     }
-    # Cancelled while it waited: Slurm before 23.02 writes the end as start, too.
+    # Slurm before 23.02 writes the end also as the start of a job that was cancelled while it waited.
     never_ran = (
         (started_s == ended_s) & (started_s < NEVER_S) & ~lost & (jobs["state"] == JobState.CANCELLED).to_numpy()
     )
@@ -392,11 +434,11 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
     run_time_s[never_ran] = np.nan
     unknown = ~np.isfinite(run_time_s) & (started_s < NEVER_S) & (ended_s < NEVER_S) & ~lost
     run_time_s[unknown] = (ended_s - started_s)[unknown]
-    return started_s, ended_s, run_time_s, {what: count for what, count in repaired.items() if count}
+    return started_s, ended_s, run_time_s, {problem: count for problem, count in repaired.items() if count}
 
 
 def _states(states: pd.Series[Any]) -> NDArray[np.int8]:
-    codes = [_STATE_OF.get(JobState(name), OTHER) for name in states.cat.categories]
+    codes = [_STATE_CODES.get(JobState(name), OTHER) for name in states.cat.categories]
     return np.array([*codes, UNKNOWN], dtype=np.int8)[states.cat.codes.to_numpy()]
 
 
@@ -406,78 +448,29 @@ def _names(column: pd.Series[Any]) -> Names:
 
 
 def _gpu_types(jobs: pd.DataFrame) -> Names:
-    """Return each job's GPU type.
-
-    Where it is not recorded, the requested resources may name it.
-    """
-    recorded, asked = _names(jobs["gpu_type"]), jobs["tres_requested"]
-    named = [_GPU_TYPE.search(str(text)) for text in asked.cat.categories]
-    if not any(named):
+    """Return each job's GPU type, where not recorded the requested one."""
+    recorded, requested = _names(jobs["gpu_type"]), jobs["tres_requested"]
+    matches = [_GPU_TYPE.search(str(text)) for text in requested.cat.categories]
+    if not any(matches):
         return recorded
     values = list(recorded.values)
-    values += sorted({found[1] for found in named if found} - set(values))
-    number = {value: place for place, value in enumerate(values)}
-    of_text = np.array([*(number[found[1]] if found else MISSING for found in named), MISSING], dtype=np.int32)
+    values += sorted({match[1] for match in matches if match} - set(values))
+    code_of_type = {value: place for place, value in enumerate(values)}
+    code_of_text = np.array(
+        [*(code_of_type[match[1]] if match else MISSING for match in matches), MISSING], dtype=np.int32
+    )
     return Names(
-        code=np.where(recorded.known, recorded.code, of_text[asked.cat.codes.to_numpy()]), values=tuple(values)
+        code=np.where(recorded.known, recorded.code, code_of_text[requested.cat.codes.to_numpy()]), values=tuple(values)
     )
 
 
 def _job_names(names: pd.Series[Any]) -> tuple[NDArray[np.int32], Names]:
     """Return a number for each job's name, and its words.
 
-    The words are without what varies from run to run.
+    The words are without those that vary from run to run.
     """
     code, distinct = pd.factorize(names)
     stems = [split_words(str(name)) or None for name in distinct]
     stem, values = pd.factorize(np.array([*stems, None], dtype=object))
     words = Names(code=stem[code].astype(np.int32), values=tuple(str(value) for value in values))
     return code.astype(np.int32), words
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CensoredTimes:
-    """Distribution of times, some of them censored.
-
-    A censored time is a lower bound, since the job was not over when last observed.
-
-    Attributes
-    ----------
-    times_s : float64 array of shape (n,)
-        Ascending.
-    reached : float64 array of shape (n,)
-        Share that is over by each time.
-    censored : int
-        How many were not over.
-    """
-
-    times_s: Floats
-    reached: Floats
-    censored: int
-
-    @classmethod
-    def of(cls, times_s: ArrayLike, over: Flags) -> CensoredTimes:
-        """Return the distribution of complete and censored times."""
-        times_s, n = np.asarray(times_s, dtype=np.float64), len(over)
-        if bool(over.all()):
-            return cls(np.sort(times_s), np.linspace(1 / max(n, 1), 1, n), 0)
-        # What is over at a moment counts before what was last seen then.
-        order = np.lexsort((~over, times_s))
-        at_risk = np.arange(n, 0, -1)
-        reached: Floats = 1 - np.cumprod(np.where(over[order], 1 - 1 / at_risk, 1.0), dtype=np.float64)
-        return cls(times_s[order], reached, int((~over).sum()))
-
-    @property
-    def n(self) -> int:
-        """How many times there are."""
-        return len(self.times_s)
-
-    def share_within(self, limits_s: ArrayLike) -> Floats:
-        """Return the share that is over by each of the limits."""
-        place = np.searchsorted(self.times_s, np.asarray(limits_s, dtype=np.float64), side="right")
-        return np.concatenate([[0.0], self.reached])[place].astype(np.float64)
-
-    def quantile(self, share: float) -> float:
-        """Return a quantile of the times, NaN where unknown."""
-        place = int(np.searchsorted(self.reached, share - 1e-12))
-        return float(self.times_s[place]) if place < self.n else float("nan")

@@ -60,11 +60,11 @@ DAYS = declare_fields(
     ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one of 20 exceeds"),
     ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
 )
+TIE = "\N{NO-BREAK SPACE}"
 
 
 WIDTH = 76
-"""Columns of the mail; RFC 5322 asks for at most 78."""
-TIE = "\N{NO-BREAK SPACE}"
+"""Columns of the mail. RFC 5322 recommends at most 78."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,7 +103,7 @@ class Night:
     energy : NightEnergy, optional
         None where no node of the cluster is known.
     order : tuple of str
-        What the last check of the queue order found, empty: there was none.
+        Sentences of the last check of the queue order. Empty where there was none.
     changes : tuple of str
         Statements of the study that changed in the last seven days beyond chance.
     """
@@ -132,7 +132,7 @@ class Digest:
     subject : str
         For a mail, without line breaks.
     alarming : bool
-        Whether something did not go as it should.
+        Whether something failed.
     sections : sequence of PageSection
         The most important first. Their tables are :class:`ReportTable` and fit a mail.
     """
@@ -150,6 +150,7 @@ def nightly_digest(night: Night) -> Digest:
     zone = night.timezone
     daily = daily_waits(night)
     services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=zone)
+    # Predictions are compared on jobs that ended in the day: of those submitted in it, mostly short ones have ended.
     submitted, ended = _jobs_of_day(night, "submitted_at"), _jobs_of_day(night, "ended_at")
     at_end: Any = {"predictions": night.predictions, "at": night.end, "timezone": zone}
     partitions = usage_by("partition", submitted, title="Partitions", **at_end)
@@ -164,7 +165,7 @@ def nightly_digest(night: Night) -> Digest:
         *_result_sentences(decisions, Result.FAILED, "The cluster refused or did not answer: {:,} times"),
     ]
     refused = _result_sentences(decisions, Result.REFUSED, "{:,} changes were refused by guards")
-    did = [
+    activity = [
         *failed_wakes,
         *_change_sentences(services),
         *alarms,
@@ -173,7 +174,7 @@ def nightly_digest(night: Night) -> Digest:
     ]
     columns = "service%-8,mode%-6,cycles,proposed,done,would,refused,mismatch,failed,suspended"
     sections = [
-        PageSection(title="What Helios did", sentences=did, tables=[_select(services, columns)]),
+        PageSection(title="What Helios did", sentences=activity, tables=[_select(services, columns)]),
         PageSection(
             title="How long jobs waited",
             sentences=list(_wait_sentences(daily)),
@@ -232,10 +233,7 @@ def render_nightly(digest: Digest) -> str:
 
 
 def as_text(digest: Digest) -> str:
-    """Return the digest as plain text of at most ``WIDTH`` columns.
-
-    The most important comes first.
-    """
+    """Return the digest as plain text of at most ``WIDTH`` columns."""
     return "\n".join(line.rstrip() for line in _lines(digest)) + "\n"
 
 
@@ -244,8 +242,8 @@ def as_mail(digest: Digest, *, page: str, page_name: str, recipient: str) -> byt
 
     The message is complete: ``sendmail -t < FILE`` sends it.
 
-    The page is an attachment and not an alternative: mail readers do not draw the figures of an HTML body. Without a
-    date, which sendmail adds, the same digest gives the same bytes.
+    The page is an attachment, because mail readers do not draw the figures of an HTML body. There is no date, which
+    sendmail adds, so that the same digest gives the same bytes.
 
     Parameters
     ----------
@@ -265,6 +263,68 @@ def as_mail(digest: Digest, *, page: str, page_name: str, recipient: str) -> byt
     return message.as_bytes()
 
 
+def daily_waits(night: Night) -> pd.DataFrame:
+    """Return queue levels and wait quantiles of the last days.
+
+    There is a row for each day, the day of the report last. ``p50_wait_s`` and ``p95_wait_s`` are of the jobs that
+    started on that day.
+    """
+    local = pd.Timestamp(night.begin).tz_convert(night.timezone)
+    days = [local - pd.DateOffset(days=days_back) for days_back in range(7 * WEEKS_BEFORE, 0, -1)]
+    edges_s = epoch_s([*days, local, pd.Timestamp(night.end)])
+    rows = levels(night.jobs, edges_s=edges_s)
+    started_s = night.jobs["started_at"].to_numpy(dtype="datetime64[s]").astype(np.int64)
+    day = np.searchsorted(edges_s, started_s, side="right") - 1
+    waits, rows_range = pd.Series(wait_s(night.jobs)).groupby(day), range(len(rows))
+    p50, p95 = (waits.quantile(share).reindex(rows_range).to_numpy() for share in (0.5, 0.95))
+    return rows.assign(p50_wait_s=p50, p95_wait_s=p95)
+
+
+def waits_by_day(daily: pd.DataFrame, timezone: str, *, narrow: bool = False) -> str | None:
+    """Draw mean and p95 wait of the jobs started on each day.
+
+    The result is None where no start is known.
+    """
+    if daily["mean_wait_s"].isna().all():
+        return None
+    days = local_times(daily["time"], timezone)
+    with canvas("Mean and p95 wait of each day of the last four weeks", height=2.4, narrow=narrow) as drawing:
+        axes = drawing.panels[0]
+        colours = [PALE] * (len(days) - 1) + [ORANGE]
+        axes.bar(days, daily["p95_wait_s"], color=colours, width=0.8, label="one in 20 waits longer")
+        axes.plot(days, daily["mean_wait_s"], color=BLUE, marker="o", ms=3.5, lw=1.4, label="mean")
+        axes.set_ylim(bottom=0)
+        top_s = float(daily["p95_wait_s"].max())
+        axes.yaxis.set_major_locator(MultipleLocator(next((tick for tick in TICKS_S if top_s <= 4 * tick), top_s / 4)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds) if seconds else "0"))
+        date_axis(axes, narrow=narrow, offset=False)
+        drawing.figure.legend(loc="outside lower center", ncols=2)
+    return drawing.svg
+
+
+def queue_by_hour(hourly: pd.DataFrame, timezone: str, *, narrow: bool = False) -> str | None:
+    """Draw the hourly means of waiting and running jobs of the day.
+
+    GPUs are drawn instead of jobs where any are used or waited for. The result is None where nothing waited or ran.
+    """
+    if not (hourly["waiting"].any() or hourly["running"].any()):
+        return None
+    gpus = bool(hourly["running_gpus"].any() or hourly["waiting_gpus"].any())
+    unit, suffix = ("GPUs", "_gpus") if gpus else ("jobs", "")
+    # The last hour is drawn to its end.
+    hourly = pd.concat([hourly, hourly.tail(1).assign(time=hourly["time"].iloc[-1] + pd.Timedelta(hours=1))])
+    hours = local_times(hourly["time"], timezone)
+    with canvas(f"Waiting and running {unit} of the day by hour", height=2.2, narrow=narrow) as drawing:
+        axes = drawing.panels[0]
+        axes.fill_between(hours, hourly[f"running{suffix}"], step="post", color=PALE, label=f"{unit} in use")
+        axes.step(hours, hourly[f"waiting{suffix}"], where="post", color=BLUE, lw=1.8, label=f"{unit} waited for")
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(unit, color=GREY)
+        date_axis(axes, narrow=narrow, offset=False)
+        drawing.figure.legend(loc="outside lower center", ncols=2)
+    return drawing.svg
+
+
 def _lines(digest: Digest) -> Iterator[str]:
     yield from _wrap(digest.subject)
     yield "=" * WIDTH
@@ -281,10 +341,10 @@ def _lines(digest: Digest) -> Iterator[str]:
     yield from _wrap(f"Times on the cluster's own clock ({digest.timezone}).")
 
 
-def _wrap(text: str, first: str = "", then: str = "") -> list[str]:
+def _wrap(text: str, first: str = "", later: str = "") -> list[str]:
     """Wrap text at ``WIDTH`` columns, keeping each number with its unit."""
-    tied = re.sub(r"(?<=\d) (?=(?:h|min|s|days?|%|weeks)\b)", TIE, text)
-    lines = textwrap.wrap(tied, WIDTH, initial_indent=first, subsequent_indent=then)
+    joined = re.sub(r"(?<=\d) (?=(?:h|min|s|days?|%|weeks)\b)", TIE, text)
+    lines = textwrap.wrap(joined, WIDTH, initial_indent=first, subsequent_indent=later)
     return [line.replace(TIE, " ") for line in lines]
 
 
@@ -296,44 +356,24 @@ def _select(table: ReportTable, columns: str, *, most: int | None = None) -> Rep
 
 
 def _energy_section(energy: NightEnergy) -> PageSection:
-    before = [savings(energy.days)] if energy.days.slept and energy.days.days > 1 else []
+    savings_of_days = [savings(energy.days)] if energy.days.slept and energy.days.days > 1 else []
     table = _select(energy_answer(energy.day), "partition,busyh,idleh,asleeph,kwh,cost,idlekwh,saved,vs30min")
     return PageSection(
         title="What nodes asleep saved",
-        sentences=[*energy_sentences(energy.day), *before],
+        sentences=[*energy_sentences(energy.day), *savings_of_days],
         figures=[partial(nodes_over_time, energy.day), partial(saved_by_day, energy.days)],
         tables=[replace(table, title="Energy")],
         notes=energy.day.notes,
     )
 
 
-def daily_waits(night: Night) -> pd.DataFrame:
-    """Return queue levels and wait quantiles of the last days.
-
-    A row for each of the days before, then one for the day. ``p50_wait_s`` and ``p95_wait_s`` are of the jobs that
-    started on that day.
-    """
-    local = pd.Timestamp(night.begin).tz_convert(night.timezone)
-    days = [local - pd.DateOffset(days=back) for back in range(7 * WEEKS_BEFORE, 0, -1)]
-    edges_s = epoch_s([*days, local, pd.Timestamp(night.end)])
-    rows = levels(night.jobs, edges_s=edges_s)
-    started_s = night.jobs["started_at"].to_numpy(dtype="datetime64[s]").astype(np.int64)
-    day = np.searchsorted(edges_s, started_s, side="right") - 1
-    waits, places = pd.Series(wait_s(night.jobs)).groupby(day), range(len(rows))
-    p50, p95 = (waits.quantile(share).reindex(places).to_numpy() for share in (0.5, 0.95))
-    return rows.assign(p50_wait_s=p50, p95_wait_s=p95)
-
-
 def _hours(night: Night) -> NDArray[np.int64]:
-    first, last = epoch_s([pd.Timestamp(night.begin), pd.Timestamp(night.end)])
-    return np.append(np.arange(first, last, 3_600, dtype=np.int64), last)
+    first_s, last_s = epoch_s([pd.Timestamp(night.begin), pd.Timestamp(night.end)])
+    return np.append(np.arange(first_s, last_s, 3_600, dtype=np.int64), last_s)
 
 
 def _jobs_of_day(night: Night, column: str) -> pd.DataFrame:
-    """Return the jobs whose time ``column`` falls in the day.
-
-    Predictions are compared on the jobs that ended in the day: of those submitted in it, mostly short ones have ended.
-    """
+    """Return the jobs whose time ``column`` falls in the day."""
     moment = night.jobs[column]
     inside = (moment >= pd.Timestamp(night.begin)) & (moment < pd.Timestamp(night.end))
     return night.jobs[inside.to_numpy()]
@@ -345,13 +385,13 @@ def _total(services: ReportTable, column: str) -> int:
 
 def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarming: bool) -> str:
     done, would = _total(services, "done"), _total(services, "would")
-    acted = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
+    activity = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
     mean, before = daily["mean_wait_s"].iloc[-1], _mean_before(daily, "mean_wait_s")
-    waited = "no waits known" if np.isnan(mean) else f"mean wait {duration_in_words(mean)}"
-    against = f" ({change(mean, before)})" if before and not np.isnan(mean) else ""
+    wait_text = "no waits known" if np.isnan(mean) else f"mean wait {duration_in_words(mean)}"
+    difference = f" ({change(mean, before)})" if before and not np.isnan(mean) else ""
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
     attention = "ATTENTION, " if alarming else ""
-    return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{acted}; {waited}{against}"
+    return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{activity}; {wait_text}{difference}"
 
 
 def _change_sentences(services: ReportTable) -> Iterator[str]:
@@ -374,32 +414,32 @@ def _failed_wake_sentences(decisions: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _result_sentences(decisions: pd.DataFrame, result: Result, what: str) -> Iterator[str]:
+def _result_sentences(decisions: pd.DataFrame, result: Result, sentence: str) -> Iterator[str]:
     """Count the changes with a result, and name its most frequent reasons."""
     rows = with_results(decisions)
-    chosen = (rows["result"] == str(result)) & (rows["action"] != FAILED_WAKE)
-    remarks = rows["remark"][chosen.fillna(False).to_numpy(dtype=bool)]
+    is_counted = (rows["result"] == str(result)) & (rows["action"] != FAILED_WAKE)
+    remarks = rows["remark"][is_counted.fillna(False).to_numpy(dtype=bool)]
     if remarks.empty:
         return
     counts = remarks[remarks.astype("str").str.len() > 0].value_counts().head(MOST_REASONS)
     reasons = "; ".join(f"{reason} ({number:,})" for reason, number in counts.items())
-    yield f"{what.format(len(remarks))}{': ' if reasons else ''}{reasons}."
+    yield f"{sentence.format(len(remarks))}{': ' if reasons else ''}{reasons}."
 
 
 def _suspension_sentences(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     suspended = _total(services, "suspended")
     if not suspended:
         return
-    of_cycles = f" of {len(cycles):,}" if len(cycles) else ""
+    of_total = f" of {len(cycles):,}" if len(cycles) else ""
     reasons = services.rows["suspended_reason"].dropna()
     why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
-    yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of_cycles} cycles{why}."
+    yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of_total} cycles{why}."
 
 
 def _mean_before(daily: pd.DataFrame, column: str) -> float | None:
-    """Return the mean of a column over the days before.
+    """Return the mean of a column over the days before, weighted by jobs started.
 
-    Weighted by the jobs that started on each day; None where none started.
+    None where none started.
     """
     before = daily.iloc[:-1]
     known = before[before[column].notna() & (before["started"] > 0)]
@@ -431,18 +471,18 @@ def _wait_sentences(daily: pd.DataFrame) -> Iterator[str]:
 
 
 def _earlier_days(daily: pd.DataFrame) -> str:
-    """Name the days before that the history knows.
+    """Name the days before that the history has.
 
-    A young history does not know all of them.
+    A new history does not have all of them.
     """
-    known = int((daily["started"].iloc[:-1] > 0).sum())
-    return f"the {WEEKS_BEFORE} weeks before" if known == 7 * WEEKS_BEFORE else f"{known} days of the weeks before"
+    n_days = int((daily["started"].iloc[:-1] > 0).sum())
+    return f"the {WEEKS_BEFORE} weeks before" if n_days == 7 * WEEKS_BEFORE else f"{n_days} days of the weeks before"
 
 
 def _report_end(night: Night) -> str:
-    """Name the moment up to which the report counts.
+    """Name the end of the report.
 
-    The end of the day, or the time of day where the day is not over yet.
+    It is a time of day where the day is not over yet.
     """
     last = pd.Timestamp(night.end).tz_convert(night.timezone)
     return "At the end of the day" if last == last.normalize() else f"At {last:%H:%M}, the day not being over,"
@@ -453,10 +493,10 @@ def _queue_sentences(waiting: ReportTable, *, at: str) -> Iterator[str]:
     if rows.empty:
         yield f"{at} nobody waited."
         return
-    first = rows.iloc[0]
+    longest = rows.iloc[0]
     waited = f"{counted(int(rows['waiting'].sum()), 'job')} of {counted(rows['user'].nunique(), 'user')} waited"
-    job = f"job {first['oldest_job']} of {first['user']} in {first['partition']}"
-    yield f"{at} {waited}; longest, {duration_in_words(first['oldest_wait_s'])}, {job}."
+    job = f"job {longest['oldest_job']} of {longest['user']} in {longest['partition']}"
+    yield f"{at} {waited}; longest, {duration_in_words(longest['oldest_wait_s'])}, {job}."
 
 
 def _accuracy_sentences(ended: pd.DataFrame, night: Night) -> Iterator[str]:
@@ -467,8 +507,8 @@ def _accuracy_sentences(ended: pd.DataFrame, night: Night) -> Iterator[str]:
         yield "No job that had been predicted ended that day."
         return
     row = accuracy.rows.iloc[0]
-    both = f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f}"
-    naive = "" if np.isnan(row["naive_off_by"]) else f"{both} of the user's last run"
+    comparison = f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f}"
+    naive = "" if np.isnan(row["naive_off_by"]) else f"{comparison} of the user's last run"
     yield f"Half of {int(row['jobs']):,} jobs that ended were predicted within a factor of {row['off_by']:.1f}{naive}."
     yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
 
@@ -489,48 +529,3 @@ def _waits_table(daily: pd.DataFrame, night: Night) -> ReportTable:
     return ReportTable(
         title="Waits of the jobs that started", fields=DAYS, rows=pd.DataFrame(rows), timezone=night.timezone
     )
-
-
-def waits_by_day(daily: pd.DataFrame, timezone: str, *, narrow: bool = False) -> str | None:
-    """Draw mean and p95 wait of the jobs started on each day.
-
-    None where no start is known.
-    """
-    if daily["mean_wait_s"].isna().all():
-        return None
-    days = local_times(daily["time"], timezone)
-    with canvas("Mean and p95 wait of each day of the last four weeks", height=2.4, narrow=narrow) as drawing:
-        axes = drawing.panels[0]
-        colours = [PALE] * (len(days) - 1) + [ORANGE]
-        axes.bar(days, daily["p95_wait_s"], color=colours, width=0.8, label="one in 20 waits longer")
-        axes.plot(days, daily["mean_wait_s"], color=BLUE, marker="o", ms=3.5, lw=1.4, label="mean")
-        axes.set_ylim(bottom=0)
-        top_s = float(daily["p95_wait_s"].max())
-        axes.yaxis.set_major_locator(MultipleLocator(next((tick for tick in TICKS_S if top_s <= 4 * tick), top_s / 4)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds) if seconds else "0"))
-        date_axis(axes, narrow=narrow, offset=False)
-        drawing.figure.legend(loc="outside lower center", ncols=2)
-    return drawing.svg
-
-
-def queue_by_hour(hourly: pd.DataFrame, timezone: str, *, narrow: bool = False) -> str | None:
-    """Draw the hourly means of waiting and running jobs of the day.
-
-    GPUs in place of jobs where any are used or waited for. None where nothing waited or ran.
-    """
-    if not (hourly["waiting"].any() or hourly["running"].any()):
-        return None
-    gpus = bool(hourly["running_gpus"].any() or hourly["waiting_gpus"].any())
-    unit, suffix = ("GPUs", "_gpus") if gpus else ("jobs", "")
-    # The last hour is drawn to its end.
-    hourly = pd.concat([hourly, hourly.tail(1).assign(time=hourly["time"].iloc[-1] + pd.Timedelta(hours=1))])
-    hours = local_times(hourly["time"], timezone)
-    with canvas(f"Waiting and running {unit} of the day by hour", height=2.2, narrow=narrow) as drawing:
-        axes = drawing.panels[0]
-        axes.fill_between(hours, hourly[f"running{suffix}"], step="post", color=PALE, label=f"{unit} in use")
-        axes.step(hours, hourly[f"waiting{suffix}"], where="post", color=BLUE, lw=1.8, label=f"{unit} waited for")
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(unit, color=GREY)
-        date_axis(axes, narrow=narrow, offset=False)
-        drawing.figure.legend(loc="outside lower center", ncols=2)
-    return drawing.svg

@@ -22,7 +22,7 @@ class Published:
         self.town.learn()
         self.town.cluster.submit(user="alice")
         self.operations = Operations(
-            self.town.settings, opens=lambda _: self.town.site(), clock=lambda: self.town.cluster.now
+            self.town.settings, open_cluster=lambda _: self.town.site(), clock=lambda: self.town.cluster.now
         )
         self.set(Mode.ACTIVE)
         assert self.operations.cycle().suspended == ()
@@ -97,7 +97,7 @@ def test_a_service_that_is_a_shadow_again_leaves_no_rows(site: Published) -> Non
 
 def test_without_a_table_the_log_says_that_new_jobs_have_no_place(site: Published) -> None:
     unpublished = site.town.another(hook={"publish": False}).settings
-    operations = Operations(unpublished, opens=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
+    operations = Operations(unpublished, open_cluster=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
     assert operations.publish_hook() == "the hook's table was removed"
     assert "new jobs have no place until the next cycle" in operations.publish_hook()
     site.set(Mode.SHADOW)

@@ -37,7 +37,7 @@ def town(tmp_path: Path) -> Town:
 
 def operations(town: Town, **sections: object) -> Operations:
     settings = town.settings.model_validate(town.settings.model_dump() | sections)
-    return Operations(settings, opens=lambda _: town.site(), clock=lambda: town.cluster.now)
+    return Operations(settings, open_cluster=lambda _: town.site(), clock=lambda: town.cluster.now)
 
 
 def jobs_set(town: Town) -> int:
@@ -180,14 +180,14 @@ def test_kill_switches_do_not_make_helios_keep_off_jobs_for_good(town: Town, kil
 
 def test_a_standby_that_ends_before_its_first_cycle_leaves_the_leaders_jobs(town: Town) -> None:
     standby = operations(town, control={"state_folder": str(town.folder / "elsewhere")})
-    assert "another Helios" in standby.release_at_the_end("SIGTERM")
+    assert "another Helios" in standby.release_on_stop("SIGTERM")
     assert jobs_set(town) == 2
 
 
 def test_whose_lease_ran_out_is_no_longer_the_leader(town: Town) -> None:
     minutes_pass(town, 60)
     standby = operations(town, control={"state_folder": str(town.folder / "elsewhere")})
-    assert "nothing is left" in standby.release_at_the_end("SIGTERM")
+    assert "nothing is left" in standby.release_on_stop("SIGTERM")
     assert jobs_set(town) == 0
 
 

@@ -50,7 +50,7 @@ def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
     town.learn(jobs=150)
     done = a_night(town)
     assert [problem.message for problem in done.problems] == ["slurmdbd is away", "slurmctld is away"]
-    assert any(step.startswith("model ") for step in done.did)
+    assert any(step.startswith("model ") for step in done.done)
 
 
 def test_the_night_checks_the_order_of_a_site_with_gpus_and_the_report_says_what_it_found(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_night_checks_the_order_of_a_site_with_gpus_and_the_report_says_what
     town.learn(jobs=150)
     nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=town.cluster.now)
     done = a_night(town, seen=nodes)
-    (line,) = [step for step in done.did if step.startswith("order checked: ")]
+    (line,) = [step for step in done.done if step.startswith("order checked: ")]
     assert done.report is not None
     said = " ".join(done.report.text.read_text().split())
     assert "WHETHER THE ORDER HELPS" in said
@@ -69,7 +69,7 @@ def test_the_night_does_not_check_an_order_that_nobody_uses(tmp_path: Path) -> N
     town = Town(tmp_path, services={"qssf": {"order": "service"}})
     town.learn(jobs=150)
     nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=town.cluster.now)
-    assert not [step for step in a_night(town, seen=nodes).did if "order" in step]
+    assert not [step for step in a_night(town, seen=nodes).done if "order" in step]
 
 
 def test_the_night_deletes_what_is_old_and_says_so(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_the_night_deletes_what_is_old_and_says_so(tmp_path: Path) -> None:
     town.cluster.submit(user="alice")
     town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
     town.cluster.tick(timedelta(days=59))
-    assert not any("deleted" in step for step in a_night(town).did)
+    assert not any("deleted" in step for step in a_night(town).done)
     town.cluster.tick(timedelta(days=2))
-    assert "deleted because they were old: 1 shadow decisions" in a_night(town).did
+    assert "deleted because they were old: 1 shadow decisions" in a_night(town).done
     with town.warehouse() as warehouse:
         assert warehouse.decisions("dev").empty
         assert len(warehouse.cycles("dev")) == 1

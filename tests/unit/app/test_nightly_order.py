@@ -31,7 +31,7 @@ NODES = a_snapshot(nodes=[a_node(name=f"n{number}", partitions="gpu,night", gpus
 
 
 def past(best: CheckedOrder, *, days: float = 0) -> PastCheck:
-    return PastCheck(at=NOON - timedelta(days=days), best=best, said=("it was so",))
+    return PastCheck(at=NOON - timedelta(days=days), best=best, sentences=("it was so",))
 
 
 def a_town(folder: Path, *, every_s: int = 1_200) -> Town:
@@ -70,7 +70,7 @@ def checked(town: Town) -> PastCheck:
 def test_a_check_is_kept_and_what_follows_reaches_the_live_queue(tmp_path: Path) -> None:
     town = a_town(tmp_path)
     found = checked(town)
-    assert found.best is CheckedOrder.SIZE and found.said[0].startswith("Order by size here")
+    assert found.best is CheckedOrder.SIZE and found.sentences[0].startswith("Order by size here")
     with town.warehouse() as warehouse:
         assert order_checks(warehouse, "dev") == [found]
     look = LivePredictions(url=town.url, cluster="dev", last_jobs=10_000)

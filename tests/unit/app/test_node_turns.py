@@ -12,7 +12,7 @@ from helios.app.controllers import NODES_RELEASED_FILE, NodeController, delete_d
 from helios.app.explain import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
 from helios.app.node_demand import NodeDemand
-from helios.app.operations import release_nodes_now
+from helios.app.operations import summarise_node_release
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import Mode, NodePower, Snapshot
@@ -242,7 +242,7 @@ def test_without_database_and_undo_file_a_release_says_that_it_knows_nothing(tow
     report = NodeController(town.site(), settings, clock=lambda: town.nodes.now).release("paused by alice")
     assert report.remaining is None
     with pytest.raises(HeliosError, match="not known"):
-        release_nodes_now(report)
+        summarise_node_release(report)
 
 
 def test_a_standby_keeps_no_undo_file_from_the_time_when_it_led(town: NodeTown) -> None:
@@ -257,4 +257,4 @@ def test_a_standby_keeps_no_undo_file_from_the_time_when_it_led(town: NodeTown) 
 
 def test_a_release_says_how_many_nodes_have_their_own_weight_again(town: NodeTown) -> None:
     town.cycle(FillFirst(tiers=(("n1",), ("n2", "n3")), reason="busy first"))
-    assert "2 given back their weight" in release_nodes_now(town.cycles.release("an admin asked"))
+    assert "2 given back their weight" in summarise_node_release(town.cycles.release("an admin asked"))

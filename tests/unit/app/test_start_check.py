@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.slurm_whatif import slurm_jobs
-from helios.app.start_forecast import WIDER, check_starts, compared, store_check, stored_widening
+from helios.app.start_forecast import WIDER, check_starts, compare_forecasts, store_check, stored_widening
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
 from helios.simulate.slurm import replay_slurm
@@ -69,19 +69,19 @@ def test_the_worse_the_forecasts_the_wider_the_intervals() -> None:
 
     def wider(spread: float) -> float:
         said_s = truth_s * np.exp(chance.normal(0, spread, 400))
-        return compared(np.stack([said_s / 2, said_s, said_s * 2]), truth_s).wider
+        return compare_forecasts(np.stack([said_s / 2, said_s, said_s * 2]), truth_s).wider
 
     assert wider(0.2) < 1 < wider(1.0) < wider(1.5)
 
 
 def test_what_is_later_than_the_simulations_is_covered_by_what_is_later() -> None:
     quantiles_s = np.tile(np.array([[600.0], [3_600.0], [np.inf]]), 50)
-    assert compared(quantiles_s, np.full(50, 1e6)).covered == 1
-    assert compared(quantiles_s, np.full(50, 1.0)).covered == 0
+    assert compare_forecasts(quantiles_s, np.full(50, 1e6)).covered == 1
+    assert compare_forecasts(quantiles_s, np.full(50, 1.0)).covered == 0
 
 
 def test_a_check_counts_for_eight_days(tmp_path: Path) -> None:
-    check = compared(np.tile(np.array([[600.0], [700.0], [800.0]]), 50), np.full(50, 3_000.0))
+    check = compare_forecasts(np.tile(np.array([[600.0], [700.0], [800.0]]), 50), np.full(50, 3_000.0))
     with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as warehouse:
         assert stored_widening(warehouse, "dev", NOON) == WIDER
         store_check(warehouse, "dev", check, at=NOON)

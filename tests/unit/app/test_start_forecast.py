@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.app.start_forecast import QueueForecast, calibrated, forecast_start, wait_quantiles
+from helios.app.start_forecast import QueueForecast, calibrate, forecast_start, wait_quantiles
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SlurmSite
 from helios.report.job import StartForecast
@@ -231,7 +231,7 @@ def test_a_job_of_a_group_of_nodes_that_is_down_is_told_so() -> None:
 
 
 def test_an_interval_is_widened_on_both_sides_and_its_median_stays() -> None:
-    low, middle, high = calibrated(np.array([600.0, 3_600.0, 7_200.0]))
+    low, middle, high = calibrate(np.array([600.0, 3_600.0, 7_200.0]))
     assert low < 600
     assert middle == pytest.approx(3_600)
     assert high > 7_200
@@ -240,12 +240,12 @@ def test_an_interval_is_widened_on_both_sides_and_its_median_stays() -> None:
 def test_what_is_later_than_the_simulations_stays_so() -> None:
     some = wait_quantiles(np.array([60.0, 600.0, *[np.inf] * 6]))
     assert np.isinf(some[1:]).all()
-    low, middle, high = calibrated(some)
+    low, middle, high = calibrate(some)
     assert low < 600
     assert np.isinf(middle) and np.isinf(high)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
 def test_quantiles_are_in_order(waits_s: list[float]) -> None:
-    low, middle, high = calibrated(wait_quantiles(np.array(waits_s)))
+    low, middle, high = calibrate(wait_quantiles(np.array(waits_s)))
     assert 0 <= low <= middle + 1e-3 <= high + 2e-3

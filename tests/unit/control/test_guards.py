@@ -47,7 +47,7 @@ def result(
     theirs: frozenset[Key] = frozenset(),
 ) -> GuardResult[float]:
     jobs = jobs_of({"job_id": "j1"} | (job or {}))
-    return apply_guards(changes, jobs=jobs, mode=mode, of_the_overridden=theirs, most_of_one_user=1.0)
+    return apply_guards(changes, jobs=jobs, mode=mode, overridden=theirs, most_of_one_user=1.0)
 
 
 def refusal(*changes: Change[float], **situation: Any) -> Outcome:

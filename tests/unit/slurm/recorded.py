@@ -16,11 +16,11 @@ class RecordedShell(Shell):
 
     __slots__ = ()
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
+    def answer(self, program: str, *words: str, stdin: bytes = b"", timeout_s: float | None = None) -> CommandResult:
         output = (Path(self.folder) / f"{slug(program, words)}.txt").read_bytes()
         for nonce in NONCE.findall(" ".join(words).encode()):
             output = output.replace(PLACEHOLDER, nonce)
-        return CommandResult(output=output, complaint="", status=0)
+        return CommandResult(output=output, error_output="", status=0)
 
 
 def recorded(release: str) -> RecordedShell:

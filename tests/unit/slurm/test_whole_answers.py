@@ -417,8 +417,8 @@ def test_programs_run_in_slurms_plain_words_and_keep_what_says_where_the_cluster
 
 def test_a_program_is_given_its_words_and_what_it_reads_and_answers_with_all_it_said(program: Program) -> None:
     folder = program("sinfo", 'echo "$*"; cat; echo complaint >&2; exit 3')
-    answer = Shell(folder=str(folder)).answer("sinfo", "-a", "b c", given=b"input")
-    assert (answer.output, answer.complaint, answer.status) == (b"-a b c\ninput", "complaint\n", 3)
+    answer = Shell(folder=str(folder)).answer("sinfo", "-a", "b c", stdin=b"input")
+    assert (answer.output, answer.error_output, answer.status) == (b"-a b c\ninput", "complaint\n", 3)
 
 
 def test_what_is_quoted_is_the_end_on_one_line() -> None:

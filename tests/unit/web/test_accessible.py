@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from helios.app.study import keep_study, load_study, study
+from helios.app.study import load_study, store_study, study
 from helios.web.pages import ROUTES
 from tests.unit.app.sites import Town
 from tests.unit.web.test_web import ACTIVE, HTML, client
@@ -66,7 +66,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     loaded, records = load_study(
         url=town.settings.database.url, cluster="dev", window=lambda _: (now - timedelta(weeks=4), now)
     )
-    keep_study(study(loaded, records=records), folder / "reports", energy=town.settings.energy, now=now)
+    store_study(study(loaded, records=records), folder / "reports", energy=town.settings.energy, now=now)
     (folder / "reports" / "night.html").write_text("<title>A night</title>")
     paths = [re.sub(r"\{user\}", "bob", re.sub(r"\{job\}", job, route.path)) for route in ROUTES]
     with client(town) as web:

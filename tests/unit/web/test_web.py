@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
-from helios.app.study import keep_study, load_study, study
+from helios.app.study import load_study, store_study, study
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, UsageError
@@ -40,7 +40,7 @@ def town(tmp_path: Path) -> Town:
 
 
 def client(town: Town, **access: object) -> TestClient:
-    operations = Operations(town.settings, opens=lambda settings: town.site(), clock=lambda: town.cluster.now)
+    operations = Operations(town.settings, open_cluster=lambda settings: town.site(), clock=lambda: town.cluster.now)
     site = Site(town.settings, clock=lambda: town.cluster.now, operations=operations)
     application = web_application(site, Access(token=TOKEN, **access))  # type: ignore[arg-type]
     return TestClient(application, base_url="http://127.0.0.1", follow_redirects=False)
@@ -165,7 +165,9 @@ def test_a_cluster_that_is_away_leaves_the_history(town: Town, web: TestClient) 
     def unreachable(settings: Settings) -> LiveCluster:
         raise ClusterUnavailable("slurmctld does not answer")
 
-    site = Site(town.settings, clock=lambda: town.cluster.now, operations=Operations(town.settings, opens=unreachable))
+    site = Site(
+        town.settings, clock=lambda: town.cluster.now, operations=Operations(town.settings, open_cluster=unreachable)
+    )
     with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as away:
         assert "problem" in away.get("/", headers=JSON).json()
         assert "cannot be read" in away.get("/", headers=HTML).text
@@ -191,7 +193,7 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> Non
 
 def test_nodes_have_a_page_each(tmp_path: Path) -> None:
     town = NodeTown(tmp_path)
-    operations = Operations(town.settings, opens=lambda settings: town.site(), clock=lambda: town.nodes.now)
+    operations = Operations(town.settings, open_cluster=lambda settings: town.site(), clock=lambda: town.nodes.now)
     site = Site(town.settings, clock=lambda: town.nodes.now, operations=operations)
     with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as web:
         pools = web.get("/nodes", headers=JSON).json()["pools"]
@@ -208,7 +210,7 @@ def test_the_latest_study_is_shown_with_its_figures(town: Town, web: TestClient)
     now, folder = town.cluster.now, Path(town.settings.report.folder)
     loaded, records = load_study(url=town.settings.database.url, cluster="dev", window=lambda _: (None, None))
     found = study(loaded, records=records)
-    path = keep_study(found, folder, energy=None, now=now)
+    path = store_study(found, folder, energy=None, now=now)
     assert path.stat().st_mode & 0o007 == 0
     with client(town) as anew:
         values = anew.get("/study", headers=JSON).json()

@@ -15,8 +15,8 @@ from helios.control import AppliedChange, AppliedChanges, Failure, NodeControlle
 from helios.control.guards import NodeCycleContext, PowerBudget, apply_node_guards, is_in_desired_state
 from helios.control.nodes import (
     NodeActivity,
+    NodeComparison,
     NodeObservation,
-    NodeWatch,
     possibly_applied_changes,
     update_nodes,
     with_undo_records,
@@ -64,7 +64,7 @@ def look(
     )
 
 
-def seen(*rows: AppliedChange, by: NodeObservation, memory: NodeControllerState | None = None) -> NodeWatch:
+def seen(*rows: AppliedChange, by: NodeObservation, memory: NodeControllerState | None = None) -> NodeComparison:
     return update_nodes(memory or NodeControllerState(), applied(*rows), by)
 
 

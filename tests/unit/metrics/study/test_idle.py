@@ -373,7 +373,7 @@ def test_many_events_are_looked_at_less_often_with_nearly_the_same_outcome(monke
     history = a_history(*jobs, end=4 * DAY_S)
     capacity = find_capacity(history, given={"gpu": 40})
     exact = idle_by_day(history, capacity).pools
-    monkeypatch.setattr("helios.metrics.study.idle._MOST_WORK", 1.0)
+    monkeypatch.setattr("helios.metrics.study.idle._MAX_WORK", 1.0)
     rough = idle_by_day(history, capacity).pools
     assert not np.array_equal(exact, rough)
     assert rough[:, 0, : OWN + 1] == pytest.approx(exact[:, 0, : OWN + 1], rel=0.03)
