@@ -31,7 +31,7 @@ from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress, no_progress
 from helios.predict.causal_stats import COLUMN, FEATURES, NEVER_S
 from helios.predict.duration import DurationModel, refit, refuse_too_few, train_on
-from helios.predict.job_table import JobTable, group_columns
+from helios.predict.job_table import JobTable, job_groups
 from helios.predict.scores import (
     EvaluationSet,
     PredictorScore,
@@ -44,7 +44,7 @@ from helios.predict.scores import (
     scores_for,
     similar_names,
 )
-from helios.predict.timeline import RecordedWalk, empty_levels, untrained
+from helios.predict.timeline import RecordedWalk, empty_calibration, untrained
 from helios.units import in_number
 
 BINS = 10
@@ -474,7 +474,7 @@ def user_clusters(table: JobTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.
     sizes = np.bincount(known) if len(known) else np.zeros(1)
     if len(known) == len(rows) and (sizes > 0).sum() >= FEWEST_USERS and sizes.max() <= LARGEST_USER * len(rows):
         return pd.factorize(users)[0], "users"
-    return find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]), "bursts"
+    return find_bursts(similar_names(job_groups(table)[rows]), table.submitted_s[rows]), "bursts"
 
 
 def _weighted_medians(
@@ -632,7 +632,7 @@ def evaluate(
     tested = np.flatnonzero(eligible)
     walk = RecordedWalk(table, at_start=True)
     model = train_on(walk, table, cluster=cluster, until=moment, seed=seed, progress=progress)
-    shrinkage = walk.branch(levels=empty_levels())
+    shrinkage = walk.branch(calibration=empty_calibration())
     trainings = _walk_to_the_end(walk, model, table, refit_every=refit_every, seed=seed, progress=progress)
     progress("Judging predictions", 0.0)
     shrinkage.to(_end(table), model=untrained())

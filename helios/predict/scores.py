@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from helios.jit import cached_jit, inline_jit
 from helios.ports import RUN_TIME
 from helios.predict.causal_stats import COLUMN, REQUEST, USER_SIZE
-from helios.predict.job_table import JobTable, group_columns
+from helios.predict.job_table import JobTable, job_groups
 
 QUANTILES = (0.1, 0.5, 0.9)
 DAY_S = 86_400
@@ -154,7 +154,7 @@ def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray
     return EvaluationSet(
         run_time_s=table.run_time_s[rows],
         unit=resampling_units(table.user[rows], table.submitted_s[rows]),
-        burst=find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]),
+        burst=find_bursts(similar_names(job_groups(table)[rows]), table.submitted_s[rows]),
         groups=_groups(table, features, rows),
     )
 
@@ -349,7 +349,7 @@ def without_repeats(
     rows : int64 array of shape (n_rows,)
         Positions of jobs in the other arrays.
     groups : int32 array of shape (n_jobs, n_levels)
-        As :func:`helios.predict.job_table.group_columns` makes them.
+        As :func:`helios.predict.job_table.job_groups` makes them.
     submitted_s : int64 array of shape (n_jobs,)
         s since the epoch.
     """

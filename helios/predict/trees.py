@@ -33,7 +33,6 @@ MOST_TREES = 2_000
 MOST_LEAVES = 128
 LARGEST = 1e9
 """Largest value of a leaf. The sum over 2,000 trees stays finite."""
-
 # LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (0: nothing,
 # 2: NaN). Zeros as missing (1) and categories do not occur in Helios' models and are not supported.
 _DECISIONS = frozenset({0, 2, 8, 10})
@@ -45,7 +44,6 @@ _INTS, _FLOATS, _THRESHOLDS = (re.compile(rf"(?:{one}(?: {one})*)?") for one in 
 _RANGE = re.compile(rf"none|\[{_BOUND}:{_BOUND}\]")
 """LightGBM's text about a feature, ``none`` if it is not used, else its range."""
 _END = "end of trees\n"
-
 _HEADER = (
     *("version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective"),
     *("feature_names", "feature_infos", "tree_sizes"),
