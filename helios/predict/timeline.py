@@ -59,7 +59,7 @@ from helios.predict.distribution import (
 )
 from helios.predict.job_table import JobTable, job_events
 from helios.predict.past_runs import PastRuns, Samples, empty_past, note_end, note_start, renew_sample, take_samples
-from helios.predict.scores import ALIKE_BURST_GAP_S, LOG_ALIKE_GAP, LOG_FEW, LOG_USER_GAP
+from helios.predict.scores import BURST_GAP_S, LOG_BURST_GAP, LOG_FEW, LOG_USER_GAP
 from helios.predict.trees import MOST_LEAVES, parse_trees
 
 PAIR_ROOM = 200_000
@@ -608,7 +608,7 @@ def _set_burst_weight(pending: Any, events: Any, job: int, now: int) -> None:
     """Count a submitted job in its burst, and set its weight."""
     user_known = events.groups[job, USER_SIZE] >= 0
     group = events.groups[job, USER_SIZE] if user_known else events.groups[job, REQUEST]
-    continues = now - pending.burst_last_s[group] <= ALIKE_BURST_GAP_S
+    continues = now - pending.burst_last_s[group] <= BURST_GAP_S
     pending.burst_length[group] = pending.burst_length[group] + 1 if continues else 1
     pending.burst_last_s[group] = now
     n = float(pending.burst_length[group])
@@ -622,7 +622,7 @@ def _set_burst_weight(pending: Any, events: Any, job: int, now: int) -> None:
 def _is_in_burst(features: Any) -> Any:
     """Return whether a job follows soon on another of its user."""
     return (
-        features[COLUMN.user_submission_gap] < LOG_USER_GAP or features[COLUMN.user_size_submission_gap] < LOG_ALIKE_GAP
+        features[COLUMN.user_submission_gap] < LOG_USER_GAP or features[COLUMN.user_size_submission_gap] < LOG_BURST_GAP
     )
 
 

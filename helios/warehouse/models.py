@@ -251,7 +251,8 @@ def _record(row: sa.Row[Any], *, cluster: str, confirmed_at: datetime | None) ->
 def _parse(text: str | None, default: T) -> T:
     """Return the value of a JSON text, ``default`` if it cannot be used.
 
-    That is where the text is invalid or has a value of another type. These texts are only copies of parts of the model's artifact, so an invalid one is no reason to fail.
+    That is where it is invalid or has a value of another type. These texts are only copies of parts of the model's
+    artifact, so an invalid one is no reason to fail.
     """
     try:
         value = json.loads(text or "null")
