@@ -46,4 +46,4 @@ def test_trees_have_at_most_half_a_say_and_less_where_exceedances_are_few() -> N
 def test_a_fit_tries_itself_on_the_last_weeks() -> None:
     busy, total = a_demand(9)
     assert 0 < held_back(9 * DAY) <= 3 * DAY
-    assert DemandForecaster.fit(busy, total, start_s=START_S, calendar=UTC)._moves.any()
+    assert DemandForecaster.fit(busy, total, start_s=START_S, calendar=UTC)._corrections.any()
