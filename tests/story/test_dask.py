@@ -16,7 +16,7 @@ import pytest
 
 from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ingest import write_helios_csv
-from helios.predict.dask_training import DaskTrainer, _scatter, _report_callback
+from helios.predict.dask_training import DaskTrainer, _report_callback, _scatter
 from helios.predict.duration import TrainingSet, train, train_locally
 from helios.predict.model_record import from_record, to_record
 from tests.story.shell import shell
