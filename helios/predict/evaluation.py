@@ -293,7 +293,6 @@ def _notes(
 
 # Comparison of predictors.
 
-
 RESAMPLES = 400
 LIKELY = 0.9
 """Share of the resamples that lie within the interval of a difference."""
@@ -515,7 +514,6 @@ def _difference(samples: NDArray[np.float64], *, is_single: bool) -> PairedDiffe
 
 
 # Drift.
-
 
 BINS = 10
 MOVED, CHANGED = 0.1, 0.25

@@ -309,7 +309,6 @@ def _seconds(times: Any) -> NDArray[np.int64]:
 
 # Statistics and past runs of ended jobs, with arrays that grow.
 
-
 _RINGS = {
     USER_SIZE: ("key_runs", "key_count"),
     USER: ("user_starts", "user_count"),

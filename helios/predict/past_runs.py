@@ -191,6 +191,18 @@ def note_starts(past: Any, groups: Any, jobs: Any, started_s: Any) -> None:
 
 
 @inline_jit
+def note_end(past: Any, groups: Any, job: int, ended_s: int, log_run: float) -> None:
+    """Add an ended job. ``log_run`` is NaN for an unknown run time."""
+    past.ended[job], past.ended_s[job] = True, ended_s
+    past.log_run[job] = log_run
+    key = groups[job, USER_SIZE]
+    if key >= 0 and not np.isnan(log_run):
+        ring = past.ring_index[key]
+        past.key_runs[ring, past.key_count[ring] % KEY_RUNS] = log_run
+        past.key_count[ring] += 1
+
+
+@inline_jit
 def _note_start_in_groups(past: Any, groups: Any, job: int, started_s: int) -> None:
     """Add a started job to the rings of its user and request."""
     past.started_s[job] = started_s
@@ -219,81 +231,38 @@ def _insert(started_s: Any, rings: Any, counts: Any, ring: int, job: int) -> Non
     counts[ring] += 1
 
 
-@inline_jit
-def note_end(past: Any, groups: Any, job: int, ended_s: int, log_run: float) -> None:
-    """Add an ended job. ``log_run`` is NaN for an unknown run time."""
-    past.ended[job], past.ended_s[job] = True, ended_s
-    past.log_run[job] = log_run
-    key = groups[job, USER_SIZE]
-    if key >= 0 and not np.isnan(log_run):
-        ring = past.ring_index[key]
-        past.key_runs[ring, past.key_count[ring] % KEY_RUNS] = log_run
-        past.key_count[ring] += 1
+# Samples.
 
 
 @inline_jit
-def _sort(value: Any, mass: Any, n: int) -> None:
-    """Sort a sample by value, in place."""
-    order = np.argsort(value[:n])
-    by_value, by_mass = value[:n][order], mass[:n][order]
-    value[:n], mass[:n] = by_value, by_mass
+def take_samples(past: Any, history: Any, groups: Any, traits: Any, job: int, now: int, samples: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
+    """Fill in the samples and anchors of ``job`` as of ``now``."""
+    samples.anchors[:] = np.nan
+    _sample_ended(past, history, groups, traits, job, samples)
+    _sample_started_by_user(past, groups, traits, job, now, samples)
+    _sample_started_alike(past, groups, job, now, samples)
+    _sample_started(past, now, samples)
+    anchors = samples.anchors
+    anchors[ANCHOR.near_weight] = np.log1p(samples.weight[NEAR])
+    anchors[ANCHOR.started_weight] = np.log1p(samples.weight[STARTED_BY_USER])
+    anchors[ANCHOR.request_weight] = np.log1p(samples.weight[STARTED_ALIKE])
+    anchors[ANCHOR.key_ended] = np.log1p(float(samples.length[KEY]))
 
 
 @inline_jit
-def _censor(weight: Any, n: int) -> float:
-    """Replace weights by the masses of Kaplan and Meier, and return the leftover mass.
-
-    The sample is sorted by value. A job that still runs has a negative weight, and gets no mass.
-    """
-    at_risk = 0.0
-    for i in range(n):
-        at_risk += abs(weight[i])
-    survival = 1.0
-    for i in range(n):
-        own_weight = weight[i]
-        weight[i] = 0.0
-        if own_weight > 0.0 and at_risk > 1e-12:
-            weight[i] = survival * min(own_weight / at_risk, 1.0)
-            survival -= weight[i]
-        at_risk -= abs(own_weight)
-    return max(survival, 0.0)
+def renew_sample(past: Any, now: int) -> None:
+    """Renew the sample of all started jobs, if ``RENEW_AFTER`` have started."""
+    count, state = past.all_count[0], past.all_sample_state
+    if count - state[1] >= min(RENEW_AFTER, 1 + count // RENEW_AFTER):
+        value, mass = past.all_sample[0], past.all_sample[1]
+        n, _ = _collect_started(past, past.all_starts[0], count, np.inf, now, value, mass)
+        _sort(value, mass, n)
+        state[2] = _censor(mass, n)
+        state[0], state[1], state[3] = n, count, value[n - 1] if n > 0 else 0.0
 
 
 @inline_jit
-def _quantile(value: Any, mass: Any, n: int, level: float) -> Any:
-    """Return the least value at which the mass reaches ``level``, or NaN."""
-    total = 0.0
-    for i in range(n):
-        total += mass[i]
-        if mass[i] > 0.0 and total >= level:
-            return value[i]
-    return np.nan
-
-
-@inline_jit
-def _note_quantiles(anchors: Any, first: int, value: Any, mass: Any, n: int) -> None:
-    """Set the five quantiles of a sample, from the anchor ``first`` on."""
-    for k in range(len(FIVE_LEVELS)):
-        anchors[first + k] = _quantile(value, mass, n, FIVE_LEVELS[k])
-
-
-@inline_jit
-def _distance(a: Any, b: Any) -> Any:
-    """Return the distance of two jobs in size, limit, partition and name.
-
-    ``a`` and ``b`` are their traits (see ``Events``).
-    """
-    return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2.0 * (a[3] != b[3])
-
-
-@inline_jit
-def _log_time(past: Any, job: int, now: int) -> Any:
-    """Return log1p of a job's run time, or of its age while it runs."""
-    return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
-
-
-@inline_jit
-def _sample_ended(past: Any, history: Any, groups: Any, traits: Any, job: int, samples: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
+def _sample_ended(past: Any, history: Any, groups: Any, traits: Any, job: int, samples: Any) -> None:  # noqa: PLR0917 - as above
     """Take both samples of the user's ended jobs."""
     samples.length[NEAR] = samples.length[KEY] = 0
     samples.weight[NEAR] = samples.weight[KEY] = 0.0
@@ -398,18 +367,6 @@ def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: A
 
 
 @inline_jit
-def renew_sample(past: Any, now: int) -> None:
-    """Renew the sample of all started jobs, if ``RENEW_AFTER`` have started."""
-    count, state = past.all_count[0], past.all_sample_state
-    if count - state[1] >= min(RENEW_AFTER, 1 + count // RENEW_AFTER):
-        value, mass = past.all_sample[0], past.all_sample[1]
-        n, _ = _collect_started(past, past.all_starts[0], count, np.inf, now, value, mass)
-        _sort(value, mass, n)
-        state[2] = _censor(mass, n)
-        state[0], state[1], state[3] = n, count, value[n - 1] if n > 0 else 0.0
-
-
-@inline_jit
 def _sample_started(past: Any, now: int, samples: Any) -> None:
     """Take the sample of all started jobs."""
     renew_sample(past, now)
@@ -451,47 +408,67 @@ def _finish_started(samples: Any, sample: int, n: int, total: float) -> None:
 
 
 @inline_jit
-def take_samples(past: Any, history: Any, groups: Any, traits: Any, job: int, now: int, samples: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
-    """Fill in the samples and anchors of ``job`` as of ``now``."""
-    samples.anchors[:] = np.nan
-    _sample_ended(past, history, groups, traits, job, samples)
-    _sample_started_by_user(past, groups, traits, job, now, samples)
-    _sample_started_alike(past, groups, job, now, samples)
-    _sample_started(past, now, samples)
-    anchors = samples.anchors
-    anchors[ANCHOR.near_weight] = np.log1p(samples.weight[NEAR])
-    anchors[ANCHOR.started_weight] = np.log1p(samples.weight[STARTED_BY_USER])
-    anchors[ANCHOR.request_weight] = np.log1p(samples.weight[STARTED_ALIKE])
-    anchors[ANCHOR.key_ended] = np.log1p(float(samples.length[KEY]))
+def _sort(value: Any, mass: Any, n: int) -> None:
+    """Sort a sample by value, in place."""
+    order = np.argsort(value[:n])
+    by_value, by_mass = value[:n][order], mass[:n][order]
+    value[:n], mass[:n] = by_value, by_mass
 
 
 @inline_jit
-def _logistic(x: float) -> Any:
-    """Return the standard normal distribution at ``x``, approximated by a logistic one."""
-    return 1.0 / (1.0 + np.exp(-1.702 * x))
+def _censor(weight: Any, n: int) -> float:
+    """Replace weights by the masses of Kaplan and Meier, and return the leftover mass.
 
-
-@inline_jit
-def _fill_cdf(times: Any, sample: int, samples: Any, half_width: float, out: Any) -> None:
-    """Fill in the distribution of a sample at ascending times, with ramps for steps.
-
-    ``full`` is the mass of values whose ramps lie before the time, ``partial`` that of values whose ramps contain it.
+    The sample is sorted by value. A job that still runs has a negative weight, and gets no mass.
     """
-    value, mass, n = samples.value[sample], samples.mass[sample], samples.length[sample]
-    full, partial, partial_sum = 0.0, 0.0, 0.0
-    first, past_end = 0, 0
-    for i in range(len(times)):
-        t = times[i]
-        while past_end < n and value[past_end] < t + half_width:
-            partial += mass[past_end]
-            partial_sum += mass[past_end] * value[past_end]
-            past_end += 1
-        while first < past_end and value[first] <= t - half_width:
-            full += mass[first]
-            partial -= mass[first]
-            partial_sum -= mass[first] * value[first]
-            first += 1
-        out[i] = full + (partial * (t + half_width) - partial_sum) / (2.0 * half_width)
+    at_risk = 0.0
+    for i in range(n):
+        at_risk += abs(weight[i])
+    survival = 1.0
+    for i in range(n):
+        own_weight = weight[i]
+        weight[i] = 0.0
+        if own_weight > 0.0 and at_risk > 1e-12:
+            weight[i] = survival * min(own_weight / at_risk, 1.0)
+            survival -= weight[i]
+        at_risk -= abs(own_weight)
+    return max(survival, 0.0)
+
+
+@inline_jit
+def _quantile(value: Any, mass: Any, n: int, level: float) -> Any:
+    """Return the least value at which the mass reaches ``level``, or NaN."""
+    total = 0.0
+    for i in range(n):
+        total += mass[i]
+        if mass[i] > 0.0 and total >= level:
+            return value[i]
+    return np.nan
+
+
+@inline_jit
+def _note_quantiles(anchors: Any, first: int, value: Any, mass: Any, n: int) -> None:
+    """Set the five quantiles of a sample, from the anchor ``first`` on."""
+    for k in range(len(FIVE_LEVELS)):
+        anchors[first + k] = _quantile(value, mass, n, FIVE_LEVELS[k])
+
+
+@inline_jit
+def _distance(a: Any, b: Any) -> Any:
+    """Return the distance of two jobs in size, limit, partition and name.
+
+    ``a`` and ``b`` are their traits (see ``Events``).
+    """
+    return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2.0 * (a[3] != b[3])
+
+
+@inline_jit
+def _log_time(past: Any, job: int, now: int) -> Any:
+    """Return log1p of a job's run time, or of its age while it runs."""
+    return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
+
+
+# Distributions.
 
 
 @inline_jit
@@ -527,6 +504,35 @@ def distributions(times: Any, samples: Any, anchor: float, anchor_sd: float, out
         mixed = _mix(out[STARTED_BY_USER, i], samples.weight[STARTED_BY_USER], PSEUDO_USER, mixed)
         mixed = _mix(out[NEAR, i], samples.weight[NEAR], PSEUDO_NEAR, mixed)
         out[5, i] = _mix(out[KEY, i], samples.weight[KEY], PSEUDO_KEY, mixed)
+
+
+@inline_jit
+def _fill_cdf(times: Any, sample: int, samples: Any, half_width: float, out: Any) -> None:
+    """Fill in the distribution of a sample at ascending times, with ramps for steps.
+
+    ``full`` is the mass of values whose ramps lie before the time, ``partial`` that of values whose ramps contain it.
+    """
+    value, mass, n = samples.value[sample], samples.mass[sample], samples.length[sample]
+    full, partial, partial_sum = 0.0, 0.0, 0.0
+    first, past_end = 0, 0
+    for i in range(len(times)):
+        t = times[i]
+        while past_end < n and value[past_end] < t + half_width:
+            partial += mass[past_end]
+            partial_sum += mass[past_end] * value[past_end]
+            past_end += 1
+        while first < past_end and value[first] <= t - half_width:
+            full += mass[first]
+            partial -= mass[first]
+            partial_sum -= mass[first] * value[first]
+            first += 1
+        out[i] = full + (partial * (t + half_width) - partial_sum) / (2.0 * half_width)
+
+
+@inline_jit
+def _logistic(x: float) -> Any:
+    """Return the standard normal distribution at ``x``, approximated by a logistic one."""
+    return 1.0 / (1.0 + np.exp(-1.702 * x))
 
 
 @inline_jit

@@ -563,7 +563,7 @@ def pass_submitted(state: Any, events: Any, model: Any, job: int) -> None:
 
 
 @inline_jit
-def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: Any) -> None:  # noqa: PLR0917 - as above
+def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: Any) -> None:  # noqa: PLR0917 - kernels are called by position
     """Describe a submitted job, keep its pairs, and predict it if ``predicts``."""
     scratch, pending, features = state.scratch, state.pending, state.features[job]
     now = events.submitted_s[job]

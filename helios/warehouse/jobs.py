@@ -205,7 +205,6 @@ def _load_report(
 
 # Replacement of stored jobs.
 
-
 LIVE_SOURCE = "jobs"
 """Source in ``coverage`` of the periods whose jobs were read from the live accounting."""
 EXAMPLES = 3
@@ -424,7 +423,6 @@ def _user_and_end(texts: dict[int, str], user: int | None, ended_at: int | None)
 
 # Other rows of a cluster: loads, rejects, nodes, predictions, decisions.
 
-
 LOADS = {
     "load_id": "int64",
     "path": "str",
@@ -542,7 +540,6 @@ def _stored_columns(frame: pd.DataFrame, types: Mapping[str, str]) -> dict[str, 
 
 # Trials.
 
-
 MOST_RUNS_READ = 20_000
 """Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
 _US = 1_000_000
@@ -615,7 +612,6 @@ def _trial_run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
 
 
 # Deletion of a cluster, and of old rows.
-
 
 DELETE_BATCH = 5_000
 """Rows deleted in one transaction, in about 50 ms. A control cycle that wants to write can wait for that long."""

@@ -326,7 +326,6 @@ def _check(busy: Values, total: Values, state: DemandJobState | None) -> None:
 # far, with a weight of at most one half, and corrected by its misses in the last weeks, as far as there is evidence
 # (rolling conformal prediction; Gibbs and Candes 2021). Alternatives that were tried are in docs/experiments.md.
 
-
 ROUNDS = 60
 STEP_SPACING = 3
 """Spacing of the steps that are learned from, because adjacent ones are similar. With all steps the forecasts are no
@@ -519,7 +518,6 @@ def quantile_corrections(rise: Values, predicted: Values) -> Values:
 
 
 # Evaluation.
-
 
 JUDGED_H = (1, 3, 6, 24)
 """Evaluated horizons, h."""
