@@ -37,7 +37,7 @@ from helios.predict.causal_stats import COLUMN
 from helios.predict.duration import train_on
 from helios.predict.job_table import JobTable
 from helios.predict.scores import QUANTILES, Scores, evaluation_set, pinball_losses, scores_for
-from helios.predict.timeline import RecordedWalk, empty_levels, untrained
+from helios.predict.timeline import RecordedWalk, empty_calibration, untrained
 
 WINDOW_S = 28 * 86_400
 FEWEST_SCORED = 200
@@ -153,7 +153,7 @@ def prediction_rows(name: str, history: LoadedHistory) -> Iterator[Row]:
             model = train_on(walk, table, cluster="x", until=datetime.fromtimestamp(begin_s, UTC), seed=0)
         except HeliosError:
             continue
-        plain = walk.branch(levels=empty_levels())
+        plain = walk.branch(calibration=empty_calibration())
         walk.to(end_s, model=model.kernel)
         plain.to(end_s, model=untrained())
         features = walk.timeline.state.features

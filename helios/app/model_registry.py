@@ -37,7 +37,7 @@ from helios.predict.job_table import JobTable, causal_features
 from helios.predict.model_record import TRAINED_ON, describe_provenance, from_record, inputs_in, to_record
 from helios.predict.timeline import RecordedWalk, untrained
 from helios.warehouse import Warehouse
-from helios.warehouse.models import previous_model
+from helios.warehouse.models import previous_incumbents
 
 
 def learn(
@@ -168,7 +168,7 @@ class PreparedHistory:
 
         None where there is none, or too few jobs came after it.
         """
-        backtest = model.as_judged()
+        backtest = model.backtest_model()
         if backtest is None:
             return None
         rows = self.scored_jobs(backtest.trained_until, model.trained_until)
@@ -216,7 +216,7 @@ class PreparedHistory:
         walk.to(first_s)
         made = {}
         for name, model in models.items():
-            own = walk.branch(levels=model.levels if model else None)
+            own = walk.branch(calibration=model.calibration if model else None)
             own.to(last_s + 1, model=model.kernel if model else untrained())
             made[name] = own.predicted[rows]
         return made
@@ -376,7 +376,7 @@ def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> t
 
     Jobs that the model may have learned from are predicted by its backtest.
     """
-    backtest = model.as_judged()
+    backtest = model.backtest_model()
     stopped = backtest.trained_until if backtest else model.trained_until
     rows = studied.scored_jobs(max(stopped, at - timedelta(weeks=WEEKS)), at)
     if not len(rows):
@@ -579,7 +579,7 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
     with Warehouse.open(url) as warehouse:
         previous = _promoted(warehouse, cluster)
         passed: list[str] = []
-        for chosen in previous_model(warehouse.promotions(cluster)):
+        for chosen in previous_incumbents(warehouse.promotions(cluster)):
             try:
                 if chosen is not None:
                     from_record(warehouse.model(cluster, chosen))
@@ -858,7 +858,7 @@ def common_jobs(
     NotEnoughHistory
         There are too few all the same.
     """
-    backtests = {name: model.as_judged() for name, model in models.items()}
+    backtests = {name: model.backtest_model() for name, model in models.items()}
     latest = max(models, key=lambda name: models[name].trained_until)
     for replaced in ((), (latest,), tuple(models)):
         chosen = {name: backtests[name] if name in replaced else model for name, model in models.items()}
@@ -919,15 +919,15 @@ def _compare_unseen(
     """
     # A model that had not stopped learning by then is scored by its backtest, which stopped earlier, if it has one.
     is_newer = opponent is not None and opponent.trained_until > since
-    backtest = opponent.as_judged() if opponent is not None and is_newer else None
+    backtest = opponent.backtest_model() if opponent is not None and is_newer else None
     incumbent = backtest or opponent
     begin = since if incumbent is None else max(since, incumbent.trained_until)
     # A backtest is scored beside a backtest: otherwise the one that stopped later would win by that.
-    challenger = candidate.as_judged() if backtest else None
+    challenger = candidate.backtest_model() if backtest else None
     try:
         challenger = challenger or studied.train(until=begin, seed=seed, progress=progress)
     except NotEnoughHistory:
-        challenger = candidate.as_judged()
+        challenger = candidate.backtest_model()
     if challenger is None:
         return None
     models = {"model": challenger} | ({INCUMBENT: incumbent} if incumbent else {})

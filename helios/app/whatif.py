@@ -31,7 +31,7 @@ from helios.metrics.queue import summarize_queue, wait
 from helios.ports import RUN_TIME, Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
-from helios.predict.timeline import learn_known, note_ended, pass_submitted, predict_submitted
+from helios.predict.timeline import learn_events, note_ended, pass_submitted, predict_submitted
 from helios.report.whatif import JobNames, Run, WhatIf
 from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.simulate.core.events import run
@@ -652,7 +652,7 @@ def _carry_predicting(  # noqa: PLR0917 - numba kernels are called by position
             ended[0] += first
             note_ended(known, ended, ended_s)
             rules.n_reported[0] += 1
-        learn_known(state, events, known, now)
+        learn_events(state, events, known, now)
         end = scored
         while end < len(jobs) and jobs[end].submitted_s == now:
             end += 1
@@ -716,7 +716,15 @@ class InsidePredictor(ReplayTrainedPredictor):
             clock, timeline, stopped = engine.clock[0], self.timeline, _ATTEND
             while stopped == _ATTEND:
                 before = int(clock["arrived"])
-                args = (rules, timeline.state, timeline.events, timeline.model, self.known, self.first, self.limits())
+                args = (
+                    rules,
+                    timeline.state,
+                    timeline.events,
+                    timeline.model,
+                    self.unlearned,
+                    self.first,
+                    self.training_limits(),
+                )
                 stopped = _carry_predicting(engine, *args, until_s, budget)
                 arrived = int(clock["arrived"])
                 self.source[before:arrived] = len(self.sources) - 1
@@ -724,7 +732,7 @@ class InsidePredictor(ReplayTrainedPredictor):
                 if stopped == _ATTEND:
                     now_s = int(clock["next_s"])
                     submitted_s = engine.jobs["submitted_s"]
-                    self.attend(int(np.searchsorted(submitted_s, now_s, side="right")) - 1, now_s)
+                    self.train_if_due(int(np.searchsorted(submitted_s, now_s, side="right")) - 1, now_s)
             return stopped == _REACHED
 
         return carry

@@ -1,4 +1,4 @@
-"""Frames with declared columns, in which bulk data travels."""
+"""Kinds of data frames with declared columns, for bulk data."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from helios.errors import FrameInvalid
 def plain(value: Any) -> Any:
     """Return dataclasses, frames and containers as plain values.
 
-    A frame becomes a list of its rows. What is missing or not finite is None. Moments stay as they are.
+    A frame becomes a list of its rows. Missing values and numbers that are not finite are None. Times stay as they are.
     """
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, pd.DataFrame):
         return value.astype(object).where(value.notna(), None).to_dict("records")
     if isinstance(value, Mapping):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, float):
-        return value + 0.0 if math.isfinite(value) else None  # without the sign of a negative zero
+        return value + 0.0 if math.isfinite(value) else None  # + 0.0 removes the sign of a negative zero
     if isinstance(value, str) or not isinstance(value, Iterable):
         return value
-    return [plain(part) for part in value]
+    return [plain(item) for item in value]
 
 
 TIME = "datetime64[us, UTC]"
@@ -44,12 +44,12 @@ class Column:
     Parameters
     ----------
     name : str
-        Column name; a bare number carries its unit in it.
+        Name of the column, with the unit of a number as suffix.
     dtype : str
         ``category`` (text with few values, missing allowed), ``str`` (text, missing allowed),
         ``float64`` (missing is NaN), ``int32``/``int64`` (never missing), or ``TIME`` (missing is NaT).
     doc : str
-        What it means, and what a missing value means.
+        Meaning of a value, and of a missing value.
     """
 
     name: str
@@ -119,39 +119,39 @@ class FrameKind:
         FrameInvalid
             A declared column is missing or has another type.
         """
-        # All types at once: taking a column out of a frame costs as much as reading all of its types.
-        found = dict(zip(frame.columns.tolist(), frame.dtypes.tolist(), strict=True))
+        # Reading all types at once takes as long as taking one column out of a frame.
+        types = dict(zip(frame.columns.tolist(), frame.dtypes.tolist(), strict=True))
         for name in self.by_name if columns is None else columns:
-            if name not in found:
+            if name not in types:
                 raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
-            self._check_type(name, found[name])
+            self._check_type(name, types[name])
         return frame
 
     def arrays(self, frame: pd.DataFrame, columns: Iterable[str]) -> dict[str, Any]:
         """Return the arrays of some columns, checked as ``check`` does.
 
-        Those of plain numbers are NumPy's, others pandas'.
+        Plain numbers are in NumPy arrays, other values in pandas arrays.
 
         Raises
         ------
         FrameInvalid
             A column is missing or has another type.
         """
-        found, names = {}, frame.columns
-        # Private to pandas, so that it may go in any release, and 20 times as fast as taking a column out as a Series.
-        array_at = getattr(frame, "_get_column_array", lambda place: _column_array(frame.iloc[:, place]))
+        arrays, names = {}, frame.columns
+        # This method is private to pandas and may be removed, but is 20 times as fast as taking a column as a Series.
+        array_at = getattr(frame, "_get_column_array", lambda position: _column_array(frame.iloc[:, position]))
         for name in columns:
             if name not in names:
                 raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
-            found[name] = array_at(names.get_loc(name))
-            self._check_type(name, found[name].dtype)
-        return found
+            arrays[name] = array_at(names.get_loc(name))
+            self._check_type(name, arrays[name].dtype)
+        return arrays
 
-    def _check_type(self, name: str, found: Any) -> None:
+    def _check_type(self, name: str, dtype: Any) -> None:
         declared = self.by_name[name].dtype
-        # Plain types are the same objects everywhere, and slow to spell.
-        if found is not self._types[name] and str(found) != declared:
-            raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found}, not {declared}")
+        # Plain types are the same objects everywhere, and their names are slow to make.
+        if dtype is not self._types[name] and str(dtype) != declared:
+            raise FrameInvalid(f"column {name!r} of a {self.name} frame is {dtype}, not {declared}")
 
 
 def _column_array(values: pd.Series[Any]) -> Any:
@@ -162,7 +162,7 @@ def _column_array(values: pd.Series[Any]) -> Any:
 
 def _convert(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:
     if not column.dtype.startswith("int") and values.isna().all():
-        # An all-missing column has no type of its own: pandas would take None for a time without a zone.
+        # A column without values has no type of its own, and pandas would convert None to a time without a zone.
         return _missing(column, values.index)
     return values.astype(pandas_dtype(column.dtype))
 
@@ -172,18 +172,15 @@ def _missing(column: Column, index: pd.Index[Any]) -> pd.Series[Any]:
     return pd.Series(fill, index=index, dtype=column.dtype, name=column.name)
 
 
-def frame_kind(name: str, *declared: tuple[str, str, str]) -> FrameKind:
-    """Return a kind of frame, each column from (name, dtype, meaning)."""
+def frame_kind(name: str, *columns: tuple[str, str, str]) -> FrameKind:
+    """Return a kind of frame with columns of (name, dtype, doc)."""
     return FrameKind(
-        name=name, columns=tuple(Column(name=column, dtype=dtype, doc=doc) for column, dtype, doc in declared)
+        name=name, columns=tuple(Column(name=column, dtype=dtype, doc=doc) for column, dtype, doc in columns)
     )
 
 
 def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:
-    """Return times as s since the epoch, to the microsecond.
-
-    A missing value is NaN.
-    """
-    micros = times.to_numpy(dtype="datetime64[us]")
-    seconds: NDArray[np.float64] = micros.astype(np.int64) / 1e6
-    return np.where(np.isnat(micros), np.nan, seconds)
+    """Return times as s since the epoch, to the microsecond, NaN for a missing one."""
+    times_us = times.to_numpy(dtype="datetime64[us]")
+    seconds: NDArray[np.float64] = times_us.astype(np.int64) / 1e6
+    return np.where(np.isnat(times_us), np.nan, seconds)

@@ -1,7 +1,7 @@
-"""States of nodes, lists of them, settings of their power, and demand for them.
+"""States of nodes, hostlists, settings of node power, and demand for nodes.
 
-Lists are in Slurm's notation, as ``gpu[01-04,07],login1``. ClusterShell expands and folds them. Groups (``@rack1``) are
-not looked up: that would run programs that a configuration of the machine names.
+Hostlists are in Slurm's notation, such as ``gpu[01-04,07],login1``. ClusterShell expands and folds them. Its groups
+(``@rack1``) are not looked up, because that would run programs that a configuration file of the machine names.
 """
 
 from __future__ import annotations
@@ -22,31 +22,29 @@ from helios.errors import FrameInvalid, HostlistInvalid
 from helios.model.frames import TIME, frame_kind
 
 MOST_NODES = 200_000
-"""Nodes of one list above which it is taken for a typing error: no cluster has so many, and memory would run out."""
-_NOBODY = frozenset({"", "(null)", "none", "none assigned", "n/a"})
-_NOT_SLURMS = re.compile(r"[^\w.,\[\]-]|\[[^\]]*\d-\d+-")
+"""Most nodes of one list. No cluster has more, and a typing error such as a missing comma could exhaust the memory."""
+_NO_NODES = frozenset({"", "(null)", "none", "none assigned", "n/a"})
+_NOT_HOSTLIST = re.compile(r"[^\w.,\[\]-]|\[[^\]]*\d-\d+-")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 @lru_cache(maxsize=65_536)
 def expand(text: str) -> tuple[str, ...]:
-    """Return the nodes of a hostlist, sorted by name.
-
-    Each node once; numbers within names are sorted as numbers.
+    """Return the nodes of a hostlist, each once, sorted by name with numbers by value.
 
     Parameters
     ----------
     text : str
-        As Slurm writes it; empty, ``(null)``, ``None assigned``: no nodes.
+        Slurm's text. Without nodes it is empty, ``(null)`` or ``None assigned``.
 
     Raises
     ------
     HostlistInvalid
         The text is not a hostlist, or names more than ``MOST_NODES`` nodes.
     """
-    if text.strip().lower() in _NOBODY:
+    if text.strip().lower() in _NO_NODES:
         return ()
-    if _NOT_SLURMS.search(text.strip()):
+    if _NOT_HOSTLIST.search(text.strip()):
         raise _invalid(text, "a list of nodes has letters, digits, - _ . , and brackets only")
     if _upper_count(text) > MOST_NODES:
         raise _invalid(text, f"it names more than {MOST_NODES:,} nodes")
@@ -57,32 +55,30 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def fold(nodes: Iterable[str]) -> str:
-    """Return the nodes as one hostlist.
-
-    As short as ClusterShell can make it; empty where there are no nodes.
+    """Return the nodes as one short hostlist, empty without nodes.
 
     Raises
     ------
     HostlistInvalid
-        A name is not a single node's.
+        A name is not that of a single node.
     """
     names = tuple(nodes)
     for name in names:
-        if _NOT_SLURMS.search(name) or re.search(r"[\[\],]", name) or not name:
+        if _NOT_HOSTLIST.search(name) or re.search(r"[\[\],]", name) or not name:
             raise _invalid(name, "it is not the name of one node")
     return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
 
 
 def _upper_count(text: str) -> int:
     """Return an upper bound of the number of nodes."""
-    most = 0
+    total = 0
     for word in re.split(r",(?![^\[]*\])", text):
-        reach = 1
+        count = 1
         for bracket in re.findall(r"\[([^\]]*)\]", word):
-            spans = [abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(bracket)]
-            reach *= sum(spans) + bracket.count(",") + 1
-        most += reach
-    return most
+            ranges = [abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(bracket)]
+            count *= sum(ranges) + bracket.count(",") + 1
+        total += count
+    return total
 
 
 def _invalid(text: str, why: str) -> HostlistInvalid:
@@ -133,21 +129,18 @@ NODE_STATES = frame_kind(
 def node_pools(nodes: pd.DataFrame) -> pd.Series[Any]:
     """Return the pool of each node of a ``NODE_STATES`` frame.
 
-    Nodes of one pool can stand in for each other: they have exactly the same partitions and the same type of GPU. A
-    pool is named by the partitions as the cluster writes them, and the type where there is one: ``gpu,debug (a100)``.
+    Nodes of one pool have exactly the same partitions and the same type of GPU, so that one can replace another. A pool
+    is named by the partitions as the cluster writes them, and by the type if there is one: ``gpu,debug (a100)``.
     """
     names = pool_names(nodes["partitions"].astype(object), nodes["gpu_type"].astype(object))
     return pd.Series(names, index=nodes.index, dtype="str", name="pool")
 
 
 def pool_names(partitions: Iterable[Any], gpu_type: Iterable[Any]) -> list[str]:
-    """Return the pool of each node from two columns.
-
-    It is named as in :func:`node_pools`.
-    """
+    """Return the pool of each node from two columns, named as by ``node_pools``."""
     return [
-        f"{where} ({what})" if isinstance(what, str) and what else str(where)
-        for where, what in zip(partitions, gpu_type, strict=True)
+        f"{names} ({kind})" if isinstance(kind, str) and kind else str(names)
+        for names, kind in zip(partitions, gpu_type, strict=True)
     ]
 
 
@@ -160,14 +153,14 @@ class PowerSettings:
     suspend_time_s : float
         Idle time after which the cluster itself puts a node to sleep, s, or inf for never.
     suspend_timeout_s, resume_timeout_s : float
-        Longest time to fall asleep, and to wake, s. After the first a node counts as asleep. After the second a node
-        that does not answer counts as failed.
+        Longest time to fall asleep and to wake, s. After the former a node counts as asleep. A node that does not
+        answer after the latter counts as failed.
     keep_awake : str
         The current keep-awake list (SuspendExcNodes) of the cluster.
     can_sleep, can_keep_awake : bool
         Whether a node can be put to sleep, and whether the keep-awake list can be changed live.
     why_not : str
-        Why nodes cannot be put to sleep here, for a person, with what to do. Empty where they can.
+        Message for people why nodes cannot be put to sleep here, and what to do. Empty where they can.
     """
 
     suspend_time_s: float
@@ -188,7 +181,7 @@ class Demand:
     Attributes
     ----------
     pools : tuple of str
-        As :func:`node_pools` names them.
+        Names as of :func:`node_pools`.
     ended_s : int
         End of the last step, s since the epoch.
     busy : float64 array of shape (n_pools, n_steps)
@@ -245,7 +238,7 @@ class Demand:
 class NodeSeries:
     """Time series of busy and available nodes, at even steps.
 
-    The series has no holes, see ``gaps``.
+    Every step has a value, also those of ``gaps``.
 
     Attributes
     ----------
@@ -262,7 +255,7 @@ class NodeSeries:
     gaps : bool array of shape (n_steps,)
         Steps without a reading. They repeat the last known value, and are not evaluated.
     notes : tuple of str
-        Notes for a person on how the series was read.
+        Messages for people on how the series was read.
     """
 
     name: str

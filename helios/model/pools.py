@@ -1,6 +1,6 @@
 """A training pool in one allocation, as services see it.
 
-Which trials train as one stack is decided here, because the pool itself and its services use the same rule.
+It also decides which trials train as one stack in one process, because the pool itself and its services use this rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class TrialState(StrEnum):
-    """Where a trial is between its start and its result."""
+    """State of a trial."""
 
     WAITING = "waiting"
     """Not started, or to be started again."""
@@ -24,9 +24,9 @@ class TrialState(StrEnum):
     """Stopped at a checkpoint, holding nothing."""
     FINISHED = "finished"
     FAILED = "failed"
-    """Its program ended with an error as often as it may."""
+    """Its program ended with an error too often."""
     PRUNED = "pruned"
-    """Stopped early, since the search gave it up."""
+    """Stopped early by the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Device:
     kind : str
         ``gpu`` or ``cpu``.
     model : str
-        What the vendor calls it. Empty where unknown.
+        Name by the vendor. Empty where unknown.
     memory_mib : float
         Memory that trials may share, MiB.
     slots : int
@@ -56,16 +56,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialForecast:
-    """Forecast of a trial before it runs.
-
-    None stands for what is not known.
+    """Forecast of a trial before it runs, None where unknown.
 
     Attributes
     ----------
     memory_p50_mib, memory_p95_mib : float, optional
         Peak device memory, MiB.
     memory_most_mib : float, optional
-        Peak that hardly a trial of the family exceeds, as :func:`peak_hardly_exceeded` tells it, MiB.
+        Result of :func:`peak_hardly_exceeded` for the trials of the family, MiB.
     seconds_p50, seconds_p90 : float, optional
         Time from start to end alone on a device, s.
     share : float, optional
@@ -84,19 +82,17 @@ class TrialForecast:
 
 
 FEWEST_PEAKS = 8
-"""Trials of a family that tell how alike their peaks are."""
+"""Fewest trials of a family that show how similar their peaks are."""
 PEAKS_WEIGHT = 12
-"""Number of trials of which the next one is expected as far above the largest as that is above the median, at most.
-
-With 12 about one trial in a hundred needs more, where the logarithms of peaks are normal.
-"""
+"""Number of trials for which the result of ``peak_hardly_exceeded`` is as far above the largest as that is above the
+median. With 12 about one trial in a hundred needs more, if the logarithms of peaks are normal."""
 
 
 def peak_hardly_exceeded(peaks_mib: Sequence[float]) -> float | None:
-    """Return a peak that hardly another trial of a family exceeds, MiB.
+    """Return a peak that few other trials of a family exceed, MiB.
 
-    Of twelve it is as far above the largest as that is above the median. The more were seen, the closer it is, but at
-    least 1 % above. None of fewer than eight. Trials that run the same program at the same shapes need the same
+    With twelve peaks it is as far above the largest as that is above the median. With more it is closer, but at least
+    1 % above. With fewer than eight it is None. Trials that run the same program at the same shapes need the same
     memory, often to the byte.
     """
     if len(peaks_mib) < FEWEST_PEAKS:
@@ -114,9 +110,9 @@ class Trial:
     number : int
         Unique in the pool, from 0 in the order in which trials were made.
     parameters : mapping
-        What the program is given.
+        Parameters of the program.
     family : str
-        Trials of one family run the same program at the same shapes, so that they are expected to behave alike.
+        Trials of one family run the same program at the same shapes, so that similar needs are expected.
     state : TrialState
     device : str, optional
         Name of the device on which it runs.
@@ -125,17 +121,17 @@ class Trial:
     attempts : int
         How often it was started.
     memory_limit_mib : float, optional
-        What this attempt may use.
+        Memory limit of this attempt.
     memory_mib : float, optional
-        What this attempt uses now.
+        Memory that this attempt uses now.
     peak_memory_mib : float, optional
-        The most that it was seen to use in any attempt.
+        Peak memory of all attempts so far.
     out_of_memory_mib : float, optional
-        Limit at which it was killed for memory, so that it needs more than that.
+        Limit at which it was killed for memory, so that it needs more.
     progress : float, optional
-        Share that is done, 0 to 1, as it reports.
+        Reported share that is done, 0 to 1.
     steps_per_s : float, optional
-        Speed of the last minute, as it reports.
+        Reported speed of the last minute.
     forecast : TrialForecast
     fusible : str
         Trials with the same text may be trained as one stack in one process. Empty where this one has its own process.
@@ -173,11 +169,11 @@ class SharedSpeed:
     family : str
         Family of the trial.
     beside : tuple of str
-        Families of the others on the device, sorted. Empty where it is alone. Of those in its own process,
-        :func:`~helios.model.pools.fused_with`.
+        Families of the others on the device, sorted. Empty where it is alone. For trials in its own process, the result
+        of :func:`~helios.model.pools.fused_with`.
     steps_per_s : float
     samples : int
-        Trials that it was measured on.
+        Number of trials that were measured.
     """
 
     family: str
@@ -209,7 +205,7 @@ class FusedSpeed:
 
     @property
     def gain(self) -> float:
-        """Work in a second, over that of one alone."""
+        """Work per second, relative to that of one trial alone."""
         return self.models * self.alone_s / max(1e-9, self.together_s)
 
 
@@ -318,13 +314,13 @@ class TrialRun:
 
 
 Forecast = Callable[[Sequence[Trial], Sequence[TrialRun]], Sequence[TrialForecast]]
-"""Tells what is expected of trials from what ran in the pool so far.
+"""Function that forecasts trials from the runs of the pool so far.
 
-Runs that go on have the outcome ``running``.
+Runs that have not ended have the outcome ``running``.
 """
 
 
-# What a service may ask of a pool. Each action has a reason for a person.
+# Actions that a service may request of a pool. Each has a reason for people.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,9 +330,9 @@ class StartTrial:
     Attributes
     ----------
     memory_limit_mib : float, optional
-        What it may use. None for all that the device has.
+        Memory limit. None for all memory of the device.
     into : int, optional
-        Trial whose process is to train this one as well: one that runs, or that an action before this one starts. The
+        Trial whose process is to train this one as well. It runs, or an earlier action of the same list starts it. The
         process keeps its memory limit.
     """
 
@@ -376,31 +372,31 @@ def fused_with(others: int) -> str:
 
 def count_fused(beside: Iterable[str]) -> int:
     """Return how many trials shared a process."""
-    ends = _FUSED.format(others="")
-    return 1 + sum(int(each.removesuffix(ends)) for each in beside if each.endswith(ends))
+    suffix = _FUSED.format(others="")
+    return 1 + sum(int(family.removesuffix(suffix)) for family in beside if family.endswith(suffix))
 
 
 def by_process(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Return the running trials, those of one process together."""
-    found: dict[tuple[str, int], list[Trial]] = defaultdict(list)
+    """Return the running trials of each process."""
+    processes: dict[tuple[str, int], list[Trial]] = defaultdict(list)
     for trial in trials:
         if trial.state is TrialState.RUNNING:
             key = ("own", trial.number) if trial.process is None else ("fused", trial.process)
-            found[key].append(trial)
-    return list(found.values())
+            processes[key].append(trial)
+    return list(processes.values())
 
 
 def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
     """Return which trials that may be fused start, and in which process.
 
-    A part is all trials that may train in one process. Its trials are spread evenly over its processes, and over new
-    ones on free slots; a slot goes to the part whose processes have most to do. So a trial takes the place of one that
-    has left its process.
+    Trials that may be trained in one process are a group. They are spread evenly over the running processes of the
+    group and over new ones on free slots. Each slot is given to the group with most trials per process. So a trial
+    takes the place of one that has left its process.
 
     Parameters
     ----------
     free : mapping
-        Slots that may be taken of each device.
+        Number of free slots of each device.
     """
     waiting: dict[str, list[Trial]] = defaultdict(list)
     for trial in sorted(snapshot.trials, key=lambda trial: trial.number):
@@ -411,41 +407,60 @@ def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
         if process[0].process is not None:
             running[process[0].fusible].append(process)
     slots = sorted(
-        (device for device in snapshot.devices for _ in range(free.get(device.name, 0))), key=lambda d: d.name
+        (device for device in snapshot.devices for _ in range(free.get(device.name, 0))),
+        key=lambda device: (-free.get(device.name, 0) / device.slots, device.name),
     )
-    slots.sort(key=lambda device: -free.get(device.name, 0) / device.slots)
-    new = dict.fromkeys(waiting, 0)
-
-    def load(part: str) -> float:
-        """Return the trials of each process of a part."""
-        trials, count = len(waiting[part]) + sum(map(len, running[part])), len(running[part]) + new[part]
-        return trials / count if count else math.inf
-
-    for _ in slots:
-        parts = [part for part in waiting if new[part] < len(waiting[part]) and load(part) > 1]
-        if not parts:
-            break
-        new[max(parts, key=lambda part: (load(part), len(waiting[part])))] += 1
+    n_new = _new_processes(waiting, running, len(slots))
     actions: list[StartTrial] = []
-    for part, trials in waiting.items():
-        there, left = sorted(running[part], key=len), list(trials)
-        if not there and not new[part]:
-            continue
-        size = min(trials[0].most_fused, math.ceil((len(left) + sum(map(len, there))) / (len(there) + new[part])))
-        for process in there:
-            lead = process[0]
-            for _ in range(min(len(left), size - len(process))):
-                reason = f"trained with trial {lead.number}"
-                actions.append(_start(left.pop(0), str(lead.device), None, lead.number, reason))
-        for _ in range(min(new[part], len(left))):
-            device, count = slots.pop(0), min(size, len(left))
-            lead = left.pop(0)
-            limit = device.memory_mib / device.slots
-            reason = f"{count} trials in one process" if count > 1 else "a slot is free"
-            actions.append(_start(lead, device.name, limit, None, reason))
-            actions += [_start(left.pop(0), device.name, limit, lead.number, reason) for _ in range(count - 1)]
-            if not left:
-                break
+    for group, trials in waiting.items():
+        actions += _start_group(trials, sorted(running[group], key=len), n_new[group], slots)
+    return actions
+
+
+def _new_processes(
+    waiting: Mapping[str, Sequence[Trial]], running: Mapping[str, Sequence[Sequence[Trial]]], n_slots: int
+) -> dict[str, int]:
+    """Return the number of new processes of each group."""
+    n_new = dict.fromkeys(waiting, 0)
+
+    def trials_per_process(group: str) -> float:
+        processes = running.get(group, ())
+        n_trials, n_processes = len(waiting[group]) + sum(map(len, processes)), len(processes) + n_new[group]
+        return n_trials / n_processes if n_processes else math.inf
+
+    for _ in range(n_slots):
+        groups = [group for group in waiting if n_new[group] < len(waiting[group]) and trials_per_process(group) > 1]
+        if not groups:
+            break
+        n_new[max(groups, key=lambda group: (trials_per_process(group), len(waiting[group])))] += 1
+    return n_new
+
+
+def _start_group(
+    trials: Sequence[Trial], running: Sequence[Sequence[Trial]], n_new: int, slots: list[Device]
+) -> list[StartTrial]:
+    """Start trials of a group in running processes, then in new ones.
+
+    Each new process takes the first slot. Used slots are removed from ``slots``.
+    """
+    if not running and not n_new:
+        return []
+    left, actions = list(trials), list[StartTrial]()
+    size = min(trials[0].most_fused, math.ceil((len(left) + sum(map(len, running))) / (len(running) + n_new)))
+    for process in running:
+        lead = process[0]
+        for _ in range(min(len(left), size - len(process))):
+            reason = f"trained with trial {lead.number}"
+            actions.append(_start(left.pop(0), str(lead.device), None, lead.number, reason))
+    for _ in range(min(n_new, len(left))):
+        device, count = slots.pop(0), min(size, len(left))
+        lead = left.pop(0)
+        limit_mib = device.memory_mib / device.slots
+        reason = f"{count} trials in one process" if count > 1 else "a slot is free"
+        actions.append(_start(lead, device.name, limit_mib, None, reason))
+        actions += [_start(left.pop(0), device.name, limit_mib, lead.number, reason) for _ in range(count - 1)]
+        if not left:
+            break
     return actions
 
 

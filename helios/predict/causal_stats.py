@@ -1,12 +1,12 @@
-"""Causal features of jobs, from what was known at each submission.
+"""Features of jobs from what was known at their submission.
 
-They are computed in one pass over submissions and ends, in the order of time.
+They are computed in one pass over submissions and ends, in the order of time. For every group of similar jobs (same
+user, same user and size, ...) the pass keeps a few decayed sums. The features of a job are read from them at its
+submission, before anything later is learned. The same kernel processes a whole recorded trace at once and a replay job
+by job, so that the two cannot differ.
 
-For every group of alike jobs (same user, same user and size, ...) the pass keeps a few decayed sums. A job's features
-are read from them at its submission, before anything later is learned. The same kernel serves a whole recorded trace at
-once and a replay job by job, so that the two cannot differ. Shrinkage: each group's mean is drawn towards that of the
-wider group above it by a fixed number of pseudo-observations (empirical Bayes; James and Stein 1961, Buhlmann and
-Straub 1970).
+Shrinkage: the mean of each group is mixed with that of the wider group above it, which counts as a fixed number of
+pseudo-observations (empirical Bayes; James and Stein 1961, Buhlmann and Straub 1970).
 """
 
 from __future__ import annotations
@@ -39,43 +39,42 @@ FEATURES = (
 COLUMN: Any = namedtuple("FeatureColumns", FEATURES)(*range(len(FEATURES)))
 """Position of each of ``FEATURES``. Kernels read them as constants."""
 REQUEST_FEATURES, HISTORY_FEATURES = FEATURES[: COLUMN.anchor], FEATURES[COLUMN.anchor :]
-
 LEVELS = (
     *("global", "partition", "request", "account", "user", "user_limit"),
     *("user_any_limit", "user_size", "user_family", "user_stem", "user_name"),
 )
-"""Groups of alike jobs, from the widest to the narrowest. Shrinkage goes through them in this order."""
+"""Kinds of groups of similar jobs, from the widest to the narrowest. Shrinkage goes through them in this order."""
 GLOBAL, PARTITION, REQUEST, ACCOUNT, USER, USER_LIMIT = range(6)
 USER_ANY_LIMIT, USER_SIZE, USER_FAMILY, USER_STEM, USER_NAME = range(6, len(LEVELS))
-
-# Decay of an older run time's weight at each further end in its group, and the number of pseudo-observations of the
-# wider group. Both were set beforehand and used on six real logs, but never varied.
+# By level: factor of the older weights at each further end in the group, and number of pseudo-observations of the wider
+# group. Both were set once and used on six real logs, but never varied.
 DECAY = np.array([0.9995, 0.995, 0.995, 0.98, 0.95, 0.93, 0.90, 0.90, 0.92, 0.90, 0.85])
 PSEUDO_JOBS = np.array([1.0, 8.0, 8.0, 8.0, 4.0, 3.0, 3.0, 2.0, 2.0, 2.0, 1.5])
-# Levels whose mean replaces the wider group's. The means of other levels are only features.
+# Whether the shrunk mean of a level is the wider mean for the next ones. The means of other levels are only features.
 IN_CHAIN = np.array([level not in {PARTITION, USER_ANY_LIMIT} for level in range(len(LEVELS))])
-
 # Prior before anything has ended: half an hour, with a standard deviation of a factor of about seven.
 PRIOR_LOG_RUN, PRIOR_VARIANCE = np.log1p(1800.0), 4.0
-
 NEIGHBOURS = 48
+"""Length of the ring buffer of a user's last ended jobs."""
 NEIGHBOUR_PSEUDO_JOBS = 1.0
 RECENT = 10
+"""Number of the user's last ended jobs whose median and extremes are features."""
 BURST_GAP_S = 600
 NEVER_S = np.iinfo(np.int64).max
 
-# Columns of CausalStats.sums
-_W, _S, _Q, _LAST_1, _LAST_2, _LAST_3, _SHARE_W, _SHARE_S, _FAILED_W, _FAILED_S = range(10)
-_RATIO_W, _RATIO_S, _LAST_RATIO, _LAST_FAILED, _N_SUMS = range(10, 15)
-# Columns of CausalStats.counts
-_ENDED, _SUBMITTED, _UNENDED, _UNENDED_SUM_S, _LAST_SUBMIT_S, _BURST, _LAST_END_S, _N_COUNTS = range(8)
-# Columns of CausalStats.rings
-_RUN, _SIZE, _LIMIT, _IN, _STEM = range(5)
+# Columns of CausalStats.sums: of log run times, of shares of the time limit that were used, of failures, and of logs of
+# run time over time limit. A weight is the number of values, decayed like their sum.
+RUN_WEIGHT, RUN_SUM, _RUN_SQUARES, _LAST_1, _LAST_2, _LAST_3, _SHARE_WEIGHT, _SHARE_SUM = range(8)
+_FAILED_WEIGHT, _FAILED_SUM, _RATIO_WEIGHT, _RATIO_SUM, _LAST_RATIO, _LAST_FAILED, _N_SUMS = range(8, 15)
+# Columns of CausalStats.counts.
+N_ENDED, N_SUBMITTED, N_UNENDED, UNENDED_SUM_S, LAST_SUBMIT_S, BURST_LENGTH, LAST_END_S, _N_COUNTS = range(8)
+# Columns of CausalStats.rings.
+_RUN, _SIZE, _LIMIT, _PARTITION, _STEM = range(5)
 
 
 @dataclass(frozen=True, eq=False)
 class Events(Table):
-    """Requests of jobs, and what becomes known of them at their ends.
+    """Requests of jobs, and what is known of each job after its end.
 
     There is one entry per job.
 
@@ -86,8 +85,8 @@ class Events(Table):
     limit_share : float64, run time over time limit, NaN if unknown
     failed : float64, 1 if failed, 0 if not, NaN if unknown
     request : float32 of shape (n, len(REQUEST_FEATURES))
-    nearness : float64 of shape (n, 4): log size, log limit, partition and name stem as numbers
-    groups : int32 of shape (n, len(LEVELS)), the job's group at each level, -1 for none
+    traits : float64 of shape (n, 4): log size, log limit, partition and name stem as numbers
+    groups : int32 of shape (n, len(LEVELS)), the number of the job's group at each level, -1 for none
     """
 
     submitted_s: NDArray[np.int64]
@@ -95,7 +94,7 @@ class Events(Table):
     limit_share: NDArray[np.float64]
     failed: NDArray[np.float64]
     request: NDArray[np.float32]
-    nearness: NDArray[np.float64]
+    traits: NDArray[np.float64]
     groups: NDArray[np.int32]
 
 
@@ -103,13 +102,24 @@ class Events(Table):
 class CausalStats(Table):
     """Statistics of past jobs by group.
 
-    See the column constants of this module.
+    The columns have names in this module.
+
+    Attributes
+    ----------
+    sums : float64 array of shape (n_groups, _N_SUMS)
+    counts : int64 array of shape (n_groups, _N_COUNTS)
+    rings : float64 array of shape (n_users, NEIGHBOURS, 5)
+        Run times and traits of each user's last ended jobs.
+    ring_index : int32 array of shape (n_groups,)
+        Row of ``rings`` for a group that is a user, else -1.
+    ring_length : int64 array of shape (n_users,)
+        How many jobs were added to each ring.
     """
 
     sums: NDArray[np.float64]
     counts: NDArray[np.int64]
     rings: NDArray[np.float64]
-    ring_of: NDArray[np.int32]
+    ring_index: NDArray[np.int32]
     ring_length: NDArray[np.int64]
 
 
@@ -121,13 +131,13 @@ def empty_stats(events: Events) -> CausalStats:
     sums[:, _LAST_RATIO] = sums[:, _LAST_FAILED] = np.nan
     users = np.unique(events.groups[:, USER])
     users = users[users >= 0]
-    ring_of = np.full(n_groups, -1, dtype=np.int32)
-    ring_of[users] = np.arange(len(users), dtype=np.int32)
+    ring_index = np.full(n_groups, -1, dtype=np.int32)
+    ring_index[users] = np.arange(len(users), dtype=np.int32)
     return CausalStats(
         sums=sums,
         counts=np.zeros((n_groups, _N_COUNTS), dtype=np.int64),
         rings=np.zeros((len(users), NEIGHBOURS, 5)),
-        ring_of=ring_of,
+        ring_index=ring_index,
         ring_length=np.zeros(len(users), dtype=np.int64),
     )
 
@@ -158,30 +168,126 @@ def replay_events(  # noqa: PLR0917 - numba kernels are called by position
     """
     for job in submissions:
         while next_end < len(ends) and ends_s[next_end] < events.submitted_s[job]:
-            _learn(history, events, ends[next_end], ends_s[next_end])
+            count_end(history, events, ends[next_end], ends_s[next_end])
             next_end += 1
-        _describe(history, events, job, features[job])
-        _arrive(history, events, job)
+        describe_job(history, events, job, features[job])
+        count_submission(history, events, job)
     return next_end
 
 
 @inline_jit
-def _arrive(history: Any, events: Any, job: int) -> None:
+def describe_job(history: Any, events: Any, job: int, features: Any) -> None:
+    """Fill in all features of a job at its submission."""
+    features[:] = np.nan
+    features[: len(REQUEST_FEATURES)] = events.request[job]
+    describe_means(history, events, job, features)
+    describe_last_runs(history, events.groups[job], features)
+    describe_outcomes(history, events, job, events.submitted_s[job], features)
+    describe_activity(history, events.groups[job], events.submitted_s[job], features)
+
+
+@inline_jit
+def describe_means(history: Any, events: Any, job: int, features: Any) -> None:
+    """Fill in the shrunk means of the job's groups and of similar jobs."""
+    mean, variance = PRIOR_LOG_RUN, PRIOR_VARIANCE
+    for level in range(len(LEVELS)):
+        group = events.groups[job, level]
+        if group >= 0:
+            shrunk_mean, spread = _shrunk(history.sums[group], PSEUDO_JOBS[level], mean, variance)
+            if level <= USER_FAMILY:
+                features[COLUMN.global_mean + level] = shrunk_mean
+            elif level == USER_NAME:
+                features[COLUMN.user_name_mean] = shrunk_mean
+            if level == USER_ANY_LIMIT:
+                features[COLUMN.user_any_limit_sd] = np.sqrt(spread)
+            if IN_CHAIN[level]:
+                mean, variance = shrunk_mean, spread
+    account, user = events.groups[job, ACCOUNT], events.groups[job, USER]
+    features[COLUMN.account_mean] = _share(history.sums[account], RUN_WEIGHT) if account >= 0 else np.nan
+    if user >= 0:
+        near, spread, weight = _neighbours(history, history.ring_index[user], events.traits[job], features)
+        features[COLUMN.neighbour_weight] = weight
+        if weight > 0.0:
+            features[COLUMN.neighbour_mean], features[COLUMN.neighbour_sd] = near, np.sqrt(spread)
+            part = weight / (weight + NEIGHBOUR_PSEUDO_JOBS)
+            variance = (1.0 - part) * variance + part * spread + part * (1.0 - part) * (near - mean) ** 2
+            mean += part * (near - mean)
+    features[COLUMN.anchor], features[COLUMN.anchor_sd] = mean, np.sqrt(variance)
+
+
+@inline_jit
+def describe_last_runs(history: Any, groups: Any, features: Any) -> None:
+    """Fill in the last run times of the job's groups."""
+    _copy_last(history, groups[PARTITION], 1, features[COLUMN.partition_last_1 :])
+    _copy_last(history, groups[REQUEST], 2, features[COLUMN.request_last_1 :])
+    _copy_last(history, groups[USER], 3, features[COLUMN.user_last_1 :])
+    _copy_last(history, groups[USER_ANY_LIMIT], 2, features[COLUMN.user_any_limit_last_1 :])
+    _copy_last(history, groups[USER_SIZE], 3, features[COLUMN.user_size_last_1 :])
+    _copy_last(history, groups[USER_NAME], 1, features[COLUMN.user_name_last_1 :])
+
+
+@inline_jit
+def describe_outcomes(history: Any, events: Any, job: int, now: int, features: Any) -> None:
+    """Fill in number, use of limits and failures of the user's ended jobs."""
+    groups = events.groups[job]
+    user, key, any_limit = groups[USER], groups[USER_SIZE], groups[USER_ANY_LIMIT]
+    if user < 0:
+        return
+    limit = float(events.request[job, COLUMN.log_limit])
+    features[COLUMN.user_by_limit] = limit + _share(history.sums[user], _RATIO_WEIGHT)
+    features[COLUMN.user_limit_by_limit] = limit + _share(history.sums[groups[USER_LIMIT]], _RATIO_WEIGHT)
+    features[COLUMN.user_any_limit_by_limit] = limit + _share(history.sums[any_limit], _RATIO_WEIGHT)
+    features[COLUMN.user_limit_share] = _share(history.sums[user], _SHARE_WEIGHT)
+    features[COLUMN.user_last_share] = history.sums[user, _LAST_RATIO]
+    features[COLUMN.user_failed_share] = _share(history.sums[user], _FAILED_WEIGHT)
+    features[COLUMN.user_last_failed] = history.sums[user, _LAST_FAILED]
+    features[COLUMN.user_ended] = np.log1p(float(history.counts[user, N_ENDED]))
+    features[COLUMN.user_size_ended] = np.log1p(float(history.counts[key, N_ENDED]))
+    features[COLUMN.user_end_gap] = _since_last_end(history.counts[user], now)
+    features[COLUMN.user_any_limit_end_gap] = _since_last_end(history.counts[any_limit], now)
+
+
+@inline_jit
+def describe_activity(history: Any, groups: Any, now: int, features: Any) -> None:
+    """Fill in what the user has submitted, and what of it has not ended."""
+    user, key = groups[USER], groups[USER_SIZE]
+    if user < 0:
+        return
+    user_counts, key_counts = history.counts[user], history.counts[key]
+    features[COLUMN.user_submitted] = np.log1p(float(user_counts[N_SUBMITTED]))
+    features[COLUMN.user_unended] = np.log1p(float(user_counts[N_UNENDED]))
+    features[COLUMN.user_size_unended] = np.log1p(float(key_counts[N_UNENDED]))
+    if user_counts[N_UNENDED] > 0:
+        features[COLUMN.user_unended_age] = np.log1p(now - user_counts[UNENDED_SUM_S] / user_counts[N_UNENDED])
+    if key_counts[N_UNENDED] > 0:
+        features[COLUMN.user_size_unended_age] = np.log1p(now - key_counts[UNENDED_SUM_S] / key_counts[N_UNENDED])
+    if user_counts[N_SUBMITTED] > 0:
+        features[COLUMN.user_submission_gap] = np.log1p(float(now - user_counts[LAST_SUBMIT_S]))
+    if key_counts[N_SUBMITTED] > 0:
+        features[COLUMN.user_size_submission_gap] = np.log1p(float(now - key_counts[LAST_SUBMIT_S]))
+    gap = now - user_counts[LAST_SUBMIT_S]
+    features[COLUMN.user_burst] = np.log1p(float(user_counts[BURST_LENGTH] if gap <= BURST_GAP_S else 0))
+
+
+@inline_jit
+def count_submission(history: Any, events: Any, job: int) -> None:
+    """Add a submission to the statistics of the job's groups."""
     now = events.submitted_s[job]
     for group in events.groups[job]:
         if group < 0:
             continue
         count = history.counts[group]
-        gap = now - count[_LAST_SUBMIT_S]
-        count[_BURST] = count[_BURST] + 1 if gap <= BURST_GAP_S else 1
-        count[_SUBMITTED] += 1
-        count[_UNENDED] += 1
-        count[_UNENDED_SUM_S] += now
-        count[_LAST_SUBMIT_S] = now
+        gap = now - count[LAST_SUBMIT_S]
+        count[BURST_LENGTH] = count[BURST_LENGTH] + 1 if gap <= BURST_GAP_S else 1
+        count[N_SUBMITTED] += 1
+        count[N_UNENDED] += 1
+        count[UNENDED_SUM_S] += now
+        count[LAST_SUBMIT_S] = now
 
 
 @inline_jit
-def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
+def count_end(history: Any, events: Any, job: int, ended_s: int) -> None:
+    """Add an ended job to the statistics of its groups."""
     run = events.log_run[job]
     # With an unlimited or unknown limit this is not finite, and is not used.
     ratio = run - float(events.request[job, COLUMN.log_limit])
@@ -190,28 +296,32 @@ def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
         if group < 0:
             continue
         count = history.counts[group]
-        count[_UNENDED] -= 1
-        count[_UNENDED_SUM_S] -= events.submitted_s[job]
+        count[N_UNENDED] -= 1
+        count[UNENDED_SUM_S] -= events.submitted_s[job]
         if np.isnan(run):
             continue
-        count[_ENDED] += 1
-        count[_LAST_END_S] = ended_s
+        count[N_ENDED] += 1
+        count[LAST_END_S] = ended_s
         _add_run(history.sums[group], run, DECAY[level])
         if np.isfinite(ratio):
-            _add_share(history.sums[group], ratio, _RATIO_W, DECAY[level])
+            _add_share(history.sums[group], ratio, _RATIO_WEIGHT, DECAY[level])
         if level == USER:
             history.sums[group, _LAST_RATIO] = ratio if np.isfinite(ratio) else np.nan
             history.sums[group, _LAST_FAILED] = events.failed[job]
-            _add_share(history.sums[group], events.limit_share[job], _SHARE_W, DECAY[level])
-            _add_share(history.sums[group], events.failed[job], _FAILED_W, DECAY[level])
-            _remember(history, history.ring_of[group], run, events.nearness[job])
+            _add_share(history.sums[group], events.limit_share[job], _SHARE_WEIGHT, DECAY[level])
+            _add_share(history.sums[group], events.failed[job], _FAILED_WEIGHT, DECAY[level])
+            ring = history.ring_index[group]
+            entry = history.rings[ring, history.ring_length[ring] % NEIGHBOURS]
+            entry[_RUN] = run
+            entry[_SIZE:] = events.traits[job]
+            history.ring_length[ring] += 1
 
 
 @inline_jit
 def _add_run(sums: Any, run: float, decay: float) -> None:
-    sums[_W] = sums[_W] * decay + 1.0
-    sums[_S] = sums[_S] * decay + run
-    sums[_Q] = sums[_Q] * decay + run * run
+    sums[RUN_WEIGHT] = sums[RUN_WEIGHT] * decay + 1.0
+    sums[RUN_SUM] = sums[RUN_SUM] * decay + run
+    sums[_RUN_SQUARES] = sums[_RUN_SQUARES] * decay + run * run
     sums[_LAST_3] = sums[_LAST_2]
     sums[_LAST_2] = sums[_LAST_1]
     sums[_LAST_1] = run
@@ -225,158 +335,61 @@ def _add_share(sums: Any, value: float, column: int, decay: float) -> None:
 
 
 @inline_jit
-def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
-    entry = history.rings[ring, history.ring_length[ring] % NEIGHBOURS]
-    entry[_RUN] = run
-    entry[_SIZE:] = nearness
-    history.ring_length[ring] += 1
-
-
-@inline_jit
-def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float, float, float]:
-    """Return mean, variance and weight of the user's similar ended jobs.
-
-    More similar and more recent jobs count more. Features of the last few jobs and of the nearest are set in ``row``.
-    """
-    weight, total, squares = 0.0, 0.0, 0.0
-    length = history.ring_length[ring]
-    for age in range(min(length, NEIGHBOURS)):
-        entry = history.rings[ring, (length - 1 - age) % NEIGHBOURS]
-        distance = abs(entry[_SIZE] - nearness[0]) + abs(entry[_LIMIT] - nearness[1])
-        distance += (entry[_IN] != nearness[2]) + 2.0 * (entry[_STEM] != nearness[3])
-        if age == 0 or distance < row[COLUMN.nearest_distance]:
-            row[COLUMN.nearest], row[COLUMN.nearest_distance] = entry[_RUN], distance
-        w = 1.0 / ((1.0 + 3.0 * distance) ** 2 * (1.0 + 0.15 * age))
-        weight += w
-        total += w * entry[_RUN]
-        squares += w * entry[_RUN] * entry[_RUN]
-    if weight == 0.0:
-        return np.nan, np.nan, 0.0
-    _describe_recent(history.rings[ring], length, row)
-    mean = total / weight
-    return mean, max(squares / weight - mean * mean, 0.0), weight
-
-
-@inline_jit
-def _describe_recent(entries: Any, length: int, row: Any) -> None:
-    n = min(length, RECENT)
-    runs = np.empty(n)
-    for age in range(n):
-        runs[age] = entries[(length - 1 - age) % NEIGHBOURS, _RUN]
-    runs.sort()
-    row[COLUMN.user_recent_least], row[COLUMN.user_recent_most] = runs[0], runs[-1]
-    row[COLUMN.user_recent_median] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
-
-
-@inline_jit
-def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[float, float]:
-    """Return a group's mean and variance, shrunk towards the wider group's."""
-    weight = sums[_W] + pseudo
-    shrunk = (sums[_S] + pseudo * mean) / weight
-    spread = sums[_Q] - 2.0 * shrunk * sums[_S] + sums[_W] * shrunk * shrunk
-    return shrunk, max((spread + pseudo * (variance + (mean - shrunk) ** 2)) / weight, 0.0)
-
-
-@inline_jit
 def _share(sums: Any, column: int) -> float:
     return sums[column + 1] / sums[column] if sums[column] > 0.0 else np.nan
 
 
 @inline_jit
-def _describe(history: Any, events: Any, job: int, row: Any) -> None:
-    row[:] = np.nan
-    row[: len(REQUEST_FEATURES)] = events.request[job]
-    _describe_means(history, events, job, row)
-    _describe_last(history, events.groups[job], row)
-    _describe_record(history, events, job, events.submitted_s[job], row)
-    _describe_activity(history, events.groups[job], events.submitted_s[job], row)
+def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[float, float]:
+    """Return mean and variance of a group, shrunk towards those of the wider group."""
+    weight = sums[RUN_WEIGHT] + pseudo
+    shrunk = (sums[RUN_SUM] + pseudo * mean) / weight
+    spread = sums[_RUN_SQUARES] - 2.0 * shrunk * sums[RUN_SUM] + sums[RUN_WEIGHT] * shrunk * shrunk
+    return shrunk, max((spread + pseudo * (variance + (mean - shrunk) ** 2)) / weight, 0.0)
 
 
 @inline_jit
-def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
-    mean, variance = PRIOR_LOG_RUN, PRIOR_VARIANCE
-    for level in range(len(LEVELS)):
-        group = events.groups[job, level]
-        if group >= 0:
-            drawn, spread = _shrunk(history.sums[group], PSEUDO_JOBS[level], mean, variance)
-            if level <= USER_FAMILY:
-                row[COLUMN.global_mean + level] = drawn
-            elif level == USER_NAME:
-                row[COLUMN.user_name_mean] = drawn
-            if level == USER_ANY_LIMIT:
-                row[COLUMN.user_any_limit_sd] = np.sqrt(spread)
-            if IN_CHAIN[level]:
-                mean, variance = drawn, spread
-    account, user = events.groups[job, ACCOUNT], events.groups[job, USER]
-    row[COLUMN.account_mean] = _share(history.sums[account], _W) if account >= 0 else np.nan
-    if user >= 0:
-        near, spread, weight = _neighbours(history, history.ring_of[user], events.nearness[job], row)
-        row[COLUMN.neighbour_weight] = weight
-        if weight > 0.0:
-            row[COLUMN.neighbour_mean], row[COLUMN.neighbour_sd] = near, np.sqrt(spread)
-            part = weight / (weight + NEIGHBOUR_PSEUDO_JOBS)
-            variance = (1.0 - part) * variance + part * spread + part * (1.0 - part) * (near - mean) ** 2
-            mean += part * (near - mean)
-    row[COLUMN.anchor], row[COLUMN.anchor_sd] = mean, np.sqrt(variance)
+def _neighbours(history: Any, ring: int, traits: Any, features: Any) -> tuple[float, float, float]:
+    """Return mean, variance and weight of the user's last ended jobs.
+
+    More similar and more recent jobs weigh more. The features of the nearest and of the most recent jobs are set too.
+    """
+    total_weight, total, squares = 0.0, 0.0, 0.0
+    length = history.ring_length[ring]
+    for age in range(min(length, NEIGHBOURS)):
+        entry = history.rings[ring, (length - 1 - age) % NEIGHBOURS]
+        distance = abs(entry[_SIZE] - traits[0]) + abs(entry[_LIMIT] - traits[1])
+        distance += (entry[_PARTITION] != traits[2]) + 2.0 * (entry[_STEM] != traits[3])
+        if age == 0 or distance < features[COLUMN.nearest_distance]:
+            features[COLUMN.nearest], features[COLUMN.nearest_distance] = entry[_RUN], distance
+        weight = 1.0 / ((1.0 + 3.0 * distance) ** 2 * (1.0 + 0.15 * age))
+        total_weight += weight
+        total += weight * entry[_RUN]
+        squares += weight * entry[_RUN] * entry[_RUN]
+    if total_weight == 0.0:
+        return np.nan, np.nan, 0.0
+    _describe_recent(history.rings[ring], length, features)
+    mean = total / total_weight
+    return mean, max(squares / total_weight - mean * mean, 0.0), total_weight
 
 
 @inline_jit
-def _describe_last(history: Any, groups: Any, row: Any) -> None:
-    _copy_last(history, groups[PARTITION], 1, row[COLUMN.partition_last_1 :])
-    _copy_last(history, groups[REQUEST], 2, row[COLUMN.request_last_1 :])
-    _copy_last(history, groups[USER], 3, row[COLUMN.user_last_1 :])
-    _copy_last(history, groups[USER_ANY_LIMIT], 2, row[COLUMN.user_any_limit_last_1 :])
-    _copy_last(history, groups[USER_SIZE], 3, row[COLUMN.user_size_last_1 :])
-    _copy_last(history, groups[USER_NAME], 1, row[COLUMN.user_name_last_1 :])
+def _describe_recent(entries: Any, length: int, features: Any) -> None:
+    n = min(length, RECENT)
+    runs = np.empty(n)
+    for age in range(n):
+        runs[age] = entries[(length - 1 - age) % NEIGHBOURS, _RUN]
+    runs.sort()
+    features[COLUMN.user_recent_least], features[COLUMN.user_recent_most] = runs[0], runs[-1]
+    features[COLUMN.user_recent_median] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
 
 
 @inline_jit
-def _copy_last(history: Any, group: int, how_many: int, row: Any) -> None:
+def _copy_last(history: Any, group: int, how_many: int, features: Any) -> None:
     if group >= 0:
-        row[:how_many] = history.sums[group, _LAST_1 : _LAST_1 + how_many]
-
-
-@inline_jit
-def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) -> None:
-    groups = events.groups[job]
-    user, key, any_limit = groups[USER], groups[USER_SIZE], groups[USER_ANY_LIMIT]
-    if user < 0:
-        return
-    limit = float(events.request[job, COLUMN.log_limit])
-    row[COLUMN.user_by_limit] = limit + _share(history.sums[user], _RATIO_W)
-    row[COLUMN.user_limit_by_limit] = limit + _share(history.sums[groups[USER_LIMIT]], _RATIO_W)
-    row[COLUMN.user_any_limit_by_limit] = limit + _share(history.sums[any_limit], _RATIO_W)
-    row[COLUMN.user_limit_share] = _share(history.sums[user], _SHARE_W)
-    row[COLUMN.user_last_share] = history.sums[user, _LAST_RATIO]
-    row[COLUMN.user_failed_share] = _share(history.sums[user], _FAILED_W)
-    row[COLUMN.user_last_failed] = history.sums[user, _LAST_FAILED]
-    row[COLUMN.user_ended] = np.log1p(float(history.counts[user, _ENDED]))
-    row[COLUMN.user_size_ended] = np.log1p(float(history.counts[key, _ENDED]))
-    row[COLUMN.user_end_gap] = _since_last_end(history.counts[user], now)
-    row[COLUMN.user_any_limit_end_gap] = _since_last_end(history.counts[any_limit], now)
+        features[:how_many] = history.sums[group, _LAST_1 : _LAST_1 + how_many]
 
 
 @inline_jit
 def _since_last_end(count: Any, now: int) -> float:
-    return np.log1p(float(now - count[_LAST_END_S])) if count[_ENDED] > 0 else np.nan
-
-
-@inline_jit
-def _describe_activity(history: Any, groups: Any, now: int, row: Any) -> None:
-    user, key = groups[USER], groups[USER_SIZE]
-    if user < 0:
-        return
-    of_user, of_key = history.counts[user], history.counts[key]
-    row[COLUMN.user_submitted] = np.log1p(float(of_user[_SUBMITTED]))
-    row[COLUMN.user_unended] = np.log1p(float(of_user[_UNENDED]))
-    row[COLUMN.user_size_unended] = np.log1p(float(of_key[_UNENDED]))
-    if of_user[_UNENDED] > 0:
-        row[COLUMN.user_unended_age] = np.log1p(now - of_user[_UNENDED_SUM_S] / of_user[_UNENDED])
-    if of_key[_UNENDED] > 0:
-        row[COLUMN.user_size_unended_age] = np.log1p(now - of_key[_UNENDED_SUM_S] / of_key[_UNENDED])
-    if of_user[_SUBMITTED] > 0:
-        row[COLUMN.user_submission_gap] = np.log1p(float(now - of_user[_LAST_SUBMIT_S]))
-    if of_key[_SUBMITTED] > 0:
-        row[COLUMN.user_size_submission_gap] = np.log1p(float(now - of_key[_LAST_SUBMIT_S]))
-    gap = now - of_user[_LAST_SUBMIT_S]
-    row[COLUMN.user_burst] = np.log1p(float(of_user[_BURST] if gap <= BURST_GAP_S else 0))
+    return np.log1p(float(now - count[LAST_END_S])) if count[N_ENDED] > 0 else np.nan

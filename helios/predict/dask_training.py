@@ -1,9 +1,9 @@
 """Training of the trees on the workers of a Dask cluster.
 
-For training sets that are too large, or too slow to train on, for one machine. This is the only module of the package
-that contacts other machines, and only where an address is given. The rows are distributed over the workers. LightGBM's
-own distributed learner (``lightgbm.dask``, ``tree_learner=data``) grows the trees and returns its text form, so that
-the model is of the same kind as one trained locally. Workers need Dask and LightGBM, not Helios.
+It is for training sets that are too large or too slow for one machine. This is the only module of the package that
+contacts other machines, and only if an address is given. The rows are distributed over the workers. LightGBM's
+distributed learner (``lightgbm.dask``, ``tree_learner=data``) trains the trees and returns their text, so that the
+model does not differ in form from one trained locally. Workers need Dask and LightGBM, but not Helios.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ NEEDED = ("dask", "distributed", "sklearn")
 # Releases that must agree, because one side pickles objects that the other one reads.
 COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "lightgbm")
 SAME_RELEASES = "Install the same on all of them: python -m pip freeze here, pip install -r there. Or train here."
-# Each worker computes a share of the bins from its own rows alone; with few rows they are noise.
 FEWEST_ROWS = 2_000
-# Rounds between two progress reports of a worker. Each report is a message to the scheduler.
-ROUNDS_TOLD = 10
-LOOK_S = 1.0
+"""Fewest rows for each worker, which computes a share of the bins from its own rows alone."""
+REPORT_ROUNDS = 10
+"""Rounds between two progress reports of a worker. Each report is a message to the scheduler."""
+CHECK_S = 1.0
 """Interval between checks that all workers are still there, s."""
 GRACE_S = 5.0
 """Time to find a lost worker, s. Others may report a broken connection before the scheduler notices the loss."""
 SOCKET_MINUTES = 5
-"""LightGBM's ``time_out``, minutes, how long a worker waits for a silent one. Its default is two hours."""
-# Lines of LightGBM's text about the machines. They differ in every training and do not belong to the model.
-_WHERE_GROWN = re.compile(r"^\[(?:machines|local_listen_port|time_out|num_threads): .*\]\n", re.MULTILINE)
+"""LightGBM's ``time_out``, for which a worker waits for a silent one, minutes. Its default is two hours."""
+# Lines of LightGBM's text about the machines, which differ in every training and are not part of the model.
+_MACHINE_LINES = re.compile(r"^\[(?:machines|local_listen_port|time_out|num_threads): .*\]\n", re.MULTILINE)
 _RESTART = "Restart the workers that are left, since they may still be waiting for it, and train again, or train here."
 
 
@@ -53,7 +53,7 @@ _RESTART = "Restart the workers that are left, since they may still be waiting f
 class DaskTrainer:
     """``Trainer`` on the workers of a Dask cluster.
 
-    The same seed gives trees close to those trained locally, but not the same ones; see docs/experiments.md.
+    The same seed gives trees close to those trained locally, but not the same ones (docs/experiments.md).
 
     Attributes
     ----------
@@ -81,28 +81,28 @@ class DaskTrainer:
         """
         with _connected(self.address, self.connect_s) as client:
             workers = _workers(client, self.address, len(training_set.ended))
-            with _told(client, progress, len(workers)) as topic:
-                rows = _dealt(client, workers, training_set)
-                return self._grown(client, workers, rows, topic, seed)
+            with _progress_topic(client, progress, len(workers)) as topic:
+                data = _scatter(client, workers, training_set)
+                return self._train(client, workers, data, topic, seed)
 
-    def _grown(self, client: Client, workers: Sequence[str], rows: Mapping[str, Any], topic: str, seed: int) -> str:
-        # Remote training uses as many threads as the worker has.
+    def _train(self, client: Client, workers: Sequence[str], data: Mapping[str, Any], topic: str, seed: int) -> str:
+        # Without num_threads LightGBM uses all threads of a worker.
         parameters: dict[str, Any] = {name: value for name, value in PARAMETERS.items() if name != "num_threads"}
         parameters |= {"n_estimators": ROUNDS, "seed": seed, "tree_learner": "data", "time_out": SOCKET_MINUTES}
         estimator = lightgbm.DaskLGBMClassifier(client=client, **parameters)
-        growing = _aside(lambda: estimator.fit(**rows, callbacks=[_teller(topic)]))
+        training = _run_in_thread(lambda: estimator.fit(**data, callbacks=[_report_callback(topic)]))
         waited_s = 0.0
-        while not wait([growing], timeout=LOOK_S).done:
-            waited_s += LOOK_S
+        while not wait([training], timeout=CHECK_S).done:
+            waited_s += CHECK_S
             _refuse_if_lost(client, workers, self.address)
             if waited_s >= self.longest_s:
                 raise TrainingBroken(
                     f"The workers of {self.address} had not grown the trees after {self.longest_s:,.0f} s.",
                     hint="See in Dask's dashboard what they do; restart them, since they do not stop by themselves.",
                 )
-        if (reason := growing.exception()) is not None:
-            _explain(reason, client, workers, self.address)
-        return _WHERE_GROWN.sub("", str(growing.result().booster_.model_to_string()))
+        if (reason := training.exception()) is not None:
+            _raise_cause(reason, client, workers, self.address)
+        return _MACHINE_LINES.sub("", str(training.result().booster_.model_to_string()))
 
 
 @contextmanager
@@ -113,9 +113,9 @@ def _connected(address: str, connect_s: float) -> Iterator[Client]:
             hint="pip install 'helios-slurm[dask]', or train here.",
         )
     # lightgbm.dask logs every port, by default on standard output, which is for results.
-    lightgbm_says = getLogger("lightgbm.dask")
-    lightgbm_says.setLevel(ERROR)
-    lightgbm.register_logger(lightgbm_says)
+    logger = getLogger("lightgbm.dask")
+    logger.setLevel(ERROR)
+    lightgbm.register_logger(logger)
     with connect(address, connect_s=connect_s, instead="train here.", default=True) as client:
         yield client
 
@@ -125,77 +125,77 @@ def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
 
     Raises an error unless all of them run the same releases as this machine.
     """
-    there = _count(client, address)
-    if not there:
+    workers = _thread_counts(client, address)
+    if not workers:
         raise DaskUnavailable(
             f"The Dask scheduler at {address} has no workers.",
             hint=f"Start some, on each machine: dask worker {address}",
         )
     refuse_other_releases(client, address, COMPARED, hint=SAME_RELEASES)
-    return tuple(sorted(there)[: max(1, n_rows // FEWEST_ROWS)])
+    return tuple(sorted(workers)[: max(1, n_rows // FEWEST_ROWS)])
 
 
-def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) -> dict[str, Any]:
+def _scatter(client: Client, workers: Sequence[str], training_set: TrainingSet) -> dict[str, Any]:
     """Send each worker its rows, and return the arguments of ``fit``.
 
-    Rows are assigned round-robin. With blocks by time each worker would see one period only, but LightGBM takes the
-    bins of a feature from one worker's rows.
+    Rows are assigned round-robin, because LightGBM computes the bins of a feature from the rows of one worker. With
+    blocks by time each worker would see one period only.
     """
     from dask import array  # noqa: PLC0415 - optional
 
-    def dealt(column: NDArray[Any]) -> Any:
+    def scatter(values: NDArray[Any]) -> Any:
         blocks = []
-        for n, worker in enumerate(workers):
-            hand = np.ascontiguousarray(column[n :: len(workers)])
+        for i, worker in enumerate(workers):
+            block = np.ascontiguousarray(values[i :: len(workers)])
             # direct=False sends through the scheduler, since this machine may not reach the workers. hash=False keeps
             # equal arrays apart, which would otherwise become one.
-            there = client.scatter(hand, workers=[worker], direct=False, hash=False)
-            blocks.append(array.from_delayed(there, shape=hand.shape, dtype=hand.dtype))
+            future = client.scatter(block, workers=[worker], direct=False, hash=False)
+            blocks.append(array.from_delayed(future, shape=block.shape, dtype=block.dtype))
         return array.concatenate(blocks)
 
     names = list(training_set.names)
-    return {"X": dealt(training_set.features), "y": dealt(training_set.ended), "feature_name": names}
+    return {"X": scatter(training_set.features), "y": scatter(training_set.ended), "feature_name": names}
 
 
 @contextmanager
-def _told(client: Client, progress: Progress, n_parts: int) -> Iterator[str]:
+def _progress_topic(client: Client, progress: Progress, n_workers: int) -> Iterator[str]:
     """Yield a topic on which workers report progress to ``progress``."""
-    topic, told = f"helios-rounds-{client.id}", 0
+    topic, n_rounds = f"helios-rounds-{client.id}", 0
 
-    def hear(_: Any) -> None:
-        nonlocal told
-        told += ROUNDS_TOLD
-        progress("Learning run times on Dask", min(told / (ROUNDS * n_parts), 1.0))
+    def receive(_: Any) -> None:
+        nonlocal n_rounds
+        n_rounds += REPORT_ROUNDS
+        progress("Learning run times on Dask", min(n_rounds / (ROUNDS * n_workers), 1.0))
 
-    client.subscribe_topic(topic, hear)
+    client.subscribe_topic(topic, receive)
     yield topic
     client.unsubscribe_topic(topic)
     progress("Learning run times on Dask", 1.0)
 
 
-def _teller(topic: str) -> Callable[[Any], None]:
+def _report_callback(topic: str) -> Callable[[Any], None]:
     # A nested function is pickled by value, so that the workers need not have Helios.
-    every = ROUNDS_TOLD
+    report_rounds = REPORT_ROUNDS
 
-    def tell(environment: Any) -> None:
+    def report(environment: Any) -> None:
         from distributed import get_worker  # noqa: PLC0415 - runs on the worker
 
-        if (environment.iteration + 1) % every == 0:
+        if (environment.iteration + 1) % report_rounds == 0:
             get_worker().log_event(topic, environment.iteration)
 
-    return tell
+    return report
 
 
-def _aside(work: Callable[[], Any]) -> Future[Any]:
-    """Run ``work`` in a daemon thread.
+def _run_in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """Run ``function`` in a daemon thread.
 
-    A lost worker may leave it waiting for ever, which must not keep the process alive.
+    A lost worker may let it wait for ever, which must not keep the process alive.
     """
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
-            future.set_result(work())
+            future.set_result(function())
         except BaseException as reason:  # every exception is passed on to the waiting caller
             future.set_exception(reason)
 
@@ -203,21 +203,21 @@ def _aside(work: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def _count(client: Client, address: str) -> dict[str, int]:
+def _thread_counts(client: Client, address: str) -> dict[str, int]:
     """Return the number of threads of each worker."""
     try:
-        counted: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=30)
+        counts: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=30)
     except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
         raise TrainingBroken(
             f"The Dask scheduler at {address} went away: {reason}",
             hint="Start it again and train again, or train here. Nothing was written.",
         ) from reason
-    return counted
+    return counts
 
 
 def _refuse_if_lost(client: Client, workers: Sequence[str], address: str) -> None:
     """Raise TrainingBroken if any of ``workers`` is lost."""
-    lost = sorted(set(workers) - set(_count(client, address)))
+    lost = sorted(set(workers) - set(_thread_counts(client, address)))
     if lost:
         raise TrainingBroken(
             f"{len(lost)} of {len(workers)} Dask workers were lost during the training: {', '.join(lost)}.",
@@ -225,15 +225,15 @@ def _refuse_if_lost(client: Client, workers: Sequence[str], address: str) -> Non
         )
 
 
-def _explain(reason: BaseException, client: Client, workers: Sequence[str], address: str) -> None:
+def _raise_cause(reason: BaseException, client: Client, workers: Sequence[str], address: str) -> None:
     """Raise TrainingBroken with the cause of a failed training.
 
     The cause is a lost worker, or otherwise LightGBM's error.
     """
     never: Future[Any] = Future()
-    for _ in range(int(GRACE_S / LOOK_S)):
+    for _ in range(int(GRACE_S / CHECK_S)):
         _refuse_if_lost(client, workers, address)
-        wait([never], timeout=LOOK_S)
+        wait([never], timeout=CHECK_S)
     raise TrainingBroken(
         f"LightGBM failed on the workers of {address}: {reason}",
         hint="Workers must reach each other on every port: LightGBM picks free ones. Try again, or train here.",

@@ -1,11 +1,11 @@
 """Predictor of run times, trained on the history of a cluster.
 
-It learns the distribution of the run time (:mod:`helios.predict.distribution`), one binary LightGBM model for all
-thresholds. Without enough history, or where training does not help, the untrained distribution of past runs predicts
-(:mod:`helios.predict.past_runs`).
+It learns the distribution of the run time with one binary LightGBM model for all thresholds
+(:mod:`helios.predict.distribution`). Without enough history, or where training does not help, the untrained
+distribution of past runs is used (:mod:`helios.predict.past_runs`).
 
-Whether training helps is seen on held-back jobs: the same recipe is trained on an earlier part of the history (the
-backtest), and the jobs after it show which of the two predicts better. They also calibrate the intervals.
+Whether training helps is measured on held-back jobs. The same kind of model is trained on an earlier part of the
+history (the backtest), and the later jobs show which of the two predicts better. They also calibrate the intervals.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.job_table import JobTable
 from helios.predict.past_runs import PastRuns
 from helios.predict.scores import pinball_losses, resampling_units, without_repeats
-from helios.predict.timeline import NO_TAIL, Levels, Model, Pairs, RecordedWalk, Timeline, untrained
+from helios.predict.timeline import NO_TAIL, Calibration, Model, Pairs, RecordedWalk, Timeline, untrained
 from helios.predict.trees import parse_trees
 
-# Training of the trees, here or on other machines.
-#
-# The interface is narrow on purpose. Arrays go in and LightGBM's own text comes out, so that a model has the same form
-# wherever it was trained.
+# Training of the trees, here or on other machines. The input is arrays and the output LightGBM's own text, so that a
+# model does not depend on where it was trained.
 
 ROUNDS = 120
 PARAMETERS = {
@@ -104,18 +102,18 @@ def train_locally(training_set: TrainingSet, *, seed: int, progress: Progress = 
 
 FEWEST_JOBS = 200
 MOST_JOBS = 50_000
-"""Jobs that a model is trained on at most, the last ones, after bursts are thinned."""
+"""Most jobs that a model is trained on, the last ones, after bursts are thinned."""
 MOST_PAIRS = 300_000
-"""Pairs that a model is trained on at most, drawn from those of its jobs. A backtest has half as many."""
-SPARED_JOBS = 8_000
-"""With fewer jobs than this bursts are not thinned."""
-LAST_SHARE, TAIL_POINTS = 0.02, 200
-"""Share of the runs that outlast the time from which every job goes on as all do, and the points of that curve."""
-# Share of the jobs, the last ones that ended, that are held back to evaluate the recipe. It is at least the last week,
-# so that the nightly comparison has it, unless that were more than half.
+"""Most pairs that a model is trained on, drawn from those of its jobs. A backtest has half as many."""
+THINNED_FROM_JOBS = 8_000
+"""Bursts are thinned where there are more jobs than this."""
+TAIL_SHARE, TAIL_POINTS = 0.02, 200
+"""The tail, common to all jobs, begins at the time that this share of runs outlasts. It has at most so many points."""
+# Share of the jobs, the last ones that ended, that are held back to evaluate a model. They are at least those of the
+# last week, for the nightly comparison, but at most half of all.
 HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
 FEWEST_UNITS = 5
-"""Users, or days where no user is known, that held-back jobs must come from to show that training helps."""
+"""Fewest users, or days where no user is known, of held-back jobs that can show that training helps."""
 SHRINKAGE = "shrinkage"
 """Name of the predictor without a model, the untrained distribution of past runs."""
 
@@ -133,7 +131,7 @@ class Trees:
     text : str
         LightGBM's text.
     tail : float64 array of shape (2, k)
-        Times, log1p s, and the share of the runs beyond the first of them that outlast each.
+        As in :class:`helios.predict.timeline.Model`.
     """
 
     until: datetime
@@ -142,9 +140,9 @@ class Trees:
     tail: NDArray[np.float64] = field(compare=False)
 
     def kernel(self, *, trained: bool = True) -> Model:
-        """Return what the compiled kernels need.
+        """Return the trees for compiled kernels.
 
-        If not ``trained``, it is the untrained distribution with the tail of the trees.
+        If not ``trained``, the result is the untrained distribution with the tail of the trees.
         """
         forest = parse_trees((self.text,), features=PAIR_FEATURES) if trained else untrained().forest
         return Model(forest=forest, tail=self.tail)
@@ -157,35 +155,35 @@ class DurationModel:
     Attributes
     ----------
     model_id : str
-        Made of its cluster, its last day and a digest of its parts, so that models with equal ids predict the same.
+        Cluster, last day and a digest of the content, so that models with equal ids predict the same.
     trees : Trees
     trained : bool
-        Whether the trees predict. False where the untrained distribution was better on held-back jobs.
-    levels : Levels, optional
+        Whether the trees are used. False where the untrained distribution was better on held-back jobs.
+    calibration : Calibration, optional
         Calibration of the intervals on the held-back jobs. None where none were held back.
     backtest : Trees, optional
-        The same recipe trained on an earlier part of the history, which evaluates the model. None where the history
-        was too short to hold any of it back.
+        Trees trained in the same way on an earlier part of the history, by which the model is evaluated. None where the
+        history was too short to hold jobs back.
     """
 
     cluster: str
     trees: Trees
     trained: bool = True
-    levels: Levels | None = field(default=None, compare=False)
+    calibration: Calibration | None = field(default=None, compare=False)
     backtest: Trees | None = None
     model_id: str = field(init=False)
     kernel: Model = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         parts = [self.trees.text, repr(self.trees.tail.tolist()), repr(self.trained)]
-        parts += [repr(part.tolist()) for part in self.levels or ()]
+        parts += [repr(part.tolist()) for part in self.calibration or ()]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
         object.__setattr__(self, "model_id", f"{self.cluster}-{self.trained_until:%Y%m%d}-{digest}")
         object.__setattr__(self, "kernel", self.trees.kernel(trained=self.trained))
 
     @property
     def trained_until(self) -> datetime:
-        """First moment that its trees know nothing of."""
+        """Time from which on nothing was used for training."""
         return self.trees.until
 
     @property
@@ -193,12 +191,12 @@ class DurationModel:
         """Number of jobs that had ended when it was trained."""
         return self.trees.jobs
 
-    def as_judged(self) -> DurationModel | None:
-        """Return the backtest as a model, or None without a backtest."""
+    def backtest_model(self) -> DurationModel | None:
+        """Return the backtest as a model to evaluate, or None without a backtest."""
         if self.backtest is None:
             return None
-        # The choice of the predictor and the calibration were made on the later jobs, on which it will be evaluated.
-        return replace(self, trees=self.backtest, trained=True, levels=None, backtest=None)
+        # ``trained`` and the calibration depend on the later jobs, on which the backtest will be evaluated.
+        return replace(self, trees=self.backtest, trained=True, calibration=None, backtest=None)
 
 
 def train(
@@ -211,9 +209,7 @@ def train(
     timezone: str = "UTC",
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Train a model of ``cluster`` on what had happened before ``until``.
-
-    All jobs are used if it is None.
+    """Train a model of ``cluster`` on what happened before ``until``, or on all jobs.
 
     Parameters
     ----------
@@ -244,9 +240,9 @@ def train_on(
     progress: Progress = no_progress,
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Train a model as ``train``, on a walk that has not begun.
+    """Train a model as ``train`` does, on a walk that has not begun.
 
-    The walk is at ``until`` afterwards, with the calibration of the model.
+    Afterwards the walk is at ``until`` and has the calibration of the model.
     """
     until_s = NEVER_S if until is None else int(np.ceil(until.timestamp()))
     ended = _ended_before(table, until_s)
@@ -254,34 +250,37 @@ def train_on(
     if until is None:
         until_s = int(table.ended_s[ended].max()) + 1
         until = datetime.fromtimestamp(until_s, UTC)
-    back_s = _held_back_from(table, ended)
+    backtest_s = _held_back_from_s(table, ended)
     grow = partial(grow_trees, walk.timeline, seed=seed, trainer=trainer)
-    if len(_ended_before(table, back_s)) < FEWEST_JOBS:
+    if len(_ended_before(table, backtest_s)) < FEWEST_JOBS:
         walk.to(until_s)
         return DurationModel(cluster=cluster, trees=grow(until, progress=progress))
-    walk.to(back_s)
-    back = datetime.fromtimestamp(back_s, UTC)
-    backtest = grow(back, progress=partial(_stretch, progress, 0.0, 0.35), most_pairs=MOST_PAIRS // 2)
-    plain = walk.branch()
-    for each, trained in ((walk, True), (plain, False)):
-        each.to(until_s, model=backtest.kernel(trained=trained))
-    held_back = ended[table.submitted_s[ended] >= back_s]
-    trained = _is_better(walk, plain, table, held_back)
-    levels = (walk if trained else plain).levels()
-    walk.set_levels(levels)
+    walk.to(backtest_s)
+    backtest = grow(
+        datetime.fromtimestamp(backtest_s, UTC),
+        progress=partial(_report_part, progress, 0.0, 0.35),
+        most_pairs=MOST_PAIRS // 2,
+    )
+    untrained_walk = walk.branch()
+    walk.to(until_s, model=backtest.kernel())
+    untrained_walk.to(until_s, model=backtest.kernel(trained=False))
+    held_back = ended[table.submitted_s[ended] >= backtest_s]
+    trained = _is_better(walk, untrained_walk, table, held_back)
+    calibration = (walk if trained else untrained_walk).calibration()
+    walk.set_calibration(calibration)
     return DurationModel(
         cluster=cluster,
-        trees=grow(until, progress=partial(_stretch, progress, 0.35, 1.0)),
+        trees=grow(until, progress=partial(_report_part, progress, 0.35, 1.0)),
         trained=trained,
-        levels=levels,
+        calibration=calibration,
         backtest=backtest,
     )
 
 
 def refit(model: DurationModel, walk: RecordedWalk, *, until: datetime, seed: int) -> DurationModel:
-    """Return the model with trees trained anew, as of ``until``.
+    """Return the model with trees trained again, as of ``until``.
 
-    Its choice of the predictor and its calibration are kept.
+    ``trained`` and the calibration are kept.
     """
     return replace(model, trees=grow_trees(walk.timeline, until, seed=seed), backtest=None)
 
@@ -296,16 +295,21 @@ def grow_trees(
     most_pairs: int = MOST_PAIRS,
     past: PastRuns | None = None,
 ) -> Trees:
-    """Train trees on what a timeline knows ``until`` now.
+    """Train trees on what a timeline has learned, which is now at ``until``.
 
-    Running jobs teach too, with the thresholds that they have outlasted. Bursts are thinned, and only the last
-    ``MOST_JOBS`` jobs are used. ``past`` says what has happened to the jobs, if not what the timeline knows.
+    Running jobs are used too, with the thresholds that they have outlasted. Bursts are thinned, and only the last
+    ``MOST_JOBS`` jobs are used.
+
+    Parameters
+    ----------
+    past : PastRuns, optional
+        What has happened to the jobs; None for what the timeline has learned.
     """
     until_s, past = int(np.ceil(until.timestamp())), past or timeline.state.past
     room = len(timeline.state.pairs.threshold)
     rows = np.arange(max(0, timeline.submissions - room), timeline.submissions)
     rows = rows[(past.started_s[rows] < until_s) & (np.isfinite(past.log_run[rows]) | ~past.ended[rows])]
-    if len(rows) > SPARED_JOBS:
+    if len(rows) > THINNED_FROM_JOBS:
         rows = without_repeats(rows, groups=timeline.events.groups, submitted_s=timeline.events.submitted_s)
     rows = rows[-MOST_JOBS:]
     pairs = _training_set(timeline.state.pairs, past, rows, until_s, seed=seed, most_pairs=most_pairs)
@@ -320,65 +324,65 @@ def grow_trees(
 def _training_set(
     pairs: Pairs, past: PastRuns, rows: NDArray[np.int64], until_s: int, *, seed: int, most_pairs: int
 ) -> TrainingSet:
-    places = rows % len(pairs.threshold)
-    thresholds = pairs.threshold[places]
+    pair_rows = rows % len(pairs.threshold)
+    thresholds = pairs.threshold[pair_rows]
     log_run = np.where(past.ended[rows], past.log_run[rows], np.inf)
     age = np.log1p(np.maximum(until_s - past.started_s[rows], 0).astype(np.float64))
-    where, which = np.nonzero(thresholds < age[:, None])
-    if len(where) > most_pairs:
-        chosen = np.sort(np.random.default_rng(seed).choice(len(where), most_pairs, replace=False))
-        where, which = where[chosen], which[chosen]
-    features = np.concatenate((pairs.of_threshold[places[where], which], pairs.of_job[places[where]]), axis=1)
-    ended = (log_run[where] <= thresholds[where, which]).astype(np.float32)
+    job, k = np.nonzero(thresholds < age[:, None])
+    if len(job) > most_pairs:
+        chosen = np.sort(np.random.default_rng(seed).choice(len(job), most_pairs, replace=False))
+        job, k = job[chosen], k[chosen]
+    features = np.concatenate((pairs.threshold_features[pair_rows[job], k], pairs.job_features[pair_rows[job]]), axis=1)
+    ended = (log_run[job] <= thresholds[job, k]).astype(np.float32)
     return TrainingSet(features=features, ended=ended, names=PAIR_FEATURES)
 
 
 def _tail(past: PastRuns, rows: NDArray[np.int64], until_s: int) -> NDArray[np.float64]:
-    """Return the tail beyond the time that ``LAST_SHARE`` of runs outlast.
+    """Return the tail beyond the time that ``TAIL_SHARE`` of runs outlast.
 
     It is the estimate of Kaplan and Meier (1958).
     """
     if not len(rows):
         return NO_TAIL
     ended = past.ended[rows]
-    so_far = np.where(ended, past.log_run[rows], np.log1p(np.maximum(until_s - past.started_s[rows], 0)))
-    order = np.argsort(so_far, kind="stable")
-    times, at_risk = so_far[order], np.arange(len(rows), 0, -1)
+    log_time = np.where(ended, past.log_run[rows], np.log1p(np.maximum(until_s - past.started_s[rows], 0)))
+    order = np.argsort(log_time, kind="stable")
+    times, at_risk = log_time[order], np.arange(len(rows), 0, -1)
     survival = np.cumprod(1.0 - ended[order] / at_risk)
-    first = min(int(np.searchsorted(-survival, -LAST_SHARE)), len(times) - 1)
+    first = min(int(np.searchsorted(-survival, -TAIL_SHARE)), len(times) - 1)
     chosen = np.unique(np.linspace(first, len(times) - 1, TAIL_POINTS).astype(np.int64))
-    beyond = np.maximum(survival[chosen], 0.5 / len(times))
-    return np.stack((times[chosen], beyond / beyond[0]))
+    tail_survival = np.maximum(survival[chosen], 0.5 / len(times))
+    return np.stack((times[chosen], tail_survival / tail_survival[0]))
 
 
-def _is_better(walk: RecordedWalk, plain: RecordedWalk, table: JobTable, rows: NDArray[np.int64]) -> bool:
+def _is_better(walk: RecordedWalk, other: RecordedWalk, table: JobTable, rows: NDArray[np.int64]) -> bool:
     """Return whether a walk predicts ``rows`` with a smaller loss than another.
 
-    Jobs of fewer than ``FEWEST_UNITS`` users, or days where no user is known, show nothing.
+    False if the jobs come from fewer than ``FEWEST_UNITS`` users, or days where no user is known.
     """
     if len(np.unique(resampling_units(table.user[rows], table.submitted_s[rows]))) < FEWEST_UNITS:
         return False
     quantiles, run_s = slice(RUN_TIME.p10, RUN_TIME.p90 + 1), table.run_time_s[rows]
-    trained, untrained_ = (pinball_losses(each.predicted[rows, quantiles], run_s).mean() for each in (walk, plain))
-    return bool(trained < untrained_)
+    loss, other_loss = (pinball_losses(each.predicted[rows, quantiles], run_s).mean() for each in (walk, other))
+    return bool(loss < other_loss)
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:
-    """Return the jobs of known run time that ended before, by end."""
+    """Return the jobs of known run time that ended before a time, ordered by end."""
     rows = np.flatnonzero((table.ended_s < until_s) & np.isfinite(table.run_time_s))
     return rows[np.argsort(table.ended_s[rows], kind="stable")]
 
 
-def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
-    """Return the time, s, from which the backtest holds jobs back."""
+def _held_back_from_s(table: JobTable, ended: NDArray[np.int64]) -> int:
+    """Return the time from which jobs are held back, s since the epoch."""
     ends_s = table.ended_s[ended]
     share_s = int(ends_s[int(len(ended) * (1.0 - HELD_BACK))])
     earliest_s = int(ends_s[int(len(ended) * (1.0 - AT_MOST_HELD_BACK))])
     return max(min(share_s, int(ends_s[-1]) - HELD_BACK_S), earliest_s)
 
 
-def _stretch(progress: Progress, first: float, last: float, step: str, done: float) -> None:
-    """Report ``done`` as a part of the range ``first`` to ``last``."""
+def _report_part(progress: Progress, first: float, last: float, step: str, done: float) -> None:
+    """Report the progress of a part that spans ``first`` to ``last`` of the whole."""
     progress(step, first + (last - first) * done)
 
 

@@ -1,9 +1,9 @@
 """Predictions for a live queue, by a model or by shrinkage alone.
 
-What it has learned has room that grows. Sums and samples are those of :mod:`helios.predict.causal_stats` and
-:mod:`helios.predict.past_runs`, and their kernels update them. They accept new groups, and submissions in any order. A
-question works on copies of its own groups, so that what is known for that question alone (running and waiting jobs)
-leaves nothing behind.
+The statistics are those of :mod:`helios.predict.causal_stats` and :mod:`helios.predict.past_runs`, updated by the same
+kernels. Here their arrays grow, so that new groups can be added, and submissions may come in any order. Each prediction
+works on copies of the groups that it reads. So running and waiting jobs, which only this prediction knows, do not
+change what was learned.
 """
 
 from __future__ import annotations
@@ -40,670 +40,74 @@ from helios.predict.causal_stats import (
     CausalStats,
     Events,
 )
-from helios.predict.distribution import read_off
+from helios.predict.distribution import read_prediction
 from helios.predict.explain import BASES, fallback_level
 from helios.predict.job_table import (
-    ALIKE,
-    ASKED,
+    LEVEL_COLUMNS,
+    REQUEST_COLUMNS,
     JobNameFamilies,
     JobTable,
     NameCodes,
-    columns_alike,
     distinct_requests,
     distinct_rows,
-    event_order,
     group_members,
-    nearness,
+    grouping_columns,
+    job_events,
+    job_traits,
     request_events,
 )
 from helios.predict.past_runs import (
     PastRuns,
+    blank_all_sample_state,
     blank_past,
-    blank_sample_state,
     note_end,
     note_start,
     note_starts,
     take_samples,
 )
 from helios.predict.timeline import (
-    Levels,
+    Calibration,
     Model,
     Scratch,
-    add_up,
-    cut_and_round,
-    decide,
-    empty_levels,
-    lay_out,
-    level_by_features,
+    bound_level,
+    clip_and_round,
+    compute_cdf,
+    empty_calibration,
     note_outlived,
+    prepare_grid,
     started_s,
     untrained,
+    update_job_splits,
 )
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
 
 
-# Codes and group numbers that do not change when more jobs come.
-#
-# A whole history is numbered at once by factorizing its columns (:func:`helios.predict.job_table.group_columns`). A
-# live predictor cannot do so, because a new user must not change the numbers of those that it has learned from.
-
-_DIGITS_PATTERN = re.compile(r"\d+")
-_KEPT_LISTS = 64
-_FEW_NAMES = 50
-"""Names below which pandas takes longer than doing without it."""
-
-
-class Codes:
-    """Codes of values, numbered in the order in which values first appear."""
-
-    def __init__(self, known: Mapping[Hashable, int] | None = None) -> None:
-        self._known = {} if known is None else known
-        self._fresh: dict[Hashable, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._known) + len(self._fresh)
-
-    def aside(self) -> Codes:
-        """Return a copy that shares all known codes.
-
-        New values in the copy do not change this object.
-        """
-        return Codes(self._fresh)
-
-    def of(self, values: Iterable[Hashable]) -> list[int]:
-        """Return the code of each value.
-
-        A new value gets the next one.
-        """
-        known, fresh, first = self._known, self._fresh, len(self._known)
-        if not known:
-            return [fresh.setdefault(value, len(fresh)) for value in values]
-        return [known[value] if value in known else fresh.setdefault(value, first + len(fresh)) for value in values]
-
-
-class Categories:
-    """Growing ``Coding`` with group numbers.
-
-    Old values and old groups keep their numbers. Groups of all levels share one numbering, from 0.
-    """
-
-    def __init__(self) -> None:
-        self._columns: dict[str, Codes] = {}
-        self._names, self._stems, self._groups = Codes(), Codes(), Codes()
-        self._families = JobNameFamilies()
-        self._stem_of: list[int] = []  # by number of the name
-        self._is_aside = False
-        self._texts: dict[int, tuple[pd.Index[Any], list[Any]]] = {}
-
-    @property
-    def n_groups(self) -> int:
-        """Number of groups so far."""
-        return len(self._groups)
-
-    def aside(self) -> Categories:
-        """Return a copy that shares all known codes.
-
-        New values in the copy do not change this object.
-        """
-        other = Categories()
-        other._columns = {name: codes.aside() for name, codes in self._columns.items()}
-        other._names, other._stems, other._groups = self._names.aside(), self._stems.aside(), self._groups.aside()
-        other._families = self._families.aside()
-        other._stem_of, other._is_aside, other._texts = self._stem_of, True, self._texts
-        return other
-
-    def codes(self, name: str, column: Any) -> NDArray[np.int32]:
-        """See ``Coding``."""
-        texts = self._texts_of(column.categories)
-        numbers = self._columns.setdefault(name, Codes())
-        if len(column) > len(texts):
-            # The additional last entry is for the code -1 of a missing value.
-            of_category = np.array([*numbers.of(texts), -1], dtype=np.int32)
-            return np.asarray(of_category[column.codes])
-        codes = column.codes.tolist()
-        known = iter(numbers.of(texts[code] for code in codes if code >= 0))
-        return np.array([-1 if code < 0 else next(known) for code in codes], dtype=np.int32)
-
-    def _texts_of(self, categories: pd.Index[Any]) -> list[Any]:
-        """Return categories as a list.
-
-        Lists are cached, because the same categories are often used again.
-        """
-        kept = self._texts.get(id(categories))
-        if kept is None or kept[0] is not categories:
-            if len(self._texts) >= _KEPT_LISTS:
-                self._texts.clear()
-            kept = self._texts[id(categories)] = (categories, categories.tolist())
-        return kept[1]
-
-    def name_codes(self, names: Any, user: NDArray[np.int32] | None = None) -> NameCodes:
-        """See ``Coding``.
-
-        Without ``user`` there are no families.
-        """
-        texts = list(names)
-        codes = np.full((3, len(texts)), -1, dtype=np.int32)
-        known = [place for place, text in enumerate(texts) if isinstance(text, str)]
-        if known:
-            named = [texts[place] for place in known]
-            numbers = self._names.of(named)
-            codes[:2, known] = numbers, self._stems_of(numbers, named)
-            if user is not None and len(named) < _FEW_NAMES:
-                codes[2, known] = [self._families.code(*job) for job in zip(user[known].tolist(), named, strict=True)]
-            elif user is not None:
-                place, uniques = pd.factorize(np.array(named, dtype=object))
-                codes[2, known] = self._families.codes(user[known], place.astype(np.int32), list(uniques))
-        return NameCodes(*codes)
-
-    def groups(self, table: JobTable, *, levels: Sequence[int] = range(len(LEVELS))) -> NDArray[np.int32]:
-        """Return each job's group at each of ``LEVELS``, -1 for none.
-
-        The result has the shape (table.n, len(LEVELS)).
-
-        Parameters
-        ----------
-        table : JobTable
-            Coded by this object.
-        levels : sequence of int
-            Those that are needed. The others stay -1.
-        """
-        columns = {name: values.tolist() for name, values in columns_alike(table).items()}
-        members = group_members(table, [LEVELS[level] for level in levels])
-        groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
-        for level in levels:
-            name = LEVELS[level]
-            keys = zip(repeat(level, table.n), *(columns[part] for part in ALIKE[name]), strict=True)
-            member = members[name]
-            if member is None:
-                groups[:, level] = self._groups.of(keys)
-            elif member.any():
-                groups[member, level] = self._groups.of(compress(keys, member))
-        return groups
-
-    def _stems_of(self, numbers: list[int], names: list[str]) -> list[int]:
-        """Return the stem of each name.
-
-        Stems of known names are not computed again.
-        """
-        old = self._stem_of
-        fresh = {number: name for number, name in zip(numbers, names, strict=True) if number >= len(old)}
-        stems = self._stems.of([_DIGITS_PATTERN.sub("", name) for name in fresh.values()])
-        stem_of = dict(zip(fresh, stems, strict=True))
-        found = [old[number] if number < len(old) else stem_of[number] for number in numbers]
-        if not self._is_aside:
-            old.extend(stems)  # new names are numbered in the order in which they are met
-        return found
-
-
-# Statistics and past runs of ended jobs.
-
-_RINGS = {
-    USER_SIZE: ("key_runs", "key_count"),
-    USER: ("user_starts", "user_count"),
-    REQUEST: ("request_starts", "request_count"),
-}
-"""Rings and their lengths in ``PastRuns``, by the level of their groups."""
-_ROOM = 1024
-_NO_JOBS = np.empty(0, dtype=np.int64)
-# A submission without a group. Ends before it are learned, and it changes nothing itself.
-_NOBODY = Events(
-    submitted_s=np.array([NEVER_S]),
-    log_run=np.full(1, np.nan),
-    limit_share=np.full(1, np.nan),
-    failed=np.full(1, np.nan),
-    request=np.zeros((1, len(stats.REQUEST_FEATURES)), dtype=np.float32),
-    nearness=np.zeros((1, 4)),
-    groups=np.full((1, len(LEVELS)), -1, dtype=np.int32),
+_UNENDED_COLUMNS = (
+    "submitted_at",
+    "started_at",
+    *(name for name in REQUEST_COLUMNS if name not in {"account", "nodes", "memory_mib"}),
 )
-# One empty row of each array, the initial value of every new one.
-_BLANK_STATS = stats.empty_stats(replace(_NOBODY, groups=np.zeros_like(_NOBODY.groups)))
-_BLANK_PAST = blank_past(1, 1, 1, 1, 1)
-
-
-class Unended(NamedTuple):
-    """Jobs that have been submitted and have not ended.
-
-    Attributes
-    ----------
-    groups : int32 array of shape (n_requests, len(LEVELS))
-        Of each of their requests.
-    nearness : float64 array of shape (n_requests, 4)
-        As in ``Events``.
-    submitted : int64 array of shape (n,)
-        Requests of those that features need.
-    submitted_s : int64 array of shape (n,)
-        Their submissions, s since the epoch.
-    running : int64 array of shape (n_running,)
-        Requests of those that run; -1 where no question asks for its groups.
-    since_s : int64 array of shape (n_running,)
-        Their starts, s since the epoch.
-    """
-
-    groups: NDArray[np.int32]
-    nearness: NDArray[np.float64]
-    submitted: NDArray[np.int64]
-    submitted_s: NDArray[np.int64]
-    running: NDArray[np.int64]
-    since_s: NDArray[np.int64]
-
-
-NO_GROUPS = _NOBODY.groups[:0]
-_NOTHING_UNENDED = Unended(NO_GROUPS, _NOBODY.nearness[:0], *[_NO_JOBS] * 4)
-
-
-def join_unended(parts: Sequence[Unended]) -> Unended:
-    """Return the jobs of all parts."""
-    total = parts[0] if parts else _NOTHING_UNENDED
-    for part in parts[1:]:
-        first = len(total.groups)
-        submitted, running = (np.where(kind < 0, -1, kind + first) for kind in (part.submitted, part.running))
-        pairs: Any = zip(total, part._replace(submitted=submitted, running=running), strict=True)
-        total = Unended(*map(np.concatenate, pairs))
-    return total
-
-
-class LiveHistory:
-    """``CausalStats`` and ``PastRuns`` of the ended jobs of a live cluster.
-
-    Attributes
-    ----------
-    levels : Levels
-        Only the share of jobs that outlived their limits is learned here.
-    """
-
-    def __init__(self) -> None:
-        self.levels = empty_levels()
-        self._scratch = Scratch()
-        self._n = self._n_groups = self._n_stems = 0
-        self._n_rings = dict.fromkeys(_RINGS, 0)
-        self._groups, self._nearness = (np.repeat(part, _ROOM, axis=0) for part in (_NOBODY.groups, _NOBODY.nearness))
-        self._past = blank_past(_ROOM, _ROOM, _ROOM, _ROOM, _ROOM)
-        self._stats = CausalStats(*(np.repeat(values, _ROOM, axis=0) for values in _BLANK_STATS))
-        self._submissions: dict[int, NDArray[np.int64]] = {}
-
-    def learn(self, events: Events, started_s: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Add jobs that have ended.
-
-        Older submissions may come after younger ones. Ends count in the order of the calls, and those of one call by
-        their time, then by row.
-
-        Parameters
-        ----------
-        events : Events
-            In submission order.
-        started_s, ended_s : int64 arrays, s since the epoch
-        """
-        self._make_room(events.groups)
-        self._n_stems = max(self._n_stems, int(events.nearness[:, 3].max(initial=-1.0)) + 1)
-        _submit(self._stats.counts, events.groups, events.submitted_s)
-        order = np.argsort(ended_s, kind="stable")
-        with_nobody = Events(*map(np.concatenate, zip(_NOBODY, events, strict=True)))
-        unread = np.empty((1, len(FEATURES)), dtype=np.float32)
-        nobody = np.zeros(1, dtype=np.int64)
-        stats.replay_events(self._stats, with_nobody, nobody, order + 1, ended_s[order], 0, unread)
-        for user, submitted_s in _by_group(events.groups[:, USER], events.submitted_s):
-            earlier = self._submissions.get(user, _NO_JOBS)
-            self._submissions[user] = np.sort(np.concatenate((earlier, submitted_s)))
-        timed = np.flatnonzero(np.isfinite(events.log_run))
-        rows = self._place(events.groups[timed], events.nearness[timed])
-        by_start, by_end = (rows[np.argsort(when[timed], kind="stable")] for when in (started_s, ended_s))
-        when_s = np.zeros((2, len(self._groups)), dtype=np.int64)
-        when_s[0, rows], when_s[1, rows] = started_s[timed], ended_s[timed]
-        log_run, log_limit = np.zeros(len(self._groups)), np.full(len(self._groups), np.nan)
-        log_run[rows], log_limit[rows] = events.log_run[timed], events.request[timed, COLUMN.log_limit]
-        _learn(self._past, self._groups, self.levels, by_start, by_end, when_s, log_run, log_limit)
-        self._n += len(rows)
-
-    def predict(
-        self,
-        requests: JobTable,
-        groups: NDArray[np.int32],
-        kind: NDArray[np.int64],
-        unended: Unended,
-        *,
-        now_s: int,
-        model: Model,
-        levels: Levels | None,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-        """Predict the run times of jobs that are submitted now.
-
-        What is kept here is not changed.
-
-        Parameters
-        ----------
-        requests : JobTable
-            What the jobs ask for.
-        groups : int32 array of shape (requests.n, len(LEVELS))
-            Their groups. Unknown numbers are new groups.
-        kind : int64 array of shape (n_asked,)
-            Which of the requests each job makes.
-        levels : Levels, optional
-            Calibration of the intervals.
-
-        Returns
-        -------
-        predictions : float64 array of shape (n_asked, len(RUN_TIME))
-        features : float32 array of shape (n_asked, len(FEATURES))
-        """
-        events = request_events(requests, groups=groups.copy())
-        if len(kind) > 1:
-            events, kind = self._without_new_names(events, kind, unended)
-        asked = events.groups
-        numbers = np.unique(asked[asked >= 0])
-        asked[:] = _renumbered(asked, numbers)
-        # The last request, number -1, has no group.
-        requested = np.concatenate((_renumbered(unended.groups, numbers), _NOBODY.groups))
-        near = np.concatenate((unended.nearness, _NOBODY.nearness))
-        others = requested[unended.submitted]
-        # The additional last entry is for the number -1 of no group.
-        level_of = np.full(len(numbers) + 1, -1)
-        level_of[asked] = np.arange(len(LEVELS))
-        members = {level: np.flatnonzero(level_of[:-1] == level).astype(np.int32) for level in _RINGS}
-        ring_of = np.full(len(numbers), -1, dtype=np.int32)
-        for found in members.values():
-            ring_of[found] = np.arange(len(found), dtype=np.int32)
-        history = self._stats_of(numbers, ring_of, users=members[USER])
-        _submit(history.counts, others, unended.submitted_s)
-        self._count_bursts(history, numbers, members[USER], others[:, USER], unended.submitted_s, now_s)
-        features = np.empty((len(kind), len(FEATURES)), dtype=np.float32)
-        _describe_asked(history, events, kind, features)
-
-        by_start = np.argsort(unended.since_s, kind="stable")
-        runs = self._place(requested[unended.running], near[unended.running])
-        jobs = self._place(asked, events.nearness, after=len(runs))
-        past = self._past_of(numbers, ring_of, members)
-        past.started_s[self._n : jobs[-1] + 1] = NEVER_S
-        past.ended[self._n : jobs[-1] + 1] = False
-        learned = self.levels if levels is None else replace(levels, outlived=self.levels.outlived)
-        out = np.empty((len(kind), len(RUN_TIME)))
-        place = past, history, self._groups, self._nearness
-        starts = runs[by_start], unended.since_s[by_start]
-        asked_for = features, kind, np.argsort(kind, kind="stable"), jobs
-        _predict(*place, learned, model, self._scratch, *starts, *asked_for, now_s, out)
-        return out, features
-
-    def _without_new_names(
-        self, events: Events, kind: NDArray[np.int64], unended: Unended
-    ) -> tuple[Events, NDArray[np.int64]]:
-        """Merge requests that differ only in names of which nothing is known.
-
-        No job of such a name, stem or family has ended, so all their groups are empty, and of these levels only sums
-        over ended jobs are read. A stem that no other job has is as far from every job as any other such stem.
-
-        Parameters
-        ----------
-        events : Events
-            One entry per request.
-        kind : int64 array
-            Which of them each job makes.
-
-        Returns
-        -------
-        events, kind
-            The same with fewer entries.
-        """
-        groups, nearness = events.groups.copy(), events.nearness.copy()
-        names, stem = groups[:, USER_FAMILY:], nearness[:, 3]
-        # The number of no other group: users' groups also have counts.
-        names[names >= self._n_groups] = groups.max() + 1
-        stem[(stem >= self._n_stems) & ~np.isin(stem, unended.nearness[:, 3])] = -2.0
-        first, place = distinct_rows(events.request, nearness, groups)
-        events = replace(events, nearness=nearness, groups=groups)
-        return Events(*(part[first] for part in events)), place[kind]
-
-    def _place(self, groups: NDArray[np.int32], nearness: NDArray[np.float64], *, after: int = 0) -> NDArray[np.int64]:
-        """Write jobs' groups and requests into new rows, and return these."""
-        rows = self._n + after + np.arange(len(groups))
-        needed = self._n + after + len(groups)
-        self._past = _with_room(
-            self._past, _BLANK_PAST, dict.fromkeys(("started_s", "log_run", "ended", "ended_s"), needed)
-        )
-        self._groups, self._nearness = _longer(self._groups, needed, -1), _longer(self._nearness, needed, 0.0)
-        self._groups[rows], self._nearness[rows] = groups, nearness
-        return rows
-
-    def _make_room(self, groups: NDArray[np.int32]) -> None:
-        """Make room for all groups, and give every new one its rings."""
-        self._n_groups = max(self._n_groups, int(groups.max(initial=-1)) + 1)
-        # One more than needed, because the row after the last one stands for unknown groups.
-        ring_of, n_rows = _longer(self._past.ring_of, self._n_groups + 1, -1), dict[str, int]()
-        for level, names in _RINGS.items():
-            numbers = np.unique(groups[:, level])
-            fresh = numbers[(numbers >= 0) & (ring_of[numbers] < 0)]
-            ring_of[fresh] = np.arange(self._n_rings[level], self._n_rings[level] + len(fresh), dtype=np.int32)
-            self._n_rings[level] += len(fresh)
-            n_rows |= dict.fromkeys(names, self._n_rings[level] + 1)
-        self._past = replace(_with_room(self._past, _BLANK_PAST, n_rows), ring_of=ring_of)
-        n_rows = dict.fromkeys(("sums", "counts"), self._n_groups + 1)
-        n_rows |= dict.fromkeys(("rings", "ring_length"), self._n_rings[USER] + 1)
-        self._stats = replace(_with_room(self._stats, _BLANK_STATS, n_rows), ring_of=ring_of)
-
-    def _ring_rows(self, numbers: NDArray[np.int32], level: int) -> NDArray[np.int32]:
-        """Return the ring of each group, or the blank one after the last."""
-        rings = self._past.ring_of[np.minimum(numbers, self._n_groups)]
-        return np.where(rings < 0, self._n_rings[level], rings)
-
-    def _stats_of(
-        self, numbers: NDArray[np.int32], ring_of: NDArray[np.int32], *, users: NDArray[np.int32]
-    ) -> CausalStats:
-        """Return a copy of the groups ``numbers``, renumbered by position.
-
-        ``users`` are such positions.
-        """
-        rows, rings = np.minimum(numbers, self._n_groups), self._ring_rows(numbers[users], USER)
-        return CausalStats(
-            sums=self._stats.sums[rows],
-            counts=self._stats.counts[rows],
-            rings=self._stats.rings[rings],
-            ring_of=ring_of,
-            ring_length=self._stats.ring_length[rings],
-        )
-
-    def _past_of(
-        self, numbers: NDArray[np.int32], ring_of: NDArray[np.int32], members: Mapping[int, NDArray[np.int32]]
-    ) -> PastRuns:
-        """Return the past with copies of the rings of the groups ``numbers``, renumbered by position.
-
-        ``members`` are such positions by level.
-        """
-        past = self._past
-        rings = {name: getattr(past, name).copy() for name in ("all_starts", "all_count")}
-        for level, names in _RINGS.items():
-            rows = self._ring_rows(numbers[members[level]], level)
-            rings |= {name: getattr(past, name)[rows] for name in names}
-        return replace(past, ring_of=ring_of, sample_state=blank_sample_state(), **rings)
-
-    def _count_bursts(  # noqa: PLR0917 - what one user's count needs
-        self,
-        history: CausalStats,
-        numbers: NDArray[np.int32],
-        users: NDArray[np.int32],
-        unended: NDArray[np.int32],
-        submitted_s: NDArray[np.int64],
-        now_s: int,
-    ) -> None:
-        """Set how many jobs each user has submitted in a row.
-
-        The count of other groups is never read.
-
-        Parameters
-        ----------
-        users : int32 array
-            Positions in ``numbers``.
-        unended, submitted_s : arrays of equal length
-            Users and submissions of jobs that have not ended.
-        """
-        lately = users[history.counts[users, stats._LAST_SUBMIT_S] >= now_s - stats.BURST_GAP_S]
-        if not len(lately):
-            return
-        order = np.lexsort((submitted_s, unended))
-        ascending, theirs_s = unended[order], submitted_s[order]
-        first, past_last = np.searchsorted(ascending, lately), np.searchsorted(ascending, lately, side="right")
-        for user, low, high in zip(lately.tolist(), first.tolist(), past_last.tolist(), strict=True):
-            known = self._submissions.get(int(numbers[user]), _NO_JOBS)
-            history.counts[user, stats._BURST] = _last_burst(known, theirs_s[low:high])
-
-
-@cached_jit
-def _last_burst(some: Any, others: Any) -> int:
-    """Return the length of the burst at the end of two ascending lists."""
-    left, right, length, later = len(some), len(others), 0, 0
-    while left + right > 0:
-        if right == 0 or (left > 0 and some[left - 1] > others[right - 1]):
-            left -= 1
-            when = some[left]
-        else:
-            right -= 1
-            when = others[right]
-        if length > 0 and later - when > stats.BURST_GAP_S:
-            break
-        later = when
-        length += 1
-    return length
-
-
-def _with_room(table: Any, blank: Any, n_rows: Mapping[str, int]) -> Any:
-    """Return a table with more room in some of its arrays."""
-    short = {name: n for name, n in n_rows.items() if n > len(getattr(table, name))}
-    longer = {name: _longer(getattr(table, name), n, getattr(blank, name)[0]) for name, n in short.items()}
-    return replace(table, **longer) if longer else table
-
-
-def _longer(values: NDArray[Any], needed: int, blank: Any) -> NDArray[Any]:
-    """Return an array with room for ``needed`` rows.
-
-    It grows by at least half, so that this is rare.
-    """
-    if needed <= len(values):
-        return values
-    more = max(needed - len(values), len(values) // 2)
-    return np.concatenate((values, np.full((more, *values.shape[1:]), blank, dtype=values.dtype)))
-
-
-def _renumbered(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return groups as positions in ``numbers``, which ascend.
-
-    -1 for no group, and for a group that is not in ``numbers``.
-    """
-    if not len(numbers):
-        return np.full_like(groups, -1)
-    found = np.minimum(np.searchsorted(numbers, groups), len(numbers) - 1)
-    return np.where(numbers[found] == groups, found, -1).astype(np.int32)
-
-
-def _by_group(groups: NDArray[np.int32], values: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return the values of each group but -1."""
-    order = np.argsort(groups, kind="stable")
-    found, first = np.unique(groups[order], return_index=True)
-    parts = np.split(values[order], first[1:]) if len(found) else []
-    return [(group, part) for group, part in zip(found.tolist(), parts, strict=True) if group >= 0]
-
-
-@cached_jit
-def _submit(counts: Any, groups: Any, submitted_s: Any) -> None:
-    for job in range(len(groups)):
-        for group in groups[job]:
-            if group < 0:
-                continue
-            count = counts[group]
-            count[stats._SUBMITTED] += 1
-            count[stats._UNENDED] += 1
-            count[stats._UNENDED_SUM_S] += submitted_s[job]
-            count[stats._LAST_SUBMIT_S] = max(count[stats._LAST_SUBMIT_S], submitted_s[job])
-
-
-@cached_jit
-def _describe_asked(history: Any, events: Any, kind: Any, features: Any) -> None:
-    """Fill in the features of jobs that are submitted in order.
-
-    ``kind`` has each job's row of ``events``.
-    """
-    first = np.full(len(events.groups), -1)
-    for job in range(len(kind)):
-        request, row = kind[job], features[job]
-        if first[request] < 0:
-            first[request] = job
-            stats._describe(history, events, request, row)
-        else:
-            # Between jobs of one request only submissions have been added.
-            row[:] = features[first[request]]
-            stats._describe_activity(history, events.groups[request], events.submitted_s[request], row)
-        stats._arrive(history, events, request)
-
-
-@cached_jit
-def _learn(  # noqa: PLR0917 - numba kernels are called by position
-    past: Any, groups: Any, levels: Any, by_start: Any, by_end: Any, when_s: Any, log_run: Any, log_limit: Any
-) -> None:
-    for job in by_start:
-        note_start(past, groups, job, when_s[0, job])
-    for job in by_end:
-        note_end(past, groups, job, when_s[1, job], log_run[job])
-        note_outlived(levels, log_run[job], log_limit[job])
-
-
-@cached_jit
-def _predict(  # noqa: PLR0917 - as above
-    past: Any,
-    history: Any,
-    groups: Any,
-    nearness: Any,
-    levels: Any,
-    model: Any,
-    scratch: Any,
-    runs: Any,
-    since_s: Any,
-    features: Any,
-    kind: Any,
-    by_kind: Any,
-    jobs: Any,
-    now: int,
-    out: Any,
-) -> None:
-    note_starts(past, groups, runs, since_s)
-    ends = np.empty(len(model.forest.feature), dtype=np.int32)
-    low, high, before = 0.0, 0.0, -1
-    for job in by_kind:
-        row = features[job]
-        # Nothing is computed twice that is the same as for the job before, of the same user and request.
-        another = before < 0 or kind[job] != kind[before]
-        if another:
-            take_samples(past, history, groups, nearness, jobs[kind[job]], now, scratch.samples)
-            lay_out(scratch, model, row, ends)
-        another |= decide(scratch, model, row, ends)
-        if another:
-            add_up(scratch, levels, model, row, ends)
-        own_low, own_high = level_by_features(levels, row, 0), level_by_features(levels, row, 1)
-        if another or own_low != low or own_high != high:
-            low, high = own_low, own_high
-            read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out[job])
-            cut_and_round(levels, row, out[job])
-        else:
-            out[job] = out[before]
-        before = job
-
-
-_UNENDED = ("submitted_at", "started_at", *(name for name in ASKED if name not in {"account", "nodes", "memory_mib"}))
-"""Columns that are read of jobs that have not ended: they are compared by size, limit, partition and name."""
-_COLUMNS = pd.Index(PREDICTIONS.names)
-_NUMBERS = [getattr(RUN_TIME, name.removesuffix("_s")) for name in PREDICTIONS.names[:-1]]
+"""Columns that are read of jobs that have not ended, which are compared by size, limit, partition and name."""
+_PREDICTION_NAMES = pd.Index(PREDICTIONS.names)
+_PREDICTION_COLUMNS = [getattr(RUN_TIME, name.removesuffix("_s")) for name in PREDICTIONS.names[:-1]]
+"""Columns of ``RunTime`` for those of ``PREDICTIONS``, all but the last."""
 _UNKNOWN_S = np.iinfo(np.int64).min // 1_000_000
 
 
 class LivePredictor:
-    """Predictor for a live queue, which learns from ended jobs.
+    """Predictor for a live queue that learns from ended jobs.
 
-    It never forgets, so a long-lived process should replace it by a new one with the latest history from time to time.
-    Threads may share it.
+    It never forgets a job. A long-lived process should replace it from time to time by a new one with the latest
+    history. Threads may share it.
 
     Parameters
     ----------
     history : DataFrame
         Columns of ``JOBS``, learned as by :meth:`learn`.
     model : DurationModel, optional
-        None for shrinkage alone, which serves from the first job.
+        None for shrinkage alone, which needs no training.
     timezone : str
         Zone of the cluster's local time.
 
@@ -716,20 +120,18 @@ class LivePredictor:
     def __init__(self, history: pd.DataFrame, *, model: DurationModel | None = None, timezone: str = "UTC") -> None:
         self.model = model
         self._zone = ZoneInfo(timezone)
-        self._told: set[tuple[str, int, int]] = set()
-        self._not_yet_past = JOBS.empty()
-        self._history, self._vocabulary = LiveHistory(), Categories()
+        self._known_jobs: set[tuple[str, int, int]] = set()
+        self._unlearned = JOBS.empty()
+        self._history, self._coding = LiveHistory(), GrowingCoding()
         self._lock = Lock()
         self.learn(history)
 
     def learn(self, ended: pd.DataFrame) -> int:
-        """Add jobs that have ended.
+        """Add jobs that have ended, each once.
 
-        A job that was added before counts once.
-
-        A job is learned by the first :meth:`predict` for a time after its end. Jobs added before that call are learned
-        in the order of their ends, in whatever order they were added. A job that is added later is learned then, as if
-        it had ended after all known ones. As older jobs weigh less, it then counts a little more than it should.
+        A job is learned by the first :meth:`predict` for a time after its end. All jobs added before that call are
+        learned in the order of their ends. A job that is added later is learned as if it had ended after the others.
+        As older jobs weigh less, it then weighs a little too much.
 
         Parameters
         ----------
@@ -747,18 +149,18 @@ class LivePredictor:
             A column is missing or of another type.
         """
         JOBS.check(ended)
-        over = ended[ended["ended_at"].notna()]
+        ended = ended[ended["ended_at"].notna()]
         with self._lock:
-            fresh = over[self._are_new(over)]
-            if len(fresh):
-                both = [self._not_yet_past, fresh] if len(self._not_yet_past) else [fresh]
-                self._not_yet_past = in_submission_order(JOBS.conform(pd.concat(both)))
-        return len(fresh)
+            new = ended[self._are_new(ended)]
+            if len(new):
+                frames = [self._unlearned, new] if len(self._unlearned) else [new]
+                self._unlearned = in_submission_order(JOBS.conform(pd.concat(frames)))
+        return len(new)
 
     def predict(self, pending: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
         """Predict run times of jobs as if submitted now, in this order.
 
-        Jobs that ended while they waited are used. The call stores nothing about pending or running jobs.
+        Jobs that ended since their submission are used. Nothing is stored about pending or running jobs.
 
         Parameters
         ----------
@@ -772,8 +174,9 @@ class LivePredictor:
         Returns
         -------
         DataFrame
-            Columns of ``PREDICTIONS``, one row for each of ``pending``, with its index. ``source`` is the model's id,
-            or which past jobs shrinkage rests on (``shrinkage: user+size``; see :data:`helios.predict.explain.BASES`).
+            Columns of ``PREDICTIONS``, one row for each of ``pending``, with its index. ``source`` is the id of the
+            model, or the past jobs that shrinkage used (``shrinkage: user+size``; see
+            :data:`helios.predict.explain.BASES`).
 
         Raises
         ------
@@ -782,109 +185,70 @@ class LivePredictor:
         """
         if pending.empty:
             return PREDICTIONS.empty()
-        found, features = self._predict(pending, running, now)
-        return _as_frame(found, features, self.model, pending.index)
+        predictions, features = self._predict(pending, running, now)
+        return _predictions_frame(predictions, features, self.model, pending.index)
 
     def _are_new(self, jobs: pd.DataFrame) -> NDArray[np.bool_]:
-        names = jobs["job_id"].tolist(), jobs["submitted_at"].astype("int64").tolist(), jobs["restart"].tolist()
+        """Return which jobs were not known, and add these to the known ones."""
+        keys = jobs["job_id"].tolist(), jobs["submitted_at"].astype("int64").tolist(), jobs["restart"].tolist()
         new = np.zeros(len(jobs), dtype=np.bool_)
-        for row, key in enumerate(zip(*names, strict=True)):
-            new[row] = key not in self._told
-            self._told.add(key)
+        for row, key in enumerate(zip(*keys, strict=True)):
+            new[row] = key not in self._known_jobs
+            self._known_jobs.add(key)
         return new
 
     def _predict(
         self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime
     ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
         """Return predictions, columns of ``RunTime``, and the features of the jobs."""
-        local, now_s, model = now.astimezone(self._zone), math.floor(now.timestamp()), self.model
-        requests, kind = distinct_requests(QUEUE.arrays(pending, ASKED))
+        local_time, now_s, model = now.astimezone(self._zone), math.floor(now.timestamp()), self.model
+        columns, request_index = distinct_requests(QUEUE.arrays(pending, REQUEST_COLUMNS))
         with self._lock:
             self._learn_until(now_s)
-            vocabulary = self._vocabulary.aside()
-            asked = JobTable.from_requests(
-                requests, coding=vocabulary, now_s=now_s, hour=float(local.hour), weekday=float(local.weekday())
+            coding = self._coding.overlay()
+            requests = JobTable.from_requests(
+                columns, coding=coding, now_s=now_s, hour=float(local_time.hour), weekday=float(local_time.weekday())
             )
-            groups = vocabulary.groups(asked)
-            frames = [frame for frame in (running, self._not_yet_past) if frame is not None and len(frame)]
-            unended = [_unended(frame, asked, now_s, vocabulary) for frame in frames]
+            groups = coding.groups(requests)
+            frames = [frame for frame in (running, self._unlearned) if frame is not None and len(frame)]
+            unended = [_unended_jobs(frame, requests, now_s, coding) for frame in frames]
             return self._history.predict(
-                asked,
+                requests,
                 groups,
-                kind,
-                join_unended(unended),
+                request_index,
+                concat_unended(unended),
                 now_s=now_s,
                 model=model.kernel if model else untrained(),
-                levels=model.levels if model else None,
+                calibration=model.calibration if model else None,
             )
 
     def _learn_until(self, now_s: int) -> None:
-        """Learn from the jobs that ended strictly before a moment."""
-        told = self._not_yet_past
-        if told.empty:
+        """Learn from the added jobs that ended strictly before ``now_s``."""
+        jobs = self._unlearned
+        if jobs.empty:
             return
-        past = (_seconds(told["ended_at"].array) < now_s) & (_seconds(told["submitted_at"].array) < now_s)
+        past = (_seconds(jobs["ended_at"].array) < now_s) & (_seconds(jobs["submitted_at"].array) < now_s)
         if past.any():
-            table = JobTable.from_frame(told[past], coding=self._vocabulary)
-            events = event_order(table, groups=self._vocabulary.groups(table))
+            table = JobTable.from_frame(jobs[past], coding=self._coding)
+            events = job_events(table, groups=self._coding.groups(table))
             self._history.learn(events, started_s(table), table.ended_s)
-            self._not_yet_past = told[~past]
+            self._unlearned = jobs[~past]
 
 
-def _seconds(times: Any) -> NDArray[np.int64]:
-    """Return times in s since the epoch, ``_UNKNOWN_S`` for unknown ones."""
-    return np.asarray(times.asi8 // 1_000_000)
-
-
-def _unended(jobs: pd.DataFrame, asked: JobTable, now_s: int, vocabulary: Categories) -> Unended:
-    """Return the jobs of a frame that have not ended.
-
-    Features need those of the users who ask, submitted before. Of running jobs, those with neither the user nor the
-    request of any job asked about count as running alone, and their groups are left out, which take most of the time.
-    """
-    columns = QUEUE.arrays(jobs, _UNENDED)
-    submitted_s, since_s = _seconds(columns["submitted_at"]), _seconds(columns["started_at"])
-    begun = (since_s < now_s) & (since_s > _UNKNOWN_S)
-    user, gpus, limit_s = vocabulary.codes("user", columns["user"]), columns["gpus"], columns["time_limit_s"]
-    own = _is_among(user, asked.user)
-    alike = _is_among(gpus, asked.gpus) & (np.isnan(limit_s) | _is_among(limit_s, asked.time_limit_s))
-    theirs = own & (submitted_s < now_s)
-    needed = np.flatnonzero(theirs | (begun & (own | alike)))
-    groups, near, kind = NO_GROUPS, np.empty((0, 4)), np.full(len(jobs), -1)
-    if len(needed):
-        names, own = pa.array(columns["name"]).to_pylist(), own[needed]
-        named = [names[row] if is_own else None for row, is_own in zip(needed.tolist(), own.tolist(), strict=True)]
-        known = {
-            "user": np.where(own, user[needed], -1),
-            "stem": vocabulary.name_codes(named).stem,
-            "partition": vocabulary.codes("partition", columns["partition"])[needed],
-            **{name: columns[name][needed] for name in ("gpus", "cpus", "time_limit_s")},
-        }
-        first, kind[needed] = distinct_rows(*known.values())
-        table = JobTable.from_codes({name: values[first] for name, values in known.items()}, now_s=now_s)
-        groups, near = vocabulary.groups(table, levels=(REQUEST, USER, USER_SIZE)), nearness(table)
-    return Unended(groups, near, kind[theirs], submitted_s[theirs], kind[begun], since_s[begun])
-
-
-def _is_among(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which values are among the wanted ones, at once if there is one."""
-    return np.asarray(values == wanted[0] if len(wanted) == 1 else np.isin(values, wanted))
-
-
-def _as_frame(
-    found: NDArray[np.float64], features: NDArray[np.float32], model: DurationModel | None, index: pd.Index[Any]
+def _predictions_frame(
+    predictions: NDArray[np.float64], features: NDArray[np.float32], model: DurationModel | None, index: pd.Index[Any]
 ) -> pd.DataFrame:
     if model and model.trained:
         sources, codes = _sources(model.model_id), np.zeros(len(features), dtype=np.int8)
     else:
         sources, codes = _sources(*(f"shrinkage: {basis}" for basis in BASES)), fallback_level(features)
-    known = found[:, _NUMBERS]
-    known[~np.isfinite(known).all(axis=1)] = np.nan  # no prediction: a bound beyond every number
-    # Names that are set last take a third of the time of a frame from single columns.
-    frame = pd.DataFrame(known, index=index)
+    values = predictions[:, _PREDICTION_COLUMNS]
+    values[~np.isfinite(values).all(axis=1)] = np.nan  # a job with an infinite bound has no prediction
+    # Setting the names last takes a third of the time of making a frame from single columns.
+    frame = pd.DataFrame(values, index=index)
     source: Any = pd.Categorical.from_codes(codes, dtype=sources, validate=False)
-    frame.insert(len(_NUMBERS), len(_NUMBERS), source)
-    frame.columns = _COLUMNS
+    frame.insert(len(_PREDICTION_COLUMNS), len(_PREDICTION_COLUMNS), source)
+    frame.columns = _PREDICTION_NAMES
     return frame
 
 
@@ -893,7 +257,707 @@ def _sources(*names: str) -> pd.CategoricalDtype:
     return pd.CategoricalDtype(pd.Index(names, dtype="str"))
 
 
-# Remaining run time of a running job: its prediction, given that it has not ended.
+def _unended_jobs(jobs: pd.DataFrame, requests: JobTable, now_s: int, coding: GrowingCoding) -> UnendedJobs:
+    """Return the jobs of a frame that have not ended.
+
+    Features count the jobs of the users with ``requests`` that were submitted before. A running job that shares neither
+    the user nor the size and limit with any request has no groups here, because groups take most of the time.
+    """
+    columns = QUEUE.arrays(jobs, _UNENDED_COLUMNS)
+    submitted_s, since_s = _seconds(columns["submitted_at"]), _seconds(columns["started_at"])
+    is_running = (since_s < now_s) & (since_s > _UNKNOWN_S)
+    user, gpus, limit_s = coding.encode("user", columns["user"]), columns["gpus"], columns["time_limit_s"]
+    same_user = _is_among(user, requests.user)
+    is_similar = _is_among(gpus, requests.gpus) & (np.isnan(limit_s) | _is_among(limit_s, requests.time_limit_s))
+    is_counted = same_user & (submitted_s < now_s)
+    with_groups = np.flatnonzero(is_counted | (is_running & (same_user | is_similar)))
+    groups, traits, request_index = _NOBODY.groups[:0], _NOBODY.traits[:0], np.full(len(jobs), -1)
+    if len(with_groups):
+        same_user = same_user[with_groups]
+        names = pa.array(columns["name"]).to_pylist()
+        own_names = [
+            names[i] if same else None for i, same in zip(with_groups.tolist(), same_user.tolist(), strict=True)
+        ]
+        codes = {
+            "user": np.where(same_user, user[with_groups], -1),
+            "stem": coding.encode_names(own_names).stem,
+            "partition": coding.encode("partition", columns["partition"])[with_groups],
+            **{name: columns[name][with_groups] for name in ("gpus", "cpus", "time_limit_s")},
+        }
+        first, request_index[with_groups] = distinct_rows(*codes.values())
+        table = JobTable.from_codes({name: values[first] for name, values in codes.items()}, now_s=now_s)
+        groups, traits = coding.groups(table, levels=(REQUEST, USER, USER_SIZE)), job_traits(table)
+    return UnendedJobs(
+        groups=groups,
+        traits=traits,
+        submitted=request_index[is_counted],
+        submitted_s=submitted_s[is_counted],
+        running=request_index[is_running],
+        since_s=since_s[is_running],
+    )
+
+
+def _is_among(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values are among the wanted ones, faster for a single one."""
+    return np.asarray(values == wanted[0] if len(wanted) == 1 else np.isin(values, wanted))
+
+
+def _seconds(times: Any) -> NDArray[np.int64]:
+    """Return times as s since the epoch, ``_UNKNOWN_S`` for unknown ones."""
+    return np.asarray(times.asi8 // 1_000_000)
+
+
+# Statistics and past runs of ended jobs, with arrays that grow.
+
+_RINGS = {
+    USER_SIZE: ("key_runs", "key_count"),
+    USER: ("user_starts", "user_count"),
+    REQUEST: ("request_starts", "request_count"),
+}
+"""Ring buffers of ``PastRuns`` and their counts, by the level of their groups."""
+_FIRST_ROWS = 1024
+"""Rows of a new array, before it grows."""
+_NO_JOBS = np.empty(0, dtype=np.int64)
+# A submission without a group. To process it changes no statistics.
+_NOBODY = Events(
+    submitted_s=np.array([NEVER_S]),
+    log_run=np.full(1, np.nan),
+    limit_share=np.full(1, np.nan),
+    failed=np.full(1, np.nan),
+    request=np.zeros((1, len(stats.REQUEST_FEATURES)), dtype=np.float32),
+    traits=np.zeros((1, 4)),
+    groups=np.full((1, len(LEVELS)), -1, dtype=np.int32),
+)
+# Each array has one row, the initial value of all new rows.
+_BLANK_STATS = stats.empty_stats(replace(_NOBODY, groups=np.zeros_like(_NOBODY.groups)))
+_BLANK_PAST = blank_past(1, 1, 1, 1, 1)
+
+
+class UnendedJobs(NamedTuple):
+    """Jobs that have been submitted and have not ended.
+
+    Attributes
+    ----------
+    groups : int32 array of shape (n_requests, len(LEVELS))
+        Groups of the distinct requests of these jobs.
+    traits : float64 array of shape (n_requests, 4)
+        As in ``Events``.
+    submitted : int64 array of shape (n,)
+        Requests of the jobs that features count as submitted.
+    submitted_s : int64 array of shape (n,)
+        Submissions of these jobs, s since the epoch.
+    running : int64 array of shape (n_running,)
+        Requests of the running jobs; -1 where no prediction reads the groups of the job.
+    since_s : int64 array of shape (n_running,)
+        Starts of the running jobs, s since the epoch.
+    """
+
+    groups: NDArray[np.int32]
+    traits: NDArray[np.float64]
+    submitted: NDArray[np.int64]
+    submitted_s: NDArray[np.int64]
+    running: NDArray[np.int64]
+    since_s: NDArray[np.int64]
+
+
+_NO_UNENDED_JOBS = UnendedJobs(_NOBODY.groups[:0], _NOBODY.traits[:0], *[_NO_JOBS] * 4)
+
+
+def concat_unended(parts: Sequence[UnendedJobs]) -> UnendedJobs:
+    """Return the jobs of all parts."""
+    total = parts[0] if parts else _NO_UNENDED_JOBS
+    for part in parts[1:]:
+        first = len(total.groups)
+        submitted, running = (np.where(index < 0, -1, index + first) for index in (part.submitted, part.running))
+        pairs: Any = zip(total, part._replace(submitted=submitted, running=running), strict=True)
+        total = UnendedJobs(*map(np.concatenate, pairs))
+    return total
+
+
+class _LocalGroups(NamedTuple):
+    """The groups that one prediction reads, numbered from 0.
+
+    Attributes
+    ----------
+    numbers : int32 array of shape (n_groups,)
+        Their numbers in the history, ascending.
+    members : mapping of int to int32 array
+        Those of each level of ``_RINGS``, by local number.
+    ring_index : int32 array of shape (n_groups,)
+        Position in ``members`` of their level, -1 for groups without a ring.
+    """
+
+    numbers: NDArray[np.int32]
+    members: Mapping[int, NDArray[np.int32]]
+    ring_index: NDArray[np.int32]
+
+
+class LiveHistory:
+    """``CausalStats`` and ``PastRuns`` of the ended jobs of a live cluster.
+
+    Attributes
+    ----------
+    calibration : Calibration
+        Only the share of jobs that outlived their limits is learned here.
+    """
+
+    def __init__(self) -> None:
+        self.calibration = empty_calibration()
+        self._scratch = Scratch()
+        self._n = self._n_groups = self._n_stems = 0
+        self._n_rings = dict.fromkeys(_RINGS, 0)
+        self._groups, self._traits = (np.repeat(row, _FIRST_ROWS, axis=0) for row in (_NOBODY.groups, _NOBODY.traits))
+        self._past = blank_past(*[_FIRST_ROWS] * 5)
+        self._stats = CausalStats(*(np.repeat(row, _FIRST_ROWS, axis=0) for row in _BLANK_STATS))
+        self._submissions: dict[int, NDArray[np.int64]] = {}  # of ended jobs, by group of the user
+
+    def learn(self, events: Events, started_s: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
+        """Add jobs that have ended.
+
+        A later call may have older submissions. Ends count in the order of the calls, and within a call by time, then
+        by row.
+
+        Parameters
+        ----------
+        events : Events
+            In submission order.
+        started_s, ended_s : int64 arrays, s since the epoch
+        """
+        self._add_groups(events.groups)
+        self._n_stems = max(self._n_stems, int(events.traits[:, 3].max(initial=-1.0)) + 1)
+        self._learn_stats(events, ended_s)
+        self._learn_past(events, started_s, ended_s)
+
+    def _learn_stats(self, events: Events, ended_s: NDArray[np.int64]) -> None:
+        _count_submissions(self._stats.counts, events.groups, events.submitted_s)
+        for user, submitted_s in _split_by_group(events.groups[:, USER], events.submitted_s):
+            earlier = self._submissions.get(user, _NO_JOBS)
+            self._submissions[user] = np.sort(np.concatenate((earlier, submitted_s)))
+        # The submission of nobody comes after all ends, so that the kernel learns all of them.
+        order = np.argsort(ended_s, kind="stable")
+        with_nobody = Events(*map(np.concatenate, zip(_NOBODY, events, strict=True)))
+        nobody, unread = np.zeros(1, dtype=np.int64), np.empty((1, len(FEATURES)), dtype=np.float32)
+        stats.replay_events(self._stats, with_nobody, nobody, order + 1, ended_s[order], 0, unread)
+
+    def _learn_past(self, events: Events, started_s: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
+        timed = np.flatnonzero(np.isfinite(events.log_run))
+        rows = self._write_rows(events.groups[timed], events.traits[timed])
+        by_start, by_end = (rows[np.argsort(times_s[timed], kind="stable")] for times_s in (started_s, ended_s))
+        times_s = np.zeros((2, len(self._groups)), dtype=np.int64)
+        times_s[0, rows], times_s[1, rows] = started_s[timed], ended_s[timed]
+        log_run, log_limit = np.zeros(len(self._groups)), np.full(len(self._groups), np.nan)
+        log_run[rows], log_limit[rows] = events.log_run[timed], events.request[timed, COLUMN.log_limit]
+        _learn(self._past, self._groups, self.calibration, by_start, by_end, times_s, log_run, log_limit)
+        self._n += len(rows)
+
+    def predict(
+        self,
+        requests: JobTable,
+        groups: NDArray[np.int32],
+        request_index: NDArray[np.int64],
+        unended: UnendedJobs,
+        *,
+        now_s: int,
+        model: Model,
+        calibration: Calibration | None,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """Predict the run times of jobs as if submitted now.
+
+        The call does not change what was learned.
+
+        Parameters
+        ----------
+        requests : JobTable
+            Distinct requests of the jobs.
+        groups : int32 array of shape (requests.n, len(LEVELS))
+            Groups of the requests. Unknown numbers are new groups.
+        request_index : int64 array of shape (n_jobs,)
+            Position in ``requests`` of each job's.
+        unended : UnendedJobs
+            Other jobs.
+        calibration : Calibration, optional
+            Calibration of the intervals; None for that of this object.
+
+        Returns
+        -------
+        predictions : float64 array of shape (n_jobs, len(RUN_TIME))
+        features : float32 array of shape (n_jobs, len(FEATURES))
+        """
+        events = request_events(requests, groups=groups.copy())
+        if len(request_index) > 1:
+            events, request_index = self._merge_new_names(events, request_index, unended)
+        local = _number_locally(events.groups)
+        # Jobs whose groups are not read have the request -1: the last one, which has no groups.
+        unended_groups = np.concatenate((_renumber(unended.groups, local.numbers), _NOBODY.groups))
+        unended_traits = np.concatenate((unended.traits, _NOBODY.traits))
+        history = self._local_stats(local, unended_groups[unended.submitted], unended.submitted_s, now_s)
+        features = np.empty((len(request_index), len(FEATURES)), dtype=np.float32)
+        _describe_requests(history, events, request_index, features)
+
+        running_rows = self._write_rows(unended_groups[unended.running], unended_traits[unended.running])
+        request_rows = self._write_rows(events.groups, events.traits, after=len(running_rows))
+        past = self._local_past(local)
+        past.started_s[self._n : request_rows[-1] + 1] = NEVER_S
+        past.ended[self._n : request_rows[-1] + 1] = False
+        calibration = replace(calibration or self.calibration, outlived=self.calibration.outlived)
+        by_start, by_request = np.argsort(unended.since_s, kind="stable"), np.argsort(request_index, kind="stable")
+        predictions = np.empty((len(request_index), len(RUN_TIME)))
+        _predict(
+            past,
+            history,
+            self._groups,
+            self._traits,
+            calibration,
+            model,
+            self._scratch,
+            running_rows[by_start],
+            unended.since_s[by_start],
+            features,
+            request_index,
+            by_request,
+            request_rows,
+            now_s,
+            predictions,
+        )
+        return predictions, features
+
+    def _merge_new_names(
+        self, events: Events, request_index: NDArray[np.int64], unended: UnendedJobs
+    ) -> tuple[Events, NDArray[np.int64]]:
+        """Merge requests that differ only in names without history.
+
+        No job of such a name, stem or family has ended, so that their groups are empty. At these levels only sums over
+        ended jobs are read. A stem that no other job has is equally far from every job.
+
+        Parameters
+        ----------
+        events : Events
+            One entry per request.
+        request_index : int64 array
+            Position in ``events`` of each job's request.
+
+        Returns
+        -------
+        events, request_index
+            The same with fewer entries.
+        """
+        groups, traits = events.groups.copy(), events.traits.copy()
+        name_groups, stems = groups[:, USER_FAMILY:], traits[:, 3]
+        # A number that no other group has, because groups of users have counts too.
+        name_groups[name_groups >= self._n_groups] = groups.max() + 1
+        stems[(stems >= self._n_stems) & ~np.isin(stems, unended.traits[:, 3])] = -2.0
+        first, inverse = distinct_rows(events.request, traits, groups)
+        events = replace(events, traits=traits, groups=groups)
+        return Events(*(array[first] for array in events)), inverse[request_index]
+
+    def _write_rows(
+        self, groups: NDArray[np.int32], traits: NDArray[np.float64], *, after: int = 0
+    ) -> NDArray[np.int64]:
+        """Write groups and traits of jobs into free rows, and return the rows.
+
+        ``after`` is the number of rows to leave free before them.
+        """
+        rows = self._n + after + np.arange(len(groups))
+        needed = self._n + after + len(groups)
+        self._past = _grow_table(
+            self._past, _BLANK_PAST, dict.fromkeys(("started_s", "log_run", "ended", "ended_s"), needed)
+        )
+        self._groups, self._traits = _grow(self._groups, needed, -1), _grow(self._traits, needed, 0.0)
+        self._groups[rows], self._traits[rows] = groups, traits
+        return rows
+
+    def _add_groups(self, groups: NDArray[np.int32]) -> None:
+        """Make room for all groups, and assign rings to new ones."""
+        self._n_groups = max(self._n_groups, int(groups.max(initial=-1)) + 1)
+        # The row after the last one stays blank and stands for unknown groups.
+        ring_index, n_rows = _grow(self._past.ring_index, self._n_groups + 1, -1), dict[str, int]()
+        for level, names in _RINGS.items():
+            numbers = np.unique(groups[:, level])
+            new = numbers[(numbers >= 0) & (ring_index[numbers] < 0)]
+            ring_index[new] = np.arange(self._n_rings[level], self._n_rings[level] + len(new), dtype=np.int32)
+            self._n_rings[level] += len(new)
+            n_rows |= dict.fromkeys(names, self._n_rings[level] + 1)
+        self._past = replace(_grow_table(self._past, _BLANK_PAST, n_rows), ring_index=ring_index)
+        n_rows = dict.fromkeys(("sums", "counts"), self._n_groups + 1)
+        n_rows |= dict.fromkeys(("rings", "ring_length"), self._n_rings[USER] + 1)
+        self._stats = replace(_grow_table(self._stats, _BLANK_STATS, n_rows), ring_index=ring_index)
+
+    def _ring_rows(self, numbers: NDArray[np.int32], level: int) -> NDArray[np.int32]:
+        """Return the ring of each group, or the blank one after the last."""
+        rings = self._past.ring_index[np.minimum(numbers, self._n_groups)]
+        return np.where(rings < 0, self._n_rings[level], rings)
+
+    def _local_stats(
+        self, local: _LocalGroups, unended_groups: NDArray[np.int32], submitted_s: NDArray[np.int64], now_s: int
+    ) -> CausalStats:
+        """Return a copy of the local groups' statistics, with jobs that have not ended.
+
+        ``unended_groups`` are the local groups of these jobs, and ``submitted_s`` their submissions.
+        """
+        rows, rings = (
+            np.minimum(local.numbers, self._n_groups),
+            self._ring_rows(local.numbers[local.members[USER]], USER),
+        )
+        history = CausalStats(
+            sums=self._stats.sums[rows],
+            counts=self._stats.counts[rows],
+            rings=self._stats.rings[rings],
+            ring_index=local.ring_index,
+            ring_length=self._stats.ring_length[rings],
+        )
+        _count_submissions(history.counts, unended_groups, submitted_s)
+        self._set_bursts(history, local, unended_groups[:, USER], submitted_s, now_s)
+        return history
+
+    def _local_past(self, local: _LocalGroups) -> PastRuns:
+        """Return the past runs with copies of the rings of local groups."""
+        past = self._past
+        rings = {name: getattr(past, name).copy() for name in ("all_starts", "all_count")}
+        for level, names in _RINGS.items():
+            rows = self._ring_rows(local.numbers[local.members[level]], level)
+            rings |= {name: getattr(past, name)[rows] for name in names}
+        return replace(past, ring_index=local.ring_index, all_sample_state=blank_all_sample_state(), **rings)
+
+    def _set_bursts(
+        self,
+        history: CausalStats,
+        local: _LocalGroups,
+        unended_users: NDArray[np.int32],
+        submitted_s: NDArray[np.int64],
+        now_s: int,
+    ) -> None:
+        """Set the length of the last burst of each user, of ended and other jobs.
+
+        That of other groups is never read.
+
+        Parameters
+        ----------
+        unended_users, submitted_s : arrays of equal length
+            Users and submissions of jobs that have not ended.
+        """
+        users = local.members[USER]
+        recent = users[history.counts[users, stats.LAST_SUBMIT_S] >= now_s - stats.BURST_GAP_S]
+        if not len(recent):
+            return
+        order = np.lexsort((submitted_s, unended_users))
+        unended_users, submitted_s = unended_users[order], submitted_s[order]
+        first, end = np.searchsorted(unended_users, recent), np.searchsorted(unended_users, recent, side="right")
+        for user, low, high in zip(recent.tolist(), first.tolist(), end.tolist(), strict=True):
+            ended_submissions_s = self._submissions.get(int(local.numbers[user]), _NO_JOBS)
+            history.counts[user, stats.BURST_LENGTH] = _last_burst(ended_submissions_s, submitted_s[low:high])
+
+
+def _number_locally(groups: NDArray[np.int32]) -> _LocalGroups:
+    """Replace the numbers of ``groups`` by local ones, in place, and return the groups.
+
+    ``groups`` has the shape (n, len(LEVELS)).
+    """
+    numbers = np.unique(groups[groups >= 0])
+    groups[:] = _renumber(groups, numbers)
+    # The additional last entry is for the number -1 of no group.
+    levels = np.full(len(numbers) + 1, -1)
+    levels[groups] = np.arange(len(LEVELS))
+    members = {level: np.flatnonzero(levels[:-1] == level).astype(np.int32) for level in _RINGS}
+    ring_index = np.full(len(numbers), -1, dtype=np.int32)
+    for positions in members.values():
+        ring_index[positions] = np.arange(len(positions), dtype=np.int32)
+    return _LocalGroups(numbers, members, ring_index)
+
+
+def _grow_table(table: Any, blank: Any, n_rows: Mapping[str, int]) -> Any:
+    """Return a table whose arrays have at least so many rows."""
+    too_short = {name: n for name, n in n_rows.items() if n > len(getattr(table, name))}
+    grown = {name: _grow(getattr(table, name), n, getattr(blank, name)[0]) for name, n in too_short.items()}
+    return replace(table, **grown) if grown else table
+
+
+def _grow(values: NDArray[Any], needed: int, blank: Any) -> NDArray[Any]:
+    """Return an array with at least ``needed`` rows.
+
+    It grows by at least half, so that it is rarely copied.
+    """
+    if needed <= len(values):
+        return values
+    more = max(needed - len(values), len(values) // 2)
+    return np.concatenate((values, np.full((more, *values.shape[1:]), blank, dtype=values.dtype)))
+
+
+def _renumber(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return groups as positions in the ascending ``numbers``, -1 for others."""
+    if not len(numbers):
+        return np.full_like(groups, -1)
+    positions = np.minimum(np.searchsorted(numbers, groups), len(numbers) - 1)
+    return np.where(numbers[positions] == groups, positions, -1).astype(np.int32)
+
+
+def _split_by_group(groups: NDArray[np.int32], values: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+    """Return the values of each group, without -1."""
+    order = np.argsort(groups, kind="stable")
+    distinct, first = np.unique(groups[order], return_index=True)
+    parts = np.split(values[order], first[1:]) if len(distinct) else []
+    return [(group, part) for group, part in zip(distinct.tolist(), parts, strict=True) if group >= 0]
+
+
+@cached_jit
+def _last_burst(ended_s: Any, unended_s: Any) -> int:
+    """Return the length of the last burst of submissions in two ascending arrays.
+
+    They are the submissions of ended jobs and of others.
+    """
+    n_ended, n_unended, length, later_s = len(ended_s), len(unended_s), 0, 0
+    while n_ended + n_unended > 0:
+        if n_unended == 0 or (n_ended > 0 and ended_s[n_ended - 1] > unended_s[n_unended - 1]):
+            n_ended -= 1
+            submitted_s = ended_s[n_ended]
+        else:
+            n_unended -= 1
+            submitted_s = unended_s[n_unended]
+        if length > 0 and later_s - submitted_s > stats.BURST_GAP_S:
+            break
+        later_s = submitted_s
+        length += 1
+    return length
+
+
+@cached_jit
+def _count_submissions(counts: Any, groups: Any, submitted_s: Any) -> None:
+    """Add submissions in any order to the counts of their groups, except for bursts."""
+    for job in range(len(groups)):
+        for group in groups[job]:
+            if group < 0:
+                continue
+            count = counts[group]
+            count[stats.N_SUBMITTED] += 1
+            count[stats.N_UNENDED] += 1
+            count[stats.UNENDED_SUM_S] += submitted_s[job]
+            count[stats.LAST_SUBMIT_S] = max(count[stats.LAST_SUBMIT_S], submitted_s[job])
+
+
+@cached_jit
+def _describe_requests(history: Any, events: Any, request_index: Any, features: Any) -> None:
+    """Fill in the features of jobs that are submitted in order.
+
+    ``request_index`` has each job's row of ``events``.
+    """
+    first_job = np.full(len(events.groups), -1)
+    for job in range(len(request_index)):
+        request, row = request_index[job], features[job]
+        if first_job[request] < 0:
+            first_job[request] = job
+            stats.describe_job(history, events, request, row)
+        else:
+            # Only submissions were added since the first job of the request.
+            row[:] = features[first_job[request]]
+            stats.describe_activity(history, events.groups[request], events.submitted_s[request], row)
+        stats.count_submission(history, events, request)
+
+
+@cached_jit
+def _learn(  # noqa: PLR0917 - numba kernels are called by position
+    past: Any, groups: Any, calibration: Any, by_start: Any, by_end: Any, times_s: Any, log_run: Any, log_limit: Any
+) -> None:
+    for job in by_start:
+        note_start(past, groups, job, times_s[0, job])
+    for job in by_end:
+        note_end(past, groups, job, times_s[1, job], log_run[job])
+        note_outlived(calibration, log_run[job], log_limit[job])
+
+
+@cached_jit
+def _predict(  # noqa: PLR0917 - as above
+    past: Any,
+    history: Any,
+    groups: Any,
+    traits: Any,
+    calibration: Any,
+    model: Any,
+    scratch: Any,
+    running_rows: Any,
+    since_s: Any,
+    features: Any,
+    request_index: Any,
+    by_request: Any,
+    request_rows: Any,
+    now: int,
+    out: Any,
+) -> None:
+    """Predict jobs, ordered by request so that equal parts are computed once.
+
+    Parameters
+    ----------
+    running_rows, since_s : int64 arrays
+        Rows of ``groups`` and ``traits`` of running jobs, ordered by start, and their starts.
+    by_request : int64 array
+        Jobs ordered by request.
+    request_rows : int64 array
+        Rows of ``groups`` and ``traits`` of the requests.
+    """
+    note_starts(past, groups, running_rows, since_s)
+    split_at = np.empty(len(model.forest.feature), dtype=np.int32)
+    low, high, previous = 0.0, 0.0, -1
+    for job in by_request:
+        row = features[job]
+        changed = previous < 0 or request_index[job] != request_index[previous]
+        if changed:
+            take_samples(past, history, groups, traits, request_rows[request_index[job]], now, scratch.samples)
+            prepare_grid(scratch, model, row, split_at)
+        changed |= update_job_splits(scratch, model, row, split_at)
+        if changed:
+            compute_cdf(scratch, calibration, model, row, split_at)
+        job_low, job_high = bound_level(calibration, row, 0), bound_level(calibration, row, 1)
+        if changed or job_low != low or job_high != high:
+            low, high = job_low, job_high
+            read_prediction(scratch.grid, scratch.cdf, scratch.grid_cdfs[5], low, high, out[job])
+            clip_and_round(calibration, row, out[job])
+        else:
+            out[job] = out[previous]
+        previous = job
+
+
+# Codes and group numbers that do not change when jobs are added.
+#
+# For a whole history, :func:`helios.predict.job_table.job_groups` factorizes the columns. In a live predictor a new
+# user must not change the numbers of the groups that were learned from.
+
+_DIGITS = re.compile(r"\d+")
+_CACHED_LISTS = 64
+_FEW_NAMES = 50
+"""Number of names below which pandas is slower than a loop."""
+
+
+class Codes:
+    """Codes of values, numbered in the order in which values first appear."""
+
+    def __init__(self, known: Mapping[Hashable, int] | None = None) -> None:
+        self._known = {} if known is None else known
+        self._new: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._new)
+
+    def overlay(self) -> Codes:
+        """Return an object that starts with these codes.
+
+        New values in it do not change this object, which must not be an overlay itself.
+        """
+        return Codes(self._new)
+
+    def encode(self, values: Iterable[Hashable]) -> list[int]:
+        """Return the code of each value, the next free one for a new value."""
+        known, new, first = self._known, self._new, len(self._known)
+        if not known:
+            return [new.setdefault(value, len(new)) for value in values]
+        return [known[value] if value in known else new.setdefault(value, first + len(new)) for value in values]
+
+
+class GrowingCoding:
+    """``Coding`` of a growing history, with numbers of groups.
+
+    Known values and groups keep their numbers. The groups of all levels are numbered together, from 0.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Codes] = {}
+        self._names, self._stems, self._groups = Codes(), Codes(), Codes()
+        self._families = JobNameFamilies()
+        self._name_stems: list[int] = []  # stem of each name, by their codes
+        self._is_overlay = False
+        self._category_lists: dict[int, tuple[pd.Index[Any], list[Any]]] = {}  # by id of the index
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups so far."""
+        return len(self._groups)
+
+    def overlay(self) -> GrowingCoding:
+        """Return an object that starts with these codes.
+
+        New values in it do not change this object, which must not be an overlay itself.
+        """
+        other = GrowingCoding()
+        other._columns = {name: codes.overlay() for name, codes in self._columns.items()}
+        other._names, other._stems, other._groups = self._names.overlay(), self._stems.overlay(), self._groups.overlay()
+        other._families = self._families.overlay()
+        other._name_stems, other._is_overlay, other._category_lists = self._name_stems, True, self._category_lists
+        return other
+
+    def encode(self, name: str, column: Any) -> NDArray[np.int32]:
+        """See ``Coding``."""
+        categories = self._category_list(column.categories)
+        codes = self._columns.setdefault(name, Codes())
+        if len(column) > len(categories):
+            # The additional last entry is for the code -1 of a missing value.
+            category_codes = np.array([*codes.encode(categories), -1], dtype=np.int32)
+            return np.asarray(category_codes[column.codes])
+        positions = column.codes.tolist()
+        present = iter(codes.encode(categories[position] for position in positions if position >= 0))
+        return np.array([-1 if position < 0 else next(present) for position in positions], dtype=np.int32)
+
+    def _category_list(self, categories: pd.Index[Any]) -> list[Any]:
+        """Return categories as a list, which is cached because frames often share them."""
+        cached = self._category_lists.get(id(categories))
+        if cached is None or cached[0] is not categories:
+            if len(self._category_lists) >= _CACHED_LISTS:
+                self._category_lists.clear()
+            cached = self._category_lists[id(categories)] = (categories, categories.tolist())
+        return cached[1]
+
+    def encode_names(self, names: Any, user: NDArray[np.int32] | None = None) -> NameCodes:
+        """See ``Coding``.
+
+        Without ``user`` there are no families.
+        """
+        texts = list(names)
+        codes = np.full((3, len(texts)), -1, dtype=np.int32)
+        rows = [row for row, text in enumerate(texts) if isinstance(text, str)]
+        if rows:
+            texts = [texts[row] for row in rows]
+            name_codes = self._names.encode(texts)
+            codes[:2, rows] = name_codes, self._encode_stems(name_codes, texts)
+            if user is not None and len(texts) < _FEW_NAMES:
+                codes[2, rows] = [self._families.code(*job) for job in zip(user[rows].tolist(), texts, strict=True)]
+            elif user is not None:
+                position, uniques = pd.factorize(np.array(texts, dtype=object))
+                codes[2, rows] = self._families.codes(user[rows], position.astype(np.int32), list(uniques))
+        return NameCodes(*codes)
+
+    def groups(self, table: JobTable, *, levels: Sequence[int] = range(len(LEVELS))) -> NDArray[np.int32]:
+        """Return the number of each job's group at each of ``LEVELS``, -1 for none.
+
+        The result has the shape (table.n, len(LEVELS)).
+
+        Parameters
+        ----------
+        table : JobTable
+            Encoded by this object.
+        levels : sequence of int
+            Positions of the levels that are needed. The others stay -1.
+        """
+        columns = {name: values.tolist() for name, values in grouping_columns(table).items()}
+        members = group_members(table, [LEVELS[level] for level in levels])
+        groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
+        for level in levels:
+            name = LEVELS[level]
+            keys = zip(repeat(level, table.n), *(columns[column] for column in LEVEL_COLUMNS[name]), strict=True)
+            member = members[name]
+            if member is None:
+                groups[:, level] = self._groups.encode(keys)
+            elif member.any():
+                groups[member, level] = self._groups.encode(compress(keys, member))
+        return groups
+
+    def _encode_stems(self, name_codes: list[int], names: list[str]) -> list[int]:
+        """Return the code of each name's stem, which is computed for new names alone."""
+        known = self._name_stems
+        new = {code: name for code, name in zip(name_codes, names, strict=True) if code >= len(known)}
+        new_stems = dict(zip(new, self._stems.encode(_DIGITS.sub("", name) for name in new.values()), strict=True))
+        stems = [known[code] if code < len(known) else new_stems[code] for code in name_codes]
+        if not self._is_overlay:
+            known.extend(new_stems.values())  # in the order of the codes of new names
+        return stems
+
+
+# Remaining run time of a running job, from its prediction and its age.
 #
 # The run time T has a distribution through the three predicted quantiles, whose log-odds of having ended are piecewise
 # linear in log T: one line below the median, one from there to p90 (a log-logistic in two pieces, so that every
@@ -917,9 +981,11 @@ Slurm looks for jobs past their limit every 30 s and gives them another 30 s (``
 """
 CHANCES = (0.1, 0.5, 0.9)
 """Probabilities of the quantiles, in the order of their columns."""
-
 _SHORTEST_S = 1.0
+
+
 _LOG_ODDS_P90 = np.log(9.0)
+
 
 Floats = NDArray[np.float64]
 

@@ -1,9 +1,9 @@
 """Storage of a trained model as text.
 
-The text is JSON with LightGBM's own text inside, nothing that executes.
+The text is JSON with LightGBM's own text inside. Nothing in it can be executed.
 
-It holds the trees and a manifest of what they were trained on. Its digest is in it and checked when it is read. There
-is no current time in it, so that the same jobs, seed and versions give the same text.
+It has the trees, a manifest of what they were trained on, and a digest that is checked on reading. It does not have the
+current time, so that the same jobs, seed and versions give the same text.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from helios.model import ModelRecord
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import MOST_JOBS, MOST_PAIRS, TAIL_POINTS, DurationModel, Trees
 from helios.predict.evaluation import Inputs, training_inputs
-from helios.predict.job_table import READ, JobTable
-from helios.predict.timeline import Levels, empty_levels
+from helios.predict.job_table import TRAINING_COLUMNS, JobTable
+from helios.predict.timeline import Calibration, empty_calibration
 from helios.predict.trees import read_trees
 
 FORMAT = "helios-duration-3"
 OLDER_FORMATS = ("helios-duration-1", "helios-duration-2")
-"""Formats that are refused by name, because their models predict quantiles and no distribution."""
+"""Formats that are refused by name, because their models have no distribution, only quantiles."""
 MOST_BYTES = 64 * 1024 * 1024
-"""Longest text of a model. Helios' own have about 3 MiB."""
-TRAINED_ON = ("job_id", "restart", *READ)
+"""Longest text of a model that is read. Those of Helios have about 3 MiB."""
+TRAINED_ON = ("job_id", "restart", *TRAINING_COLUMNS)
 """Columns of ``JOBS`` that training reads, and those that identify a job. Training needs no others."""
 
 
@@ -42,13 +42,13 @@ def describe_provenance(
 ) -> dict[str, Any]:
     """Return what ``model`` was trained on and how, as plain values.
 
-    They are the first and last submission, the SHA-256 of the jobs, the parameters, and the distributions of the
-    features (:mod:`helios.predict.evaluation`).
+    They are the first and last submission, the SHA-256 of the jobs, the seed, the parameters, and the distributions of
+    the features (:mod:`helios.predict.evaluation`).
 
     Parameters
     ----------
     jobs : DataFrame
-        The jobs that it was trained on and those since, with the columns ``TRAINED_ON``, in submission order.
+        Jobs with the columns ``TRAINED_ON``, in submission order: those it was trained on and later ones.
     table, features
         The same jobs as a table, and their features.
     """
@@ -67,21 +67,18 @@ def describe_provenance(
 
 
 def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
-    """Return the jobs that a model trained until then learned from.
-
-    They are in submission order.
-    """
+    """Return the jobs that a model trained until ``until`` learned from, in submission order."""
     return np.flatnonzero((table.ended_s < int(np.ceil(until.timestamp()))) & np.isfinite(table.run_time_s))
 
 
 def model_digest(jobs: pd.DataFrame) -> str:
     """Return the SHA-256 of the columns of ``jobs`` that training reads.
 
-    It is equal for the same jobs in any order.
+    It does not depend on the order of the jobs.
     """
     # The text of categories is hashed, not their codes, which depend on what else was loaded.
-    of_rows = pd.util.hash_pandas_object(jobs[list(TRAINED_ON)], index=False, categorize=True).to_numpy()
-    return hashlib.sha256(np.sort(of_rows).astype("<u8").tobytes()).hexdigest()
+    row_hashes = pd.util.hash_pandas_object(jobs[list(TRAINED_ON)], index=False, categorize=True).to_numpy()
+    return hashlib.sha256(np.sort(row_hashes).astype("<u8").tobytes()).hexdigest()
 
 
 def to_record(
@@ -100,7 +97,7 @@ def to_record(
     scores : mapping, optional
         Scores of its evaluation as plain values.
     provenance : mapping, optional
-        As :func:`describe_provenance` gives it; None to leave it out of the manifest.
+        Result of :func:`describe_provenance`; None to leave it out of the manifest.
     """
     manifest = _manifest(model, scores=scores or {}) | dict(provenance or {})
     artifact = {
@@ -108,7 +105,7 @@ def to_record(
         "manifest": manifest,
         "trees": _stored(model.trees),
         "backtest": None if model.backtest is None else _stored(model.backtest),
-        "levels": None if model.levels is None else stored_arrays(model.levels.by_name()),
+        "levels": None if model.calibration is None else stored_arrays(model.calibration.by_name()),
     }
     return ModelRecord(
         model_id=model.model_id,
@@ -124,7 +121,7 @@ def to_record(
 
 
 def from_record(record: ModelRecord) -> DurationModel:
-    """Return the model that ``record`` holds.
+    """Return the model of a record.
 
     Everything is checked, because a digest does not protect against somebody who can write to the database.
 
@@ -134,16 +131,16 @@ def from_record(record: ModelRecord) -> DurationModel:
         The text is damaged or inconsistent, or the model was trained on features that this version does not compute.
     """
     try:
-        artifact = _checked(record.artifact)
+        artifact = _parse_artifact(record.artifact)
         manifest = artifact["manifest"]
         if manifest["cluster"] != record.cluster:
             raise ValueError("it was trained for another cluster")
         return DurationModel(
             cluster=record.cluster,
-            trees=_trees(artifact["trees"]),
-            trained=_truth(manifest["trained"]),
-            levels=_levels(artifact["levels"]),
-            backtest=None if artifact["backtest"] is None else _trees(artifact["backtest"]),
+            trees=_parse_trees(artifact["trees"]),
+            trained=_parse_bool(manifest["trained"]),
+            calibration=_parse_calibration(artifact["levels"]),
+            backtest=None if artifact["backtest"] is None else _parse_trees(artifact["backtest"]),
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
         raise ModelUnreadable(
@@ -153,18 +150,16 @@ def from_record(record: ModelRecord) -> DurationModel:
 
 
 def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
-    """Return the distributions of the features in training, from a manifest.
-
-    None where the manifest has none.
+    """Return the distributions of the training features in a manifest, or None.
 
     Raises
     ------
     ModelUnreadable
         They are damaged.
     """
-    told = manifest.get("inputs")
+    inputs = manifest.get("inputs")
     try:
-        return None if not told else Inputs.from_json(told)
+        return Inputs.from_json(inputs) if inputs else None
     except (KeyError, TypeError, ValueError, AttributeError) as reason:
         raise ModelUnreadable(
             f"What a model says of its training cannot be read: {reason!r}",
@@ -173,18 +168,19 @@ def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
 
 
 def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return arrays as plain values, from which ``arrays_in`` restores them.
-
-    Arrays of floats or integers are restored exactly.
-    """
+    """Return arrays of floats or integers as plain values, without loss."""
     return {
-        name: {"dtype": array.dtype.str, "shape": list(array.shape), "values": [_plain(one) for one in array.ravel()]}
+        name: {
+            "dtype": array.dtype.str,
+            "shape": list(array.shape),
+            "values": [_plain(value) for value in array.ravel()],
+        }
         for name, array in arrays.items()
     }
 
 
 def arrays_in(stored: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the arrays that ``stored_arrays`` was given.
+    """Return the arrays of which ``stored`` is the result of ``stored_arrays``.
 
     Raises
     ------
@@ -193,9 +189,9 @@ def arrays_in(stored: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """
     return {
         name: np.array(
-            [float(one) if isinstance(one, str) else one for one in told["values"]], dtype=told["dtype"]
-        ).reshape(told["shape"])
-        for name, told in stored.items()
+            [float(value) if isinstance(value, str) else value for value in array["values"]], dtype=array["dtype"]
+        ).reshape(array["shape"])
+        for name, array in stored.items()
     }
 
 
@@ -220,15 +216,15 @@ def _manifest(model: DurationModel, *, scores: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _checked(text: str) -> dict[str, Any]:
+def _parse_artifact(text: str) -> dict[str, Any]:
     if len(text) > MOST_BYTES:
         raise ValueError(f"a text of {len(text):,} bytes is larger than any model ({MOST_BYTES:,})")
     artifact: dict[str, Any] = json.loads(text)
-    found = artifact["format"]
-    if found in OLDER_FORMATS:
-        raise ValueError(f"it was trained by an older Helios ({found}), which predicted another way")
-    if found != FORMAT:
-        raise ValueError(f"its format {found!r} is not {FORMAT}, the one that this version of Helios reads")
+    text_format = artifact["format"]
+    if text_format in OLDER_FORMATS:
+        raise ValueError(f"it was trained by an older Helios ({text_format}), which predicted another way")
+    if text_format != FORMAT:
+        raise ValueError(f"its format {text_format!r} is not {FORMAT}, the one that this version of Helios reads")
     expected = artifact.pop("sha256")
     if _sha256(artifact) != expected:
         raise ValueError("its text is not the one that was written (the SHA-256 differs)")
@@ -246,47 +242,43 @@ def _stored(trees: Trees) -> dict[str, Any]:
     }
 
 
-def _trees(told: Mapping[str, Any]) -> Trees:
-    text, tail = told["text"], arrays_in(told["tail"])["tail"]
+def _parse_trees(stored: Mapping[str, Any]) -> Trees:
+    text, tail = stored["text"], arrays_in(stored["tail"])["tail"]
     read_trees(text, features=PAIR_FEATURES)
     if tail.dtype != np.float64 or tail.ndim != 2 or len(tail) != 2 or not 1 <= tail.shape[1] <= TAIL_POINTS:
         raise ValueError("its tail of long runs is of another kind than this version of Helios learns")
-    falling = np.diff(tail[1]) <= 0
-    if not (np.isfinite(tail).all() and (np.diff(tail[0]) >= 0).all() and falling.all() and (tail[1] >= 0).all()):
+    falls = (np.diff(tail[1]) <= 0).all()
+    if not (np.isfinite(tail).all() and (np.diff(tail[0]) >= 0).all() and falls and (tail[1] >= 0).all()):
         raise ValueError("its tail of long runs does not fall")
-    return Trees(until=_moment(told["until"]), jobs=_whole(told["jobs"]), text=text, tail=tail)
+    return Trees(until=_parse_time(stored["until"]), jobs=_parse_count(stored["jobs"]), text=text, tail=tail)
 
 
-def _levels(told: Mapping[str, Any] | None) -> Levels | None:
-    if told is None:
+def _parse_calibration(stored: Mapping[str, Any] | None) -> Calibration | None:
+    if stored is None:
         return None
-    expected = empty_levels().by_name()
-    if any((told[name]["dtype"], told[name]["shape"]) != _kind(array) for name, array in expected.items()):
-        raise ValueError("its calibration is of another kind than this version of Helios learns")
-    found = Levels(**arrays_in(told))
-    if not all(np.isfinite(array).all() for array in found):
+    for name, array in empty_calibration().by_name().items():
+        if (stored[name]["dtype"], stored[name]["shape"]) != (array.dtype.str, list(array.shape)):
+            raise ValueError("its calibration is of another kind than this version of Helios learns")
+    calibration = Calibration(**arrays_in(stored))
+    if not all(np.isfinite(array).all() for array in calibration):
         raise ValueError("its calibration is not finite")
-    return found
+    return calibration
 
 
-def _kind(array: NDArray[Any]) -> tuple[str, list[int]]:
-    return array.dtype.str, list(array.shape)
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
+def _parse_time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
         raise ValueError(f"{text} has no time zone")
-    return moment
+    return time
 
 
-def _whole(number: Any) -> int:
+def _parse_count(number: Any) -> int:
     if type(number) is not int or number < 0:
         raise ValueError(f"{number!r:.40} is no number of jobs")
     return number
 
 
-def _truth(value: Any) -> bool:
+def _parse_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{value!r:.40} is neither true nor false")
     return value

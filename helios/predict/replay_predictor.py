@@ -22,36 +22,37 @@ from helios.predict.past_runs import PastRuns
 from helios.predict.timeline import RecordedWalk, Timeline, follow_submissions, note_ended, note_started, untrained
 
 FIRST_FIT_JOBS = 1_000
+"""Number of ended jobs at which a predictor is first trained."""
 MEET_EVERY = 500
-"""Submissions after which replays that share a training wait for each other."""
+"""Number of submissions after which replays that share a training wait for each other."""
 KEEPS_UP = 0.8
-"""Share of the ended jobs of another replay that one must have to train with it."""
+"""A replay trains together with others if it has at least this share of their ended jobs."""
 WARM_SHARE = 0.25
-"""Share of the history, the last jobs, whose predictions calibrate the intervals before the replay."""
+"""Share of the history, its last jobs, whose predictions calibrate the intervals before the replay."""
 
 
 class UserLast:
-    """``ReplayPredictor`` that repeats the user's last ended job.
+    """``ReplayPredictor`` that repeats the run time of the user's last ended job.
 
-    For a user without one it predicts the mean of all jobs in log time. It is a control.
+    For a user without one it predicts the mean of all jobs in log time. It is a baseline for comparisons.
     """
 
     def __init__(self, jobs: pd.DataFrame, *, history: pd.DataFrame | None = None) -> None:
-        table = JobTable.from_frame(_one_after_the_other(history, jobs))
+        table = JobTable.from_frame(_concat(history, jobs))
         self._first, self._user, self._log_run = table.n - len(jobs), table.user, np.log1p(table.run_time_s)
         self._last = np.full(int(table.user.max(initial=-1)) + 1, np.nan)
         self._n, self._total = 0, 0.0
-        earlier = table.ends()
-        earlier = earlier[earlier < self._first]
-        self._due, self._due_s = [earlier], [table.ended_s[earlier]]
+        ends = table.ends()
+        ends = ends[ends < self._first]
+        self._unlearned, self._unlearned_s = [ends], [table.ended_s[ends]]  # jobs that end, and when
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
         """Learn that jobs have ended.
 
         See ``ReplayPredictor``.
         """
-        self._due.append(jobs + self._first)
-        self._due_s.append(ended_s)
+        self._unlearned.append(jobs + self._first)
+        self._unlearned_s.append(ended_s)
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         """Predict the run times of ``jobs``.
@@ -63,10 +64,10 @@ class UserLast:
         mean = self._total / self._n if self._n else 0.0
         last = np.where(user >= 0, self._last[user] if len(self._last) else np.nan, np.nan)
         log_run = np.where(np.isnan(last), mean, last)
-        answer = np.repeat(np.expm1(log_run)[:, None], len(RUN_TIME), axis=1)
-        answer[:, RUN_TIME.truncated_mean] = np.minimum(answer[:, RUN_TIME.mean], HORIZON_S)
-        answer[:, RUN_TIME.log_mean] = log_run
-        return answer
+        predictions = np.repeat(np.expm1(log_run)[:, None], len(RUN_TIME), axis=1)
+        predictions[:, RUN_TIME.truncated_mean] = np.minimum(predictions[:, RUN_TIME.mean], HORIZON_S)
+        predictions[:, RUN_TIME.log_mean] = log_run
+        return predictions
 
     def waiting(
         self,
@@ -83,11 +84,11 @@ class UserLast:
         return self.submitted(jobs, now_s)
 
     def _learn(self, now_s: int) -> None:
-        jobs, ended_s = np.concatenate(self._due), np.concatenate(self._due_s)
+        jobs, ended_s = np.concatenate(self._unlearned), np.concatenate(self._unlearned_s)
         order = np.argsort(ended_s, kind="stable")
         jobs, ended_s = jobs[order], ended_s[order]
         n = int(np.searchsorted(ended_s, now_s))
-        self._due, self._due_s = [jobs[n:]], [ended_s[n:]]
+        self._unlearned, self._unlearned_s = [jobs[n:]], [ended_s[n:]]
         for job in jobs[:n][~np.isnan(self._log_run[jobs[:n]])]:
             self._n, self._total = self._n + 1, self._total + self._log_run[job]
             if self._user[job] >= 0:
@@ -97,37 +98,36 @@ class UserLast:
 class ReplayTrainedPredictor:
     """``ReplayPredictor`` that learns during the replay.
 
-    It begins with ``model``, or with the distribution of past runs without a model. With ``refit`` it trains anew when
-    ``FIRST_FIT_JOBS`` jobs have ended (those of ``history`` included), and at every doubling after. With
-    ``refit_every_s`` it also does so when that time has passed since the last training, as a nightly task would.
+    It begins with ``model``, or without one with the distribution of past runs. With ``refit`` it is trained again when
+    ``FIRST_FIT_JOBS`` jobs have ended (with those of ``history``), and at every doubling of their number. With
+    ``refit_every_s`` it is also trained when that time has passed since the last training, as by a nightly task.
 
     Parameters
     ----------
     jobs : DataFrame
-        The workload to be replayed, columns of ``JOBS``, in workload order; jobs are named by position.
-        Times and states of a job are not used before :meth:`ended` is called for it. Its run time is then the recorded
-        one.
+        The workload to be replayed, columns of ``JOBS``, in workload order. Methods take positions in it. Times and
+        states of a job are not used before :meth:`ended` is called for it. Its run time is then the recorded one.
     history : DataFrame, optional
         Earlier jobs, in submission order. They start and end as recorded, also while the replay runs.
     model : DurationModel, optional
         Trained on what had happened before the replay begins.
     refit_every_s : int, optional
-        Longest time that a model serves, s. None to train anew at doublings only.
+        Longest time between trainings, s. None to train at doublings only.
     shared : SharedTraining, optional
-        Where to train, together with other replays of the same jobs. None to train alone.
+        Training together with other replays of the same jobs. None to train alone.
     describes : bool
-        Whether to keep what a model is trained on, .9 kB a job. Of those that train together one may do for all.
+        Whether to keep what a model is trained on, .9 kB a job. Of replays that train together, one is enough.
 
     Attributes
     ----------
     timeline : Timeline
         What it has learned.
-    known : Known
-        What it has been told and not yet learned.
+    unlearned : UnlearnedEvents
+        Starts and ends that it knows and has not yet learned.
     first : int
         Position of the first of ``jobs`` in the timeline, behind those of ``history``.
     source : int16 array of shape (len(jobs),)
-        Which of ``sources`` predicted each job, or would have if it had waited; -1 for one not submitted so far.
+        Position in ``sources`` of what predicted each job last; -1 for a job that is not submitted.
     sources : list of str
         "shrinkage", then model ids.
 
@@ -150,7 +150,7 @@ class ReplayTrainedPredictor:
         shared: SharedTraining | None = None,
         describes: bool = True,
     ) -> None:
-        table = JobTable.from_frame(_one_after_the_other(history, jobs), timezone=timezone)
+        table = JobTable.from_frame(_concat(history, jobs), timezone=timezone)
         self.first = first = table.n - len(jobs)
         self.describes = refit and describes
         walk = RecordedWalk(table, before=first, pairs=self.describes)
@@ -158,32 +158,29 @@ class ReplayTrainedPredictor:
         walk.submit(first, model=untrained())
         self.timeline = walk.timeline
         if model is not None:
-            walk.set_levels(model.levels or walk.levels())
+            walk.set_calibration(model.calibration or walk.calibration())
             self.timeline.model = model.kernel
-        self.known = walk.known_events(np.nan_to_num(table.run_time_s).round().astype(np.int64))
+        self.unlearned = walk.unlearned_events(np.nan_to_num(table.run_time_s).round().astype(np.int64))
         self._model, self._seed, self._refit, self._refit_every_s = model, seed, refit, refit_every_s
         self._fitted_s = int(model.trained_until.timestamp()) if model else None
         self._next_fit = max(FIRST_FIT_JOBS, 2 * model.jobs if model else 0)
         self.sources = [SHRINKAGE] + ([model.model_id] if model else [])
         self.source = np.full(len(jobs), -1, dtype=np.int16)
-        self._shared, self._met = shared, 0
+        self._shared, self._n_meetings = shared, 0
         if shared is not None:
             shared.members.append(self)
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Add that ``jobs`` ended at ``ended_s``.
-
-        Both have the same length. Times ascend, s since the epoch.
-        """
-        note_ended(self.known, jobs + self.first, ended_s)
+        """Add the ends of ``jobs`` at the ascending times ``ended_s``, s since the epoch."""
+        note_ended(self.unlearned, jobs + self.first, ended_s)
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         """Predict the run times of ``jobs``, submitted at ``now_s``.
 
         See ``ReplayPredictor``.
         """
-        self.timeline.learn(self.known, now_s)
-        self.attend(int(jobs[-1]), now_s)
+        self.timeline.learn(self.unlearned, now_s)
+        self.train_if_due(int(jobs[-1]), now_s)
         self.source[jobs] = len(self.sources) - 1
         return self.timeline.submitted(jobs + self.first, now_s)
 
@@ -195,61 +192,67 @@ class ReplayTrainedPredictor:
         ended: NDArray[np.int64],
         ended_s: NDArray[np.int64],
     ) -> tuple[NDArray[np.float64], int]:
-        """Predict jobs that were submitted one after the other.
+        """Predict jobs in the order of their submission, with ends in between.
 
-        It does what :meth:`ended` and :meth:`submitted` do at each of the moments, in one go.
+        The result is that of calls of :meth:`ended` and :meth:`submitted` in the order of time.
 
         Parameters
         ----------
         jobs : int64 array of shape (n,)
-            Consecutive, with their times in ``submitted_s``, s since the epoch.
+            Consecutive jobs, submitted at ``submitted_s``, s since the epoch.
         ended, ended_s : int64 arrays
-            Jobs that have ended, and when.
+            Jobs that end, and when, in order of time.
 
         Returns
         -------
         predictions : float64 array of shape (n, len(RUN_TIME))
-        told : int
-            How many of ``ended`` were known at the last submission. The others it has not been told.
+        n_ended : int
+            How many of ``ended`` were added, those up to the last submission.
         """
         timeline, rows, ended = self.timeline, jobs + self.first, ended + self.first
         timeline.events.submitted_s[rows] = submitted_s
-        out, told, is_done, begin = np.empty((len(jobs), len(RUN_TIME))), np.zeros(2, dtype=np.int64), False, 0
+        predictions, progress = np.empty((len(jobs), len(RUN_TIME))), np.zeros(2, dtype=np.int64)
+        is_done, begin = False, 0
         while not is_done:
-            last, learned, due_s = self.limits()
-            limits = (max(last - int(jobs[0]), 0), learned, due_s)
-            state, events, model = timeline.state, timeline.events, timeline.model
-            is_done = follow_submissions(state, events, model, self.known, rows, ended, ended_s, limits, told, out)
-            end = int(told[0])
+            first_job, n_learned, due_s = self.training_limits()
+            is_done = follow_submissions(
+                *(timeline.state, timeline.events, timeline.model, self.unlearned, rows, ended, ended_s),
+                *((max(first_job - int(jobs[0]), 0), n_learned, due_s), progress, predictions),
+            )
+            end = int(progress[0])
             self.source[jobs[begin:end]] = len(self.sources) - 1
             timeline.submissions, begin = max(timeline.submissions, int(rows[0]) + end), end
             if not is_done:
                 now_s = int(submitted_s[end])
-                self.attend(int(jobs[np.searchsorted(submitted_s, now_s, side="right") - 1]), now_s)
-        return out, int(told[1])
+                self.train_if_due(int(jobs[np.searchsorted(submitted_s, now_s, side="right") - 1]), now_s)
+        return predictions, int(progress[1])
 
-    def attend(self, last: int, now_s: int) -> None:
-        """Train if that is due before ``last`` is predicted.
+    def train_if_due(self, last_job: int, now_s: int) -> None:
+        """Train if one of the training limits is reached.
 
-        Those that train together meet for it.
+        Replays with a shared training wait for each other first.
+
+        Parameters
+        ----------
+        last_job : int
+            The last job that is to be predicted next.
         """
-        job, learned, due_s = self.limits()
-        if last < job and self.known.learned[0] < learned and now_s < due_s:
+        first_job, n_learned, due_s = self.training_limits()
+        if last_job < first_job and self.learned < n_learned and now_s < due_s:
             return
         if self._shared is None:
             self.fit(now_s)
         else:
-            self._met = last // MEET_EVERY
+            self._n_meetings = last_job // MEET_EVERY
             self._shared.meet(now_s)
 
-    def limits(self) -> tuple[int, int, int]:
-        """Return what makes a call of ``attend`` due.
+    def training_limits(self) -> tuple[int, int, int]:
+        """Return the job, number of learned ends, and time at which training is due.
 
-        The last job to be predicted, the number of ended jobs learned, or the time, s since the epoch, from which on it
-        is.
+        The time is in s since the epoch. ``NEVER_S`` is no limit.
         """
         if self._shared is not None:
-            return (self._met + 1) * MEET_EVERY, NEVER_S, NEVER_S
+            return (self._n_meetings + 1) * MEET_EVERY, NEVER_S, NEVER_S
         by_time = self._refit and self._refit_every_s is not None and self._fitted_s is not None
         due_s = (self._fitted_s or 0) + (self._refit_every_s or 0) if by_time else NEVER_S
         return NEVER_S, self._next_fit if self._refit else NEVER_S, due_s
@@ -264,24 +267,22 @@ class ReplayTrainedPredictor:
     ) -> NDArray[np.float64]:
         """Predict again ``jobs`` that still wait at ``now_s``.
 
-        See ``ReplayPredictor``.
-
-        What has ended since their submission is used, and the ages of running jobs.
+        See ``ReplayPredictor``. Jobs that ended since their submission are used, and the ages of running jobs.
         """
-        note_started(self.known, running + self.first, since_s, now_s)
-        self.timeline.learn(self.known, now_s)
+        note_started(self.unlearned, running + self.first, since_s, now_s)
+        self.timeline.learn(self.unlearned, now_s)
         self.source[jobs] = len(self.sources) - 1
         return self.timeline.waiting(jobs + self.first, now_s)
 
     @property
     def past(self) -> PastRuns:
-        """What has run and what runs in the replay."""
+        """Jobs that have run and that run in the replay."""
         return self.timeline.state.past
 
     @property
     def learned(self) -> int:
-        """How many jobs have ended, as far as it knows."""
-        return int(self.known.learned[0])
+        """Number of ended jobs with a known run time that it has learned."""
+        return int(self.unlearned.learned[0])
 
     @property
     def is_due(self) -> bool:
@@ -289,10 +290,14 @@ class ReplayTrainedPredictor:
         return self.learned >= self._next_fit
 
     def fit(self, now_s: int, *, past: PastRuns | None = None, described: Timeline | None = None) -> DurationModel:
-        """Train a model on all that ended by ``now_s``.
+        """Train a model on what has happened by ``now_s``, and use it.
 
-        ``past`` is what has happened, if not all that has in this replay, and ``described`` has the descriptions of
-        the jobs, if not this one.
+        Parameters
+        ----------
+        past : PastRuns, optional
+            What has happened; None for all that happened in this replay.
+        described : Timeline, optional
+            Timeline with the pairs to train on; None for that of this object.
         """
         trees = grow_trees(described or self.timeline, datetime.fromtimestamp(now_s, UTC), seed=self._seed, past=past)
         cluster, trained = (self._model.cluster, self._model.trained) if self._model else ("replay", True)
@@ -310,16 +315,16 @@ class ReplayTrainedPredictor:
 class SharedTraining:
     """Training of one model for several replays of the same jobs.
 
-    Each replay has a thread of its own. They wait for each other at every ``MEET_EVERY``-th submission. Once training
-    is due in one of them, a model learns from what has happened in this and in every other that keeps up with it, so no
-    replay is told what has not happened in it yet. One that falls behind, as in a strict order, where jobs wait for
-    months that others have long ended, holds nobody up and trains later. The jobs are described as the one that
-    is farthest behind of those that describe any has described them.
+    Each replay has its own thread. They wait for each other at every ``MEET_EVERY``-th submission. When training is due
+    in one of them, a model is trained on the events that happened in it and in all others that have about as many ended
+    jobs. So no replay learns what has not happened in it yet. A replay that falls behind is trained later. (This
+    happens in a strict order, where jobs wait for months that have long ended in others.) The pairs are those of the
+    replay with the fewest ended jobs among those with ``describes``.
 
     Parameters
     ----------
     replays : int
-        How many predictors are created with it.
+        Number of predictors that share it.
 
     Attributes
     ----------
@@ -343,7 +348,7 @@ class SharedTraining:
         self._barrier.wait()
 
     def abort(self) -> None:
-        """End the replays that wait, and the others when they would."""
+        """Stop the replays that wait, and the others at their next meeting."""
         self._barrier.abort()
 
     def _train(self) -> None:
@@ -352,14 +357,14 @@ class SharedTraining:
             group = [member for member in self.members if KEEPS_UP * most <= member.learned <= most]
             group.sort(key=lambda member: member.learned)
             described = next(member for member in (*group, *self.members) if member.describes)
-            past = _in_common([member.past for member in group])
+            past = _common_past([member.past for member in group])
             model = group[0].fit(self._now_s, past=past, described=described.timeline)
             for member in group[1:]:
                 member.adopt(model, self._now_s)
 
 
-def _in_common(pasts: list[PastRuns]) -> PastRuns:
-    """Return the events common to several replays."""
+def _common_past(pasts: list[PastRuns]) -> PastRuns:
+    """Return the events that happened in all of several replays."""
     ended = np.logical_and.reduce([past.ended for past in pasts])
     return replace(
         pasts[0],
@@ -370,7 +375,7 @@ def _in_common(pasts: list[PastRuns]) -> PastRuns:
     )
 
 
-def _one_after_the_other(history: pd.DataFrame | None, jobs: pd.DataFrame) -> pd.DataFrame:
+def _concat(history: pd.DataFrame | None, jobs: pd.DataFrame) -> pd.DataFrame:
     if history is None or history.empty:
         return jobs
     return JOBS.conform(pd.concat([history, jobs], ignore_index=True))

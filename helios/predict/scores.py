@@ -1,13 +1,13 @@
-"""Scores of predictions, with intervals for chance, and bursts of alike jobs.
+"""Scores of predictions, with intervals for chance, and bursts of similar jobs.
 
 Jobs are not independent, since one array of a thousand is one experiment. So besides the plain rank correlation there
 is the one over bursts (each reduced to its medians), and an interval that resamples users instead of jobs (cluster
 bootstrap; Davison and Hinkley 1997, section 3.8). On Graham and Cedar one user has half of the test, which makes the
 interval wide.
 
-The n jobs of a burst should count for about as much as sqrt(n) other jobs. They can be weighted, or all but about
-sqrt(n) can be left out. Leaving out trained as well in the experiments and several times faster: there are fewer rows,
-and LightGBM's quantile objective sorts every leaf anew in each round only where rows are weighted.
+In training, the n jobs of a burst should count as much as about sqrt(n) other jobs. They could be weighted, but here
+all except about sqrt(n) are left out. In the experiments the models were as good, and training was several times
+faster, because there are fewer rows.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from numpy.typing import NDArray
 from helios.jit import cached_jit, inline_jit
 from helios.ports import RUN_TIME
 from helios.predict.causal_stats import COLUMN, REQUEST, USER_SIZE
-from helios.predict.job_table import JobTable, group_columns
+from helios.predict.job_table import JobTable, job_groups
 
 QUANTILES = (0.1, 0.5, 0.9)
 DAY_S = 86_400
 LARGE = 8
 """GPUs, or CPUs on a log without GPUs, above which a job is large."""
 FEW_ENDED = 10
-USER_BURST_GAP_S, ALIKE_BURST_GAP_S = 600, 6 * 3600
-# Between two whole numbers, because features are logarithms in single precision.
+USER_BURST_GAP_S, BURST_GAP_S, UNKNOWN_USERS_GAP_S = 600, 6 * 3600, 600
+"""Longest gaps within a burst, s: of one user, of one user, size and limit, and of unknown users with one request."""
+# Features are logarithms in single precision, so the limits lie between two whole numbers.
 LOG_FEW = np.log1p(FEW_ENDED - 0.5)
-LOG_USER_GAP, LOG_ALIKE_GAP = np.log1p(USER_BURST_GAP_S + 0.5), np.log1p(ALIKE_BURST_GAP_S + 0.5)
-# Resamples of the bootstrap. 200 leave the ends of a 90 % interval uncertain by a tenth of its width, which is enough
-# to see whether two predictors differ. All scores of 73,000 jobs take under a second.
+LOG_USER_GAP, LOG_BURST_GAP = np.log1p(USER_BURST_GAP_S + 0.5), np.log1p(BURST_GAP_S + 0.5)
 RESAMPLES = 200
-_TAILS = (5.0, 95.0)
+"""Resamples of the bootstrap. The ends of a 90 % interval are uncertain by a tenth of its width, which is enough."""
+_INTERVAL_PERCENTILES = (5.0, 95.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,13 +51,13 @@ class EvaluationSet:
     run_time_s : float64
         The true run time, finite.
     unit : int64
-        Unit of resampling, a user, or a day of submissions for unknown users; numbered from 0.
+        Unit of resampling, numbered from 0: a user, or a day of submissions for unknown users.
     burst : int64
-        Burst of the job, jobs of one user, size and limit, each within six hours of the one before; numbered from 0.
+        Burst of the job, numbered from 0: jobs of one user, size and limit, each within six hours of the one before.
     groups : mapping of str to bool array
-        Groups with a coverage of their own. ``new_user``: fewer than ten jobs of the user had ended. ``burst``: within
-        ten minutes of the user's previous job, or six hours of an alike one. ``large``: more than 8 GPUs, or CPUs on a
-        log without GPUs. ``top_user``: jobs of the user with most of these jobs.
+        Groups of jobs whose coverage is scored. ``new_user``: fewer than ten jobs of the user had ended. ``burst``:
+        within ten minutes of the user's previous job, or six hours of one with the same size and limit. ``large``: more
+        than 8 GPUs, or CPUs on a log without GPUs. ``top_user``: jobs of the user with most of these jobs.
     """
 
     run_time_s: NDArray[np.float64]
@@ -114,7 +114,7 @@ class Scores(PredictorScore):
     mae_s : float
         Mean absolute error, s.
     within_10pct, within_50pct, within_100pct : float
-        Share of jobs whose absolute error is at most that share of the true run time (of 1 s, if shorter).
+        Share of jobs whose absolute error is at most that share of the true run time, or of 1 s for a shorter one.
     coverage_p90 : float or None
         Share of jobs whose run time is at most p90, nominally .9. None without predicted quantiles.
     coverage_p90_by_group : mapping
@@ -154,7 +154,7 @@ def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray
     return EvaluationSet(
         run_time_s=table.run_time_s[rows],
         unit=resampling_units(table.user[rows], table.submitted_s[rows]),
-        burst=find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]),
+        burst=find_bursts(burst_groups(job_groups(table)[rows]), table.submitted_s[rows]),
         groups=_groups(table, features, rows),
     )
 
@@ -170,13 +170,13 @@ def resampling_units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) ->
 
 
 def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
-    known, user = features[rows], table.user[rows]
-    own_gap, alike_gap = known[:, COLUMN.user_submission_gap], known[:, COLUMN.user_size_submission_gap]
+    features, user = features[rows], table.user[rows]
+    user_gap, user_size_gap = features[:, COLUMN.user_submission_gap], features[:, COLUMN.user_size_submission_gap]
     size = table.gpus[rows] if table.gpus.any() else table.cpus[rows]
     counts = np.bincount(user[user >= 0], minlength=1)
     return {
-        "new_user": known[:, COLUMN.user_ended] < LOG_FEW,
-        "burst": (own_gap < LOG_USER_GAP) | (alike_gap < LOG_ALIKE_GAP),
+        "new_user": features[:, COLUMN.user_ended] < LOG_FEW,
+        "burst": (user_gap < LOG_USER_GAP) | (user_size_gap < LOG_BURST_GAP),
         "large": size > LARGE,
         "top_user": (user == counts.argmax()) & bool(counts.any()),
     }
@@ -185,13 +185,13 @@ def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int
 def best_guess(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the single best guess of each prediction, s.
 
-    ``predicted`` has one number each, of shape (n,), or the columns of :class:`helios.ports.RunTime`.
+    ``predicted`` has the shape (n,), or the columns of :class:`helios.ports.RunTime`.
     """
     return predicted if predicted.ndim == 1 else predicted[:, RUN_TIME.typical]
 
 
 def rank_score(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the score that ranks predictions, for the input of ``best_guess``."""
+    """Return the values by which predictions are ranked, for the input of ``best_guess``."""
     return predicted if predicted.ndim == 1 else predicted[:, RUN_TIME.log_mean]
 
 
@@ -200,40 +200,39 @@ def pinball_losses(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64
 
     ``quantiles_s`` has the shape (n, 3).
     """
-    beyond = np.log1p(truth_s)[:, None] - np.log1p(quantiles_s)
-    return np.asarray(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean(axis=1))
+    error = np.log1p(truth_s)[:, None] - np.log1p(quantiles_s)
+    return np.asarray(np.maximum(np.multiply(QUANTILES, error), np.subtract(QUANTILES, 1) * error).mean(axis=1))
 
 
 def misallocated(predicted_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float | None:
-    """Return the share of seconds that predictions allot to wrong jobs.
+    """Return the share of seconds that predictions attribute to wrong jobs.
 
-    It is the sum over tenths of abs(predicted - true), over all true seconds. The tenths are of equally many jobs, in
-    the order of the predictions. None without any true seconds.
+    It is the sum over tenths of abs(predicted - true), over all true seconds. The tenths have equally many jobs, in the
+    order of the predictions. None without any true seconds.
     """
     order = np.argsort(predicted_s, kind="stable")
-    parts = [(predicted_s[part].sum(), truth_s[part].sum()) for part in np.array_split(order, 10)]
+    sums = [(predicted_s[tenth].sum(), truth_s[tenth].sum()) for tenth in np.array_split(order, 10)]
     total = float(truth_s.sum())
-    return sum(abs(predicted - true) for predicted, true in parts) / total if total > 0 else None
+    return sum(abs(predicted - true) for predicted, true in sums) / total if total > 0 else None
 
 
-def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
+def scores_for(predicted: NDArray[np.float64], jobs: EvaluationSet) -> Scores:
     """Return all scores of predictions, s.
 
-    ``predicted`` has one number each, of shape (n,), or the columns of :class:`helios.ports.RunTime`.
+    ``predicted`` has the shape (n,), or the columns of :class:`helios.ports.RunTime`.
     """
-    guess, score = best_guess(predicted), rank_score(predicted)
-    truth = judged.run_time_s
-    error = np.abs(guess - truth)
-    relative = error / np.maximum(truth, 1.0)
-    of_bursts = pd.DataFrame({"predicted": score, "true": truth}).groupby(judged.burst).median()
+    rank, truth = rank_score(predicted), jobs.run_time_s
+    error = np.abs(best_guess(predicted) - truth)
+    relative_error = error / np.maximum(truth, 1.0)
+    burst_medians = pd.DataFrame({"predicted": rank, "true": truth}).groupby(jobs.burst).median()
     scores = Scores(
         **asdict(predictor_score(predicted, truth)),
-        spearman_90=_spearman_90(score, judged),
-        spearman_by_burst=spearman(*of_bursts.to_numpy().T),
+        spearman_90=_spearman_90(rank, jobs),
+        spearman_by_burst=spearman(*burst_medians.to_numpy().T),
         mae_s=float(error.mean()),
-        within_10pct=float((relative <= 0.1).mean()),
-        within_50pct=float((relative <= 0.5).mean()),
-        within_100pct=float((relative <= 1.0).mean()),
+        within_10pct=float((relative_error <= 0.1).mean()),
+        within_50pct=float((relative_error <= 0.5).mean()),
+        within_100pct=float((relative_error <= 1.0).mean()),
     )
     if predicted.ndim == 1:
         return scores
@@ -243,7 +242,7 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
         coverage_p90=float(below.mean()),
         coverage_p90_by_group={
             name: GroupCoverage(jobs=int(member.sum()), share=float(below[member].mean()) if member.any() else None)
-            for name, member in judged.groups.items()
+            for name, member in jobs.groups.items()
         },
         pinball_log=float(pinball_losses(quantiles, truth).mean()),
         log_width=float((np.log1p(quantiles[:, 2]) - np.log1p(quantiles[:, 0])).mean()),
@@ -254,15 +253,15 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
 def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
     """Return the main scores of predictions, s.
 
-    ``predicted`` has one number each, of shape (n,), or the columns of :class:`helios.ports.RunTime`.
+    ``predicted`` has the shape (n,), or the columns of :class:`helios.ports.RunTime`.
     """
     log_error = np.log1p(best_guess(predicted)) - np.log1p(truth_s)
-    inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
+    is_covered = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
     return PredictorScore(
         spearman=spearman(rank_score(predicted), truth_s),
         median_abs_log_error=float(np.median(np.abs(log_error))),
         bias_log=float(log_error.mean()),
-        coverage_p10_p90=None if inside is None else float(inside.mean()),
+        coverage_p10_p90=None if is_covered is None else float(is_covered.mean()),
     )
 
 
@@ -271,69 +270,64 @@ def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
 
     None where either is constant.
     """
-    found = float(_rank_correlation(_in_order(predicted), _in_order(truth), np.ones(len(truth))))
-    return None if np.isnan(found) else found
+    correlation = float(_rank_correlation(_dense_rank(predicted), _dense_rank(truth), np.ones(len(truth))))
+    return None if np.isnan(correlation) else correlation
 
 
-def _spearman_90(score: NDArray[np.float64], judged: EvaluationSet) -> tuple[float, float] | None:
-    """Return the central 90 % interval of rank correlations of resampled units.
+def _spearman_90(predicted: NDArray[np.float64], jobs: EvaluationSet) -> tuple[float, float] | None:
+    """Return the central 90 % interval of rank correlations with resampled units.
 
-    The draws have a fixed seed.
+    The seed is fixed.
     """
-    n_units = int(judged.unit.max(initial=-1)) + 1
+    n_units = int(jobs.unit.max(initial=-1)) + 1
     if n_units < 2:
         return None
-    # The values are sorted once and drawn by weight, which SciPy's spearmanr and bootstrap cannot.
-    predicted, truth, random = _in_order(score), _in_order(judged.run_time_s), np.random.default_rng(0)
-    drawn = np.empty(RESAMPLES)
-    for number in range(RESAMPLES):
-        times = np.bincount(random.integers(0, n_units, n_units), minlength=n_units).astype(np.float64)
-        drawn[number] = _rank_correlation(predicted, truth, times[judged.unit])
-    if np.isnan(drawn).sum() > RESAMPLES / 2:
+    # The values are ranked once and resampled by weight, which SciPy's spearmanr and bootstrap cannot do.
+    x, y, random = _dense_rank(predicted), _dense_rank(jobs.run_time_s), np.random.default_rng(0)
+    correlations = np.empty(RESAMPLES)
+    for i in range(RESAMPLES):
+        counts = np.bincount(random.integers(0, n_units, n_units), minlength=n_units).astype(np.float64)
+        correlations[i] = _rank_correlation(x, y, counts[jobs.unit])
+    if np.isnan(correlations).sum() > RESAMPLES / 2:
         return None
-    low, high = np.nanpercentile(drawn, _TAILS)
+    low, high = np.nanpercentile(correlations, _INTERVAL_PERCENTILES)
     return float(low), float(high)
 
 
-def _in_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _dense_rank(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the rank of each value among the distinct ones."""
     return np.asarray(np.unique(values, return_inverse=True)[1])
 
 
 @cached_jit
-def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
-    """Return the correlation of the mean ranks, weighted.
+def _rank_correlation(x: Any, y: Any, weight: Any) -> float:
+    """Return the weighted correlation of mean ranks.
 
-    ``a`` and ``b`` have each value's number among the distinct ones. It does not use BLAS, whose threads wait for each
-    other.
+    ``x`` and ``y`` are dense ranks. BLAS is not used, because its threads wait for each other.
     """
-    x, y = _mean_ranks(a, weight), _mean_ranks(b, weight)
-    xx, xy, yy = 0.0, 0.0, 0.0
+    ranks_x, ranks_y = _mean_ranks(x, weight), _mean_ranks(y, weight)
+    sum_xx, sum_xy, sum_yy = 0.0, 0.0, 0.0
     for job in range(len(weight)):
-        from_mean_x, from_mean_y = x[a[job]], y[b[job]]
-        xx += weight[job] * from_mean_x * from_mean_x
-        xy += weight[job] * from_mean_x * from_mean_y
-        yy += weight[job] * from_mean_y * from_mean_y
-    return xy / np.sqrt(xx * yy) if xx * yy > 0.0 else np.nan
+        rank_x, rank_y = ranks_x[x[job]], ranks_y[y[job]]
+        sum_xx += weight[job] * rank_x * rank_x
+        sum_xy += weight[job] * rank_x * rank_y
+        sum_yy += weight[job] * rank_y * rank_y
+    return sum_xy / np.sqrt(sum_xx * sum_yy) if sum_xx * sum_yy > 0.0 else np.nan
 
 
 @inline_jit
-def _mean_ranks(place: Any, weight: Any) -> Any:
-    """Return the mean rank of each value, less the mean.
+def _mean_ranks(dense_rank: Any, weight: Any) -> Any:
+    """Return the mean rank of each distinct value, minus the mean of all.
 
     Each job counts ``weight`` times.
     """
-    times = np.bincount(place, weights=weight)
-    total = times.sum()
-    return np.cumsum(times) - times / 2 - total / 2
+    counts = np.bincount(dense_rank, weights=weight)
+    total = counts.sum()
+    return np.cumsum(counts) - counts / 2 - total / 2
 
 
-BURST_GAP_S = 6 * 3600
-"""Longest gap within a burst, s."""
-STRANGERS_GAP_S = 600
-"""Longest gap within a burst of unknown users, s."""
 KEPT = 2.0
-"""At most this times sqrt(n) jobs of a burst of n are kept. 1, 2 and 4 were tried: docs/experiments.md."""
+"""A burst of n jobs is thinned to this times sqrt(n). 1, 2 and 4 were tried (docs/experiments.md)."""
 
 
 def without_repeats(
@@ -341,54 +335,54 @@ def without_repeats(
 ) -> NDArray[np.int64]:
     """Return the rows to learn from, with long bursts thinned.
 
-    The order is kept. The jobs kept of a burst are spread evenly over it. For unknown users the gap is shorter, since
-    alike jobs of many unknown users never pause for long.
+    The order stays. The jobs that stay of a burst are spread evenly over it. For unknown users the gap is shorter,
+    because similar jobs of many unknown users never pause for long.
 
     Parameters
     ----------
     rows : int64 array of shape (n_rows,)
         Positions of jobs in the other arrays.
     groups : int32 array of shape (n_jobs, n_levels)
-        As :func:`helios.predict.job_table.group_columns` makes them.
+        Result of :func:`helios.predict.job_table.job_groups`.
     submitted_s : int64 array of shape (n_jobs,)
         s since the epoch.
     """
-    gap_s = np.where(groups[rows, USER_SIZE] < 0, STRANGERS_GAP_S, BURST_GAP_S)
-    burst, place = _burst_and_place(similar_names(groups[rows]), submitted_s[rows], gap_s)
+    gap_s = np.where(groups[rows, USER_SIZE] < 0, UNKNOWN_USERS_GAP_S, BURST_GAP_S)
+    burst, position = _burst_and_position(burst_groups(groups[rows]), submitted_s[rows], gap_s)
     length = np.bincount(burst)[burst]
-    kept = np.minimum(np.ceil(KEPT * np.sqrt(length)), length)
-    return np.asarray(rows[(place + 1) * kept // length > place * kept // length])
+    n_kept = np.minimum(np.ceil(KEPT * np.sqrt(length)), length)
+    return np.asarray(rows[(position + 1) * n_kept // length > position * n_kept // length])
 
 
-def similar_names(groups: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the group within which each job can be in a burst.
+def burst_groups(groups: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the group whose jobs can be in one burst with each job.
 
-    It is the user's group of the same size and limit, or for an unknown user that of the same request.
+    It is that of the same user, size and limit, or for an unknown user that of the same request.
     """
     return np.where(groups[:, USER_SIZE] >= 0, groups[:, USER_SIZE], groups[:, REQUEST])
 
 
-def find_bursts(alike: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
+def find_bursts(group: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return each job's burst, numbered from 0 in order of appearance.
 
-    A burst has jobs with the same ``alike``, each submitted within ``BURST_GAP_S`` of the one before.
+    A burst has jobs of one ``group``, each submitted within ``BURST_GAP_S`` of the one before.
     """
-    burst, _ = _burst_and_place(alike, submitted_s, np.full(len(alike), BURST_GAP_S))
+    burst, _ = _burst_and_position(group, submitted_s, np.full(len(group), BURST_GAP_S))
     return np.asarray(pd.factorize(burst)[0], dtype=np.int64)
 
 
-def _burst_and_place(
-    alike: NDArray[np.int32], submitted_s: NDArray[np.int64], gap_s: NDArray[np.int64]
+def _burst_and_position(
+    group: NDArray[np.int32], submitted_s: NDArray[np.int64], gap_s: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return each job's burst and its position in it, both from 0.
 
     Positions are in the order of submission.
     """
-    order = np.lexsort((submitted_s, alike))
-    another = np.diff(alike[order], prepend=-1) != 0
-    apart = np.diff(submitted_s[order], prepend=submitted_s[order[:1]]) > gap_s[order]
-    begins = another | apart
-    burst, place = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-    burst[order] = np.cumsum(begins) - 1
-    place[order] = np.arange(len(order)) - np.flatnonzero(begins)[burst[order]]
-    return burst, place
+    order = np.lexsort((submitted_s, group))
+    is_other_group = np.diff(group[order], prepend=-1) != 0
+    is_later = np.diff(submitted_s[order], prepend=submitted_s[order[:1]]) > gap_s[order]
+    is_first = is_other_group | is_later
+    burst, position = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    burst[order] = np.cumsum(is_first) - 1
+    position[order] = np.arange(len(order)) - np.flatnonzero(is_first)[burst[order]]
+    return burst, position

@@ -1,9 +1,9 @@
 """Forecasts of memory, speed and length of trials.
 
-Of a family that ran often enough, its own runs tell. Else LightGBM learns a program's trials from their parameters, one
-model for each target, with the spread of trials that it was not trained on. Else, where families differ in the batch
-size alone, two of them give a line: memory grows with the batch, and so does the time of a step. A model is fitted at
-one moment, on what had ended by then; runs of the pool itself are added as they come.
+A family of trials that ran often enough is forecast from its own runs. Otherwise LightGBM learns the trials of a
+program from their parameters, with one model for each target, whose spread comes from trials that it was not trained
+on. Otherwise, where families differ in the batch size alone, two of them give a line, as memory and the time of a step
+grow with the batch. Models are fitted once, on what had ended by then. Runs of the pool itself are added as they come.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from helios.model.pools import SharedSpeed, Trial, TrialForecast, TrialRun, coun
 MEMORY, SECONDS, SPEED = "memory_mib", "seconds", "steps_per_s"
 TARGETS = (MEMORY, SECONDS, SPEED)
 SPREAD = {MEMORY: 0.05, SECONDS: 0.25, SPEED: 0.1}
-"""Standard deviation of the logarithm within a family that is expected before there are runs to tell it."""
+"""Prior of the standard deviation of the logarithm within a family."""
 SPREAD_WEIGHT = 3
-"""Runs that this expectation counts for."""
-FROM_OTHERS = 2.0
-"""How many times more a value may be off where it is not from the family's own runs."""
+"""Number of runs that the prior counts for."""
+OTHER_FAMILY_FACTOR = 2.0
+"""Factor of the spread for a value that is not from the family's own runs."""
 ENOUGH = 3
-"""Trials of a family from which it is told by itself."""
+"""Fewest trials of a family from which it is forecast alone."""
 FEWEST_TRIALS, HELD_BACK = 30, 1 / 3
-"""Trials of a program from which LightGBM learns, and the share of the last ones that shows its errors."""
+"""Fewest trials of a program from which LightGBM learns, and the share of the last ones that shows its errors."""
 LEAST_PROGRESS = 0.05
-"""Progress from which the length of a trial is taken that has not ended."""
+"""Least progress of a running trial from which its length is computed."""
 SETTLED_S = 60.0
-"""Time after which the memory of a trial that goes on is taken for its peak, s, where its progress does not tell."""
+"""Time after which the memory of a running trial counts as its peak if its progress is unknown, s."""
 ROUNDS = 150
 PARAMETERS = {
     "objective": "l1",
@@ -58,20 +58,117 @@ NORMAL_90, NORMAL_95 = 1.2816, 1.6449
 _BATCH = re.compile(r"(^|_)(batch|bs)(_|$|size)", re.IGNORECASE)
 
 
+class TrialModel:
+    """Model of a program's trials on one kind of device.
+
+    Parameters
+    ----------
+    runs : iterable of TrialRun
+        Earlier runs, of any program and device.
+    now_s : float
+        Runs that ended later are left out, s since the epoch.
+    device_model : str
+        Only runs on this device are used, by the name of the vendor or ``cpu``. Empty for any device.
+
+    Attributes
+    ----------
+    speeds : tuple of SharedSpeed
+        Speeds measured in these runs.
+    """
+
+    def __init__(self, runs: Iterable[TrialRun], *, now_s: float, device_model: str = "") -> None:
+        past = [run for run in runs if run.ended_s <= now_s and device_model in {"", run.device_model, run.device_kind}]
+        self._facts = trial_facts(past)
+        self.speeds = measured_speeds(past)
+        self._trees: dict[str, dict[str, _Trees]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any run is known."""
+        return bool(self._facts)
+
+    def forecasts(
+        self,
+        trials: Sequence[tuple[str, str, Mapping[str, Any]]],
+        runs: Iterable[TrialRun] = (),
+    ) -> list[TrialForecast]:
+        """Return a forecast of each trial, with None where nothing is known.
+
+        Parameters
+        ----------
+        trials : sequence of (program, family, parameters)
+        runs : iterable of TrialRun
+            Runs of the pool itself, with those that go on (outcome ``running``).
+        """
+        facts: dict[str, list[TrialFacts]] = defaultdict(list)
+        for fact in self._facts + trial_facts(runs):
+            facts[fact.program].append(fact)
+        tables = {program: _ProgramTable(program_facts) for program, program_facts in facts.items()}
+        cache: dict[tuple[str, str, str], TrialForecast] = {}
+        forecasts = []
+        for program, family, parameters in trials:
+            key = (program, family, repr(sorted(parameters.items())))
+            if key not in cache:
+                cache[key] = self._forecast(tables.get(program), program, family, parameters)
+            forecasts.append(cache[key])
+        return forecasts
+
+    def expect(self, program: str, trials: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:
+        """Return a forecast of each trial of a pool.
+
+        It is a :data:`~helios.model.pools.Forecast`. The length of a trial that has run is computed from its own runs.
+        """
+        forecasts = self.forecasts([(program, trial.family, trial.parameters) for trial in trials], runs)
+        own_seconds = {fact.number: fact.seconds for fact in trial_facts(runs)}
+        for i, trial in enumerate(trials):
+            if (seconds := own_seconds.get(trial.number)) is not None:
+                forecasts[i] = replace(forecasts[i], seconds_p50=seconds, seconds_p90=seconds)
+        return forecasts
+
+    def _forecast(
+        self, table: _ProgramTable | None, program: str, family: str, parameters: Mapping[str, Any]
+    ) -> TrialForecast:
+        if table is None:
+            return TrialForecast()
+        estimates: dict[str, _Estimate | None] = {}
+        for target in TARGETS:
+            values = table.values.get((family, target), [])
+            estimate = _family_estimate(values, target) if len(values) >= ENOUGH else None
+            if estimate is None and (trees := self._program_trees(program).get(target)) is not None:
+                estimate = trees.estimate(parameters)
+            if estimate is None and values:
+                estimate = _family_estimate(values, target)
+            estimates[target] = estimate or table.by_batch(target, parameters)
+        memory, seconds, speed = (estimates[target] for target in TARGETS)
+        return TrialForecast(
+            memory_p50_mib=memory.value if memory else None,
+            memory_p95_mib=memory.quantile(NORMAL_95) if memory else None,
+            memory_most_mib=peak_hardly_exceeded(table.peaks_mib[family]),
+            seconds_p50=seconds.value if seconds else None,
+            seconds_p90=seconds.quantile(NORMAL_90) if seconds else None,
+            steps_per_s=speed.value if speed else None,
+        )
+
+    def _program_trees(self, program: str) -> Mapping[str, _Trees]:
+        """Return LightGBM's models of a program, fitted once on what had ended."""
+        if program not in self._trees:
+            facts = [fact for fact in self._facts if fact.program == program]
+            fitted = {target: _fit(facts, target) for target in TARGETS}
+            self._trees[program] = {target: trees for target, trees in fitted.items() if trees is not None}
+        return self._trees[program]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFacts:
-    """Needs of one trial over all its attempts.
-
-    None stands for what is not known.
+    """Needs of one trial over all its attempts, None where unknown.
 
     Attributes
     ----------
     memory_mib : float, optional
-        Peak; of a trial that was killed for memory, at least half as much again as its limit.
+        Peak memory. For a trial that was killed for memory, at least 1.5 times its limit.
     seconds : float, optional
         Time alone on a device, s.
     steps_per_s : float, optional
-        Alone on a device.
+        Speed alone on a device.
     finished : bool
         Whether it ran to its end, so that its memory cannot grow any more.
     """
@@ -109,56 +206,63 @@ def measured_speeds(runs: Iterable[TrialRun]) -> tuple[SharedSpeed, ...]:
 def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
     """Return what each trial needed, in the order in which they ended.
 
-    Time beside others counts by the speed there, as a share of the family's speed alone, where both are known.
+    Time beside other trials is multiplied by the speed there as a share of the family's speed alone, if both are known.
     """
     runs = list(runs)
-    alone = {(s.family): s.steps_per_s for s in measured_speeds(runs) if not s.beside}
-    by_trial: dict[tuple[str, int], list[TrialRun]] = defaultdict(list)
+    speeds_alone = {speed.family: speed.steps_per_s for speed in measured_speeds(runs) if not speed.beside}
+    attempts: dict[tuple[str, int], list[TrialRun]] = defaultdict(list)
     for run in runs:
-        by_trial[run.pool, run.number].append(run)
-    facts = []
-    for attempts in by_trial.values():
-        last = max(attempts, key=lambda run: run.attempt)
-        # Of a process that trained several trials, it is known only what all of them took.
-        peaks = [
-            run.peak_memory_mib
-            for run in attempts
-            if run.peak_memory_mib and run.outcome != "out_of_memory" and not _is_fused(run)
-        ]
-        killed = [
-            1.5 * run.memory_limit_mib for run in attempts if run.outcome == "out_of_memory" and run.memory_limit_mib
-        ]
-        done = 1.0 if last.outcome == "finished" else last.progress or 0.0
-        settled = last.outcome != "running" or done >= LEAST_PROGRESS or last.seconds >= SETTLED_S
-        memory = (max(peaks, default=None) if settled else None) or max(killed, default=None)
-        useful = [run for run in attempts if run.outcome in {"finished", "running", "paused"}]
-        seconds = sum(_seconds_alone(run, alone.get(run.family)) for run in useful) if done >= LEAST_PROGRESS else None
-        own = [(s.steps_per_s, s.seconds) for run in attempts for s in run.speeds if not s.beside and s.seconds > 0]
-        facts.append(
-            TrialFacts(
-                number=last.number,
-                program=last.program,
-                family=last.family,
-                parameters=last.parameters,
-                ended_s=last.ended_s,
-                memory_mib=memory,
-                seconds=seconds / done if seconds else None,
-                steps_per_s=sum(v * s for v, s in own) / sum(s for _, s in own) if own else None,
-                finished=last.outcome == "finished",
-            )
-        )
+        attempts[run.pool, run.number].append(run)
+    facts = [_facts(trial, speeds_alone) for trial in attempts.values()]
     return sorted(facts, key=lambda fact: fact.ended_s)
+
+
+def _facts(attempts: Sequence[TrialRun], speeds_alone: Mapping[str, float]) -> TrialFacts:
+    """Return the needs of the trial with these attempts."""
+    last = max(attempts, key=lambda run: run.attempt)
+    done = 1.0 if last.outcome == "finished" else last.progress or 0.0
+    useful = [run for run in attempts if run.outcome in {"finished", "running", "paused"}]
+    seconds = (
+        sum(_seconds_alone(run, speeds_alone.get(run.family)) for run in useful) if done >= LEAST_PROGRESS else None
+    )
+    alone = [speed for run in attempts for speed in run.speeds if not speed.beside and speed.seconds > 0]
+    steps, steps_s = sum(speed.steps_per_s * speed.seconds for speed in alone), sum(speed.seconds for speed in alone)
+    return TrialFacts(
+        number=last.number,
+        program=last.program,
+        family=last.family,
+        parameters=last.parameters,
+        ended_s=last.ended_s,
+        memory_mib=_peak_memory_mib(attempts, last, done),
+        seconds=seconds / done if seconds else None,
+        steps_per_s=steps / steps_s if alone else None,
+        finished=last.outcome == "finished",
+    )
+
+
+def _peak_memory_mib(attempts: Sequence[TrialRun], last: TrialRun, done: float) -> float | None:
+    # The memory of a process that trained several trials is known only for all of them together.
+    peaks = [
+        run.peak_memory_mib
+        for run in attempts
+        if run.peak_memory_mib and run.outcome != "out_of_memory" and not _is_fused(run)
+    ]
+    killed = [1.5 * run.memory_limit_mib for run in attempts if run.outcome == "out_of_memory" and run.memory_limit_mib]
+    is_settled = last.outcome != "running" or done >= LEAST_PROGRESS or last.seconds >= SETTLED_S
+    return (max(peaks, default=None) if is_settled else None) or max(killed, default=None)
 
 
 def _is_fused(run: TrialRun) -> bool:
     return any(count_fused(speed.beside) > 1 for speed in run.speeds)
 
 
-def _seconds_alone(run: TrialRun, alone: float | None) -> float:
-    if not alone:
+def _seconds_alone(run: TrialRun, speed_alone: float | None) -> float:
+    if not speed_alone:
         return run.seconds
-    shared = sum(s.seconds * (1 - min(1.0, s.steps_per_s / alone)) for s in run.speeds if s.beside)
-    return max(0.0, run.seconds - min(shared, run.seconds))
+    lost_s = sum(
+        speed.seconds * (1 - min(1.0, speed.steps_per_s / speed_alone)) for speed in run.speeds if speed.beside
+    )
+    return max(0.0, run.seconds - min(lost_s, run.seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,120 +286,12 @@ class _Trees:
     spread: float
 
     def estimate(self, parameters: Mapping[str, Any]) -> _Estimate:
-        row = _row(parameters, self.names, self.codes)
-        return _Estimate(value=float(math.exp(self.booster.predict(row[None, :])[0])), spread=self.spread)
+        features = _features(parameters, self.names, self.codes)
+        return _Estimate(value=float(math.exp(self.booster.predict(features[None, :])[0])), spread=self.spread)
 
 
-class TrialModel:
-    """Model of a program's trials on one kind of device.
-
-    Parameters
-    ----------
-    runs : iterable of TrialRun
-        Earlier runs, of any program and device.
-    now_s : float
-        Runs that ended later are left out, s since the epoch.
-    device_model : str
-        Only runs on this are used, the vendor's name or ``cpu``; empty: on any.
-
-    Attributes
-    ----------
-    speeds : tuple of SharedSpeed
-        As measured in these runs.
-    """
-
-    def __init__(self, runs: Iterable[TrialRun], *, now_s: float, device_model: str = "") -> None:
-        past = [run for run in runs if run.ended_s <= now_s and device_model in {"", run.device_model, run.device_kind}]
-        self._facts = trial_facts(past)
-        self.speeds = measured_speeds(past)
-        self._trees: dict[str, dict[str, _Trees]] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any run is known."""
-        return bool(self._facts)
-
-    def forecasts(
-        self,
-        trials: Sequence[tuple[str, str, Mapping[str, Any]]],
-        runs: Iterable[TrialRun] = (),
-    ) -> list[TrialForecast]:
-        """Return what is expected of trials.
-
-        Parameters
-        ----------
-        trials : sequence of (program, family, parameters)
-        runs : iterable of TrialRun
-            Of the pool itself, also those that go on (outcome ``running``).
-
-        Returns
-        -------
-        list of TrialForecast
-            One for each trial, with None where nothing is known.
-        """
-        facts = self._facts + trial_facts(runs)
-        by_program: dict[str, list[TrialFacts]] = defaultdict(list)
-        for fact in facts:
-            by_program[fact.program].append(fact)
-        tables = {program: _ProgramTable(of) for program, of in by_program.items()}
-        kept: dict[tuple[str, str, str], TrialForecast] = {}
-        answer = []
-        for program, family, parameters in trials:
-            key = (program, family, repr(sorted(parameters.items())))
-            if key not in kept:
-                kept[key] = self._forecast(tables.get(program), program, family, parameters)
-            answer.append(kept[key])
-        return answer
-
-    def expect(self, program: str, trials: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:
-        """Return what is expected of the trials of a pool.
-
-        It is a :data:`~helios.model.pools.Forecast`. What a trial itself has shown so far goes before what others did.
-        """
-        told = self.forecasts([(program, trial.family, trial.parameters) for trial in trials], runs)
-        shown = {fact.number: fact for fact in trial_facts(runs)}
-        answer = []
-        for trial, forecast in zip(trials, told, strict=True):
-            fact = shown.get(trial.number)
-            if fact is not None and fact.seconds is not None:
-                forecast = replace(forecast, seconds_p50=fact.seconds, seconds_p90=fact.seconds)  # noqa: PLW2901 - it is refined
-            answer.append(forecast)
-        return answer
-
-    def _forecast(
-        self, table: _ProgramTable | None, program: str, family: str, parameters: Mapping[str, Any]
-    ) -> TrialForecast:
-        if table is None:
-            return TrialForecast()
-        found: dict[str, _Estimate | None] = {}
-        for target in TARGETS:
-            own = table.values.get((family, target), [])
-            estimate = _of_family(own, target) if len(own) >= ENOUGH else None
-            if estimate is None and (trees := self._learned(program).get(target)) is not None:
-                estimate = trees.estimate(parameters)
-            if estimate is None and own:
-                estimate = _of_family(own, target)
-            found[target] = estimate or table.by_batch(target, parameters)
-        memory, seconds, speed = (found[target] for target in TARGETS)
-        return TrialForecast(
-            memory_p50_mib=memory.value if memory else None,
-            memory_p95_mib=memory.quantile(NORMAL_95) if memory else None,
-            memory_most_mib=peak_hardly_exceeded(table.peaks_mib[family]),
-            seconds_p50=seconds.value if seconds else None,
-            seconds_p90=seconds.quantile(NORMAL_90) if seconds else None,
-            steps_per_s=speed.value if speed else None,
-        )
-
-    def _learned(self, program: str) -> Mapping[str, _Trees]:
-        """Return LightGBM's models of a program, fitted once on what had ended."""
-        if program not in self._trees:
-            facts = [fact for fact in self._facts if fact.program == program]
-            learned = {target: _fit(facts, target) for target in TARGETS}
-            self._trees[program] = {target: trees for target, trees in learned.items() if trees is not None}
-        return self._trees[program]
-
-
-def _of_family(values: Sequence[float], target: str) -> _Estimate:
-    """Return what a family's own values tell of its next trial."""
+def _family_estimate(values: Sequence[float], target: str) -> _Estimate:
+    """Return the estimate of a family's next trial from its own values."""
     logs, count = np.log(values), len(values)
     squares = float(((logs - logs.mean()) ** 2).sum()) + SPREAD_WEIGHT * SPREAD[target] ** 2
     spread = math.sqrt(squares / (max(0, count - 1) + SPREAD_WEIGHT) * (1 + 1 / count))
@@ -303,14 +299,14 @@ def _of_family(values: Sequence[float], target: str) -> _Estimate:
 
 
 class _ProgramTable:
-    """What is known of the trials of one program, by family."""
+    """Values of the trials of one program, by family and by batch size."""
 
     def __init__(self, facts: Sequence[TrialFacts]) -> None:
         self.values: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.peaks_mib: dict[str, list[float]] = defaultdict(list)
-        self._alike: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._by_batch: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         for fact in facts:
-            at = _batch_size(fact.parameters)
+            batch = _batch_size(fact.parameters)
             if fact.finished and fact.memory_mib:
                 self.peaks_mib[fact.family].append(fact.memory_mib)
             for target in TARGETS:
@@ -318,43 +314,46 @@ class _ProgramTable:
                 if value is None or value <= 0:
                     continue
                 self.values[fact.family, target].append(value)
-                if at is not None:
-                    self._alike[at[1], target][at[0]].append(value)
+                if batch is not None:
+                    size, others = batch
+                    self._by_batch[others, target][size].append(value)
 
     def by_batch(self, target: str, parameters: Mapping[str, Any]) -> _Estimate | None:
         """Return the value on a line over the batch size.
 
-        The line goes through families that differ in nothing else. Memory is a constant and a part for each sample, and
-        so is the time of a step. The time of a trial is a part for each sample and one for each step, of which larger
-        batches have fewer. No part is below 0.
+        It is None with fewer than two sizes. The line is fitted to families that differ in nothing else. Memory is a
+        constant plus a part for each sample, and so is the time of a step. The time of a trial is a part for each
+        sample plus one for each step, of which larger batches have fewer. No part is below 0.
         """
-        at = _batch_size(parameters)
-        if at is None:
+        batch = _batch_size(parameters)
+        if batch is None:
             return None
-        size, others = at
-        known = self._alike.get((others, target), {})
-        if len(known) < 2:
+        size, others = batch
+        by_size = self._by_batch.get((others, target), {})
+        if len(by_size) < 2:
             return None
-        sizes = np.array(sorted(known))
-        values = np.array([float(np.median(known[one])) for one in sizes])
-        inverse = target == SPEED
-        y = 1 / values if inverse else values
-        x, new = (1 / sizes, 1 / size) if target == SECONDS else (sizes, size)
+        sizes = np.array(sorted(by_size))
+        values = np.array([float(np.median(by_size[known])) for known in sizes])
+        is_speed = target == SPEED
+        y = 1 / values if is_speed else values
+        x, new_x = (1 / sizes, 1 / size) if target == SECONDS else (sizes, size)
         weights = 1 / y  # so that errors are relative
-        (level, slope), _ = nnls(np.column_stack([weights, x * weights]), y * weights)
-        value = level + slope * new
-        return _Estimate(value=float(1 / value if inverse else value), spread=FROM_OTHERS * SPREAD[target])
+        (constant, slope), _ = nnls(np.column_stack([weights, x * weights]), y * weights)
+        value = constant + slope * new_x
+        return _Estimate(value=float(1 / value if is_speed else value), spread=OTHER_FAMILY_FACTOR * SPREAD[target])
 
 
 def _batch_size(parameters: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return the batch size of a trial and its other parameters.
+    """Return the batch size of a trial and its other parameters, without floats.
 
-    Of these, numbers with a fraction are left out.
+    None if no parameter, or more than one, is a batch size.
     """
     names = [name for name, value in parameters.items() if _BATCH.search(name) and _is_number(value) and value > 0]
     if len(names) != 1:
         return None
-    others = sorted((n, v) for n, v in parameters.items() if n != names[0] and not isinstance(v, float))
+    others = sorted(
+        (name, value) for name, value in parameters.items() if name != names[0] and not isinstance(value, float)
+    )
     return float(parameters[names[0]]), repr(others)
 
 
@@ -362,10 +361,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _row(
+def _features(
     parameters: Mapping[str, Any], names: Sequence[str], codes: Mapping[str, Mapping[str, float]]
 ) -> NDArray[np.float64]:
-    """Return features of a trial, texts by their code."""
+    """Return the features of a trial, with codes for texts."""
     values = [(name, parameters.get(name)) for name in names]
     return np.array(
         [
@@ -378,29 +377,27 @@ def _row(
 
 
 def _fit(facts: Sequence[TrialFacts], target: str) -> _Trees | None:
-    """Fit a model of one target, or return None.
+    """Return a model of one target, or None for too few trials or no parameters.
 
-    None where there are too few trials. The earlier part is trained on first, and its errors on the rest are the spread
-    of the model of all.
+    A first model is trained on the earlier trials alone. Its errors on the later ones give the spread.
     """
-    told = [(fact.parameters, getattr(fact, target)) for fact in facts if (getattr(fact, target) or 0) > 0]
-    if len(told) < FEWEST_TRIALS:
+    facts = [fact for fact in facts if (getattr(fact, target) or 0) > 0]
+    names = tuple(sorted({name for fact in facts for name in fact.parameters}))
+    if len(facts) < FEWEST_TRIALS or not names:
         return None
-    names = tuple(sorted({name for parameters, _ in told for name in parameters}))
     codes: dict[str, dict[str, float]] = {}
     for name in names:
-        texts = sorted({repr(p.get(name)) for p, _ in told if not _is_number(p.get(name))})
-        codes[name] = {text: float(place) for place, text in enumerate(texts)}
-    features = np.array([_row(parameters, names, codes) for parameters, _ in told]).reshape(len(told), len(names))
-    logs = np.log([value for _, value in told])
-    split = len(told) - int(len(told) * HELD_BACK)
-    if not names:
-        return None
+        values = [fact.parameters.get(name) for fact in facts]
+        texts = sorted({repr(value) for value in values if not _is_number(value)})
+        codes[name] = {text: float(code) for code, text in enumerate(texts)}
+    features = np.array([_features(fact.parameters, names, codes) for fact in facts])
+    log_values = np.log([getattr(fact, target) for fact in facts])
 
-    def trained(rows: int) -> lightgbm.Booster:
-        return lightgbm.train(PARAMETERS, lightgbm.Dataset(features[:rows], logs[:rows]), ROUNDS)
+    def train(n: int) -> lightgbm.Booster:
+        return lightgbm.train(PARAMETERS, lightgbm.Dataset(features[:n], log_values[:n]), ROUNDS)
 
-    errors = logs[split:] - trained(split).predict(features[split:])
-    above = float(np.quantile(errors, 0.95)) / NORMAL_95  # so that the 95th percentile is the one that was seen
-    spread = max(SPREAD[target] / FROM_OTHERS, above, float(np.median(np.abs(errors))))
-    return _Trees(names=names, codes=codes, booster=trained(len(told)), spread=spread)
+    split = len(facts) - int(len(facts) * HELD_BACK)
+    errors = log_values[split:] - train(split).predict(features[split:])
+    upper = float(np.quantile(errors, 0.95)) / NORMAL_95  # so that the 95th percentile is the observed one
+    spread = max(SPREAD[target] / OTHER_FAMILY_FACTOR, upper, float(np.median(np.abs(errors))))
+    return _Trees(names=names, codes=codes, booster=train(len(facts)), spread=spread)

@@ -1,11 +1,10 @@
 """Bulk transport of data frames to and from SQLite and PostgreSQL.
 
-Arrow tables hold columns as they are stored (``schema.py``): 64-bit integers, doubles and text, missing as null. An
-ADBC driver was rejected for SQLite: it brings a second SQLite library into the process, and two of them lose each
-other's POSIX locks on one file (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+Arrow tables have columns as they are stored (``schema.py``): 64-bit integers, doubles and text. Times are integers, and
+missing values are null. Texts with few distinct values, such as user names, are stored once and referred to by number.
 
-In the database times become integers, and missing values become null. Texts with few distinct values, such as user
-names, are stored once and referred to by number.
+An ADBC driver was rejected for SQLite. It brings a second SQLite library into the process, and two of them release each
+other's POSIX locks on one file (https://www.sqlite.org/howtocorrupt.html, section 2.2).
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from helios.warehouse.schema import JOB_KEY, clusters, jobs, names
 
 T = TypeVar("T")
 
-# Texts in one statement: a few MB of parameters.
 CHUNK = 20_000
+"""Texts or numbers in one statement, a few MB of parameters."""
 
 
 class StringTable:
-    """Numbers for texts and texts for numbers, within one transaction.
+    """Numbers of texts, and texts of numbers, within one transaction.
 
     Parameters
     ----------
     connection : Connection
-        The transaction. If it is rolled back, the numbers of new texts are lost with it.
+        The transaction. If it is rolled back, the numbers of new texts are lost.
     bulk : Bulk
         Transport to the same database.
     """
@@ -60,33 +59,25 @@ class StringTable:
         self._numbers: dict[str, int] = {}
 
     def numbers(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of each text, new or known."""
+        """Return the number of each text, which is stored if it is new."""
         unknown = list(dict.fromkeys(text for text in texts if text not in self._numbers))
         for chunk in _chunks(unknown):
-            self._add(dict(zip(map(_digest, chunk), chunk, strict=True)))
+            by_digest = {hashlib.blake2b(text.encode(), digest_size=16).hexdigest(): text for text in chunk}
+            digests = list(by_digest)
+            self._bulk.insert(self._connection, names, pa.table({"digest": digests, "text": list(by_digest.values())}))
+            elements = self._bulk.elements(json.dumps(digests))
+            query = sa.select(names.c.digest, names.c.name_id).where(names.c.digest.in_(sa.select(elements)))
+            self._numbers.update((by_digest[digest], number) for digest, number in self._connection.execute(query))
         return [self._numbers[text] for text in texts]
 
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return the text of each number."""
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for chunk in _chunks(list(numbers)):
-            wanted = sa.cast(self._bulk.elements(json.dumps(chunk)), sa.BigInteger)
-            rows = self._connection.execute(
-                sa.select(names.c.name_id, names.c.text).where(names.c.name_id.in_(sa.select(wanted)))
-            )
-            found.update((int(number), str(text)) for number, text in rows)
-        return found
-
-    def _add(self, by_digest: dict[str, str]) -> None:
-        digests = list(by_digest)
-        self._bulk.insert(self._connection, names, pa.table({"digest": digests, "text": list(by_digest.values())}))
-        wanted = self._bulk.elements(json.dumps(digests))
-        query = sa.select(names.c.digest, names.c.name_id).where(names.c.digest.in_(sa.select(wanted)))
-        self._numbers.update((by_digest[digest], number) for digest, number in self._connection.execute(query))
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            elements = sa.cast(self._bulk.elements(json.dumps(chunk)), sa.BigInteger)
+            query = sa.select(names.c.name_id, names.c.text).where(names.c.name_id.in_(sa.select(elements)))
+            texts.update((int(number), str(text)) for number, text in self._connection.execute(query))
+        return texts
 
 
 def _chunks(values: list[T]) -> Iterator[list[T]]:
@@ -94,7 +85,7 @@ def _chunks(values: list[T]) -> Iterator[list[T]]:
         yield values[start : start + CHUNK]
 
 
-# Clusters, by their name.
+# Clusters.
 
 CLUSTERS = {
     "name": "str",
@@ -114,67 +105,68 @@ def find_cluster_id(connection: sa.Connection, name: str) -> int:
     NoSuchCluster
         There is none of that name; the hint names those that exist.
     """
-    found = connection.execute(sa.select(clusters.c.cluster_id).where(clusters.c.name == name)).scalar_one_or_none()
-    if found is None:
+    query = sa.select(clusters.c.cluster_id).where(clusters.c.name == name)
+    cluster_id = connection.execute(query).scalar_one_or_none()
+    if cluster_id is None:
         known = connection.execute(sa.select(clusters.c.name).order_by(clusters.c.name)).scalars().all()
         hint = f"Loaded are: {', '.join(known)}" if known else "Load some history first: helios trace load FILE"
         raise NoSuchCluster(f"No cluster {name!r} is in the warehouse.", hint=hint)
-    return int(found)
+    return int(cluster_id)
 
 
 def cluster_id_for_loading(connection: sa.Connection, *, name: str, timezone: str | None = None) -> int:
-    """Return the number of a cluster, new or known.
+    """Return the number of a cluster, which is made if it is new.
 
     ``timezone`` is stored if none was known before.
     """
-    found = connection.execute(sa.select(clusters).where(clusters.c.name == name)).one_or_none()
-    if found is None:
-        made = connection.execute(sa.insert(clusters).values(name=name, timezone=timezone))
-        assert made.inserted_primary_key is not None
-        return int(made.inserted_primary_key[0])
-    if found.timezone is None and timezone is not None:
+    row = connection.execute(sa.select(clusters).where(clusters.c.name == name)).one_or_none()
+    if row is None:
+        result = connection.execute(sa.insert(clusters).values(name=name, timezone=timezone))
+        assert result.inserted_primary_key is not None
+        return int(result.inserted_primary_key[0])
+    if row.timezone is None and timezone is not None:
         connection.execute(sa.update(clusters).where(clusters.c.name == name).values(timezone=timezone))
-    return int(found.cluster_id)
+    return int(row.cluster_id)
 
 
 def cluster_timezone(connection: sa.Connection, name: str) -> str | None:
-    """Return the time zone of a cluster.
-
-    None if the cluster or its zone is not known.
-    """
+    """Return the time zone of a cluster, None if either is unknown."""
     return connection.execute(sa.select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
 
 
 def known_clusters(*, counts: bool) -> sa.Select[tuple[object, ...]]:
     """Return the query of all clusters and the span of their history.
 
-    The columns are those of ``CLUSTERS``. The span comes from an index, whereas ``counts`` of jobs read every job.
+    The columns are those of ``CLUSTERS``, without the numbers of jobs unless ``counts``. The span comes from an index,
+    whereas counting reads every job.
     """
-    sizes = {"jobs": sa.func.count(), "gpu_jobs": sa.func.count(sa.case((jobs.c.gpus > 0, 1)))} if counts else {}
+    numbers = {"jobs": sa.func.count(), "gpu_jobs": sa.func.count(sa.case((jobs.c.gpus > 0, 1)))} if counts else {}
     submitted_at = jobs.c.submitted_at
-    ends = {"first_submitted_at": sa.func.min(submitted_at), "last_submitted_at": sa.func.max(submitted_at)}
-    of_cluster = jobs.c.cluster_id == clusters.c.cluster_id
+    span = {"first_submitted_at": sa.func.min(submitted_at), "last_submitted_at": sa.func.max(submitted_at)}
+    in_cluster = jobs.c.cluster_id == clusters.c.cluster_id
     columns = (
-        sa.select(value).select_from(jobs).where(of_cluster).scalar_subquery().label(name)
-        for name, value in (sizes | ends).items()
+        sa.select(value).select_from(jobs).where(in_cluster).scalar_subquery().label(name)
+        for name, value in (numbers | span).items()
     )
     return sa.select(clusters.c.name, clusters.c.timezone, *columns).order_by(clusters.c.name)
 
 
+# Conversion of frames to stored columns and back.
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def stored_time(moment: datetime) -> int:
-    """Return ``moment`` as microseconds since 1970-01-01 UTC.
+def stored_time(time: datetime) -> int:
+    """Return ``time`` as microseconds since 1970-01-01 UTC.
 
     Raises
     ------
     UsageError
-        ``moment`` has no time zone.
+        ``time`` has no time zone.
     """
-    if moment.tzinfo is None:
-        raise UsageError(f"{moment} has no time zone.", hint="Give one, for example UTC.")
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    if time.tzinfo is None:
+        raise UsageError(f"{time} has no time zone.", hint="Give one, for example UTC.")
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, strings: StringTable) -> pa.Table:
@@ -213,7 +205,7 @@ def column_types(types: Types) -> Mapping[str, str]:
 def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int, strings: StringTable | None = None) -> pa.Table:
     """Return a frame of a cluster as stored columns.
 
-    With ``strings`` categories become numbers of names, else text.
+    With ``strings`` category columns become numbers of texts, without it text.
 
     Raises
     ------
@@ -228,12 +220,12 @@ def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int, strings:
 def stored_column(values: pd.Series, dtype: str, strings: StringTable | None = None) -> Any:
     """Return one declared column as an Arrow array in its stored type.
 
-    With ``strings`` categories become numbers of names, else text.
+    With ``strings`` a category column becomes numbers of texts, without it text.
     """
     if dtype == "category" and strings:
-        return _numbers(values, strings)
+        return _category_numbers(values, strings)
     if dtype in {"category", "str"}:
-        return _without_nul(pa.array(values.astype("str"), pa.string(), from_pandas=True))
+        return _escape_nul(pa.array(values.astype("str"), pa.string(), from_pandas=True))
     return pa.array(values, from_pandas=True).cast(pa.float64() if dtype == "float64" else pa.int64())
 
 
@@ -241,50 +233,50 @@ def frame_of(table: pa.Table, types: Types, strings: StringTable | None = None) 
     """Return stored columns as a frame with the given types.
 
     Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one. With ``strings``,
-    stored numbers of names become categories. A caller that keeps no table of its own needs the memory of one, not of
-    two: each column is dropped once it is converted.
+    stored numbers of texts become categories. Each column is dropped from the table once it is converted, so that the
+    memory for a second copy is not needed unless the caller keeps ``table``.
     """
-    found = {}
+    series = {}
     for name, dtype in column_types(types).items():
-        found[name] = _series(table[name], dtype, strings)
+        series[name] = _series(table[name], dtype, strings)
         table = table.drop_columns([name])
-    # Arrow keeps what is freed for its next table.
+    # Arrow would keep the freed memory for its next table.
     pa.default_memory_pool().release_unused()
-    return pd.DataFrame(found, copy=False)
+    return pd.DataFrame(series, copy=False)
 
 
 def in_order(table: pa.Table) -> pa.Table:
     """Return stored jobs in submission order.
 
-    They are ordered by submit time, natural order of ids, and restart. Ids are compared only for jobs submitted at the
-    same time, which sorts 10^6 jobs in a tenth of the time.
+    They are ordered by submit time, natural order of ids, and restart. Ids are compared only for jobs with equal submit
+    times, which takes a tenth of the time for 10^6 jobs.
     """
-    submitted = table["submitted_at"].to_numpy()
-    order = np.argsort(submitted, kind="stable")
-    same = np.diff(submitted[order]) == 0
-    tied = np.flatnonzero(np.append(same, False) | np.insert(same, 0, False))
+    submitted_us = table["submitted_at"].to_numpy()
+    order = np.argsort(submitted_us, kind="stable")
+    equals_next = np.diff(submitted_us[order]) == 0
+    tied = np.flatnonzero(np.append(equals_next, False) | np.insert(equals_next, 0, False))
     keys = table.select(["submitted_at", "job_id", "restart"]).take(order[tied]).to_pandas()
     order[tied] = in_submission_order(keys.assign(position=order[tied]))["position"].to_numpy(dtype=np.int64)
     if np.array_equal(order, np.arange(len(order))):
         return table
-    # Column by column, for the same reason as in ``frame_of``.
-    taken = {}
+    # Column by column, to save memory as in ``frame_of``.
+    columns = {}
     for name in table.column_names:
-        taken[name] = table[name].take(order)
+        columns[name] = table[name].take(order)
         table = table.drop_columns([name])
-    return pa.table(taken)
+    return pa.table(columns)
 
 
-def _numbers(values: pd.Series, strings: StringTable) -> Any:
+def _category_numbers(values: pd.Series, strings: StringTable) -> Any:
     codes = values.cat.codes.to_numpy()
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=0))
-    # One slot more than there are categories: code -1, a missing value, reads the last.
+    # The additional last entry is for the code -1 of a missing value.
     numbers = np.zeros(len(values.cat.categories) + 1, dtype=np.int64)
     numbers[used] = strings.numbers([str(text).replace("\0", "\\x00") for text in values.cat.categories[used]])
     return pa.array(numbers[codes], mask=codes < 0)
 
 
-def _without_nul(texts: Any) -> Any:
+def _escape_nul(texts: Any) -> Any:
     # PostgreSQL cannot store U+0000. It is escaped on both databases, so that both return the same text.
     if pc.any(pc.match_substring(texts, "\0")).as_py():
         return pc.replace_substring(texts, "\0", "\\x00")
@@ -307,24 +299,23 @@ def _categories(column: pa.ChunkedArray, strings: StringTable | None) -> pd.Seri
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
-    values = encoded.dictionary.to_pylist()
+    texts = encoded.dictionary.to_pylist()
     if strings:
-        by_number = strings.texts(values)
-        values = [by_number[number] for number in values]
-    return _sorted_categories(encoded.indices, values)
-
-
-def _sorted_categories(indices: Any, texts: list[str]) -> pd.Series:
+        by_number = strings.texts(texts)
+        texts = [by_number[number] for number in texts]
     order = np.argsort(np.array(texts, dtype=object), kind="stable")
+    # The additional last entry is for a missing value.
     rank = np.empty(len(order) + 1, dtype=np.int64)
     rank[order] = np.arange(len(order))
     rank[-1] = -1
-    codes = rank[indices.fill_null(len(order)).to_numpy()]
+    codes = rank[encoded.indices.fill_null(len(order)).to_numpy()]
     return pd.Series(pd.Categorical.from_codes(codes, pd.Index([texts[i] for i in order], dtype="str")))
 
 
+# Bulk transport.
+
 Conflict = Callable[[Any], tuple[Mapping[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]]
-"""Rule for the row of a job that is stored already.
+"""Rule for a new row of a stored job.
 
 Called with the columns of the new row, it returns the values that the stored row gets, and the condition under which
 it gets them.
@@ -332,13 +323,13 @@ it gets them.
 
 
 class Bulk(Protocol):
-    """What the warehouse needs of a database beyond SQLAlchemy Core.
+    """Interface to what databases do differently in SQLAlchemy Core, or too slowly.
 
     Each call is part of the caller's transaction.
     """
 
     insert_into: Callable[[sa.Table], Any]
-    """Makes an ``INSERT`` of the database's dialect."""
+    """Makes an ``INSERT`` of the dialect of the database."""
 
     def insert(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
@@ -366,8 +357,8 @@ class Bulk(Protocol):
             How many rows were added or changed.
         """
         # Without a WHERE, SQLite parses the ON of ON CONFLICT as the condition of a join.
-        chosen = sa.select(*incoming.c).where(sa.true())
-        statement = self.insert_into(jobs).from_select([column.name for column in incoming.c], chosen)
+        rows = sa.select(*incoming.c).where(sa.true())
+        statement = self.insert_into(jobs).from_select([column.name for column in incoming.c], rows)
         values, where = conflict(statement.excluded)
         upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
         return _row_count(connection, upsert)
@@ -430,10 +421,9 @@ class PostgresBulk(Bulk):
         """
         if not len(rows):
             return 0
-        filled = with_values(rows)
-        with _staged(connection, table, filled) as incoming:
-            rows_of = postgres_insert(table).from_select([column.name for column in incoming.c], sa.select(incoming))
-            return _row_count(connection, rows_of.on_conflict_do_nothing())
+        with _staged(connection, table, with_values(rows)) as incoming:
+            insert = postgres_insert(table).from_select([column.name for column in incoming.c], sa.select(incoming))
+            return _row_count(connection, insert.on_conflict_do_nothing())
 
     @contextmanager
     def staged(self, connection: sa.Connection, rows: pa.Table) -> Iterator[sa.TableClause]:
@@ -442,7 +432,7 @@ class PostgresBulk(Bulk):
         The table is dropped when the block ends.
         """
         with _staged(connection, jobs, rows) as incoming:
-            connection.exec_driver_sql("ANALYZE incoming")  # else the planner may scan all of jobs for the join
+            connection.exec_driver_sql("ANALYZE incoming")  # without it the planner may scan all jobs for the join
             yield incoming
 
     def select(self, connection: sa.Connection, query: sa.Select[Any]) -> pa.Table:
@@ -452,7 +442,7 @@ class PostgresBulk(Bulk):
         """
         statement = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         with _cursor(connection) as cursor, cursor.copy(f"COPY ({statement}) TO STDOUT (FORMAT csv)") as blocks:
-            return _parse_csv(io.BufferedReader(_Blocks(blocks), READ_BLOCK_BYTES), arrow_schema(query))
+            return _parse_csv(io.BufferedReader(_BlockReader(blocks), READ_BLOCK_BYTES), arrow_schema(query))
 
     def elements(self, array: str) -> sa.ColumnElement[str]:
         """Return the SQL expression for the elements of a JSON array of texts.
@@ -465,27 +455,24 @@ class PostgresBulk(Bulk):
         )
 
 
-class _Blocks(io.RawIOBase):
-    """A readable file made of blocks of bytes."""
+class _BlockReader(io.RawIOBase):
+    """Readable file of blocks of bytes."""
 
     def __init__(self, blocks: Iterable[bytes | memoryview]) -> None:
         self._blocks = iter(blocks)
-        self._rest = memoryview(b"")
+        self._block = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with the next bytes.
-
-        Returns how many were written to it, 0 at the end.
-        """
-        if not self._rest:
-            self._rest = memoryview(next(self._blocks, b""))
-        taken = self._rest[: len(buffer)]
-        buffer[: len(taken)] = taken
-        self._rest = self._rest[len(taken) :]
-        return len(taken)
+        """Fill ``buffer`` with the next bytes, and return their number, 0 at the end."""
+        if not self._block:
+            self._block = memoryview(next(self._blocks, b""))
+        part = self._block[: len(buffer)]
+        buffer[: len(part)] = part
+        self._block = self._block[len(part) :]
+        return len(part)
 
 
 @contextmanager
@@ -497,9 +484,9 @@ def _cursor(connection: sa.Connection) -> Iterator[Any]:
 
 @contextmanager
 def _staged(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> Iterator[sa.TableClause]:
-    """Copy ``rows`` into a temporary table and provide it.
+    """Copy ``rows`` into a temporary table with the column types of ``table``.
 
-    Its columns have the types of those in ``table``. It is dropped when the block ends.
+    The temporary table is dropped when the block ends.
     """
     columns = [table.c[name] for name in rows.column_names]
     template = sa.select(*columns).where(sa.false())
@@ -508,9 +495,9 @@ def _staged(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> Itera
     )
     with _cursor(connection) as cursor, cursor.copy("COPY incoming FROM STDIN (FORMAT csv)") as copy:
         for batch in rows.to_batches():
-            written = pa.BufferOutputStream()
-            pyarrow.csv.write_csv(batch, written, pyarrow.csv.WriteOptions(include_header=False))
-            copy.write(memoryview(written.getvalue()))
+            csv = pa.BufferOutputStream()
+            pyarrow.csv.write_csv(batch, csv, pyarrow.csv.WriteOptions(include_header=False))
+            copy.write(memoryview(csv.getvalue()))
     yield sa.table("incoming", *(sa.column(column.name, column.type) for column in columns))
     connection.exec_driver_sql("DROP TABLE incoming")
 
@@ -530,16 +517,20 @@ def _parse_csv(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:
         return reader.read_all()
 
 
-# Bulk transport for SQLite: columns become rows of Python objects at the last moment, passed to ``executemany``.
+# Bulk transport for SQLite. Columns become rows of Python objects in small batches, passed to ``executemany``.
 
-# Rows held as Python objects at a time when they are read: few enough to stay in a core's cache (180,000 jobs/s with
-# 1,000 rows, 127,000 with 10,000).
-ROWS_AT_A_TIME = 1_000
-# The same when they are written, where a call for each column costs more: 10^6 jobs take 3.3 s of CPU time, and 3.8 s
-# with 1,000.
-WRITTEN_AT_A_TIME = 10_000
-# Rows of one INSERT: 10^6 jobs take 3.2 s of CPU time with 200, and 5.3 s with one.
-ROWS_OF_A_STATEMENT = 200
+ROWS_PER_READ = 1_000
+"""Rows that are Python objects at a time in reading, few enough for a core's cache.
+
+180,000 jobs/s with 1,000 rows, 127,000 with 10,000.
+"""
+ROWS_PER_WRITE = 10_000
+"""Rows that are Python objects at a time in writing, where a call for each column costs more.
+
+10^6 jobs take 3.3 s of CPU time with 10,000 rows, 3.8 s with 1,000.
+"""
+ROWS_PER_STATEMENT = 200
+"""Rows of one INSERT. 10^6 jobs take 3.2 s of CPU time with 200 rows, 5.3 s with one."""
 
 
 class SqliteBulk(Bulk):
@@ -597,7 +588,7 @@ def _insert(table: sa.Table, rows: pa.Table) -> SqliteInsert:
 
 
 def _value(column: sa.Column[Any], values: pa.ChunkedArray) -> sa.ColumnElement[Any]:
-    # A bound value costs about 70 ns a row, and cluster, restart and GPUs are often the same in all rows.
+    # A bound value costs about 70 ns per row, and cluster, restart and GPUs are often equal in all rows.
     if pa.types.is_integer(values.type) and values.null_count == 0:
         numbers = values.to_numpy()
         if (numbers == numbers[0]).all():
@@ -606,27 +597,30 @@ def _value(column: sa.Column[Any], values: pa.ChunkedArray) -> sa.ColumnElement[
 
 
 def _execute(connection: sa.Connection, statement: SqliteInsert, rows: pa.Table) -> int:
+    """Insert ``rows`` with several rows per statement, and return how many were added."""
     compiled: Any = statement.compile(dialect=connection.dialect)
-    bound, raw = rows.select(compiled.positiontup), cast(sqlite3.Connection, connection.connection.driver_connection)
-    before, _, rest = str(compiled).partition("VALUES ")
-    row, bracket, after = rest.partition(")")
-    most = min(ROWS_OF_A_STATEMENT, raw.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // bound.num_columns)
-    whole, added = len(bound) // most * most, 0
-    for some, count in ((bound.slice(0, whole), most), (bound.slice(whole), 1)):
-        several = f"{before}VALUES {', '.join([row + bracket] * count)}{after}"
-        added += raw.executemany(several, _values_of(some, count)).rowcount if len(some) else 0
-    return added
+    driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+    rows = rows.select(compiled.positiontup)
+    head, _, values_and_tail = str(compiled).partition("VALUES ")
+    values, bracket, tail = values_and_tail.partition(")")
+    n_per_statement = min(ROWS_PER_STATEMENT, driver.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // rows.num_columns)
+    n_grouped, n_added = len(rows) // n_per_statement * n_per_statement, 0
+    for part, n in ((rows.slice(0, n_grouped), n_per_statement), (rows.slice(n_grouped), 1)):
+        if len(part):
+            sql = f"{head}VALUES {', '.join([values + bracket] * n)}{tail}"
+            n_added += driver.executemany(sql, _parameters(part, n)).rowcount
+    return n_added
 
 
-def _values_of(rows: pa.Table, count: int) -> Iterator[list[object]]:
-    """Yield the values of ``count`` rows at a time, row after row."""
+def _parameters(rows: pa.Table, n: int) -> Iterator[list[object]]:
+    """Yield the values of ``n`` rows at a time, row after row."""
     width = rows.num_columns
-    for batch in rows.combine_chunks().to_batches(max_chunksize=WRITTEN_AT_A_TIME // count * count):
+    for batch in rows.combine_chunks().to_batches(max_chunksize=ROWS_PER_WRITE // n * n):
         values: list[object] = [None] * (width * len(batch))
-        for place, column in enumerate(batch.columns):
-            values[place::width] = _objects(column)
-        for start in range(0, len(values), width * count):
-            yield values[start : start + width * count]
+        for position, column in enumerate(batch.columns):
+            values[position::width] = _objects(column)
+        for start in range(0, len(values), width * n):
+            yield values[start : start + width * n]
 
 
 def _objects(column: pa.Array) -> list[object]:
@@ -640,6 +634,6 @@ def _objects(column: pa.Array) -> list[object]:
 
 
 def _batches(cursor: sqlite3.Cursor, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    while rows := cursor.fetchmany(ROWS_AT_A_TIME):
+    while rows := cursor.fetchmany(ROWS_PER_READ):
         columns = zip(zip(*rows, strict=True), schema.types, strict=True)
         yield pa.RecordBatch.from_arrays([pa.array(column, kind) for column, kind in columns], schema=schema)

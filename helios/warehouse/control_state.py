@@ -1,7 +1,4 @@
-"""State of the controllers in the database.
-
-For each domain these are the lease and the applied changes. The audit log is shared.
-"""
+"""Leases, applied changes and the audit log of the controllers."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk, cluster_id_for_loading, find_cluster_id, frame_of, stored_frame, stored_time
 from helios.warehouse.engine import reading, writing
 
-# Applied changes of each domain: kind of frame, table, and the columns that order its rows.
+# Applied changes of each domain: kind of frame, table, and the columns by which its rows are ordered.
 _APPLIED = {
     Domain.JOBS: (APPLIED_CHANGES, schema.applied_changes, ("setting", "job_id", "mode")),
     Domain.NODES: (APPLIED_NODE_CHANGES, schema.applied_node_changes, ("setting", "node", "mode")),
@@ -38,40 +35,40 @@ class SqlLedger:
     def __init__(self, engine: sa.Engine, bulk: Bulk, cluster: str, domain: Domain) -> None:
         self._engine, self._bulk, self._domain = engine, bulk, domain
         try:
-            with reading(engine) as connection:  # because a role that only reads a known cluster may not write
+            with reading(engine) as connection:  # a role without write access may read a known cluster
                 self._cluster_id = find_cluster_id(connection, cluster)
         except NoSuchCluster:
             with writing(engine) as connection:
                 self._cluster_id = cluster_id_for_loading(connection, name=cluster)
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
-        """Take or renew the writer's lease, as ``Ledger`` says.
+        """Take or renew the lease of the writer (see ``Ledger``).
 
-        An expired lease that nobody else took can be renewed by its last holder, under the same token. An end further
-        ahead than the longest lease was written by a wrong clock. It is moved to the latest possible end. A holder that
-        is alive renews in time, and otherwise another one can take the lease after that.
+        The last holder of an expired lease that nobody else has taken can renew it, with the same token. An end further
+        ahead than the longest lease was written by a wrong clock, and is moved to the latest possible end. A live
+        holder renews before that, and after it another one can take the lease.
 
         Returns
         -------
         int or None
-            The fencing token. None if another holder's lease has not expired.
+            The fencing token. None if another holder has a lease that has not expired.
         """
-        leases, here = schema.leases, _of_domain(self._cluster_id, self._domain)
+        leases, is_domain = schema.leases, _is_domain(self._cluster_id, self._domain)
         with writing(self._engine, alone=True) as connection:
-            row = connection.execute(sa.select(leases).where(here).with_for_update()).one_or_none()
-            at = lease_time_us(connection, now)  # read after the row, because locking the row may have taken time
-            expires = {"expires_at": at + lasts // _MICROSECOND, "holder": holder}
+            row = connection.execute(sa.select(leases).where(is_domain).with_for_update()).one_or_none()
+            now_us = lease_time_us(connection, now)  # read after the row, because locking the row may take time
+            lease = {"expires_at": now_us + lasts // _MICROSECOND, "holder": holder}
             if row is None:
                 key = {"cluster_id": self._cluster_id, "domain": self._domain.value}
-                connection.execute(sa.insert(leases).values(key | expires | {"token": 1}))
+                connection.execute(sa.insert(leases).values(key | lease | {"token": 1}))
                 return 1
-            if row.holder not in {None, holder} and at < row.expires_at:
-                latest = at + max(lasts, LONGEST_LEASE) // _MICROSECOND
-                if row.expires_at > latest:
-                    connection.execute(sa.update(leases).where(here).values(expires_at=latest))
+            if row.holder not in {None, holder} and now_us < row.expires_at:
+                latest_us = now_us + max(lasts, LONGEST_LEASE) // _MICROSECOND
+                if row.expires_at > latest_us:
+                    connection.execute(sa.update(leases).where(is_domain).values(expires_at=latest_us))
                 return None
             token = int(row.token) + int(row.holder != holder)
-            connection.execute(sa.update(leases).where(here).values(token=token, **expires))
+            connection.execute(sa.update(leases).where(is_domain).values(token=token, **lease))
             return token
 
     def release(self, *, holder: str) -> None:
@@ -79,9 +76,9 @@ class SqlLedger:
 
         The next holder gets a larger token.
         """
-        mine = _of_domain(self._cluster_id, self._domain) & (schema.leases.c.holder == holder)
+        is_held = _is_domain(self._cluster_id, self._domain) & (schema.leases.c.holder == holder)
         with writing(self._engine) as connection:
-            connection.execute(sa.update(schema.leases).where(mine).values(holder=None))
+            connection.execute(sa.update(schema.leases).where(is_held).values(holder=None))
 
     def applied_changes(self) -> pd.DataFrame:
         """Return the applied changes.
@@ -101,12 +98,12 @@ class SqlLedger:
         Raises
         ------
         LeaseLost
-            ``token`` is no longer the current one; nothing was written.
+            ``token`` is no longer the current one. Then nothing was written.
         """
         kind, table, _ = _APPLIED[self._domain]
         with writing(self._engine) as connection:
-            held = sa.select(schema.leases.c.token).where(_of_domain(self._cluster_id, self._domain))
-            current = connection.execute(held.with_for_update()).scalar_one_or_none()
+            query = sa.select(schema.leases.c.token).where(_is_domain(self._cluster_id, self._domain))
+            current = connection.execute(query.with_for_update()).scalar_one_or_none()
             if current != token:
                 raise LeaseLost(
                     f"Another Helios took over this cluster: token {token} is not the current {current or 'one'}.",
@@ -124,22 +121,22 @@ def read_lease(connection: sa.Connection, cluster_id: int, domain: Domain) -> Ma
 
     Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
     """
-    row = connection.execute(sa.select(schema.leases).where(_of_domain(cluster_id, domain))).one_or_none()
+    row = connection.execute(sa.select(schema.leases).where(_is_domain(cluster_id, domain))).one_or_none()
     return None if row is None else dict(row._mapping)
 
 
 def lease_time_us(connection: sa.Connection, now: datetime) -> int:
-    """Return the current time by which leases expire, in microseconds.
+    """Return the current time by the clock of leases, in microseconds.
 
-    It is the clock of PostgreSQL. SQLite has no clock of its own, so ``now`` is used there.
+    It is the clock of the PostgreSQL server. SQLite has no server, so ``now`` is used there.
     """
     if connection.dialect.name != "postgresql":
         return stored_time(now)
-    # now() would be wrong: it is the time when the transaction began, before it waited for the row.
+    # now() would be wrong, because it is the time at which the transaction began, before it waited for the row.
     return int(
         connection.execute(sa.select(sa.func.extract("epoch", sa.func.clock_timestamp()) * 1_000_000)).scalar_one()
     )
 
 
-def _of_domain(cluster_id: int, domain: Domain) -> sa.ColumnElement[bool]:
+def _is_domain(cluster_id: int, domain: Domain) -> sa.ColumnElement[bool]:
     return (schema.leases.c.cluster_id == cluster_id) & (schema.leases.c.domain == domain.value)

@@ -2,11 +2,11 @@
 
 The module decides which URLs are accepted and how a database is opened, and translates database errors.
 
-The roles of the two daemons and of readers have least privileges. Whoever may write the tables that control node power
-(the applied node changes, the nodes' lease, the modes of their services, their controller's stored state) is in effect
-an administrator of Slurm. The jobs' daemon has only an operator's rights, so its role may not write them, and the
-nodes' role may not write those of jobs. Tables that both write are divided by row-level security. The owner of the
-tables is not bound by it.
+The roles of the two daemons and of readers have least privileges. Whoever may write what controls node power (applied
+node changes, the lease of nodes, the modes of their services, the stored state of their controller) is in effect an
+administrator of Slurm. The daemon of jobs has only the rights of an operator, so its role may not write these rows, and
+the role of nodes may not write those of jobs. Tables that both write are divided by row-level security, which does not
+apply to the owner of the tables.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from helios.errors import UsageError, WarehouseUnavailable
 from helios.private_files import make_folder, open_private, restrict_access
 
 YOUNGEST_DELETED = timedelta(days=7)
-"""No daemon can delete younger rows of the audit log, whatever its configuration says."""
-_OF_JOBS: Mapping[str, str] = {
+"""Age of the youngest rows of the audit log that a daemon can delete, whatever its configuration says."""
+_JOBS_PRIVILEGES: Mapping[str, str] = {
     "clusters": "INSERT, UPDATE",
     "names": "INSERT",
     "jobs": "INSERT, UPDATE",
@@ -50,7 +50,7 @@ _OF_JOBS: Mapping[str, str] = {
     "cycles": "INSERT, DELETE",
     "coverage": "INSERT, DELETE",
 }
-_OF_NODES: Mapping[str, str] = {
+_NODES_PRIVILEGES: Mapping[str, str] = {
     "clusters": "INSERT",
     "decisions": "INSERT",
     "leases": "INSERT, UPDATE",
@@ -73,7 +73,7 @@ def grant_privileges(
 ) -> None:
     """Give each role exactly the privileges that its daemon needs.
 
-    Earlier privileges are revoked. All happens in one transaction.
+    Earlier privileges are revoked, in the same transaction.
 
     Parameters
     ----------
@@ -82,10 +82,9 @@ def grant_privileges(
     jobs, nodes, reader : str
         Existing roles. With ``nodes`` or ``reader`` None there is no such role.
     node_services : collection of str
-        Services whose modes the nodes' role may set. The jobs' role may set all others.
+        Services whose modes the role ``nodes`` may set. The role ``jobs`` may set all others.
     node_memories, common_memories : collection of str
-        Names of stored texts that only the nodes' role may write, and that both may write. The jobs' role may write all
-        others.
+        Names of stored texts that only ``nodes`` may write, and that both may write. ``jobs`` may write all others.
 
     Raises
     ------
@@ -105,30 +104,30 @@ def grant_privileges(
             "Two daemons or readers were given the same role.",
             hint="Each needs a role of its own. Make one: CREATE ROLE helios_nodes LOGIN",
         )
-    of_nodes = f"service IN ({_texts(node_services)})"
-    rows = {
+    is_node_service = f"service IN ({_sql_texts(node_services)})"
+    row_conditions = {
         "leases": (f"domain = '{Domain.JOBS}'", f"domain = '{Domain.NODES}'"),
-        "modes": (f"NOT ({of_nodes})", of_nodes),
+        "modes": (f"NOT ({is_node_service})", is_node_service),
         "memories": (
-            f"name NOT IN ({_texts(node_memories)})",
-            f"name IN ({_texts([*node_memories, *common_memories])})",
+            f"name NOT IN ({_sql_texts(node_memories)})",
+            f"name IN ({_sql_texts([*node_memories, *common_memories])})",
         ),
-        "decisions": (f"NOT ({of_nodes})", f"{of_nodes} OR service = 'helios'"),
+        "decisions": (f"NOT ({is_node_service})", f"{is_node_service} OR service = 'helios'"),
     }
     with writing(engine, alone=True) as connection:
         for role in roles:
-            _refuse_unfit(connection, role)
-        for statement in _privilege_statements(connection, roles, rows, jobs=jobs, nodes=nodes):
+            _check_role(connection, role)
+        for statement in _privilege_statements(connection, roles, row_conditions, jobs=jobs, nodes=nodes):
             connection.exec_driver_sql(statement)
 
 
-def _refuse_unfit(connection: sa.Connection, role: str) -> None:
-    found = connection.exec_driver_sql(
+def _check_role(connection: sa.Connection, role: str) -> None:
+    is_unrestricted = connection.exec_driver_sql(
         "SELECT rolsuper OR rolbypassrls OR rolname = current_user FROM pg_roles WHERE rolname = %s", (role,)
     ).scalar_one_or_none()
-    if found is None:
+    if is_unrestricted is None:
         raise UsageError(f"There is no role {role!r} in this database.", hint=f"Make it: CREATE ROLE {role} LOGIN")
-    if found:
+    if is_unrestricted:
         raise UsageError(
             f"Role {role!r} is a superuser, or the one you are connected as: grants do not limit it.",
             hint="Connect as the owner of the tables, and give the daemons roles of their own.",
@@ -136,11 +135,16 @@ def _refuse_unfit(connection: sa.Connection, role: str) -> None:
 
 
 def _privilege_statements(
-    connection: sa.Connection, roles: list[str], rows: Mapping[str, tuple[str, str]], *, jobs: str, nodes: str | None
+    connection: sa.Connection,
+    roles: list[str],
+    row_conditions: Mapping[str, tuple[str, str]],
+    *,
+    jobs: str,
+    nodes: str | None,
 ) -> Iterator[str]:
-    """Yield the statements that revoke and grant.
+    """Yield the statements that revoke and grant privileges.
 
-    ``rows`` has, for each table that both daemons write, the conditions of the rows of jobs and of nodes.
+    ``row_conditions`` has, for each table that both daemons write, the conditions of the rows of jobs and of nodes.
     """
     quote = connection.dialect.identifier_preparer.quote
     schema = quote(str(connection.exec_driver_sql("SELECT current_schema()").scalar_one()))
@@ -149,31 +153,32 @@ def _privilege_statements(
         yield f"REVOKE CREATE ON SCHEMA {schema} FROM {role}"
         yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
         yield f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}"
-    for name, rights in ((jobs, _OF_JOBS), (nodes, _OF_NODES)):
-        if name:
-            yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {quote(name)}"
-            yield from (f"GRANT {some} ON {schema}.{table} TO {quote(name)}" for table, some in rights.items())
-    for table in rows:
+    for writer, privileges in ((jobs, _JOBS_PRIVILEGES), (nodes, _NODES_PRIVILEGES)):
+        if writer:
+            yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {quote(writer)}"
+            for table, commands in privileges.items():
+                yield f"GRANT {commands} ON {schema}.{table} TO {quote(writer)}"
+    for table in row_conditions:
         yield f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY"
         for policy in ("helios_read", "helios_jobs", "helios_nodes", "helios_old"):
             yield f"DROP POLICY IF EXISTS {policy} ON {schema}.{table}"
         yield f"CREATE POLICY helios_read ON {schema}.{table} FOR SELECT USING (true)"
-    for table, (of_the_jobs, of_the_nodes) in rows.items():
-        yield _row_policy(f"{schema}.{table}", "helios_jobs", quote(jobs), of_the_jobs)
+    for table, (is_of_jobs, is_of_nodes) in row_conditions.items():
+        yield _row_policy(f"{schema}.{table}", "helios_jobs", quote(jobs), is_of_jobs)
         if nodes:
-            yield _row_policy(f"{schema}.{table}", "helios_nodes", quote(nodes), of_the_nodes)
+            yield _row_policy(f"{schema}.{table}", "helios_nodes", quote(nodes), is_of_nodes)
     age_us = YOUNGEST_DELETED // timedelta(microseconds=1)
-    old = f"decided_at < (extract(epoch FROM now()) * 1000000)::bigint - {age_us}"
-    yield f"CREATE POLICY helios_old ON {schema}.decisions FOR DELETE TO {quote(jobs)} USING ({old})"
+    is_old = f"decided_at < (extract(epoch FROM now()) * 1000000)::bigint - {age_us}"
+    yield f"CREATE POLICY helios_old ON {schema}.decisions FOR DELETE TO {quote(jobs)} USING ({is_old})"
 
 
-def _row_policy(table: str, name: str, role: str, rows: str) -> str:
-    if table.endswith(".decisions"):  # the audit log is appended to, never changed
-        return f"CREATE POLICY {name} ON {table} FOR INSERT TO {role} WITH CHECK ({rows})"
-    return f"CREATE POLICY {name} ON {table} FOR ALL TO {role} USING ({rows}) WITH CHECK ({rows})"
+def _row_policy(table: str, name: str, role: str, condition: str) -> str:
+    if table.endswith(".decisions"):  # rows are added to the audit log and never changed
+        return f"CREATE POLICY {name} ON {table} FOR INSERT TO {role} WITH CHECK ({condition})"
+    return f"CREATE POLICY {name} ON {table} FOR ALL TO {role} USING ({condition}) WITH CHECK ({condition})"
 
 
-def _texts(values: Collection[str]) -> str:
+def _sql_texts(values: Collection[str]) -> str:
     quoted = ["'" + value.replace("'", "''") + "'" for value in values]
     return ", ".join(quoted) or "''"
 
@@ -182,7 +187,7 @@ def _texts(values: Collection[str]) -> str:
 BUSY_TIMEOUT_S = 30
 # Larger pages hold more of the wide job rows: 344,000 rows/s are loaded, and 307,000 with SQLite's default of 4,096.
 PAGE_BYTES = 16_384
-# PostgreSQL's advisory locks are named by a number that the application chooses: here "helios" in ASCII.
+# Number of PostgreSQL's advisory lock, "helios" in ASCII.
 _ALONE_LOCK = int.from_bytes(b"helios")
 _FORMS = "Give sqlite:///PATH or postgresql://USER@HOST/DATABASE as database.url or HELIOS_DATABASE_URL."
 _SECRETS = ("password", "sslpassword", "passfile")
@@ -190,10 +195,10 @@ _SECRETS = ("password", "sslpassword", "passfile")
 
 @lru_cache(maxsize=8)
 def engine_for(url: str) -> sa.Engine:
-    """Return the engine of ``url``.
+    """Return the engine of ``url``, the same one for the same URL.
 
-    It is the same one for the same URL. No connection is opened yet. The engine is cached because SQLAlchemy keeps
-    compiled statements with it, and a control cycle opens the warehouse several times.
+    No connection is opened yet. The engine is cached because SQLAlchemy keeps compiled statements with it, and a
+    control cycle opens the warehouse several times.
 
     Raises
     ------
@@ -207,9 +212,9 @@ def engine_for(url: str) -> sa.Engine:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file of the SQLite database at ``url``, or None.
+    """Return the file of the SQLite database at ``url``.
 
-    None means that it is in memory or another kind of database.
+    None for a database in memory or of another kind.
 
     Raises
     ------
@@ -220,9 +225,9 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def sqlite_path(engine: sa.Engine) -> Path | None:
-    """Return the file of a SQLite engine, or None.
+    """Return the file of a SQLite engine.
 
-    None means that it is in memory or another kind of database.
+    None for a database in memory or of another kind.
     """
     database = engine.url.database
     if engine.dialect.name != "sqlite" or not database or database == ":memory:" or database.startswith("file:"):
@@ -236,16 +241,13 @@ def redact_url(url: sa.URL) -> str:
 
 
 @contextmanager
-def check_answers(engine: sa.Engine) -> Iterator[None]:
-    """Turn the database's errors into ``WarehouseUnavailable``.
-
-    Its hint says what to try next.
-    """
+def translate_errors(engine: sa.Engine) -> Iterator[None]:
+    """Turn errors of the database into ``WarehouseUnavailable`` with a hint."""
     try:
         yield
     except Exception as reason:
-        is_from_the_driver = isinstance(reason, sqlite3.Error) or type(reason).__module__.startswith("psycopg")
-        if not (is_from_the_driver or isinstance(reason, SQLAlchemyError)):
+        is_from_driver = isinstance(reason, sqlite3.Error) or type(reason).__module__.startswith("psycopg")
+        if not (is_from_driver or isinstance(reason, SQLAlchemyError)):
             raise
         raise _unavailable_error(engine, reason) from reason
 
@@ -254,11 +256,11 @@ def check_answers(engine: sa.Engine) -> Iterator[None]:
 def writing(engine: sa.Engine, *, alone: bool = False) -> Iterator[sa.Connection]:
     """Open a transaction that writes.
 
-    It is rolled back unless the block ends normally. With ``alone`` other such transactions wait for this one; SQLite
-    has one writer at a time in any case.
+    It is rolled back unless the block ends normally. With ``alone`` other such transactions wait for this one. SQLite
+    always has one writer at a time.
     """
     with (
-        check_answers(engine),
+        translate_errors(engine),
         engine.connect().execution_options(helios_writes=True) as connection,
         connection.begin(),
     ):
@@ -271,7 +273,7 @@ def writing(engine: sa.Engine, *, alone: bool = False) -> Iterator[sa.Connection
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Open a transaction that only reads."""
-    with check_answers(engine), engine.connect() as connection, connection.begin():
+    with translate_errors(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
@@ -279,7 +281,7 @@ def _parse_url(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url.replace("postgres://", "postgresql://", 1))
     except ArgumentError as reason:
-        # The text of the URL is not repeated: a broken one may still carry its password.
+        # The URL is not repeated, because an invalid one may have a password too.
         raise WarehouseUnavailable("The database URL cannot be understood.", hint=_FORMS) from reason
     if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
         raise WarehouseUnavailable(f"Helios does not speak to {parsed.get_backend_name()!r} databases.", hint=_FORMS)
@@ -287,13 +289,13 @@ def _parse_url(url: str) -> sa.URL:
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
-    given = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
+    options = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
     try:
-        engine = sa.create_engine(url.set(drivername="sqlite"), connect_args=given)
+        engine = sa.create_engine(url.set(drivername="sqlite"), connect_args=options)
     except (SQLAlchemyError, TypeError, ValueError) as reason:
         raise WarehouseUnavailable(f"{redact_url(url)} cannot be opened: {reason}", hint=_FORMS) from reason
     sa.event.listen(engine, "do_connect", _open_immutable)
-    sa.event.listen(engine, "connect", _disable_driver_transactions)
+    sa.event.listen(engine, "connect", _configure_sqlite)
     sa.event.listen(engine, "connect", lambda *_: _restrict_file_access(engine))
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -312,25 +314,25 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
 def _open_immutable(_dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]) -> None:
     """Open a SQLite file on a read-only mount as immutable.
 
-    In WAL mode SQLite would otherwise have to write files beside it. Elsewhere this would be wrong: another process may
-    write the file, and a reader without locks could see half a change.
+    In WAL mode SQLite would otherwise have to write files beside it. On other mounts this would be wrong, because
+    another process may write the file, and a reader without locks could see half a change.
 
     Raises
     ------
     WarehouseUnavailable
-        Rows are in the WAL file only, which cannot be read there.
+        Some rows are only in the WAL file, which cannot be read there.
     """
     file = Path(arguments[0])
     if not file.is_file() or not is_mounted_read_only(file):
         return
-    log = file.with_name(f"{file.name}-wal")
-    if not log.exists() or not log.stat().st_size:
+    wal = file.with_name(f"{file.name}-wal")
+    if not wal.exists() or not wal.stat().st_size:
         arguments[0] = f"{file.resolve().as_uri()}?mode=ro&immutable=1"
         options["uri"] = True
     elif not file.with_name(f"{file.name}-shm").exists():
         raise WarehouseUnavailable(
-            f"{file} lies on a read-only mount and was not closed: what {log.name} holds cannot be read there.",
-            hint=f"Copy {file.name} and {log.name} together to a folder that can be written, and name the copy "
+            f"{file} lies on a read-only mount and was not closed: what {wal.name} holds cannot be read there.",
+            hint=f"Copy {file.name} and {wal.name} together to a folder that can be written, and name the copy "
             "in HELIOS_DATABASE_URL.",
         )
 
@@ -340,14 +342,14 @@ def is_mounted_read_only(file: Path) -> bool:
     return bool(os.statvfs(file).f_flag & os.ST_RDONLY)
 
 
-def _disable_driver_transactions(raw: sqlite3.Connection, _record: object) -> None:
+def _configure_sqlite(driver: sqlite3.Connection, _record: object) -> None:
     # Python's driver would begin late and commit before DDL, so that neither loads nor migrations would be atomic.
-    raw.isolation_level = None
-    raw.execute("PRAGMA foreign_keys = ON")
-    # In WAL mode NORMAL does not sync at a commit: after a power failure, the record of a change that Slurm already has
-    # could be lost. A load is one transaction, so it pays for one sync only.
-    raw.execute("PRAGMA synchronous = FULL")
-    raw.execute("PRAGMA cache_size = -65536")
+    driver.isolation_level = None
+    driver.execute("PRAGMA foreign_keys = ON")
+    # In WAL mode NORMAL does not sync at a commit. After a power failure, the record of a change that Slurm already has
+    # could be lost. A load is one transaction with one sync.
+    driver.execute("PRAGMA synchronous = FULL")
+    driver.execute("PRAGMA cache_size = -65536")
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
@@ -359,8 +361,8 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def prepare_file(engine: sa.Engine) -> None:
     """Make a new SQLite file with settings for bulk loads.
 
-    Only its owner can read and write it. A file that has content is not touched. The user's own data folder is made if
-    it is missing, but no other folder: a mistyped path would otherwise give an empty database.
+    Only its owner can read and write it. A file that has content is not touched. The data folder of the user is made if
+    it is missing, but no other folder, because a mistyped path would then give an empty database.
 
     Raises
     ------
@@ -378,46 +380,46 @@ def prepare_file(engine: sa.Engine) -> None:
             os.close(open_private(path))
     except OSError as reason:
         raise _unavailable_error(engine, reason) from reason
-    with check_answers(engine), engine.connect() as connection:
-        raw: Any = connection.connection.driver_connection
-        raw.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        raw.execute("PRAGMA journal_mode = WAL")
+    with translate_errors(engine), engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        driver.execute("PRAGMA journal_mode = WAL")
 
 
 def check_folder(url: str) -> None:
     """Check that the folder of a SQLite database exists.
 
-    The user's own data folder may be missing: it is made.
+    The data folder of the user may be missing, as it is made when needed.
 
     Raises
     ------
     WarehouseUnavailable
-        It does not exist. The hint names the nearest folder. Or the URL is not valid.
+        The folder does not exist, where the hint has the most similar one, or the URL is not valid.
     """
     path = sqlite_file(url)
     if path is None or path.parent.exists() or path.parent == platformdirs.user_data_path("helios"):
         return
-    near = _nearest_folder(path.parent.absolute())
-    meant = f"Did you mean {near / path.name}? " if near else ""
+    similar = _similar_folder(path.parent.absolute())
+    suggestion = f"Did you mean {similar / path.name}? " if similar else ""
     raise WarehouseUnavailable(
         f"There is no folder {path.parent} for the database.",
-        hint=f"{meant}Correct database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
+        hint=f"{suggestion}Correct database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
     )
 
 
-def _nearest_folder(folder: Path) -> Path | None:
-    """Return the existing folder whose path is nearest to a missing one's."""
-    there = next(parent for parent in folder.parents if parent.exists())
-    for name in folder.relative_to(there).parts:
+def _similar_folder(folder: Path) -> Path | None:
+    """Return the existing folder with the path most similar to a missing one."""
+    existing = next(parent for parent in folder.parents if parent.exists())
+    for name in folder.relative_to(existing).parts:
         try:
-            names = [entry.name for entry in os.scandir(there) if entry.is_dir()]
+            names = [entry.name for entry in os.scandir(existing) if entry.is_dir()]
         except OSError:
             return None
-        near = [name] if name in names else get_close_matches(name, names, n=1)
-        if not near:
+        matches = [name] if name in names else get_close_matches(name, names, n=1)
+        if not matches:
             return None
-        there /= near[0]
-    return there
+        existing /= matches[0]
+    return existing
 
 
 def _restrict_file_access(engine: sa.Engine) -> None:
@@ -427,12 +429,12 @@ def _restrict_file_access(engine: sa.Engine) -> None:
 
 
 def _unavailable_error(engine: sa.Engine, reason: Exception) -> WarehouseUnavailable:
-    # SQLAlchemy's message repeats the statement and its rows; the driver's message says what is wrong.
+    # SQLAlchemy's message repeats the statement and its rows. The driver's message says what is wrong.
     original = reason.orig if isinstance(reason, DatabaseError) and reason.orig else reason
-    says = _redact(str(original).strip(), engine.url)
-    hints = (hint for sign, hint in _REMEDIES.items() if sign in says.lower())
+    message = _redact(str(original).strip(), engine.url)
+    hints = (hint for part, hint in _HINTS.items() if part in message.lower())
     hint = next(hints, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")
-    return WarehouseUnavailable(f"The database {redact_url(engine.url)} refused: {says}", hint=hint)
+    return WarehouseUnavailable(f"The database {redact_url(engine.url)} refused: {message}", hint=hint)
 
 
 def _redact(text: str, url: sa.URL) -> str:
@@ -444,7 +446,8 @@ def _redact(text: str, url: sa.URL) -> str:
 
 
 _BUSY = "Another process is writing to it. Wait until it is done, then try again."
-_REMEDIES = {
+# Hints by a part of the driver's message.
+_HINTS = {
     "locked": _BUSY,
     "lock timeout": _BUSY,
     "not a database": "The file is something else. Name another file in database.url or HELIOS_DATABASE_URL.",

@@ -13,16 +13,16 @@ from helios.warehouse.engine import prepare_file, reading, sqlite_path, writing
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
-# The newest migration; a test compares it with the folder. It is a constant because importing Alembic takes a quarter
-# of a second, every command opens the database, and only those that change the schema need Alembic.
 HEAD = "0010"
+"""The newest migration, which a test compares with the folder.
+
+It is a constant because importing Alembic takes a quarter of a second. Every command opens the database, and only those
+that change the schema need Alembic.
+"""
 
 
 def migrations_folder() -> Path:
-    """Return the folder of the migrations.
-
-    It is inside an installed package, or at the root of a source checkout.
-    """
+    """Return the folder of the migrations, in the installed package or the source checkout."""
     here = Path(__file__).resolve().parent
     installed = here / "migrations"
     return installed if installed.is_dir() else here.parents[1] / "db" / "migrations"
@@ -61,26 +61,23 @@ def upgrade(engine: sa.Engine) -> list[str]:
     with writing(engine, alone=True) as connection:
         before = _revision(connection)
         refuse_unknown(before)
-        missing = [step.revision for step in _scripts().iterate_revisions("head", before or "base")]
+        missing = [script.revision for script in _scripts().iterate_revisions("head", before or "base")]
         if missing:
-            _run(connection)
+            _run_migrations(connection)
         return missing[::-1]
 
 
-def refuse_unknown(found: str | None) -> None:
-    """Raise ``SchemaOutdated`` if this version of Helios does not know ``found``."""
-    if found is not None and not is_known(found):
+def refuse_unknown(revision: str | None) -> None:
+    """Raise ``SchemaOutdated`` if this version of Helios does not know ``revision``."""
+    if revision is not None and not is_known(revision):
         raise SchemaOutdated(
-            f"The database is at revision {found}, which this version of Helios does not know.",
+            f"The database is at revision {revision}, which this version of Helios does not know.",
             hint="A newer Helios made it: install that release or a newer one.",
         )
 
 
 def is_known(revision: str) -> bool:
-    """Return whether this version of Helios knows a revision.
-
-    An unknown revision comes from a newer Helios.
-    """
+    """Return whether this version of Helios knows a revision, which may be newer."""
     from alembic.script.revision import ResolutionError  # noqa: PLC0415 - see HEAD
     from alembic.util import CommandError  # noqa: PLC0415 - see HEAD
 
@@ -100,20 +97,20 @@ def _scripts() -> ScriptDirectory:
 def _revision(connection: sa.Connection) -> str | None:
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-    return None if found is None else str(found)
+    number = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    return None if number is None else str(number)
 
 
-def _run(connection: sa.Connection) -> None:
+def _run_migrations(connection: sa.Connection) -> None:
     from alembic.config import Config  # noqa: PLC0415 - see HEAD
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415 - see HEAD
 
     configuration, scripts = Config(), _scripts()
     configuration.attributes["connection"] = connection
-    steps = EnvironmentContext(
+    context = EnvironmentContext(
         configuration,
         scripts,
-        fn=lambda found, _context: scripts._upgrade_revs("head", found),
+        fn=lambda revision, _context: scripts._upgrade_revs("head", revision),
     )
-    with steps:
+    with context:
         scripts.run_env()

@@ -1,4 +1,4 @@
-"""Storage of trained models and of the decisions which one predicts."""
+"""Storage of trained models, and of the decisions about which one is used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class ModelStore:
     """Methods of ``Warehouse`` that concern models.
 
-    The incumbent of a cluster is the model promoted last. Where nothing was ever decided, it is the model trained last.
+    The incumbent of a cluster is the model of the last decision. Without any decision, it is the model trained last.
     """
 
     _engine: sa.Engine
@@ -59,58 +59,51 @@ class ModelStore:
             connection.execute(sa.insert(schema.models).values(cluster_id=cluster_id, **row))
 
     def model(self, cluster: str, model_id: str | None = None) -> ModelRecord:
-        """Return the model of a cluster with that id.
-
-        With ``model_id`` None it is the incumbent.
+        """Return the model of a cluster with an id, or the incumbent.
 
         Raises
         ------
         NotEnoughHistory
-            There is no such model, or no incumbent, so that shrinkage predicts.
+            There is no such model, or no incumbent.
         """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            promoted, confirmed_at = _promoted(connection, cluster_id)
-            wanted = promoted if model_id is None else model_id
-            row = connection.execute(_select_model(cluster_id, wanted)).one_or_none() if wanted else None
+            incumbent, decided_at = _incumbent(connection, cluster_id)
+            chosen = incumbent if model_id is None else model_id
+            row = connection.execute(_select_model(cluster_id, chosen)).one_or_none() if chosen else None
             if row is None:
-                raise _no_such_model(cluster, model_id, decided=confirmed_at is not None)
-            return _record(row, cluster=cluster, confirmed_at=confirmed_at if wanted == promoted else None)
+                raise _no_such_model(cluster, model_id, decided=decided_at is not None)
+            return _record(row, cluster=cluster, confirmed_at=decided_at if chosen == incumbent else None)
 
     def models(self, cluster: str) -> pd.DataFrame:
         """Return a table of a cluster's models, newest first.
 
         Columns: ``model_id``, ``trained_at``, ``trained_until``, ``jobs``, ``scores`` and ``manifest`` (dicts, empty
-        where none was written), ``promoted``. The models themselves are not read.
+        where none was written), ``promoted`` (whether it is the incumbent). The models themselves are not read.
         """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             query = select_columns(schema.models, cluster_id, MODELS)
-            found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
-            promoted, _ = _promoted(connection, cluster_id)
-        texts: dict[str, Any] = {name: [_parse(text, {}) for text in found[name]] for name in ("scores", "manifest")}
-        is_promoted = (found["model_id"] == (promoted or "")).to_numpy(dtype=bool)
-        return found.assign(scores=texts["scores"], manifest=texts["manifest"], promoted=is_promoted)
+            models = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
+            incumbent, _ = _incumbent(connection, cluster_id)
+        parsed: dict[str, Any] = {name: [_parse(text, {}) for text in models[name]] for name in ("scores", "manifest")}
+        is_incumbent = (models["model_id"] == (incumbent or "")).to_numpy(dtype=bool)
+        return models.assign(scores=parsed["scores"], manifest=parsed["manifest"], promoted=is_incumbent)
 
     def forget_models(self, cluster: str, *, keep: int) -> int:
-        """Delete old models of a cluster.
+        """Delete old models of a cluster, and return their number.
 
         The ``keep`` models trained last are kept, and so are the incumbent and the one before it.
-
-        Returns
-        -------
-        int
-            How many models were deleted.
         """
         models = schema.models
         with writing(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            of_cluster = select_columns(models, cluster_id, ["model_id"])
-            stacked = previous_model(self._promotions(connection, cluster_id))
-            needed = {_promoted(connection, cluster_id)[0], *stacked[:1]}
-            kept = {*connection.execute(_newest_first(of_cluster).limit(keep)).scalars(), *filter(None, needed)}
-            chosen = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
-            return connection.execute(sa.delete(models).where(chosen)).rowcount
+            newest = _newest_first(select_columns(models, cluster_id, ["model_id"])).limit(keep)
+            previous = previous_incumbents(self._promotions(connection, cluster_id))[:1]
+            in_use = {_incumbent(connection, cluster_id)[0], *previous}
+            kept = {*connection.execute(newest).scalars(), *filter(None, in_use)}
+            is_old = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
+            return connection.execute(sa.delete(models).where(is_old)).rowcount
 
     def decide(
         self,
@@ -140,8 +133,8 @@ class ModelStore:
         at : datetime
             When it was decided.
         candidate : str, optional
-            The model that was evaluated, which need not be stored. It was not the incumbent before, even if no decision
-            was made yet and it is the newest.
+            The model that was evaluated, which need not be stored. It does not count as the previous incumbent, even if
+            it is the newest model and nothing was decided yet.
 
         Raises
         ------
@@ -157,7 +150,7 @@ class ModelStore:
                 "promoted_at": stored_time(at),
                 "step": step.value,
                 "model_id": model_id,
-                "previous": _promoted(connection, cluster_id, besides=candidate)[0],
+                "previous": _incumbent(connection, cluster_id, ignored=candidate)[0],
                 "candidate": candidate,
                 "promoted_by": by,
                 "why": why,
@@ -177,14 +170,13 @@ class ModelStore:
 
 def incumbent_id(connection: sa.Connection, cluster_id: int) -> str:
     """Return the id of the incumbent model, empty if there is none."""
-    return _promoted(connection, cluster_id)[0] or ""
+    return _incumbent(connection, cluster_id)[0] or ""
 
 
-def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
-    """Return the earlier incumbents, the latest first.
+def previous_incumbents(promotions: pd.DataFrame) -> Sequence[str | None]:
+    """Return the incumbents to which rollbacks would return, in this order.
 
-    This is the order in which they are rolled back to. A model that was rolled back from is not among them. None means
-    shrinkage.
+    They are the earlier ones, the latest first, without those that a rollback has replaced. None means shrinkage.
 
     Parameters
     ----------
@@ -193,38 +185,35 @@ def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
     """
     stack: list[str | None] = []
     for row in promotions.itertuples():
-        previous, chosen = _none_if_empty(row.previous), _none_if_empty(row.model_id)
+        # A missing text is NaN in the frame.
+        previous, incumbent = (text if isinstance(text, str) else None for text in (row.previous, row.model_id))
         if not stack or stack[-1] != previous:
             stack.append(previous)
-        if str(row.step) == AuditStep.ROLLED_BACK and chosen in stack:
-            while stack[-1] != chosen:
+        if str(row.step) == AuditStep.ROLLED_BACK and incumbent in stack:
+            while stack[-1] != incumbent:
                 stack.pop()
-        elif chosen != stack[-1]:
-            stack.append(chosen)
+        elif incumbent != stack[-1]:
+            stack.append(incumbent)
     return stack[-2::-1] if stack else []
 
 
-def _none_if_empty(text: Any) -> str | None:
-    return text if isinstance(text, str) else None
-
-
-def _promoted(
-    connection: sa.Connection, cluster_id: int, *, besides: str | None = None
+def _incumbent(
+    connection: sa.Connection, cluster_id: int, *, ignored: str | None = None
 ) -> tuple[str | None, datetime | None]:
     """Return the incumbent and the time of the last decision.
 
-    The incumbent is None where shrinkage predicts. Where nothing was ever decided, the time is None and the incumbent
-    is the newest model but ``besides``.
+    The incumbent is None for shrinkage. Without any decision, the time is None and the incumbent is the newest model
+    other than ``ignored``.
     """
     decisions, models = schema.promotions, schema.models
-    decided = select_columns(decisions, cluster_id, ["model_id", "promoted_at"])
-    row = connection.execute(decided.order_by(decisions.c.promotion_id.desc()).limit(1)).one_or_none()
+    query = select_columns(decisions, cluster_id, ["model_id", "promoted_at"])
+    row = connection.execute(query.order_by(decisions.c.promotion_id.desc()).limit(1)).one_or_none()
     if row is not None:
         return row.model_id, _EPOCH + timedelta(microseconds=row.promoted_at)
-    newest = select_columns(models, cluster_id, ["model_id"])
-    if besides is not None:
-        newest = newest.where(models.c.model_id != besides)
-    return connection.execute(_newest_first(newest).limit(1)).scalar_one_or_none(), None
+    query = select_columns(models, cluster_id, ["model_id"])
+    if ignored is not None:
+        query = query.where(models.c.model_id != ignored)
+    return connection.execute(_newest_first(query).limit(1)).scalar_one_or_none(), None
 
 
 def _newest_first(query: sa.Select[Any]) -> sa.Select[Any]:
@@ -239,9 +228,9 @@ def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotE
     if model_id is None and decided:
         message = f"No model of cluster {cluster!r} is active: shrinkage predicts, as was decided."
         return NotEnoughHistory(message, hint=f"See why, and what there is: helios model list --cluster {cluster}")
-    wanted = "no model" if model_id is None else f"no model {model_id!r}"
+    missing = "no model" if model_id is None else f"no model {model_id!r}"
     hint = f"See what there is: helios model list --cluster {cluster}. Train one: helios model train"
-    return NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", hint=hint)
+    return NotEnoughHistory(f"There is {missing} for cluster {cluster!r}.", hint=hint)
 
 
 def _record(row: sa.Row[Any], *, cluster: str, confirmed_at: datetime | None) -> ModelRecord:
@@ -259,14 +248,14 @@ def _record(row: sa.Row[Any], *, cluster: str, confirmed_at: datetime | None) ->
     )
 
 
-def _parse(text: str | None, nothing: T) -> T:
-    """Return the value of a JSON text.
+def _parse(text: str | None, default: T) -> T:
+    """Return the value of a JSON text, ``default`` if it cannot be used.
 
-    ``nothing`` is returned where the text is broken or holds a value of another type. These texts are only copies of
-    what the model's artifact holds, so a broken one is no reason to fail.
+    That is where it is invalid or has a value of another type. These texts are only copies of parts of the model's
+    artifact, so an invalid one is no reason to fail.
     """
     try:
-        found = json.loads(text or "null")
+        value = json.loads(text or "null")
     except (ValueError, RecursionError):
-        return nothing
-    return found if isinstance(found, type(nothing)) else nothing
+        return default
+    return value if isinstance(value, type(default)) else default

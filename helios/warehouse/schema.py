@@ -1,8 +1,8 @@
 """Tables of the database that this version of Helios expects.
 
-``db/migrations`` makes them. For a site's own SQL: times are integers, microseconds since 1970-01-01 UTC. Texts of
-``jobs`` with few distinct values are stored once in ``names`` and referred to by number. Both make bulk loads and reads
-several times faster (benchmarks/warehouse_load.py). The view ``jobs_readable`` shows the same rows with text and dates.
+``db/migrations`` makes them. Times are integers, microseconds since 1970-01-01 UTC. Texts of ``jobs`` with few distinct
+values are stored once in ``names`` and referred to by number. Both make bulk loads and reads several times faster
+(benchmarks/warehouse_load.py). For SQL by hand, the view ``jobs_readable`` shows the same rows with text and dates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEVER_MISSING = {"job_id", "restart", "submitted_at", "gpus"}
 JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
 
 
-# Stored type of each type of a frame's column. Categories of jobs are stored as numbers of names instead.
+# Stored type of each type of a frame's column, except that categories of jobs are stored as numbers of names.
 TYPES: Mapping[str, TypeEngine[Any]] = {
     "category": sa.Text(),
     "str": sa.Text(),
@@ -53,13 +53,13 @@ def _columns(
     Categories are stored as ``category``. Columns named in ``nullable`` may have missing values.
     """
     for column in kind.columns:
-        kept_as = JobId if column.name == "job_id" else category if column.dtype == "category" else TYPES[column.dtype]
-        yield sa.Column(column.name, kept_as, nullable=column.name in nullable)
+        sql_type = JobId if column.name == "job_id" else category if column.dtype == "category" else TYPES[column.dtype]
+        yield sa.Column(column.name, sql_type, nullable=column.name in nullable)
 
 
-def _not_null(kept_as: type[TypeEngine[Any]], *names: str) -> Iterator[sa.Column[Any]]:
+def _not_null(sql_type: type[TypeEngine[Any]], *names: str) -> Iterator[sa.Column[Any]]:
     """Yield columns of one type that are never missing."""
-    yield from (sa.Column(name, kept_as, nullable=False) for name in names)
+    yield from (sa.Column(name, sql_type, nullable=False) for name in names)
 
 
 def _cluster_column() -> sa.Column[int]:
@@ -94,7 +94,7 @@ names = sa.Table(
     sa.UniqueConstraint("digest"),
 )
 
-# No foreign keys: checking a dozen for each job would cost more than loading it, and names are never deleted.
+# No foreign keys, because checking a dozen for each job would cost more than loading it, and names are never deleted.
 jobs = sa.Table(
     "jobs",
     metadata,
@@ -141,7 +141,7 @@ models = _cluster_table(
     key=("model_id",),
 )
 
-# Appended to, never changed. No foreign key to a model, because models are deleted one day and these rows stay.
+# Rows are added and never changed. They have no foreign key to a model, because models are deleted before them.
 promotions = _numbered_table(
     "promotions",
     "promotion_id",

@@ -1,4 +1,4 @@
-"""The warehouse as other packages use it."""
+"""Warehouse of all data of Helios, the interface for other packages."""
 
 from __future__ import annotations
 
@@ -42,16 +42,18 @@ from helios.warehouse.models import ModelStore, incumbent_id
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
-_AT_ONCE = 2_000
-"""Values in the condition of one query."""
+_TIMES_PER_QUERY = 2_000
 
 
 class Warehouse(ModelStore, TrialStore):
     """A SQLite or PostgreSQL database with all data of Helios.
 
-    :meth:`open` makes it, and as a context manager it closes itself. Every method that writes is one transaction,
-    unless it says otherwise. Every method raises :class:`~helios.errors.WarehouseUnavailable` if the database fails.
-    Methods that read data of a cluster raise :class:`~helios.errors.NoSuchCluster` if it is not known.
+    :meth:`open` creates it. It is a context manager that closes itself. Every method that writes is one transaction,
+    unless its documentation says otherwise.
+
+    Every method raises :class:`~helios.errors.WarehouseUnavailable` if the database fails. Methods that read data of a
+    cluster raise :class:`~helios.errors.NoSuchCluster` if it is not known. Methods that add data of a cluster make the
+    cluster if it is new.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -67,8 +69,8 @@ class Warehouse(ModelStore, TrialStore):
         url : str
             ``sqlite:///PATH`` or ``postgresql://USER@HOST/DATABASE``.
         create : bool
-            Whether to make the schema in an empty or new database, and refuse a database with another schema. With
-            False it is opened as it is, to read its revision or to upgrade it.
+            Whether to make the schema in an empty or new database, and to refuse another schema. With False the
+            database is opened as it is, to read its revision or to upgrade it.
 
         Raises
         ------
@@ -80,7 +82,7 @@ class Warehouse(ModelStore, TrialStore):
         warehouse = cls(engine_for(url))
         try:
             if create:
-                warehouse._require_writable_schema()
+                warehouse._create_or_check_schema()
         except BaseException:
             warehouse.close()
             raise
@@ -90,7 +92,7 @@ class Warehouse(ModelStore, TrialStore):
     def exists(url: str) -> bool:
         """Return whether there is a database at ``url``.
 
-        Always True for PostgreSQL and SQLite in memory, which would have to be opened to find out.
+        Always True for PostgreSQL, which would have to be opened to find out, and for SQLite in memory.
 
         Raises
         ------
@@ -107,10 +109,7 @@ class Warehouse(ModelStore, TrialStore):
         self.close()
 
     def close(self) -> None:
-        """Close all connections.
-
-        Closing twice is harmless.
-        """
+        """Close all connections, if there are any."""
         self._engine.dispose()
 
     def revision(self) -> str | None:
@@ -130,10 +129,7 @@ class Warehouse(ModelStore, TrialStore):
             connection.execute(sa.delete(schema.memories).where(schema.memories.c.name.is_(None)))  # no such row
 
     def is_known(self, revision: str) -> bool:
-        """Return whether this version of Helios knows a revision.
-
-        An unknown revision comes from a newer Helios.
-        """
+        """Return whether this version of Helios knows a revision, which may be newer."""
         return migrate.is_known(revision)
 
     def grant(self, *, jobs: str, nodes: str | None, reader: str | None, **rows: Collection[str]) -> None:
@@ -169,8 +165,8 @@ class Warehouse(ModelStore, TrialStore):
         If ``batches`` raises, the database stays as it was.
 
         A job is identified by cluster, submit time, id and restart. The row of a known job replaces the stored one
-        unless it knows less of the run (see :mod:`helios.warehouse.jobs`); values that it lacks stay as they were
-        stored. The report's notes count corrected jobs that had ended, with examples.
+        unless it knows less of the run (see :mod:`helios.warehouse.jobs`). Values that it lacks stay as they were
+        stored. The notes of the report count corrected jobs that had ended, with examples.
 
         Parameters
         ----------
@@ -179,8 +175,8 @@ class Warehouse(ModelStore, TrialStore):
         cluster : str
             Name of the cluster; made if it is new.
         live : bool
-            Whether the rows come from the live accounting. They replace all others, no file replaces them, and a value
-            that they lack is removed.
+            Whether the rows come from the live accounting. Then they replace all others, no file replaces them, and a
+            value that they lack is removed.
         path, sha256, format, timezone
             Recorded with the load; see :class:`~helios.warehouse.jobs.LoadedFile`.
 
@@ -197,14 +193,14 @@ class Warehouse(ModelStore, TrialStore):
         """Return all clusters, ordered by name.
 
         Columns: ``name``, ``timezone`` (None where unknown), ``first_submitted_at``, ``last_submitted_at``; with
-        ``counts`` also ``jobs`` and ``gpu_jobs``, which takes a look at every job.
+        ``counts`` also ``jobs`` and ``gpu_jobs``, for which every job is read.
         """
         with reading(self._engine) as connection:
-            found = self._bulk.select(connection, known_clusters(counts=counts))
-        return frame_of(found, {name: CLUSTERS[name] for name in found.column_names})
+            table = self._bulk.select(connection, known_clusters(counts=counts))
+        return frame_of(table, {name: CLUSTERS[name] for name in table.column_names})
 
     def contents(self, cluster: str) -> dict[str, int]:
-        """Return a cluster's rows in each table, without empty ones.
+        """Return the number of a cluster's rows in each table, without empty ones.
 
         Raises
         ------
@@ -222,11 +218,11 @@ class Warehouse(ModelStore, TrialStore):
         NoSuchCluster
             There is no such cluster.
         UsageError
-            A Helios acts on it: what it applied could not be reverted any more.
+            A Helios acts on it. What that has applied could not be reverted any more.
         """
         with writing(self._engine, alone=True) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            _refuse_applied(connection, cluster, cluster_id)
+            _refuse_if_in_use(connection, cluster, cluster_id)
             remove_cluster(connection, cluster_id)
 
     def rename_cluster(self, cluster: str, name: str) -> None:
@@ -237,12 +233,12 @@ class Warehouse(ModelStore, TrialStore):
         NoSuchCluster
             There is no such cluster.
         UsageError
-            Another cluster has that name, or Slurm gives the old one: the next reading would make it again.
+            Another cluster has that name, or the accounting is read under the old one, which would make it again.
         """
         clusters = schema.clusters
         with writing(self._engine, alone=True) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            _refuse_applied(connection, cluster, cluster_id)
+            _refuse_if_in_use(connection, cluster, cluster_id)
             if connection.execute(sa.select(schema.coverage.c.source).filter_by(cluster_id=cluster_id)).first():
                 raise UsageError(
                     f"{cluster} is the name that Slurm gives the cluster, and its accounting is read under it.",
@@ -273,56 +269,56 @@ class Warehouse(ModelStore, TrialStore):
         columns : sequence of str, optional
             Columns of ``JOBS`` to return, by default all; each has its declared type.
         last : int, optional
-            Only so many jobs that were submitted last, and those submitted in the same microsecond as the first of
-            them.
+            Only this number of jobs, those submitted last, and all others with the submit time of the first of them.
         unended_at : datetime, optional
-            Only jobs that had not ended before this time. Jobs submitted before ``since`` are left out in any case.
+            Only jobs that had not ended before this time. Jobs submitted before ``since`` are left out too.
 
         Raises
         ------
         FrameInvalid
             A column is not one of ``JOBS``.
         """
-        wanted = list(model.JOBS.names if columns is None else columns)
-        if unknown := [name for name in wanted if name not in model.JOBS.by_name]:
+        names = list(dict.fromkeys(model.JOBS.names if columns is None else columns))
+        if unknown := [name for name in names if name not in model.JOBS.by_name]:
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
+        types = {name: model.JOBS.by_name[name].dtype for name in names}
+        submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            query = jobs_module.select_columns(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
-            query = _between(query, schema.jobs.c.submitted_at, since, until)
+            query = jobs_module.select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *_ORDER]))
+            query = _between(query, submitted_at, since, until)
             if unended_at is not None:
-                ended_at = schema.jobs.c.ended_at
                 query = query.where(ended_at.is_(None) | (ended_at >= stored_time(unended_at)))
             if last is not None:
-                submitted_at = schema.jobs.c.submitted_at
                 newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
                 query = query.where(submitted_at >= sa.func.coalesce(first, 0))
-            types = {name: model.JOBS.by_name[name].dtype for name in wanted}
+            # No variable has the table, so that frame_of can free its columns.
             return frame_of(
-                in_order(self._bulk.select(connection, query)).select(list(dict.fromkeys(wanted))),
+                in_order(self._bulk.select(connection, query)).select(names),
                 types,
                 StringTable(connection, self._bulk),
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
-        """Return the jobs with an id as a person writes it.
+        """Return the jobs with an id as people write it.
 
         A task of a job array is written ``123_7``. Only jobs submitted at or after ``since`` are returned.
         """
         jobs = schema.jobs.c
-        master, _, task = name.partition("_")
-        named = (jobs.job_id == name) | ((jobs.array_job_id == master) & (jobs.array_task_id == task))
+        array_id, _, task_id = name.partition("_")
+        has_name = (jobs.job_id == name) | ((jobs.array_job_id == array_id) & (jobs.array_task_id == task_id))
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            within = jobs_module.select_columns(schema.jobs, cluster_id, ["submitted_at"])
-            within = within.where(jobs.submitted_at >= stored_time(since), named)
-            times = list(connection.execute(within).scalars())
+            # Bulk.select takes only numbers, so the jobs are read by their submit times.
+            query = jobs_module.select_columns(schema.jobs, cluster_id, ["submitted_at"])
+            query = query.where(jobs.submitted_at >= stored_time(since), has_name)
+            times = list(connection.execute(query).scalars())
             query = jobs_module.select_columns(schema.jobs, cluster_id, model.JOBS.names)
-            found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
-            frame = frame_of(in_order(found), model.JOBS, StringTable(connection, self._bulk))
-        array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
-        return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
+            table = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
+            frame = frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
+        is_task = (frame["array_job_id"] == array_id) & (frame["array_task_id"] == task_id)
+        return frame[(frame["job_id"] == name) | is_task].reset_index(drop=True)
 
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return the number of finished jobs submitted at or after ``since``."""
@@ -334,10 +330,9 @@ class Warehouse(ModelStore, TrialStore):
             return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
 
     def edition(self, cluster: str) -> tuple[int, str]:
-        """Return a value that changes with every load and promotion.
+        """Return a value that changes with every load and every promotion of a model.
 
-        It is the number of the last load (0 if there is none) and the id of the incumbent model (empty if there is
-        none).
+        It is the number of the last load (0 without one) and the id of the incumbent model (empty without one).
         """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
@@ -352,16 +347,16 @@ class Warehouse(ModelStore, TrialStore):
         return self._read(cluster, schema.loads, jobs_module.LOADS, "load_id")
 
     def rejects(self, cluster: str, *, limit: int | None = None) -> pd.DataFrame:
-        """Return the refused rows of all loads of a cluster.
+        """Return the refused rows of a cluster, at most the first ``limit``.
 
-        Columns: those of ``REJECTS``, and the ``path`` of the file. With ``limit`` only the first so many rows.
+        Columns: those of ``REJECTS``, and the ``path`` of the file.
         """
         rejects, loads = schema.rejects, schema.loads
         query = sa.select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path).join_from(rejects, loads)
         query = query.order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id).limit(limit)
         with reading(self._engine) as connection:
             query = query.where(loads.c.cluster_id == find_cluster_id(connection, cluster))
-            return frame_of(self._bulk.select(connection, query), jobs_module.REJECTS_OF_A_CLUSTER)
+            return frame_of(self._bulk.select(connection, query), jobs_module.CLUSTER_REJECTS)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
         """Return ``reason`` and ``rows`` over all loads of a cluster.
@@ -373,16 +368,13 @@ class Warehouse(ModelStore, TrialStore):
             return frame_of(self._bulk.select(connection, query), {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
-        """Store a ``NODES`` frame.
-
-        It replaces nodes of the same name and partition.
-        """
+        """Store a ``NODES`` frame, in place of nodes with the same name and partition."""
         self._replace(cluster, schema.nodes, model.NODES, nodes, never_missing=("name",), key=("name", "partition"))
 
     def nodes(self, cluster: str) -> pd.DataFrame:
-        """Return a cluster's nodes as a ``NODES`` frame, by name and partition."""
-        found = self._read(cluster, schema.nodes, model.NODES)
-        return _blank_as_missing(found, "partition").sort_values(["name", "partition"], ignore_index=True)
+        """Return a cluster's nodes as a ``NODES`` frame, ordered by name and partition."""
+        nodes = self._read(cluster, schema.nodes, model.NODES)
+        return _blank_as_missing(nodes, "partition").sort_values(["name", "partition"], ignore_index=True)
 
     def add_node_events(self, cluster: str, events: pd.DataFrame) -> None:
         """Store a ``NODE_EVENTS`` frame.
@@ -402,22 +394,20 @@ class Warehouse(ModelStore, TrialStore):
         table, where = schema.node_events, []
         if reaching and since is not None:
             where, since = [table.c.ended_at.is_(None) | (table.c.ended_at > stored_time(since))], None
-        found = self._read(
+        events = self._read(
             cluster, table, model.NODE_EVENTS, "started_at", "node", since=since, until=until, where=where
         )
-        return _blank_as_missing(found, "state")
+        return _blank_as_missing(events, "state")
 
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
         """Store predictions and return how many were new.
 
         Parameters
         ----------
-        cluster : str
-            Name of the cluster; made if it is new.
         frame : DataFrame
             Columns of ``PREDICTIONS``, and ``job_id``, ``submitted_at``, ``restart`` of the job.
         made_at : datetime
-            When they were made. A job's stored prediction of exactly this time stays as it is.
+            When they were made. A stored prediction of the same job and time stays as it is.
         """
         with writing(self._engine) as connection:
             cluster_id = cluster_id_for_loading(connection, name=cluster)
@@ -436,25 +426,22 @@ class Warehouse(ModelStore, TrialStore):
     def predictions_of(self, cluster: str, submitted_at: pd.Series[Any]) -> pd.DataFrame:
         """Return the predictions for jobs submitted at exactly these times.
 
-        They are ordered by submit time, job id, restart and the time they were made. Unlike :meth:`predictions`, the
-        cost does not depend on how long ago the oldest job was submitted.
+        They are ordered by submit time, job id, restart and the time they were made. Unlike with :meth:`predictions`,
+        the cost does not depend on how long ago the oldest job was submitted.
         """
         table, times = schema.predictions, sorted(set(stored_column(submitted_at, TIME).to_pylist()))
+        types, n = jobs_module.PREDICTION_TYPES, _TIMES_PER_QUERY
         with reading(self._engine) as connection:
-            types = jobs_module.PREDICTION_TYPES
             query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), types)
             query = query.order_by(*(table.c[name] for name in _PREDICTIONS_ORDER))
             parts = [
-                self._bulk.select(connection, query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])))
-                for at in range(0, max(len(times), 1), _AT_ONCE)
+                self._bulk.select(connection, query.where(table.c.submitted_at.in_(times[first : first + n])))
+                for first in range(0, max(len(times), 1), n)
             ]
         return frame_of(pa.concat_tables(parts), types)
 
     def timezone(self, cluster: str) -> str | None:
-        """Return a cluster's time zone, or None if it is not known.
-
-        Its jobs are not counted, as :meth:`clusters` does.
-        """
+        """Return a cluster's time zone, None if either is not known."""
         with reading(self._engine) as connection:
             return cluster_timezone(connection, cluster)
 
@@ -497,10 +484,7 @@ class Warehouse(ModelStore, TrialStore):
         return forget(self._engine, cluster_id, horizon)
 
     def ledger(self, cluster: str, domain: Domain = Domain.JOBS) -> SqlLedger:
-        """Return the ledger of a domain of ``cluster``.
-
-        The cluster is made if it is new.
-        """
+        """Return the ledger of a domain of ``cluster``."""
         return SqlLedger(self._engine, self._bulk, cluster, domain)
 
     def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
@@ -512,18 +496,15 @@ class Warehouse(ModelStore, TrialStore):
             return read_lease(connection, find_cluster_id(connection, cluster), domain)
 
     def time_of_leases(self, now: datetime) -> datetime:
-        """Return the current time by which leases expire.
+        """Return the current time by the clock of leases.
 
-        It is the database's clock where it has one, else ``now``.
+        It is the clock of the database server, or ``now`` with SQLite.
         """
         with reading(self._engine) as connection:
             return datetime.fromtimestamp(lease_time_us(connection, now) / 1e6, UTC)
 
     def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
-        """Store a text under ``name``, in place of the one stored there.
-
-        The cluster is made if it is new.
-        """
+        """Store a text under ``name``, in place of the one stored there."""
         memories = schema.memories
         with writing(self._engine) as connection:
             key = {"cluster_id": cluster_id_for_loading(connection, name=cluster), "name": name}
@@ -537,16 +518,13 @@ class Warehouse(ModelStore, TrialStore):
             return connection.execute(sa.select(schema.memories.c.text).filter_by(**key)).scalar_one_or_none()
 
     def add_modes(self, cluster: str, modes: pd.DataFrame) -> None:
-        """Append a ``MODES`` frame, the modes of services from now on.
-
-        The cluster is made if it is new.
-        """
+        """Append a ``MODES`` frame, the modes of services from now on."""
         self._append(cluster, schema.modes, model.MODES, modes)
 
     def modes(self, cluster: str) -> pd.DataFrame:
         """Return every mode that was set, oldest first, as a ``MODES`` frame.
 
-        The last row of a service is in force.
+        The last row of a service is its present mode.
         """
         return self._read(cluster, schema.modes, model.MODES, "mode_id")
 
@@ -555,16 +533,13 @@ class Warehouse(ModelStore, TrialStore):
         self._append(cluster, schema.cycles, model.CYCLES, cycles)
 
     def cycles(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
-        """Return the control cycles taken in [since, until), oldest first.
-
-        The result is a ``CYCLES`` frame.
-        """
+        """Return the control cycles of [since, until) as a ``CYCLES`` frame, oldest first."""
         return self._read(cluster, schema.cycles, model.CYCLES, "taken_at", "cycle_id", since=since, until=until)
 
     def add_node_tallies(self, cluster: str, tallies: pd.DataFrame) -> None:
         """Append a ``NODE_TALLIES`` frame.
 
-        Counts that are stored for the same pool and time stay as they are.
+        Stored counts of the same pool and time stay as they are.
         """
         self._append(cluster, schema.node_tallies, model.NODE_TALLIES, tallies)
 
@@ -576,18 +551,12 @@ class Warehouse(ModelStore, TrialStore):
         return self._read(cluster, schema.node_tallies, model.NODE_TALLIES, "taken_at", "pool", since=start, until=end)
 
     def forget_tallies(self, cluster: str, before: datetime) -> int:
-        """Delete the counts of nodes taken before a time.
-
-        Returns
-        -------
-        int
-            How many rows were deleted.
-        """
+        """Delete the counts of nodes taken before a time, and return their number."""
         tallies = schema.node_tallies.c
         with writing(self._engine) as connection:
-            of_cluster = tallies.cluster_id == find_cluster_id(connection, cluster)
+            in_cluster = tallies.cluster_id == find_cluster_id(connection, cluster)
             return connection.execute(
-                sa.delete(schema.node_tallies).where(of_cluster, tallies.taken_at < stored_time(before))
+                sa.delete(schema.node_tallies).where(in_cluster, tallies.taken_at < stored_time(before))
             ).rowcount
 
     def add_coverage(
@@ -600,25 +569,22 @@ class Warehouse(ModelStore, TrialStore):
         table, start, end = schema.coverage, stored_time(started_at), stored_time(ended_at)
         with writing(self._engine) as connection:
             key = {"cluster_id": cluster_id_for_loading(connection, name=cluster), "source": source}
-            touching = (table.c.started_at <= end) & (table.c.ended_at >= start)
-            for row in connection.execute(sa.select(table).filter_by(**key).where(touching)).all():
+            touches = (table.c.started_at <= end) & (table.c.ended_at >= start)
+            for row in connection.execute(sa.select(table).filter_by(**key).where(touches)).all():
                 start, end = min(start, row.started_at), max(end, row.ended_at)
-            connection.execute(sa.delete(table).filter_by(**key).where(touching))
-            joined = {"started_at": start, "ended_at": end, "read_at": stored_time(read_at)}
-            connection.execute(sa.insert(table).values(key | joined))
+            connection.execute(sa.delete(table).filter_by(**key).where(touches))
+            period = {"started_at": start, "ended_at": end, "read_at": stored_time(read_at)}
+            connection.execute(sa.insert(table).values(key | period))
 
     def coverage(self, cluster: str) -> pd.DataFrame:
-        """Return the periods of live history that were read, oldest first.
+        """Return the periods of live history that were read, as a ``COVERAGE`` frame.
 
-        The result is a ``COVERAGE`` frame.
+        The oldest comes first.
         """
         return self._read(cluster, schema.coverage, model.COVERAGE, "started_at")
 
     def _append(self, cluster: str, table: sa.Table, kind: FrameKind, frame: pd.DataFrame) -> None:
-        """Add the rows whose key is not stored yet.
-
-        The cluster is made if it is new.
-        """
+        """Add the rows whose key is not stored yet."""
         with writing(self._engine) as connection:
             rows = stored_frame(kind, frame, cluster_id_for_loading(connection, name=cluster))
             self._bulk.insert(connection, table, rows)
@@ -626,10 +592,7 @@ class Warehouse(ModelStore, TrialStore):
     def _replace(
         self, cluster: str, table: sa.Table, kind: FrameKind, frame: pd.DataFrame, **columns: Sequence[str]
     ) -> None:
-        """Store rows in place of those with the same key.
-
-        The cluster is made if it is new.
-        """
+        """Store rows in place of those with the same key."""
         with writing(self._engine) as connection:
             cluster_id = cluster_id_for_loading(connection, name=cluster)
             jobs_module.replace_rows(connection, cluster_id, table, kind, frame, **columns)
@@ -644,9 +607,9 @@ class Warehouse(ModelStore, TrialStore):
         until: datetime | None = None,
         where: Iterable[sa.ColumnElement[bool]] = (),
     ) -> pd.DataFrame:
-        """Return a cluster's rows, ordered by the columns in ``order``.
+        """Return a cluster's rows, ordered by the columns ``order``.
 
-        ``since`` and ``until`` bound the first of these columns.
+        ``since`` and ``until`` are bounds of the first of these columns.
         """
         with reading(self._engine) as connection:
             query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), column_types(types))
@@ -655,28 +618,30 @@ class Warehouse(ModelStore, TrialStore):
             query = query.where(*where).order_by(*(table.c[name] for name in order))
             return frame_of(self._bulk.select(connection, query), types)
 
-    def _require_writable_schema(self) -> None:
-        found, expected = self.revision(), self.head()
-        if found is None:
+    def _create_or_check_schema(self) -> None:
+        revision, expected = self.revision(), self.head()
+        if revision is None:
             self.upgrade()
-        elif found != expected:
-            migrate.refuse_unknown(found)
+        elif revision != expected:
+            migrate.refuse_unknown(revision)
             raise SchemaOutdated(
-                f"{redact_url(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
+                f"{redact_url(self._engine.url)} is at revision {revision}; this version of Helios expects {expected}.",
                 hint="Bring it up to date: helios db upgrade",
             )
 
 
-def _refuse_applied(connection: sa.Connection, cluster: str, cluster_id: int) -> None:
-    """Raise UsageError where a Helios acts on a cluster."""
-    applied, leases = (schema.applied_changes, schema.applied_node_changes), schema.leases
+def _refuse_if_in_use(connection: sa.Connection, cluster: str, cluster_id: int) -> None:
+    """Raise UsageError if a Helios acts on a cluster or has applied changes."""
+    leases = schema.leases
     now_us = lease_time_us(connection, datetime.now(UTC))
-    held = sa.select(leases.c.holder).where(
+    held_leases = sa.select(leases.c.holder).where(
         leases.c.cluster_id == cluster_id, leases.c.holder.is_not(None), leases.c.expires_at > now_us
     )
-    if connection.execute(held).first() or any(
-        connection.execute(sa.select(table.c.setting).filter_by(cluster_id=cluster_id)).first() for table in applied
-    ):
+    changes = [
+        sa.select(table.c.setting).filter_by(cluster_id=cluster_id)
+        for table in (schema.applied_changes, schema.applied_node_changes)
+    ]
+    if any(connection.execute(query).first() for query in (held_leases, *changes)):
         raise UsageError(
             f"A Helios acts on {cluster}, and what it applied is recorded here.",
             hint="Stop its daemon and revert everything first: systemctl stop helios; helios pause",

@@ -67,7 +67,7 @@ def test_clusters_forget_for_themselves(warehouse: Warehouse) -> None:
 def test_however_few_rows_go_at_a_time_all_that_is_old_goes(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr(stored_jobs, "BATCH", batch)
+    monkeypatch.setattr(stored_jobs, "DELETE_BATCH", batch)
     decide(warehouse, 500, 500, 500, 480, 470, 450, 3)
     assert warehouse.forget("venus", HORIZON)["decisions"] == 6
     assert ages(warehouse) == [3]
@@ -149,7 +149,7 @@ def test_one_jobs_decisions_are_found_by_an_index_and_old_ones_too(tmp_path: Pat
 
         found = plan(jobs_module.decision_columns(1, "7", since=NOW))
         assert "ix_decisions_cluster_id_target_decided_at (cluster_id=? AND target=? AND decided_at>?)" in found
-        old = plan(stored_jobs.oldest(1, decisions.c.decided_at, NOW))
+        old = plan(stored_jobs.select_older(1, decisions.c.decided_at, NOW))
         assert "ix_decisions_cluster_id_decided_at (cluster_id=? AND decided_at<?)" in old
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helios.errors import NotEnoughHistory
 from helios.model import PROMOTIONS, AuditStep, ModelRecord
 from helios.warehouse import Warehouse
-from helios.warehouse.models import previous_model
+from helios.warehouse.models import previous_incumbents
 
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -166,7 +166,7 @@ def test_rolling_back_goes_through_what_was_promoted_and_skips_what_was_taken_ba
     steps: list[tuple[str, str, str | None]], expected: list[str | None]
 ) -> None:
     rows = [{"step": step, "model_id": chosen, "previous": previous} for step, chosen, previous in steps]
-    assert list(previous_model(PROMOTIONS.conform(PROMOTIONS.empty()) if not rows else frame(rows))) == expected
+    assert list(previous_incumbents(PROMOTIONS.conform(PROMOTIONS.empty()) if not rows else frame(rows))) == expected
 
 
 def frame(rows: list[dict[str, Any]]) -> Any:
@@ -186,7 +186,7 @@ def test_rolling_back_again_and_again_visits_every_change_backwards(promoted: li
         rows.append({"step": "promoted", "model_id": model, "previous": promoted})
         promoted = model
     visited = []
-    while before := previous_model(frame(rows)):
+    while before := previous_incumbents(frame(rows)):
         rows.append({"step": "rolled back", "model_id": before[0], "previous": promoted})
         promoted = before[0]
         visited.append(promoted)

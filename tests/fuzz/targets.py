@@ -172,7 +172,7 @@ def _model(data: bytes, _: Path) -> object:
     found = walked(a_campaign(40), model=model).predicted
     if not np.isfinite(found).all():
         raise Wrong("a prediction is not finite")
-    backtest = model.as_judged()
+    backtest = model.backtest_model()
     return found if backtest is None else walked(a_campaign(40), model=backtest).predicted
 
 

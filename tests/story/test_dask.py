@@ -16,7 +16,7 @@ import pytest
 
 from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ingest import write_helios_csv
-from helios.predict.dask_training import DaskTrainer, _dealt, _teller
+from helios.predict.dask_training import DaskTrainer, _report_callback, _scatter
 from helios.predict.duration import TrainingSet, train, train_locally
 from helios.predict.model_record import from_record, to_record
 from tests.story.shell import shell
@@ -112,14 +112,14 @@ def test_rows_are_dealt_in_cycle_and_each_worker_holds_its_own(address: str) -> 
     training_set = a_training_set(5)
     with distributed.Client(address, set_as_default=False) as client, client.as_current():
         workers = sorted(client.nthreads())
-        dealt = _dealt(client, workers, training_set)
+        dealt = _scatter(client, workers, training_set)
         assert [len(held) for held in client.has_what().values()] == [2, 2]
         np.testing.assert_array_equal(dealt["y"].compute(), training_set.ended[[0, 2, 4, 1, 3]])
         np.testing.assert_array_equal(dealt["X"].compute(), training_set.features[[0, 2, 4, 1, 3]])
 
 
 def test_what_tells_the_progress_can_be_read_by_a_worker_that_has_no_helios() -> None:
-    sent = cloudpickle.dumps(_teller("topic")).hex()
+    sent = cloudpickle.dumps(_report_callback("topic")).hex()
     read = f"import sys, cloudpickle; sys.modules['helios'] = None; cloudpickle.loads(bytes.fromhex('{sent}'))"
     subprocess.run([sys.executable, "-c", read], check=True)
 

@@ -28,10 +28,10 @@ _LONGEST_HOLIDAYS_DAYS = 366
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Horizons of ``AHEAD_S`` at which each part of a forecast is wanted, s.
+    """Horizons at which each part of a forecast is wanted, s, of ``AHEAD_S``.
 
-    The others are NaN, and save their share of the training. ``most`` ascends in horizon, so the shorter horizons
-    belong to the longer ones.
+    The other horizons are NaN and not trained. ``most`` ascends in horizon, so that a horizon also depends on the
+    shorter ones.
     """
 
     point: tuple[int, ...] = AHEAD_S
@@ -70,15 +70,15 @@ class Calendar:
         """
         local = pd.DatetimeIndex(ended_s.astype("datetime64[s]")).tz_localize("UTC").tz_convert(self.zone)
         local = local.tz_localize(None)
-        described = np.zeros((len(ended_s), 4), dtype=np.float32)
-        described[:, 0] = local.hour + local.minute / 60
-        described[:, 1] = local.day_of_week
+        features = np.zeros((len(ended_s), 4), dtype=np.float32)
+        features[:, 0] = local.hour + local.minute / 60
+        features[:, 1] = local.day_of_week
         if self.holidays:
-            days = np.array(sorted(self.holidays), dtype="datetime64[D]")
+            holidays = np.array(sorted(self.holidays), dtype="datetime64[D]")
             today = local.to_numpy().astype("datetime64[D]")
-            described[:, 2] = np.isin(today, days)
-            described[:, 3] = np.isin(today + np.timedelta64(1, "D"), days)
-        return described
+            features[:, 2] = np.isin(today, holidays)
+            features[:, 3] = np.isin(today + np.timedelta64(1, "D"), holidays)
+        return features
 
 
 @lru_cache(maxsize=16)
@@ -96,14 +96,14 @@ def parse_holidays(text: str) -> frozenset[date]:
         try:
             start, end = date.fromisoformat(first.strip()), date.fromisoformat((last or first).strip())
         except ValueError as reason:
-            raise _not_holidays(part) from reason
+            raise _holidays_error(part) from reason
         if not 0 <= (end - start).days <= _LONGEST_HOLIDAYS_DAYS:
-            raise _not_holidays(part)
+            raise _holidays_error(part)
         days |= {start + timedelta(days=number) for number in range((end - start).days + 1)}
     return frozenset(days)
 
 
-def _not_holidays(part: str) -> ConfigurationInvalid:
+def _holidays_error(part: str) -> ConfigurationInvalid:
     return ConfigurationInvalid(
         f"demand.holidays: {part!r} is not a day, nor a span of days within a year",
         hint="Write 2026-12-25, 2026-12-28..2027-01-03",
@@ -138,9 +138,7 @@ class DemandJobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecasts:
-    """Forecasts of the busy nodes of one pool.
-
-    There is one for the end of each of some steps.
+    """Forecasts of the busy nodes of one pool, made at the ends of some steps.
 
     Attributes
     ----------
@@ -155,7 +153,7 @@ class Forecasts:
     most : float64 array of shape (n_steps, n_ahead, n_levels)
         Quantiles of the maximum of the busy nodes over these steps, ascending in level and in horizon.
     source : str
-        The method, for a person. The last one if it changed between steps.
+        The method, for people. The last one if it changed between steps.
     """
 
     ahead_s: tuple[int, ...]
@@ -174,8 +172,8 @@ def assemble(
     Parameters
     ----------
     pools : mapping
-        For each pool busy and total of shape (n_steps,), whose last step ended at ``ended_s``, and the forecasts of the
-        last of these steps, as many as were made. Series of unequal length are cut to the shortest.
+        For each pool, busy and total nodes of shape (n_steps,), whose last step ended at ``ended_s``, and the forecasts
+        made at the last of these steps. Series of unequal length are cut to the shortest.
 
     Raises
     ------
@@ -185,23 +183,24 @@ def assemble(
     if not pools:
         raise FrameInvalid("the demand of no pool at all was to be assembled")
     n_steps = min(len(busy) for busy, _, _ in pools.values())
-    told = [forecasts for _, _, forecasts in pools.values()]
+    forecasts = [pool_forecasts for _, _, pool_forecasts in pools.values()]
     return Demand(
         pools=tuple(pools),
         ended_s=ended_s,
         busy=np.stack([busy[len(busy) - n_steps :] for busy, _, _ in pools.values()]).astype(np.float64),
         total=np.stack([total[len(total) - n_steps :] for _, total, _ in pools.values()]).astype(np.float64),
-        ahead_s=told[0].ahead_s,
-        levels=told[0].levels,
-        point=np.stack([_at_the_end(one.point, n_steps) for one in told]),
-        mean=np.stack([_at_the_end(one.mean, n_steps) for one in told]),
-        most=np.stack([_at_the_end(one.most, n_steps) for one in told]),
-        source=", ".join(dict.fromkeys(one.source for one in told)),
+        ahead_s=forecasts[0].ahead_s,
+        levels=forecasts[0].levels,
+        point=np.stack([_align_end(pool.point, n_steps) for pool in forecasts]),
+        mean=np.stack([_align_end(pool.mean, n_steps) for pool in forecasts]),
+        most=np.stack([_align_end(pool.most, n_steps) for pool in forecasts]),
+        source=", ".join(dict.fromkeys(pool.source for pool in forecasts)),
     )
 
 
-def _at_the_end(values: NDArray[np.float64], n_steps: int) -> NDArray[np.float64]:
-    laid = np.full((n_steps, *values.shape[1:]), np.nan)
-    kept = values[max(len(values) - n_steps, 0) :]
-    laid[n_steps - len(kept) :] = kept
-    return laid
+def _align_end(values: NDArray[np.float64], n_steps: int) -> NDArray[np.float64]:
+    """Return the last ``n_steps`` rows, with NaN before them if there are fewer."""
+    aligned = np.full((n_steps, *values.shape[1:]), np.nan)
+    last = values[max(len(values) - n_steps, 0) :]
+    aligned[n_steps - len(last) :] = last
+    return aligned

@@ -469,7 +469,7 @@ def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
 ) -> None:
     studied = prepare_history(history)
     model = replace(from_record(of_day_14), backtest=stopped(of_day_6), trained=True)
-    judged = model.as_judged()
+    judged = model.backtest_model()
     assert judged is not None
     before, since = _weeks(studied, model, at=START + 20 * DAY)
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict.job_table import JobTable, group_columns
+from helios.predict.job_table import JobTable, job_groups
 from helios.predict.scores import BURST_GAP_S, KEPT, without_repeats
 from tests.unit.predict.traces_of import a_trace
 
@@ -13,7 +13,7 @@ HOUR = 3600
 
 def kept(*rows):
     table = JobTable.from_frame(a_trace(*rows))
-    return without_repeats(np.arange(table.n), groups=group_columns(table), submitted_s=table.submitted_s)
+    return without_repeats(np.arange(table.n), groups=job_groups(table), submitted_s=table.submitted_s)
 
 
 def test_of_a_hundred_like_jobs_in_one_go_twenty_are_kept_from_its_beginning_to_its_end():
@@ -39,7 +39,7 @@ def test_of_strangers_only_what_comes_at_once_is_a_burst():
 def test_nothing_to_learn_from_stays_nothing():
     table = JobTable.from_frame(a_trace({}))
     rows = np.array([], dtype=np.int64)
-    assert len(without_repeats(rows, groups=group_columns(table), submitted_s=table.submitted_s)) == 0
+    assert len(without_repeats(rows, groups=job_groups(table), submitted_s=table.submitted_s)) == 0
 
 
 def counted_one_by_one(rows, table):
@@ -69,7 +69,7 @@ def test_of_every_burst_as_many_are_kept_as_counting_one_by_one_says_and_in_the_
     )
     rows = list(range(table.n))
     shuffled.shuffle(rows)
-    chosen = without_repeats(np.array(rows), groups=group_columns(table), submitted_s=table.submitted_s)
+    chosen = without_repeats(np.array(rows), groups=job_groups(table), submitted_s=table.submitted_s)
     for members in counted_one_by_one(rows, table).values():
         assert len(set(chosen) & set(members)) == min(ceil(KEPT * sqrt(len(members))), len(members))
     assert [row for row in rows if row in set(chosen)] == list(chosen)

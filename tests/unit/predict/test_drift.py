@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helios.predict.causal_stats import FEATURES
 from helios.predict.evaluation import (
-    _FLOOR,
+    _LEAST_SHARE,
     CHANGED,
     FEWEST_JOBS,
     MOVED,
@@ -50,7 +50,9 @@ def index_by_definition(spread, values):
         for low, high in pairwise(edges)
     ]
     p = [share * (1 - spread.missing) for share in spread.shares]
-    p, q = ([max(share, _FLOOR) for share in (*shares, last)] for shares, last in ((p, spread.missing), (q, missing)))
+    p, q = (
+        [max(share, _LEAST_SHARE) for share in (*shares, last)] for shares, last in ((p, spread.missing), (q, missing))
+    )
     return sum((b / sum(q) - a / sum(p)) * np.log((b / sum(q)) / (a / sum(p))) for a, b in zip(p, q, strict=True))
 
 

@@ -173,8 +173,8 @@ def test_shrinkage_without_a_limit_is_not_cut():
 def test_a_backtest_knows_nothing_of_the_jobs_held_back_from_it():
     jobs = a_campaign(600, noise=1.0)
     model = train(jobs, cluster="lab")
-    judged = model.as_judged()
-    assert (judged.trained, judged.levels, judged.trees) == (True, None, model.backtest)
+    judged = model.backtest_model()
+    assert (judged.trained, judged.calibration, judged.trees) == (True, None, model.backtest)
     later = (jobs["ended_at"] >= model.backtest.until).to_numpy()
     other = jobs.copy()
     other.loc[later, "run_time_s"] *= 7

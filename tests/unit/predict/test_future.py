@@ -78,7 +78,7 @@ def test_the_history_is_such_that_a_leak_would_show(past):
     submitted = (jobs["submitted_at"] < until).to_numpy()
     assert (submitted & (table.ended_s >= until.timestamp())).sum() > 10
     assert model.backtest is not None
-    assert model.levels is not None
+    assert model.calibration is not None
     assert (table.started_s > table.submitted_s).sum() > 300
 
 

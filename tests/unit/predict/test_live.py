@@ -17,7 +17,7 @@ from helios.predict.causal_stats import BURST_GAP_S
 from helios.predict.duration import DurationModel, train
 from helios.predict.job_table import JobTable
 from helios.predict.live_predictor import LivePredictor, _last_burst
-from helios.predict.timeline import RecordedWalk, empty_levels
+from helios.predict.timeline import RecordedWalk, empty_calibration
 from helios.testing import a_pending_job, a_running_job, frame_of
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
@@ -133,11 +133,11 @@ def walked_anew(
     table = JobTable.from_frame(in_submission_order(JOBS.conform(pd.concat([before, waiting]))))
     walk, now_s = RecordedWalk(table), int(now.timestamp())
     walk.to(now_s)
-    levels = empty_levels() if model is None or model.levels is None else model.levels
-    walk.set_levels(replace(levels, outlived=walk.levels().outlived))
+    calibration = empty_calibration() if model is None or model.calibration is None else model.calibration
+    walk.set_calibration(replace(calibration, outlived=walk.calibration().outlived))
     if model is not None:
         walk.timeline.model = model.kernel
-    walk.timeline.state.past.sample_state[1] = -1e9  # the sample of all jobs is made anew only after some starts
+    walk.timeline.state.past.all_sample_state[1] = -1e9  # the sample of all jobs is made anew only after some starts
     found = walk.timeline.submitted(np.arange(walk.timeline.submissions, table.n), now_s)
     return walk.timeline.state.features[-len(queue) :], found
 

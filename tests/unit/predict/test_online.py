@@ -110,7 +110,7 @@ def test_a_trained_model_predicts_in_the_replay_as_it_does_on_recorded_features(
     replayed = play(predictor, table, first=500)
     walk = RecordedWalk(table)
     walk.to(int(table.submitted_s[500]))
-    walk.set_levels(model.levels)
+    walk.set_calibration(model.calibration)
     walk.to(int(table.submitted_s[-1]) + 1, model=model.kernel)
     # In the replay a start is known only at the job's end, so that some samples lack a running job.
     np.testing.assert_allclose(np.log1p(replayed[:, 1]), np.log1p(walk.predicted[500:, 1]), atol=1.5)

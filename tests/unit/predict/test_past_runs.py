@@ -14,7 +14,7 @@ from helios.predict import past_runs as p
 from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import train
-from helios.predict.job_table import JobTable, event_order
+from helios.predict.job_table import JobTable, job_events
 from helios.predict.timeline import GRACE_S, GROUPS, RecordedWalk, started_s, untrained
 from helios.predict.trees import trees_alone
 from tests.examples import examples
@@ -48,7 +48,7 @@ class Reference:
     def __init__(self, jobs):
         table = JobTable.from_frame(jobs)
         self.now = int(table.submitted_s[-1])
-        self.events, self.me = event_order(table), table.n - 1
+        self.events, self.me = job_events(table), table.n - 1
         self.began, self.log_run = started_s(table), np.log1p(table.run_time_s)
         known = (table.started_s != NEVER_S) | np.isfinite(table.run_time_s)
         self.over = table.ended_s < self.now
@@ -59,7 +59,7 @@ class Reference:
         return self.log_run[job] if self.over[job] else np.log1p(self.now - self.began[job])
 
     def distance(self, job):
-        a, b = self.events.nearness[job], self.events.nearness[self.me]
+        a, b = self.events.traits[job], self.events.traits[self.me]
         return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2 * (a[3] != b[3])
 
     def started(self, level, most, weigh):
@@ -140,7 +140,7 @@ def walked_to_the_last(jobs):
     walk, now_s = RecordedWalk(table), int(table.submitted_s[-1])
     walk.to(now_s)
     walk.timeline.submitted(np.arange(walk.timeline.submissions, table.n), now_s)
-    walk.timeline.state.past.sample_state[1] = -1e9  # the sample of all is made anew only after some starts
+    walk.timeline.state.past.all_sample_state[1] = -1e9  # the sample of all is made anew only after some starts
     walk.timeline.waiting(np.array([table.n - 1]), now_s)
     return walk
 
@@ -153,7 +153,7 @@ def test_the_trees_as_steps_of_the_threshold_are_lightgbms_at_every_threshold():
     walk.timeline.model = replace(model.kernel, tail=untrained().tail)
     walk.timeline.submitted(np.array([table.n - 1]), int(table.submitted_s[-1]))
     scratch = walk.timeline.state.scratch
-    at, raw = scratch.at.copy(), np.cumsum(scratch.difference[:-1])
+    at, raw = scratch.grid.copy(), np.cumsum(scratch.raw_steps[:-1])
     rows = np.array([walk.timeline.pair_features(table.n - 1, t) for t in at])
     booster = lightgbm.Booster(model_str=trees_alone(model.trees.text))
     np.testing.assert_allclose(raw, booster.predict(rows, raw_score=True), atol=2e-2)
@@ -164,13 +164,13 @@ def test_the_trees_as_steps_of_the_threshold_are_lightgbms_at_every_threshold():
 def test_what_is_read_off_is_that_of_the_distribution(noise):
     walk = walked(a_campaign(300, noise=noise, users=2))
     scratch, found = walk.timeline.state.scratch, walk.predicted[-1]
-    at, survival = scratch.at, 1 - scratch.p
+    at, survival = scratch.grid, 1 - scratch.cdf
     fine = np.linspace(0.0, at[-1], 200_001)
-    both = np.sqrt(np.interp(fine, at, survival, left=1.0) * np.interp(fine, at, 1 - scratch.by_grid[5], left=1.0))
+    both = np.sqrt(np.interp(fine, at, survival, left=1.0) * np.interp(fine, at, 1 - scratch.grid_cdfs[5], left=1.0))
     seconds = np.expm1(fine)
     integral = float((np.diff(seconds) * (both[1:] + both[:-1]) / 2)[seconds[1:] <= HORIZON_S].sum())
     assert found[5] == pytest.approx(integral, rel=0.1)
-    assert np.interp(np.log1p(found[1]), at, scratch.p) == pytest.approx(0.5, abs=0.02)
+    assert np.interp(np.log1p(found[1]), at, scratch.cdf) == pytest.approx(0.5, abs=0.02)
 
 
 def test_each_side_is_missed_as_often_as_it_should_be_even_where_the_distribution_is_wrong():
@@ -192,11 +192,11 @@ def test_each_side_is_missed_as_often_as_it_should_be_even_where_the_distributio
 def test_a_bound_is_learned_when_a_job_has_run_so_long_and_not_only_at_its_end():
     short = [{"submit": 100 * n, "run": 60.0, "user": f"u{n % 50}", "time_limit_s": np.inf} for n in range(400)]
     walk = walked(a_trace(*short))
-    before = walk.levels().offsets[1, GROUPS.index("all")]
+    before = walk.calibration().offsets[1, GROUPS.index("all")]
     endless = [
         {"submit": 40_000 + 100 * n, "run": 1e7, "user": f"u{n % 50}", "time_limit_s": np.inf} for n in range(400)
     ]
-    later = walked(a_trace(*short, *endless)).levels().offsets[1, GROUPS.index("all")]
+    later = walked(a_trace(*short, *endless)).calibration().offsets[1, GROUPS.index("all")]
     assert later > before + 0.5
 
 
@@ -221,7 +221,7 @@ def test_an_interval_that_ends_at_the_limit_holds_the_runs_that_slurm_ends_there
 def test_two_thousand_jobs_at_once_calibrate_as_fewer_than_a_hundred():
     first, last = {"run": 60.0, "user": "ada"}, {"submit": 100_000, "run": 60.0, "user": "eve"}
     walk = walked(a_trace(first, *[{"submit": 1000, "run": 60.0, "user": "bob"}] * 2000, last))
-    assert 10 < walk.levels().counts[1, GROUPS.index("all")] < 100
+    assert 10 < walk.calibration().counts[1, GROUPS.index("all")] < 100
 
 
 @numba.njit

@@ -25,7 +25,7 @@ from helios.predict.model_record import (
     stored_arrays,
     to_record,
 )
-from helios.predict.timeline import Levels
+from helios.predict.timeline import Calibration
 from tests.unit.predict.crafted import with_leaves
 from tests.unit.predict.traces_of import a_campaign
 from tests.unit.predict.walks import walked
@@ -68,17 +68,17 @@ def test_a_model_comes_back_with_its_backtest(model):
 
 
 def test_a_model_comes_back_with_its_calibration(model):
-    levels = Levels(
+    calibration = Calibration(
         offsets=np.linspace(-0.2, 0.3, 6).reshape(2, 3),
         counts=np.array([[7.0, 1e-310, 0.0], [1.0, 2.0, 3.0]]),
         outlived=np.array([0.05]),
     )
-    back = from_record(kept(replace(model, levels=levels)))
-    assert back.model_id == replace(model, levels=levels).model_id
-    for found, expected in zip(back.levels, levels, strict=True):
+    back = from_record(kept(replace(model, calibration=calibration)))
+    assert back.model_id == replace(model, calibration=calibration).model_id
+    for found, expected in zip(back.calibration, calibration, strict=True):
         assert found.tobytes() == expected.tobytes()
     assert back.trees.tail.tobytes() == model.trees.tail.tobytes()
-    assert from_record(kept(replace(model, levels=None))).levels is None
+    assert from_record(kept(replace(model, calibration=None))).calibration is None
 
 
 def test_the_manifest_says_what_the_model_was_made_of(model):

@@ -12,8 +12,8 @@ def walked(jobs, *, model=None, first=0, timezone="UTC", **options):
     walk = RecordedWalk(table, **options)
     if first:
         walk.to(int(table.submitted_s[first]))
-    if model is not None and model.levels is not None:
-        walk.set_levels(model.levels)
+    if model is not None and model.calibration is not None:
+        walk.set_calibration(model.calibration)
     last_s = max(int(table.submitted_s[-1]), int(table.started_s[table.started_s < 2**62].max(initial=0)))
     walk.to(last_s + 1, model=model.kernel if model is not None else untrained())
     return walk

@@ -113,7 +113,9 @@ def test_quantiles_ascend_in_level_and_in_horizon_and_stay_within_the_cluster(wa
 def test_quantiles_ascend_even_where_what_was_learned_does_not() -> None:
     busy, total = a_demand(9)
     fitted = DemandForecaster.fit(busy, total, start_s=START_S, calendar=UTC)
-    crossing = replace(fitted, _moves=-20.0 * np.arange(len(AHEAD) * len(LEVELS)).reshape(len(AHEAD), len(LEVELS)))
+    crossing = replace(
+        fitted, _corrections=-20.0 * np.arange(len(AHEAD) * len(LEVELS)).reshape(len(AHEAD), len(LEVELS))
+    )
     most = crossing.forecast(busy, total, start_s=START_S, steps=20).most
     assert (np.diff(most, axis=2) >= 0).all() and (np.diff(most, axis=1) >= 0).all()
 
