@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.choices import Domain
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pool_names
-from helios.services.energy_saving.sizing import CesOptions, PublishedRule
-from helios.services.energy_saving.tuning import (
+from helios.services.energy_saving.sizing import (
     DAY,
+    CesOptions,
     Choice,
     KnownDemand,
     Memo,
+    PublishedRule,
     levels_of,
     plain_rule,
     plan_sizing,

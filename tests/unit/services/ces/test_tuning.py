@@ -10,14 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.services.energy_saving import CesOptions as Goal
-from helios.services.energy_saving import tuning
-from helios.services.energy_saving.sizing import PublishedRule, SizingParameters
-from helios.services.energy_saving.tuning import (
+from helios.services.energy_saving.sizing import (
     DAY,
     PUBLISHED,
+    TIMERS,
     WEEK,
     Choice,
     KnownDemand,
+    PublishedRule,
+    SizingParameters,
     candidate_rules,
     choose_rule,
     levels_of,
@@ -75,7 +76,7 @@ def test_without_forecasts_nothing_sleeps() -> None:
 def test_the_family_has_the_published_rule_the_timers_and_the_plain_rule() -> None:
     rules = {rule.name: rule for rule in candidate_rules(known(a_working_day(7)), spare=2.0)}
     assert next(iter(rules)) == PUBLISHED
-    assert set(tuning.TIMERS) < set(rules)
+    assert set(TIMERS) < set(rules)
     assert rules[plain_rule().name] == plain_rule()
     assert len(rules) > 100
 
