@@ -483,8 +483,8 @@ def add_decisions(connection: sa.Connection, cluster_id: int, decisions: pd.Data
     if unknown := sorted(set(decisions.columns) - set(types)):
         raise FrameInvalid(f"a decisions frame has no column {', '.join(unknown)}")
     _refuse_missing("decisions", decisions, _NEVER_MISSING_IN_DECISIONS)
-    rows = _rows(decisions, {name: dtype for name, dtype in types.items() if name in decisions})
-    if rows:
+    columns = _stored_columns(decisions, {name: dtype for name, dtype in types.items() if name in decisions})
+    if rows := pa.table(columns).to_pylist():
         connection.execute(sa.insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
 
 
@@ -517,7 +517,7 @@ def replace_rows(
         A column is missing or of another type, or lacks values that are never missing.
     """
     _refuse_missing(kind.name, kind.check(frame), never_missing)
-    for row in _rows(frame, column_types(kind)):
+    for row in pa.table(_stored_columns(frame, column_types(kind))).to_pylist():
         key_values = {"cluster_id": cluster_id} | {name: "" if row[name] is None else row[name] for name in key}
         connection.execute(sa.delete(table).filter_by(**key_values))
         connection.execute(sa.insert(table).values(row | key_values))
@@ -527,11 +527,6 @@ def _refuse_missing(what: str, frame: pd.DataFrame, names: Sequence[str]) -> Non
     for name in names:
         if name not in frame or frame[name].isna().any():
             raise FrameInvalid(f"a {what} frame has rows without {name}, which is never missing")
-
-
-def _rows(frame: pd.DataFrame, types: Mapping[str, str]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pa.table(_stored_columns(frame, types)).to_pylist()
-    return rows
 
 
 def _stored_columns(frame: pd.DataFrame, types: Mapping[str, str]) -> dict[str, Any]:
