@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from helios.actions import JobSetting
-from helios.app import modes
 from helios.app.controller_state import (
     LOCK,
     LOCK_OF_NODES,
@@ -35,7 +34,7 @@ from helios.app.controller_state import (
     read_until,
 )
 from helios.app.live_cluster import LiveCluster
-from helios.app.modes import RELEASED, RELEASED_FILE
+from helios.app.modes import PAUSED, RELEASED, RELEASED_FILE
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.changes import Key
 from helios.choices import Domain
@@ -594,5 +593,5 @@ def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str
             reader=reader,
             node_services=on_nodes,
             node_memories=[NODES_MEMORY],
-            common_memories=[modes.PAUSED, modes.RELEASED, NODES_RELEASED],
+            common_memories=[PAUSED, RELEASED, NODES_RELEASED],
         )
