@@ -1,4 +1,4 @@
-"""Explanations of one job, of its prediction, and of the nodes of a cluster.
+"""Explanations of one job, its prediction and the nodes of a cluster.
 
 They use the live queue, the history and the audit log. The explanation of a prediction needs the history before the
 job, the model, and the live queue where the job still waits or runs.

@@ -1,4 +1,4 @@
-"""Training of run-time models, and their registry with promotion, rollback and drift.
+"""Training and registry of run-time models.
 
 Every decision is stored with its reason.
 """

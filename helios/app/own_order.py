@@ -1,4 +1,4 @@
-"""A site's own queue order, its longest wait, and the nightly check against it.
+"""Longest wait under a site's own queue order and the nightly check against it.
 
 Ageing and the wait bound of Helios depend on the longest wait in the site's own order. Helios' own changes must not
 affect that figure. So it is computed by a replay of the last four weeks, first in first out with EASY backfill by time

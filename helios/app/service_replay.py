@@ -284,7 +284,7 @@ class ReplayState:
 # A service is called at a moment when something may start and there is a choice, at most once in its ``every``; where
 # it is too early, as soon as ``every`` has passed. In between its answer could change nothing. All services that are
 # called at a moment see one snapshot, and their changes are applied in their order before anything starts at that
-# moment. What a service no longer requests is reverted, see :mod:`helios.app.service_replay`.
+# moment. What a service no longer requests is reverted, see the module's docstring.
 #
 # A jobwise service (:class:`helios.ports.JobwiseService`) is called for the same changes at the same moments, but only
 # for jobs for which it may request another change than at its last call: the replay is the same, at many times the

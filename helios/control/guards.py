@@ -1,4 +1,4 @@
-"""Preconditions of a cycle, and guards over changes of jobs and nodes.
+"""Preconditions of a cycle and guards over changes of jobs and nodes.
 
 No service, mode or option disables them. Where a precondition fails (missing or stale input, a pause, a controller that
 changed), Helios writes nothing, and what is applied on the cluster stays. Only a pause reverts everything. Reasons name

@@ -1,4 +1,4 @@
-"""Models that are trained as a stack, with their optimisers, or one after another.
+"""Models that are trained as a stack or one after another.
 
 A stack keeps the parameters of each model in one row of an array. Both forms hold the same members, take the same
 batches and give the same checkpoints, so that a run can go from one to the other.

@@ -1,4 +1,4 @@
-"""Reader of lines of separated fields, and their translation into columns of ``JOBS``.
+"""Reader of lines of separated fields as columns of ``JOBS``.
 
 Regular lines are parsed in whole blocks by Arrow. A line is odd if it has the wrong number of separators, a quote, a
 stray carriage return or a NUL byte. Odd lines are handled one by one: repaired where there is exactly one way to do so,

@@ -1,4 +1,4 @@
-"""Busy intervals of nodes, how many were busy at once, and their energy.
+"""Busy intervals of nodes and their energy.
 
 Busy intervals are computed from jobs with their nodes. All times are int64 seconds since the epoch; an interval holds
 its start and not its end.

@@ -1,4 +1,4 @@
-"""States of nodes, hostlists, settings of node power, and demand for nodes.
+"""States of nodes, hostlists and demand for nodes.
 
 Hostlists are in Slurm's notation, such as ``gpu[01-04,07],login1``. ClusterShell expands and folds them. Its groups
 (``@rack1``) are not looked up, because that would run programs that a configuration file of the machine names.

@@ -1,4 +1,4 @@
-"""Records of jobs, nodes, trace files and models, and of what Helios does.
+"""Records of jobs, nodes and models and of what Helios does.
 
 Frames hold what Helios records about itself: modes, cycles, decisions, applied changes, the active models, and what was
 read.

@@ -1,4 +1,4 @@
-"""Evaluation of predictions on later jobs, comparison of predictors, and drift.
+"""Evaluation and comparison of predictors and drift of models.
 
 A model is compared with simple baselines (controls). Its intervals are calibrated as they would have been at each
 submission.

@@ -1,4 +1,4 @@
-"""Conversion of jobs into arrays, families of their names, and causal features.
+"""Conversion of jobs into arrays, families of names and causal features.
 
 Similar job names of one user are a family. People name jobs after what they do and then vary a number, a word or a
 date, such as ``train_resnet50_lr0.1_seed3`` and ``train_resnet50_lr0.01_seed4``. A name is first reduced to its words.

@@ -1,4 +1,4 @@
-"""Tables of models, comparisons, decisions and drift, and explanations of predictions."""
+"""Tables of models and explanations of predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences between replays that are beyond chance, and their summary in sentences.
+"""Differences between replays that are beyond chance and their summary in sentences.
 
 Within one window: jobs wait behind each other, so that there are far fewer independent observations than jobs. Whole
 blocks of time are resampled, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),

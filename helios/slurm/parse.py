@@ -22,7 +22,7 @@ _COUNT = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024*
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:=(,]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?", re.ASCII)
 _remembered = lru_cache(maxsize=20_000)
 """Cache of parsed values, since a queue repeats the same few texts thousands of times."""
-_OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
+COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
 
 
 def text(value: str) -> str | None:
@@ -99,7 +99,7 @@ def gpus(value: str) -> Gpus:
     """
     typed: dict[str, int] = {}
     plain = 0
-    for part in _OUTSIDE_BRACKETS.split(value):
+    for part in COMMA_OUTSIDE_BRACKETS.split(value):
         if found := _GRES.fullmatch(part.strip()):
             count = int(found["count"] or 1)
             if found["type"]:

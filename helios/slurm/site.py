@@ -31,10 +31,10 @@ from helios.model.slurm_site import (
     Share,
     SlurmSite,
 )
+from helios.slurm.parse import COMMA_OUTSIDE_BRACKETS
 from helios.slurm.site_conf import MINUTE_S, ConfLine, amount, lines, records
 
 _DEFAULT = "default"
-_OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
 _DOWN_STATES = ("future", "down", "drain", "fail")
 """States of a ``NodeName`` line in which a node runs no job."""
 _UNSET_VALUES = frozenset({"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"})
@@ -394,7 +394,7 @@ class MachineCounts:
         if feature := line.text("feature"):
             return tuple(name for name, group in self.nodes.items() if feature in group.features)
         members: list[str] = []
-        for word in _OUTSIDE_BRACKETS.split(line.text("nodes")):
+        for word in COMMA_OUTSIDE_BRACKETS.split(line.text("nodes")):
             if word.lower() == "all":
                 members += self.nodes
             elif word in self.sets:
@@ -716,7 +716,7 @@ def _gpus_of_node(line: ConfLine) -> dict[str, int]:
     Example: ``gpu:a100:4(S:0-1),gpu:8``.
     """
     gpus: dict[str, int] = {}
-    for part in _OUTSIDE_BRACKETS.split(line.text("gres")):
+    for part in COMMA_OUTSIDE_BRACKETS.split(line.text("gres")):
         words = [word for word in re.sub(r"\(.*\)", "", part.strip()).split(":") if word.lower() != "no_consume"]
         if words[0].lower() != "gpu":
             continue

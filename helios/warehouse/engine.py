@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, and the roles of PostgreSQL.
+"""Connections to SQLite and PostgreSQL and roles of PostgreSQL.
 
 The module decides which URLs are accepted and how a database is opened, and translates database errors.
 

@@ -1,4 +1,4 @@
-"""Load of a trace, storage of predictions, decisions and trials, and retention.
+"""Storage and deletion of history, predictions, decisions and trials.
 
 A later row of a job replaces its stored row, because Slurm corrects its own records, and because a crafted job name may
 have forged the stored row. Two kinds of rows never replace the stored one: a row that knows less of the run, and a row

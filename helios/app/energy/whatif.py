@@ -1,4 +1,4 @@
-"""What-if of energy policies, on a trace of jobs or a series of busy nodes.
+"""What-if of energy policies on a trace of jobs or on busy nodes.
 
 On a trace, the jobs of a cluster's history are replayed, first in first out with EASY backfill, on nodes that sleep and
 wake. A job that is placed on a sleeping node waits for its boot. A first replay, in which the cluster's own idle timer

@@ -1,4 +1,4 @@
-"""Findings on who asks for what, who waits, what repeats, and how jobs end.
+"""Findings on requests, waits, repetition and ends of jobs.
 
 A cancelled job is not counted as a failure, and neither is one that reached its time limit.
 """

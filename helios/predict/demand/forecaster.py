@@ -1,4 +1,4 @@
-"""Demand forecaster of one pool, its baselines, its backtest and its evaluation.
+"""Demand forecaster of one pool with its baselines and evaluation.
 
 It is fitted once a day and used at every step. Baselines need no model. Forecasts are compared with them, and the
 empirical quantiles are used until the history is long enough.

@@ -1,4 +1,4 @@
-"""Usage and waits of jobs by user, account or partition, and the queue over time.
+"""Reports of usage, waits and the queue.
 
 Every figure is over the jobs submitted in the window.
 """

@@ -1,4 +1,4 @@
-"""Options of CES, its sizing rules, and their daily choice by replaying the last weeks.
+"""Options of CES and the daily choice of its sizing rule.
 
 One kernel runs all rules, the published rule and the idle timer included. Nodes above a floor and a reserve are put to
 sleep, with a dead band and a hold-off so that the level does not oscillate. The floor is the recent maximum or an upper

@@ -1,4 +1,4 @@
-"""Scheduling pass over a partition, and its queues of pending jobs.
+"""Queues of pending jobs and the scheduling pass over a partition.
 
 Each strategy is one function. Within a pass the free GPUs only shrink, and jobs are taken in order. So a size that
 could not be placed cannot be placed later in the pass, and checking the first job of each size is enough.

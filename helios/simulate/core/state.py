@@ -1,4 +1,4 @@
-"""Workload, cluster shape and state of a replay, in plain arrays.
+"""Workload, cluster shape and state of a replay in plain arrays.
 
 Everything that the compiled core reads or writes is here, so that it can stop at any moment, let Python read and
 decide, and go on. Tables are arrays of records: the fields of one job that are read together share a cache line, and a

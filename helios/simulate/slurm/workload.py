@@ -1,4 +1,4 @@
-"""Workload and state of a replay under Slurm's rules, in plain arrays.
+"""Workload and state of a replay under Slurm's rules in plain arrays.
 
 A replay can stop and go on at any moment. Times of events are in ms. What Slurm itself counts in whole seconds or
 minutes is kept in these (``*_s``, ``*_min``).
