@@ -319,7 +319,9 @@ class Helios:
     """``helios`` in a shell, on the hooked cluster, with a history of alice's short jobs."""
 
     def __init__(self, hooked: Hooked, folder: Path) -> None:
-        (folder / "asked.toml").write_text("[services.qssf]\nevery_s = 1\n")  # by each cycle
+        # A place must depend neither on the clock, so the order does not age, nor on a second of the prediction, so the
+        # run time lies in the middle of a step of the grid.
+        (folder / "asked.toml").write_text('[services.qssf]\nevery_s = 1\norder = "service"\n')
         self.environment = hooked.rig.environment | {
             "HELIOS_CONFIG": str(folder / "asked.toml"),
             "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
@@ -329,7 +331,7 @@ class Helios:
         }
         now = datetime.now(UTC)
         ran = [
-            a_job(job_id=f"past{n}", user="alice", partition="gpu", run_time_s=60.0, submitted_at=now - n * HOUR)
+            a_job(job_id=f"past{n}", user="alice", partition="gpu", run_time_s=100.0, submitted_at=now - n * HOUR)
             for n in range(2, 40)
         ]
         with Warehouse.open(self.environment["HELIOS_DATABASE_URL"]) as warehouse:
@@ -369,7 +371,8 @@ def test_a_new_job_has_what_the_next_cycle_would_give_it(hooked: Hooked, helios:
     hooked.publish()
     later = hooked.rig.submit(user="alice")
     assert hooked.place_of(later) == 0
-    assert json.loads(helios.says("cycle", "--apply", "--json"))["acted"] == 1
+    # A cycle within a second of the last one does not ask the service.
+    hooked.rig.until(lambda: json.loads(helios.says("cycle", "--apply", "--json"))["acted"] == 1)
     assert hooked.place_of(later) == at_submission
 
 
