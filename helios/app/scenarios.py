@@ -193,6 +193,16 @@ class Scenario:
                 hint="Use --run-times predicted or --run-times true.",
             )
 
+    def with_options(self, options: Options) -> Scenario:
+        """Return the scenario with further options, which replace those of the same name.
+
+        A patience replaces a bound share too, and the other way round, as both say when a job goes first.
+        """
+        given = dict(options)
+        replaced = {"bound_share", "patience_s"} if {"bound_share", "patience_s"} & set(given) else set()
+        kept = {name: value for name, value in self.options if name not in replaced}
+        return replace(self, options=tuple(sorted((kept | given).items())))
+
     @property
     def uses_predictions(self) -> bool:
         """Whether a predictor is needed."""
@@ -282,7 +292,7 @@ def scenarios(
 ) -> list[Scenario]:
     """Return the scenarios that the options ask for.
 
-    Without options it is the default set.
+    Without options it is the default set. Fewest GPUs first ages as ``qssf`` does.
 
     Parameters
     ----------
@@ -314,6 +324,7 @@ def scenarios(
                         backfill=backfill,
                         run_times=ordered_by if policy in BY_RUN_TIME else None,
                         estimates=source if backfill in RESERVING else None,
+                        options=AGED if policy is Policy.FEWEST_GPUS else (),
                     )
                 )
     return list(dict.fromkeys(chosen))
@@ -340,7 +351,7 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
             hint=f"Add it to --policy. Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
         )
     options = {policy: read_options(policy, written) for policy, written in written_by_policy.items()}
-    return [replace(plan, options=options.get(plan.policy.value, plan.options)) for plan in chosen]
+    return [plan.with_options(options.get(plan.policy.value, ())) for plan in chosen]
 
 
 def default_scenarios() -> list[Scenario]:

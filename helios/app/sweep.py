@@ -793,7 +793,7 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
         ]
         for policy, tables in plan.options.items()
     }
-    chosen = [replace(one, options=given) for one in chosen for given in options.get(one.policy, [()])]
+    chosen = [one.with_options(given) for one in chosen for given in options.get(one.policy, [()])]
     if plan.controls:
         chosen = [*CONTROLS, *chosen]
     return list(dict.fromkeys(chosen)), notes

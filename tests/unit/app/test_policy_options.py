@@ -14,8 +14,10 @@ from helios.app.scenarios import (
     default_scenarios,
     frontier_scenarios,
     read_options,
+    scenarios,
     with_options,
 )
+from helios.choices import RunTimes
 from helios.cli.replays import live_setting
 from helios.config import Settings
 from helios.errors import UsageError
@@ -142,10 +144,27 @@ def test_what_is_not_understood_is_refused_with_what_there_is(policy: str, writt
     assert said in str(refused.value)
 
 
+def test_size_ages_as_qssf_does_however_it_is_asked_for() -> None:
+    fifo, size, qssf = scenarios(
+        policies=[Policy.FIFO, Policy.FEWEST_GPUS, Policy.QSSF], backfills=[Backfill.EASY], estimates=[RunTimes.LIMIT]
+    )
+    assert (fifo, size) == CONTROLS
+    assert (size.wait_share, size.bound_share) == (qssf.wait_share, qssf.bound_share)
+    (never,) = with_options([size], ["fewest_gpus.wait_share=never", "fewest_gpus.bound_share=never"])
+    assert not never.needs_own_order
+    (patient,) = with_options([size], ["fewest_gpus.patience=12h"])
+    assert (patient.wait_share, patient.bound_share) == (WAIT_SHARE, None)
+    (again,) = with_options([patient], ["fewest_gpus.bound_share=1"])
+    assert dict(again.options) == {"bound_share": 1.0, "wait_share": WAIT_SHARE}
+
+
 def test_without_options_scenarios_keep_their_own() -> None:
     assert with_options(default_scenarios(), []) == default_scenarios()
     changed = with_options(default_scenarios(), ["service.wait_share=0.25"])
-    assert {plan.options for plan in changed if plan.policy is Policy.SERVICE} == {(("wait_share", 0.25),)}
+    assert {plan.options for plan in changed if plan.policy is Policy.SERVICE} == {
+        (("bound_share", BOUND_SHARE), ("wait_share", 0.25)),
+        (("wait_share", 0.25),),
+    }
     assert [plan for plan in changed if plan.policy is not Policy.SERVICE] == [
         plan for plan in default_scenarios() if plan.policy is not Policy.SERVICE
     ]
