@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from helios.jit import Table
 
-# Bounds far above the size of Helios' own models (250 trees of 31 leaves, 0.7 MiB). Within them a kernel or LightGBM's
+# Bounds far above the size of Helios' own models (120 trees of 31 leaves, 0.4 MiB). Within them a kernel or LightGBM's
 # TreeSHAP takes seconds at most.
 MOST_BYTES = 16 * 1024 * 1024
 MOST_TREES = 2_000
