@@ -1,4 +1,4 @@
-"""Longest wait under a site's own queue order and the nightly check against it.
+"""Longest wait and nightly check of a site's own queue order.
 
 Ageing and the wait bound of Helios depend on the longest wait in the site's own order. Helios' own changes must not
 affect that figure. So it is computed by a replay of the last four weeks, first in first out with EASY backfill by time
@@ -218,7 +218,10 @@ def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | Non
 def _last_weeks(
     history: LoadedHistory, nodes: pd.DataFrame, settings: Settings, now: datetime
 ) -> tuple[LoadedHistory, WhatIfRequest]:
-    """Return the history and the window to replay, with partitions that share nodes as one."""
+    """Return the history and the window to replay.
+
+    Partitions that share nodes become one.
+    """
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
 
     group_of, shape = gpu_machine(nodes)
@@ -267,9 +270,10 @@ def _by_value(column: pd.Series) -> pd.Series:
 
 
 def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
-    """Return the jobs of a ``QUEUE`` frame with all GPUs and expected run times.
+    """Return the jobs of a ``QUEUE`` frame with their run times.
 
-    A running job is expected to run at least as long as it has.
+    GPUs are those of all tasks, and run times are expected ones. A running job is expected to run at least as long as
+    it has.
     """
     elapsed_s = (now - queue["started_at"]).dt.total_seconds().fillna(0.0)
     expected_s = queue["mean_s"].fillna(0.0)

@@ -40,6 +40,8 @@ BOUND_SHARE = 0.9
 """Default wait bound of ``qssf``, as such a share."""
 AGED: Options = (("bound_share", BOUND_SHARE), ("wait_share", WAIT_SHARE))
 """Both as options, for rules that age as ``qssf`` does."""
+WAIT_BOUNDS = frozenset({"bound_share", "patience_s"})
+"""Options that say when a job goes first. A replay has one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
         has = "; ".join(f"{name}: {option.description}" for name, option in options.items()) or "none"
         raise UsageError(f"{policy} has no option {', '.join(unknown)}.", hint=f"Its options: {has}")
     read = {options[name].kept_as: options[name].read(value) for name, value in written.items()}
-    if {"patience_s", "bound_share"} <= set(read):
+    if set(read) >= WAIT_BOUNDS:
         raise UsageError(
             f"{policy} cannot have patience together with bound_share: both say when a job goes first.",
             hint="Give one or the other. In a plan write [[options.qssf]] twice, once with patience.",
@@ -196,10 +198,10 @@ class Scenario:
     def with_options(self, options: Options) -> Scenario:
         """Return the scenario with further options, which replace those of the same name.
 
-        A patience replaces a bound share too, and the other way round, as both say when a job goes first.
+        A patience replaces a bound share too, and the other way round.
         """
         given = dict(options)
-        replaced = {"bound_share", "patience_s"} if {"bound_share", "patience_s"} & set(given) else set()
+        replaced = WAIT_BOUNDS if WAIT_BOUNDS & set(given) else frozenset()
         kept = {name: value for name, value in self.options if name not in replaced}
         return replace(self, options=tuple(sorted((kept | given).items())))
 
@@ -292,7 +294,7 @@ def scenarios(
 ) -> list[Scenario]:
     """Return the scenarios that the options ask for.
 
-    Without options it is the default set. Fewest GPUs first ages as ``qssf`` does.
+    Without options it is the default set. Where ``policies`` has fewest GPUs first, it ages as ``qssf`` does.
 
     Parameters
     ----------
@@ -397,10 +399,7 @@ def frontier_scenarios(live: Scenario | None = None) -> list[Scenario]:
     ]
     found = [
         Scenario(policy=Policy.FIFO, **easy),
-        *(
-            Scenario(policy=Policy.FEWEST_GPUS, **easy, options=(("bound_share", BOUND_SHARE), ("wait_share", share)))
-            for share in FRONTIER_WAIT_SHARES
-        ),
+        *(CONTROLS[1].with_options((("wait_share", share),)) for share in FRONTIER_WAIT_SHARES),
         *(Scenario(policy=Policy.QSSF, **easy, run_times=RunTimes.PREDICTED, options=options) for options in settings),
     ]
     return found if live is None or live in found else [*found, live]

@@ -300,7 +300,10 @@ def apply_node_guards(
 
 
 def is_in_desired_state(change: Change[str], context: NodeCycleContext, mode: Mode) -> bool:
-    """Return whether a requested change is already applied, or in shadow mode would be."""
+    """Return whether a requested change is already applied.
+
+    In shadow mode: whether it would be.
+    """
     row = context.applied.of(mode).get(change.key)
     node = context.nodes.get(change.target)
     if change.setting is NodeSetting.POWER:
@@ -409,7 +412,9 @@ def keep_one_owner(
 
 
 def owners(requested: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
-    """Return the owner of each key, the first configured service that requests or holds it.
+    """Return the service that owns each key.
+
+    It is the first configured service that requests or holds the key.
 
     Parameters
     ----------

@@ -30,7 +30,9 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 
 @lru_cache(maxsize=65_536)
 def expand(text: str) -> tuple[str, ...]:
-    """Return the nodes of a hostlist, each once, sorted by name with numbers by value.
+    """Return the nodes of a hostlist.
+
+    Each comes once. They are sorted by name, with numbers by value.
 
     Parameters
     ----------

@@ -87,7 +87,10 @@ class Evaluation:
     model: DurationModel | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scores as plain values, with those of the model at the top level."""
+        """Return the scores as plain values.
+
+        Those of the model are at the top level.
+        """
         return {
             "cluster": self.cluster,
             "train_until": self.train_until.isoformat(),
@@ -187,7 +190,10 @@ def evaluate(
 
 
 def _split(table: JobTable, train_until: datetime | None, fraction: float | None) -> tuple[int, int]:
-    """Return the first job to evaluate on, and the split, s since the epoch."""
+    """Return the first job to evaluate on and the time of the split.
+
+    The time is in s since the epoch.
+    """
     if (train_until is None) == (fraction is None):
         raise UsageError(
             "Either a time to train until or a share of the jobs to test on is needed, and not both.",
@@ -213,7 +219,10 @@ def _predict_to_end(
     seed: int,
     progress: Progress,
 ) -> int:
-    """Predict the rest of a history, and return how often the model was trained again."""
+    """Predict the rest of a history.
+
+    Returns how often the model was trained again.
+    """
     n_refits = 0
     if refit_every is not None:
         every_s = int(refit_every.total_seconds())
@@ -486,9 +495,9 @@ def _rank_correlations(
     cluster: NDArray[np.int64],
     counts: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return Spearman's correlation in each sample of ``counts``, with the ranks of the first.
+    """Return Spearman's correlation in each sample of ``counts``.
 
-    NaN where a value is constant.
+    Ranks are those in the first sample. The correlation is NaN where a value is constant.
     """
     x, y = (pd.Series(values).rank().to_numpy() for values in (predicted, truth_s))
     x, y = x - x.mean(), y - y.mean()

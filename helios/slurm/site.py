@@ -452,7 +452,7 @@ class SchedulingSettings:
         """
         return self.lines[key].whole(key, 0) if key in self.lines else 0
 
-    def whole_minutes_s(self, key: str, default: int) -> int:
+    def length_s(self, key: str, default: int) -> int:
         """Return a length of time, rounded up to whole minutes, s.
 
         Slurm keeps these settings in minutes. Raises :class:`ConfigurationInvalid` where it is not a length.
@@ -582,9 +582,9 @@ def priority_rules(settings: SchedulingSettings) -> PriorityRules:
         tres=settings.lines["priorityweighttres"].weights("priorityweighttres")
         if "priorityweighttres" in settings.lines
         else {},
-        max_age_s=settings.whole_minutes_s("prioritymaxage", defaults.max_age_s),
-        decay_half_life_s=settings.whole_minutes_s("prioritydecayhalflife", defaults.decay_half_life_s),
-        calc_period_s=settings.whole_minutes_s("prioritycalcperiod", defaults.calc_period_s) or defaults.calc_period_s,
+        max_age_s=settings.length_s("prioritymaxage", defaults.max_age_s),
+        decay_half_life_s=settings.length_s("prioritydecayhalflife", defaults.decay_half_life_s),
+        calc_period_s=settings.length_s("prioritycalcperiod", defaults.calc_period_s) or defaults.calc_period_s,
         favor_small=settings.text("priorityfavorsmall").lower() in {"yes", "1", "true"},
         fair_tree=not {"NO_FAIR_TREE", "DEPTH_OBLIVIOUS"} & set(flags),
         flags=flags,

@@ -486,7 +486,10 @@ def _align(request: EnergySeriesRequest) -> _AlignedSeries:
 def _forecast_series(
     aligned: _AlignedSeries, request: EnergySeriesRequest, *, history_days: int, progress: Progress
 ) -> Demand:
-    """Return the series with forecasts, from the weeks on that choose the first rule."""
+    """Return the series with forecasts.
+
+    It begins with the weeks that choose the first rule.
+    """
     if (forecasts := request.forecasts) is not None:
         rows = slice(len(aligned.busy))
         forecasts = replace(
@@ -688,9 +691,10 @@ def _node_fill_order(context: _ServiceContext) -> Service:
 
 
 def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> Demand:
-    """Return the needed nodes and their forecasts, from a replay with an idle timer.
+    """Return the needed nodes and their forecasts.
 
-    The timer puts surplus nodes to sleep, because jobs use fewer nodes where some sleep.
+    They come from a replay with an idle timer that puts surplus nodes to sleep, because jobs use fewer nodes where some
+    sleep.
     """
     if packed not in context.demands:
         cluster = context.cluster(FIRST_TIMER_S)

@@ -281,14 +281,20 @@ class _Trial:
 
 
 def _run_trial(past: _Past, first: int, until: int, *, last: int, wanted: Wanted) -> _Trial:
-    """Train trees without the last weeks, and predict the steps up to ``last`` - 1."""
+    """Train trees without the last weeks.
+
+    They predict the steps from there up to ``last`` - 1.
+    """
     split = until - held_back(until - first)
     trees = train_trees(past, first=first, until=split, spacing=2, wanted=wanted)
     return _Trial(changes=predict_changes(trees, past.features[split:last]), until=split, made_at=until)
 
 
 def _evaluate_trial(past: _Past, first: int, until: int, trial: _Trial) -> tuple[Values, Values]:
-    """Return the weights of points and means, and the corrections of quantiles, from a trial."""
+    """Return what a trial shows.
+
+    It is the weights of points and means, and the corrections of quantiles.
+    """
     split, history = trial.until, until - first
     predicted = trial.changes[: until - split]
     now = past.busy[split:until, None]
@@ -694,7 +700,10 @@ def smape(truth: Values, forecast: Values) -> float:
 
 
 def pinball(truth: Values, forecast: Values, level: float) -> float:
-    """Return the mean pinball loss of a quantile, in the unit of the values."""
+    """Return the mean pinball loss of a quantile.
+
+    It has the unit of the values.
+    """
     error = truth - forecast
     return float(np.mean(np.maximum(level * error, (level - 1) * error)))
 
