@@ -17,7 +17,7 @@ import re
 import stat
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -74,6 +74,8 @@ RENAMED_KEYS = {
     ("slurm", "writes_per_turn"): "writes_per_cycle",
 }
 """New names of keys by section and old name. The old names were used up to 0.1, and are read for one release."""
+REMOVED_KEYS = {("web", "in_daemon"): "the page is a process of its own: systemctl enable --now helios-web"}
+"""Keys that have no effect any more, and what takes their place."""
 RENAMED_SERVICES = {"packing": "node_fill_order"}
 """New names of services. The old names were used up to 0.1, and are accepted for one release."""
 
@@ -288,12 +290,10 @@ class Notify(_Section):
 
 
 class WebSettings(_Section):
-    """The web page, of helios web and in the daemon. Needs the extra web."""
+    """The web page of helios web. Needs the extra web."""
 
     listen: Annotated[str, AfterValidator(host_port)] = "127.0.0.1:9850"
     """HOST:PORT of the page"""
-    in_daemon: bool = False
-    """Serve the page in the daemon that acts on jobs, in place of helios-web.service; needs token_file"""
     token_file: Annotated[str, AfterValidator(absolute_folder)] = ""
     """File with the token that readers need, which only the user that runs Helios may read"""
     user_header: str = ""
@@ -505,13 +505,24 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Loade
             for old, new in RENAMED_SERVICES.items()
             if old in document.get("services", {})
         )
+        notes += _removed(str(path), {(section, name) for section, keys in document.items() for name in keys})
         _store(_from_file(path, document), values, origins)
+    notes += _removed("environment", {key for key in REMOVED_KEYS if _variable(*key) in environment})
     _store(_from_environment(environment), values, origins)
     try:
         settings = Settings.model_validate(values)
     except ValidationError as reason:
         raise _invalid(reason, origins) from reason
     return LoadedSettings(settings=settings, origins=origins, files=tuple(files), notes=tuple(notes))
+
+
+def _removed(source: str, given: Set[tuple[str, str]]) -> list[str]:
+    """Return a note on each key that is set and has no effect any more."""
+    return [
+        f"{source}: {section}.{name} has no effect any more; {instead}"
+        for (section, name), instead in REMOVED_KEYS.items()
+        if (section, name) in given
+    ]
 
 
 def _store(
@@ -719,6 +730,8 @@ def _from_file(path: Path, document: Mapping[str, Mapping[str, Any]]) -> Iterato
     renamed = RENAMED_KEYS | {("services", old): new for old, new in RENAMED_SERVICES.items()}
     for section, keys in document.items():
         for name, value in keys.items():
+            if (section, name) in REMOVED_KEYS:
+                continue
             new = renamed.get((section, name)) or name
             if new != name and new in keys:
                 raise ConfigurationInvalid(
@@ -730,7 +743,14 @@ def _from_file(path: Path, document: Mapping[str, Mapping[str, Any]]) -> Iterato
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
     old = {_variable(at, name): _variable(at, new) for (at, name), new in RENAMED_KEYS.items()}
-    known = {FILE_VARIABLE, *OTHER_VARIABLES, *old, *(_variable(section, name) for section, name, _, _ in _keys())}
+    removed = [_variable(section, name) for section, name in REMOVED_KEYS]
+    known = {
+        FILE_VARIABLE,
+        *OTHER_VARIABLES,
+        *old,
+        *removed,
+        *(_variable(section, name) for section, name, _, _ in _keys()),
+    }
     helios_names = (name for name in environment if name.startswith("HELIOS_") and not name.startswith(TEST_PREFIX))
     for unknown in sorted(name for name in helios_names if name not in known):
         near = get_close_matches(unknown, known, n=1)

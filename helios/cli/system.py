@@ -38,7 +38,6 @@ from helios.errors import HeliosError, UsageError
 from helios.private_files import read_secret
 
 if TYPE_CHECKING:
-    from helios.config import Settings
     from helios.slurm.preflight import PreflightFinding
 
 
@@ -318,34 +317,12 @@ def daemon_(
     settings = configuration()
     start_logs(settings.settings.daemon.logs, stream=sys.stderr)
     work = operations_for(settings, cluster=cluster, domains=frozenset(domain or Domain), ingest=ingest)
-    if settings.settings.web.in_daemon and Domain.JOBS in (domain or Domain):
-        _serve_page(settings.settings, cluster)
     ending = run(work, settings=settings.settings, nightly=nightly, environment=os.environ)
     if ending.stuck:  # the interpreter would wait for ever for a thread that does not end
         logging.shutdown()
         sys.stderr.flush()
         os._exit(ending.code)
     raise typer.Exit(ending.code)
-
-
-def _serve_page(settings: Settings, cluster: str | None) -> None:
-    """Serve the web page beside the daemon.
-
-    Where it cannot be served, the daemon goes on without it.
-    """
-    log = logging.getLogger("helios.daemon.web")
-    try:
-        if not settings.web.token_file:
-            raise UsageError("web.token_file names no file.", hint="Make one: see docs/web.md")
-        from helios.web.server import open_server  # noqa: PLC0415 - of the extra [web]
-
-        server = open_server(settings, token=read_secret(Path(settings.web.token_file)), cluster=cluster)
-        server.start()
-        log.info("serves the web page on %s", server.address)
-    except ModuleNotFoundError as reason:
-        log.error("no web page: %s is not installed. What to do: pip install 'helios-slurm[web]'", reason.name)
-    except HeliosError as reason:
-        log.error("no web page: %s What to do: %s", reason.message, reason.hint)
 
 
 # ``helios hook``: the table of the priority hook.

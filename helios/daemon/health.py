@@ -5,32 +5,33 @@ The server has ``/metrics`` and ``/healthz``, read-only. Metrics of jobs and nod
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gzip
 import json
 import logging
 import os
 import re
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from email import message_from_string
+from email.message import Message
 from functools import partial
-from io import StringIO
 from itertools import product
 from pathlib import Path
-from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any, TextIO, get_args
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Any, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.exposition import choose_encoder
 
 from helios import __version__
 from helios.app.controller_state import Breaker, CycleSummary, NodeCycleSummary, now_utc
 from helios.errors import ConfigurationInvalid, HeliosError
+from helios.listener import ClientConnection, Listener
 from helios.model import Mode
 from helios.private_files import make_folder, write_private
 from helios.units import HOUR_S
@@ -397,10 +398,9 @@ class Metrics:
         return float("nan") if since is None else (self._times.now() - since).total_seconds()
 
 
-CONNECTION_S = 5.0
-"""Time after which a connection is closed in any case, s. A scraper on this host needs far less."""
-MOST_CONNECTIONS = 32
-"""Largest number of connections at once. More are closed, because the cycles need file descriptors and threads."""
+OPENMETRICS = "application/openmetrics-text"
+CACHED_S = 1.0
+"""How long an answer of /metrics is given again, s. Making it takes milliseconds of what the cycles have."""
 
 
 class AddressTaken(HeliosError):
@@ -427,7 +427,7 @@ def parse_address(listen: str) -> tuple[str, int]:
 
 
 class Server:
-    """HTTP server of metrics and health, in its own threads.
+    """HTTP server of metrics and health, in its own thread.
 
     Parameters
     ----------
@@ -448,8 +448,13 @@ class Server:
 
     def __init__(self, listen: str, *, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
         host, port = parse_address(listen)
+        is_v6 = ":" in host
         try:
-            self._server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
+            listening = socket.create_server(
+                (host, port),
+                family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+                dualstack_ipv6=is_v6 and socket.has_dualstack_ipv6(),
+            )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressTaken(
@@ -460,94 +465,64 @@ class Server:
                 f"daemon.listen {listen} cannot be bound: {error.strerror or error}.",
                 hint="Choose another HOST:PORT, or an empty text to serve nothing.",
             ) from error
-        self._server.set_app(_application(registry, health))
-        self.port = self._server.server_port
-        self._thread = Thread(target=self._server.serve_forever, name="server", daemon=True)
+        self._registry, self._health = registry, health
+        self._made: dict[tuple[bool, bool], tuple[float, bytes]] = {}
+        self.port: int = listening.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._listener = Listener(listening, self._answer, loop=self._loop)
+        self._thread = Thread(target=self._serve, name="server", daemon=True)
         self._thread.start()
         _http_log.info("serves /metrics and /healthz on %s port %d", host, self.port)
 
     def close(self) -> None:
         """Stop the server."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
+    def _serve(self) -> None:
+        self._listener.open()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._listener.close())
+        self._loop.close()
 
-def _application(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> Callable[..., Iterable[bytes]]:
-    metrics = make_wsgi_app(registry)
+    async def _answer(self, connection: ClientConnection) -> None:
+        request, _, rest = connection.received.decode("latin-1").partition("\n")
+        method, target, *_ = [*request.split(), "", ""]
+        try:
+            answer = self._response(target.partition("?")[0], message_from_string(rest))
+        except Exception as error:  # a traceback for each request would fill the journal
+            _http_log.debug("a client was not answered: %s", error)
+            answer = _response("500 Internal Server Error")
+        end = answer.index(b"\r\n\r\n") + 4 if method == "HEAD" else len(answer)
+        await self._loop.sock_sendall(connection.stream, answer[:end])
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        def start(status: str, headers: list[tuple[str, str]]) -> None:
-            start_response(status, [("Server", "helios"), *headers])  # wsgiref's own names the release of Python
-
-        if environ["PATH_INFO"] == "/metrics":
-            found: list[bytes] = metrics(environ, start)
-            return found
-        status, kind, body = "404 Not Found", "text/plain", b"There are /metrics and /healthz.\n"
-        if environ["PATH_INFO"] == "/healthz":
-            report = health()
+    def _response(self, path: str, fields: Message) -> bytes:
+        if path == "/metrics":
+            formats, codings = (fields.get(name, "").lower() for name in ("Accept", "Accept-Encoding"))
+            return self._metrics_response(OPENMETRICS in formats, "gzip" in codings)
+        if path == "/healthz":
+            report = self._health()
             status = "200 OK" if report["healthy"] else "503 Service Unavailable"
-            kind, body = "application/json", (json.dumps(report, indent=2) + "\n").encode()
-        start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-        return [body]
+            return _response(status, (json.dumps(report, indent=2) + "\n").encode(), kind="application/json")
+        return _response("404 Not Found", b"There are /metrics and /healthz.\n")
 
-    return answer
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Threaded server that bounds the number and length of connections.
-
-    prometheus-client's own server bounds neither.
-    """
-
-    daemon_threads = True
-    request_queue_size = 128  # with socketserver's 5, a flood of connections delays a scraper by seconds
-
-    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
-        self._ends_s: dict[socket.socket, float] = {}
-        self._lock = Lock()
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        # Not HTTPServer's, which looks up the host's name: without a name service this would delay the start.
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's names
-        with self._lock:
-            if len(self._ends_s) >= MOST_CONNECTIONS:
-                return False  # socketserver then closes it
-            self._ends_s[request] = time.monotonic() + CONNECTION_S
-            return True
-
-    def service_actions(self) -> None:
-        # A timeout of the socket alone would begin anew with every byte that a slow client sends.
-        now_s = time.monotonic()
-        with self._lock:
-            for request in [request for request, end_s in self._ends_s.items() if end_s <= now_s]:
-                with suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._ends_s.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's names
-        _http_log.debug("a client was not answered: %s", sys.exc_info()[1])
+    def _metrics_response(self, is_openmetrics: bool, is_gzip: bool) -> bytes:
+        end_s, response = self._made.get((is_openmetrics, is_gzip), (0.0, b""))
+        if self._loop.time() >= end_s:
+            encode, kind = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if is_openmetrics else "")
+            body = encode(self._registry)
+            response = _response("200 OK", gzip.compress(body) if is_gzip else body, kind=kind, is_gzip=is_gzip)
+            self._made[is_openmetrics, is_gzip] = (self._loop.time() + CACHED_S, response)
+        return response
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = CONNECTION_S
-
-    def get_stderr(self) -> TextIO:
-        # wsgiref writes a traceback there when a client stops reading, so that any client could fill the journal.
-        return StringIO()
-
-    def log_message(self, format: str, *args: object) -> None:
-        _http_log.debug(format, *args)
+def _response(status: str, body: bytes = b"", *, kind: str = "text/plain", is_gzip: bool = False) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status}",
+        "Server: helios",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *(["Content-Encoding: gzip"] if is_gzip else []),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -5,6 +5,7 @@ It decides who may read what, and answers in HTML or JSON, from one cache for al
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hmac
 import html
@@ -17,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -27,11 +28,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from helios import __version__
 from helios.app.explain import JobUnknown, NodeUnknown
 from helios.config import Settings
 from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, UsageError
+from helios.listener import MOST_HEADER_BYTES, ClientConnection, Listener
 from helios.report.html import filled_sections
 from helios.web.pages import ROUTES, Page, PageMissing, Reader, Route, Site, report_files
 
@@ -58,6 +62,12 @@ LABELS = {
     "result": "Result",
 }
 LONGEST_VALUE = 200
+ANSWERED_AT_ONCE = 4
+"""Readers who are answered at once. Pages are made in threads, which share one processor for the most part."""
+MOST_READERS = 64
+"""Readers who are answered or wait for it. More are told to come later."""
+ANSWER_S = 120.0
+"""Time in which an answer must be made and read, s."""
 HERE = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names that every machine has for itself."""
 
@@ -121,7 +131,34 @@ class _Cache:
                 self.pages.popitem(last=False)
 
 
-def web_application(site: Site, access: Access) -> Starlette:
+class _Admission:
+    """Answer strangers at once, and few readers at a time."""
+
+    def __init__(self, application: ASGIApp, access: Access) -> None:
+        self._application, self._access = application, access
+        self._semaphore = asyncio.Semaphore(ANSWERED_AT_ONCE)
+        self._readers = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        request = Request(scope)
+        reader = _authenticate(request, self._access)
+        if isinstance(reader, Response):
+            await reader(scope, receive, send)
+        elif self._readers >= MOST_READERS:
+            await _refuse(request, 503, "Too many pages are asked for. Ask again in a minute.")(scope, receive, send)
+        else:
+            self._readers += 1
+            try:
+                async with self._semaphore:
+                    await self._application(scope, receive, send)
+            finally:
+                self._readers -= 1
+
+
+def web_application(site: Site, access: Access) -> ASGIApp:
     """Return the site as an ASGI application."""
     cache = _Cache()
     routes = [StarletteRoute(route.path, _endpoint(route, site, access, cache)) for route in ROUTES]
@@ -129,7 +166,7 @@ def web_application(site: Site, access: Access) -> Starlette:
         StarletteRoute("/reports/{file}", functools.partial(_file_response, site, access)),
         StarletteRoute("/openapi.json", functools.partial(_openapi_response, access)),
     ]
-    return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+    return _Admission(Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found}), access)
 
 
 def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
@@ -300,11 +337,11 @@ def openapi() -> dict[str, Any]:
 
 
 class WebServer:
-    """Web server, in its own thread or in this one.
+    """Web server of one application, on one connection for each request.
 
     Parameters
     ----------
-    application : Starlette
+    application : ASGI application
     listen : str
         ``HOST:PORT``, with port 0 for a free one.
 
@@ -314,25 +351,11 @@ class WebServer:
         The address cannot be bound.
     """
 
-    def __init__(self, application: Starlette, *, listen: str) -> None:
+    def __init__(self, application: ASGIApp, *, listen: str) -> None:
         host, _, port = listen.rpartition(":")
         host = host.strip("[]")
-        config = uvicorn.Config(
-            application,
-            host=host,
-            port=int(port),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=64,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=3,
-            h11_max_incomplete_event_size=16_384,
-        )
-        self._server = uvicorn.Server(config)
         try:
-            self._socket = socket.create_server(
+            listening = socket.create_server(
                 (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET
             )
         except OSError as reason:
@@ -341,19 +364,79 @@ class WebServer:
                 hint="Choose another HOST:PORT: web.listen. Who has it: ss -ltnp",
             ) from reason
         shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self._socket.getsockname()[1]}/"
+        self.address = f"http://{shown}:{listening.getsockname()[1]}/"
+        config = uvicorn.Config(
+            application,
+            http=_Protocol,
+            ws="none",
+            log_level="error",  # a warning for each request that is none would fill the journal
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            headers=[("Connection", "close")],
+            timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=2 * MOST_HEADER_BYTES,
+        )
+        self._server = _Server(config, listening)
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
-        self._server.run(sockets=[self._socket])
+        self._server.run()
 
-    def start(self) -> None:
-        """Serve in a thread, which leaves signals to others."""
-        Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True).start()
 
-    def stop(self) -> None:
-        """End the thread soon."""
-        self._server.should_exit = True
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, on a connection whose header has been read."""
+
+    def __init__(self, *, header: bytes, lost: asyncio.Event, **given: Any) -> None:
+        super().__init__(**given)
+        self._header, self._lost = header, lost
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        super().data_received(self._header)
+
+    def data_received(self, data: bytes) -> None:
+        """Ignore what comes after the header, as nothing here reads a body."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._lost.set()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, behind the bounds of a listener."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's name
+        await super().startup(sockets=[])
+        self._listener = Listener(self._listening, self._answer, loop=asyncio.get_running_loop())
+        self._listener.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's name
+        await self._listener.close()
+        await super().shutdown(sockets=[])
+
+    async def _answer(self, connection: ClientConnection) -> None:
+        self._listener.hold(connection, within_s=ANSWER_S)
+        lost = asyncio.Event()
+
+        def protocol() -> _Protocol:
+            return _Protocol(
+                header=bytes(connection.received),
+                lost=lost,
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(protocol, connection.stream)
+        try:
+            await lost.wait()
+        finally:
+            transport.abort()
 
 
 def open_server(settings: Settings, *, token: str, cluster: str | None = None) -> WebServer:

@@ -69,6 +69,17 @@ def test_a_file_with_both_names_of_a_key_is_refused(tmp_path: Path) -> None:
         load_configuration(environment={}, folder=tmp_path)
 
 
+def test_a_removed_key_has_no_effect_and_a_note_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "helios.toml").write_text("[web]\nin_daemon = true\n")
+    environment = {"HELIOS_WEB_IN_DAEMON": "true"}
+    for found in (
+        load_configuration(environment={}, folder=tmp_path),
+        load_configuration(environment=environment, folder=tmp_path / "none"),
+    ):
+        assert found.settings.web == Settings().web
+        assert "systemctl enable --now helios-web" in "".join(found.notes)
+
+
 @pytest.mark.parametrize(("section", "old", "new"), KEYS)
 def test_a_new_key_exists_and_the_old_one_does_not(section: str, old: str, new: str) -> None:
     known = type(getattr(Settings(), section)).model_fields

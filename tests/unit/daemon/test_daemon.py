@@ -15,8 +15,9 @@ import pytest
 from helios.app.controller_state import DaemonRuns
 from helios.config import Control, DaemonSettings, Settings
 from helios.daemon import daemon as daemon_module
-from helios.daemon.health import MOST_CONNECTIONS, TaskTimes
+from helios.daemon.health import TaskTimes
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
+from helios.listener import MOST_CONNECTIONS
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_cycle, eventually
 
 
@@ -300,6 +301,15 @@ def test_a_second_daemon_with_the_same_state_folder_does_nothing_and_names_the_f
     assert refusal.value.exit_code == 75
     first.stop(why="SIGTERM")
     assert lived(toys, tmp_path).code == 0
+
+
+def test_a_second_daemon_serves_nothing_before_it_finds_the_lock(tmp_path: Path) -> None:
+    first, second = a_daemon(ToyChores(), tmp_path), a_daemon(ToyChores(), tmp_path, listen="127.0.0.1:0")
+    first.start()
+    with pytest.raises(DaemonRuns):
+        second.start()
+    assert second.port is None
+    first.stop(why="SIGTERM")
 
 
 def test_a_cycle_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp_path: Path) -> None:

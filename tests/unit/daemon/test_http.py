@@ -1,3 +1,4 @@
+import gzip
 import json
 import socket
 import threading
@@ -9,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from helios.daemon import health
-from helios.daemon.health import MOST_CONNECTIONS, AddressTaken, Metrics, Server, parse_address
+from helios.daemon.health import AddressTaken, Metrics, Server, parse_address
 from helios.errors import ConfigurationInvalid
-from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_cycle, eventually
+from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_cycle
 
 
 @contextmanager
@@ -87,64 +87,42 @@ def test_an_address_that_this_machine_does_not_have_is_a_mistake_in_the_settings
         Server("192.0.2.1:9842", registry=Metrics(times=HandSet().times).registry, health=dict)
 
 
-def is_well(url: str) -> bool:
-    try:
-        return ask(f"{url}/healthz")[0] == 200
-    except ConnectionError:
-        return False
-
-
-def until_closed(client: socket.socket) -> bool:
-    client.settimeout(PATIENCE_S)
-    try:
-        return client.recv(1) == b""
-    except ConnectionError:
-        return True
-
-
-def test_of_many_connections_few_are_kept_and_all_are_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CONNECTION_S", 0.5)
+def test_a_scraper_is_answered_among_many_that_say_nothing_or_do_not_read() -> None:
     before = threading.active_count()
-    with served({"healthy": True}) as url, ExitStack() as clients:
-        port = int(url.rpartition(":")[2])
-        kept = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MOST_CONNECTIONS)]
-        more = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(300)]
-        assert all(until_closed(client) for client in more)
-        assert threading.active_count() <= before + 1 + MOST_CONNECTIONS
-        assert all(until_closed(client) for client in kept)  # though they never send anything
-        assert eventually(lambda: is_well(url))  # a moment later: their threads end after them
+    with served({"healthy": True, "reasons": ["x" * 30_000] * 10}) as url, ExitStack() as clients:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for number in range(400):
+            client = clients.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.connect(address)
+            client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" if number % 2 else b"GET")
+        assert ask(f"{url}/metrics")[0] == 200
+        assert threading.active_count() <= before + 1
 
 
-def test_connections_beyond_the_bound_are_closed_while_those_within_it_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(health, "CONNECTION_S", 600.0)  # no machine is so slow that their time ends here
-    with served({}) as url, ExitStack() as clients:
-        port = int(url.rpartition(":")[2])
-        connections = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
-        kept, more = connections[:MOST_CONNECTIONS], connections[MOST_CONNECTIONS:]
-        for client in kept:
-            client.setblocking(False)
-        assert until_closed(more[0])
-        with pytest.raises(BlockingIOError):
-            kept[0].recv(1)  # nothing yet, and not its end
+def test_a_scraper_that_takes_openmetrics_and_gzip_has_both() -> None:
+    with served({}) as url:
+        accepted = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain", "Accept-Encoding": "gzip"}
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=accepted)) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert gzip.decompress(answer.read()).endswith(b"# EOF\n")
+        assert "# EOF" not in ask(f"{url}/metrics")[2]
 
 
-def test_who_sends_a_little_now_and_then_is_left_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CONNECTION_S", 0.2)
+def test_head_has_no_body() -> None:
+    with served({"healthy": True}) as url:
+        asked = urllib.request.Request(f"{url}/healthz", method="HEAD")
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+            assert (answer.status, answer.read()) == (200, b"")
+
+
+@pytest.mark.parametrize("request_", [b"\r\n\r\n", b"\x16\x03\x01\n\n", b"GET\n\n", b"GET \xff\xfe\n\xff: \xff\n\n"])
+def test_what_is_no_request_is_answered_in_kind(request_: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     with served({}) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
-        client.settimeout(0.02)
-
-        def is_closed() -> bool:
-            try:
-                client.sendall(b"X")  # the socket's own timeout begins anew
-                return client.recv(1) == b""
-            except TimeoutError:
-                return False
-            except ConnectionError:
-                return True
-
-        assert eventually(is_closed)
+        client.settimeout(PATIENCE_S)
+        client.sendall(request_)
+        assert client.recv(100).startswith(b"HTTP/1.1 404 Not Found")
+    assert capfd.readouterr().err == ""
 
 
 def test_after_closing_the_port_is_free_again() -> None:

@@ -12,6 +12,7 @@ from helios.app.controller_state import DaemonRuns
 from helios.cli.main import import_command
 from helios.config import DaemonSettings
 from helios.daemon import daemon
+from helios.listener import MOST_CONNECTIONS
 
 UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 ANALYZE = shutil.which("systemd-analyze")
@@ -153,6 +154,13 @@ def test_what_a_unit_writes_is_closed_to_other_accounts(name: str) -> None:
     unit = Unit(name)["Service"]
     assert {unit[key] for key in ("StateDirectoryMode", "CacheDirectoryMode")} == {"0750"}
     assert int(unit["UMask"], 8) & 0o007 == 0o007
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in UNITS.glob("*.service")))
+def test_a_unit_has_descriptors_for_twice_the_connections_and_bounded_tasks(name: str) -> None:
+    unit = Unit(name)["Service"]
+    assert int(unit["LimitNOFILE"]) >= 2 * MOST_CONNECTIONS
+    assert int(unit["TasksMax"]) <= 512
 
 
 @pytest.mark.parametrize("result", ["signal", "watchdog", "oom-kill", "exit-code", "timeout"])
