@@ -34,6 +34,7 @@ from sqlalchemy.types import TypeEngine
 
 from helios.errors import FrameInvalid, NoSuchCluster, UsageError
 from helios.model import JOBS, TIME, FrameKind, in_submission_order
+from helios.private_files import require_cluster_name
 from helios.warehouse.schema import JOB_KEY, clusters, jobs, names
 
 T = TypeVar("T")
@@ -118,10 +119,16 @@ def cluster_id_for_loading(connection: sa.Connection, *, name: str, timezone: st
     """Return the number of a cluster, which is made if it is new.
 
     ``timezone`` is stored if none was known before.
+
+    Raises
+    ------
+    UsageError
+        It would be new, and its name is none, such as a path.
     """
     row = connection.execute(sa.select(clusters).where(clusters.c.name == name)).one_or_none()
     if row is None:
-        result = connection.execute(sa.insert(clusters).values(name=name, timezone=timezone))
+        new = {"name": require_cluster_name(name), "timezone": timezone}
+        result = connection.execute(sa.insert(clusters).values(**new))
         assert result.inserted_primary_key is not None
         return int(result.inserted_primary_key[0])
     if row.timezone is None and timezone is not None:

@@ -14,6 +14,7 @@ from helios import model
 from helios.choices import Domain
 from helios.errors import FrameInvalid, SchemaOutdated, UsageError
 from helios.model import TIME, Batch, FrameKind
+from helios.private_files import require_cluster_name
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse import migrate, schema
 from helios.warehouse.bulk import (
@@ -233,8 +234,10 @@ class Warehouse(ModelStore, TrialStore):
         NoSuchCluster
             There is no such cluster.
         UsageError
-            Another cluster has that name, or the accounting is read under the old one, which would make it again.
+            The new name is none, or another cluster's. Or the accounting is read under the old one, which would make
+            it again.
         """
+        require_cluster_name(name)
         clusters = schema.clusters
         with writing(self._engine, alone=True) as connection:
             cluster_id = find_cluster_id(connection, cluster)
