@@ -63,7 +63,7 @@ class StringTable:
         """Return the number of each text, which is stored if it is new."""
         unknown = list(dict.fromkeys(text for text in texts if text not in self._numbers))
         for chunk in _chunks(unknown):
-            by_digest = {hashlib.blake2b(text.encode(), digest_size=16).hexdigest(): text for text in chunk}
+            by_digest = {text_digest(text): text for text in chunk}
             digests = list(by_digest)
             self._bulk.insert(self._connection, names, pa.table({"digest": digests, "text": list(by_digest.values())}))
             elements = self._bulk.elements(json.dumps(digests))
@@ -79,6 +79,11 @@ class StringTable:
             query = sa.select(names.c.name_id, names.c.text).where(names.c.name_id.in_(sa.select(elements)))
             texts.update((int(number), str(text)) for number, text in self._connection.execute(query))
         return texts
+
+
+def text_digest(text: str) -> str:
+    """Return the digest by which a text is found among the names."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _chunks(values: list[T]) -> Iterator[list[T]]:
