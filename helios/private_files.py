@@ -8,6 +8,7 @@ account are given to the folder's owner, as the service could not open them othe
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import pwd
 import re
@@ -23,6 +24,8 @@ SHARED = 0o640
 """Mode of files that a site may open to people through the group of Helios, such as reports and health."""
 WIDE = 0o027
 """Permissions that a private file must not have: any for others, and writing for the group."""
+LONGEST_CLUSTER = 100
+"""Most characters of a cluster's name, so that a file's name (255 bytes) can contain it with a date."""
 
 
 def make_folder(folder: Path) -> None:
@@ -43,9 +46,33 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
 
 
+def require_cluster_name(name: str) -> str:
+    """Return the name of a cluster, which is one name and no path.
+
+    Raises
+    ------
+    UsageError
+        It is empty, too long, begins with a dot or a hyphen, or has a slash, a control character or outer spaces.
+    """
+    is_plain = name.isprintable() and name == name.strip() and not name.startswith((".", "-"))
+    if not is_plain or not 0 < len(name) <= LONGEST_CLUSTER or "/" in name or "\\" in name:
+        raise UsageError(
+            f"{name[:LONGEST_CLUSTER]!r} cannot be the name of a cluster.",
+            hint=f"Choose a name of at most {LONGEST_CLUSTER} characters without slashes, as with --cluster NAME",
+        )
+    return name
+
+
 def file_name(text: str) -> str:
-    """Return a text as a safe part of a file's name."""
-    return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "cluster"
+    """Return a text as a safe part of a file's name, another for each text.
+
+    Databases of earlier versions may hold a cluster whose name is a path.
+    """
+    safe = re.sub(r"[^\w.-]", "_", text).lstrip(".")
+    if safe == text and 0 < len(text.encode()) <= LONGEST_CLUSTER:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{safe.encode()[:LONGEST_CLUSTER].decode('utf-8', 'ignore') or 'cluster'}-{digest}"
 
 
 def open_private(path: Path) -> int:

@@ -43,7 +43,7 @@ from helios.model.anonymous import (
     shift_weeks,
 )
 from helios.ports import Progress, no_progress
-from helios.private_files import OWN, fsync_directory, make_folder, open_private, write_private
+from helios.private_files import OWN, file_name, fsync_directory, make_folder, open_private, write_private
 from helios.report.history import describe
 from helios.report.study_text import Statement
 from helios.simulate import ORDERS
@@ -436,7 +436,7 @@ def _choose_key(request: ExportRequest, cluster: str) -> tuple[Path, bytes]:
     """
     path, key = request.key_file, secrets.token_bytes(KEY_BYTES)
     if path is None:
-        path = request.key_folder / f"{cluster.replace(os.sep, '_')}-{_fingerprint(key)}.key"
+        path = request.key_folder / f"{file_name(cluster)}-{_fingerprint(key)}.key"
     if path.resolve().is_relative_to(request.out.resolve()):
         raise UsageError(
             f"The key {path} would lie in the folder that is given away.", hint="Keep it elsewhere: --key FILE"

@@ -18,6 +18,7 @@ from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
 from helios.model import JOBS, Batch, in_submission_order
 from helios.ports import Progress, no_progress
+from helios.private_files import require_cluster_name
 from helios.units import in_number
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def ingest(
     with Warehouse.open(url) as warehouse:
         report = warehouse.load(
             _reporting(trace, f"Loading {shown or path.name}", progress),
-            cluster=cluster or trace.cluster or choose_cluster_by(path),
+            cluster=_loaded_name(cluster, trace, path),
             path=shown or str(path),
             sha256=trace.sha256,
             format=trace.format.value,
@@ -145,7 +146,7 @@ def read_file(
     if trace.machine:
         notes.append(_describe_machine(path.name, trace.machine))
     return LoadedHistory(
-        cluster=cluster or trace.cluster or choose_cluster_by(path),
+        cluster=_loaded_name(cluster, trace, path),
         jobs=in_submission_order(JOBS.conform(jobs)),
         timezone=trace.timezone,
         notes=tuple(dict.fromkeys(notes)),
@@ -225,6 +226,11 @@ def choose_cluster_by(path: Path) -> str:
     Example: ``venus`` for ``venus.csv.gz``.
     """
     return path.name.split(".")[0] or path.name
+
+
+def _loaded_name(given: str | None, trace: TraceFile, path: Path) -> str:
+    """Return the given name of the cluster, else the one that the file implies."""
+    return require_cluster_name(trace.cluster or choose_cluster_by(path) if given is None else given)
 
 
 def _reporting(trace: TraceFile, step: str, progress: Progress) -> Iterator[Batch]:

@@ -126,7 +126,8 @@ class Operations:
                     site.close()
                     raise ConfigurationInvalid(
                         f"The cluster that Slurm's commands reach here is {site.name!r}, not {self._cluster!r}.",
-                        hint="Point SLURM_CONF at the right one, or leave --cluster out.",
+                        hint="Point SLURM_CONF at the right one, or leave its name out: --cluster, of the page also "
+                        "database.cluster.",
                     )
                 self._site = site
             return self._site

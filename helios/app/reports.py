@@ -71,6 +71,8 @@ class ReportQuery:
         As sacct's ``-S`` and ``-E``. Defaults are ``DEFAULT_LENGTH`` before the end, and ``now``.
     users, accounts, partitions : collections of str
         Only jobs of these; empty for all.
+    hides_others : bool
+        Whether a report says nothing that depends on other users' jobs, such as the span of the history.
     """
 
     url: str
@@ -81,6 +83,7 @@ class ReportQuery:
     users: Collection[str] = ()
     accounts: Collection[str] = ()
     partitions: Collection[str] = ()
+    hides_others: bool = False
 
 
 @contextmanager
@@ -106,6 +109,7 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
                 hint="Give a start (-S) before the end (-E).",
             )
+        unknown = pd.Timestamp("NaT")
         yield ReportContext(
             warehouse=warehouse,
             query=query,
@@ -113,7 +117,7 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
             timezone=timezone,
             since=since,
             until=until,
-            spans=(row["first_submitted_at"], row["last_submitted_at"]),
+            spans=(unknown, unknown) if query.hides_others else (row["first_submitted_at"], row["last_submitted_at"]),
         )
 
 

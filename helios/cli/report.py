@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
@@ -380,7 +380,7 @@ def _draw(found: EnergyLedger, path: Path) -> None:
     print_message(f"Drawn: {path}")
 
 
-def _query(cluster: str | None, start: str | None, end: str | None, **chosen: list[str]) -> ReportQuery:
+def _query(cluster: str | None, start: str | None, end: str | None, **chosen: Any) -> ReportQuery:
     url = configuration().settings.database.url
     return ReportQuery(url=url, cluster=select_cluster(cluster), start=start, end=end, now=datetime.now(UTC), **chosen)
 

@@ -495,8 +495,8 @@ def web_(
     user_header: Annotated[
         str | None,
         Option(
-            help="Header in which a proxy names the user. Users see their own jobs, and the cluster's sums. Default: "
-            "setting web.user_header."
+            help="Header in which a proxy names the user. Users see their own jobs alone. Default: setting "
+            "web.user_header."
         ),
     ] = None,
     admin: Annotated[

@@ -134,8 +134,6 @@ def rename(
     """
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
 
-    if not name.strip():
-        raise UsageError("A cluster needs a name.", hint="helios trace rename OLD NEW")
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         warehouse.rename_cluster(cluster, name)
     print_result({"before": cluster, "after": name}, f"{cluster} is called {name} now.", as_json=as_json)

@@ -25,6 +25,7 @@ import pandas as pd
 
 from helios.errors import AnswerNotUnderstood, UsageError
 from helios.model import NODE_EVENTS
+from helios.private_files import require_cluster_name
 from helios.slurm import parse
 from helios.slurm.shell import Shell, lines, settings
 from helios.slurm.translate import readable, times
@@ -134,13 +135,13 @@ class Accounting:
         ------
         ClusterUnavailable
             The controller does not answer.
-        AnswerNotUnderstood
-            The configuration has no such line.
+        AnswerNotUnderstood, UsageError
+            The configuration has no such line, or the name is none.
         """
         name = settings(lines(self.shell.run("scontrol", "show", "config"))).get("ClusterName")
         if name is None:
             raise AnswerNotUnderstood("scontrol show config names no ClusterName.")
-        return name
+        return require_cluster_name(name)
 
     def keeps_jobs(self) -> timedelta | None:
         """Return how long slurmdbd keeps jobs, or None.

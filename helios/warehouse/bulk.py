@@ -34,6 +34,7 @@ from sqlalchemy.types import TypeEngine
 
 from helios.errors import FrameInvalid, NoSuchCluster, UsageError
 from helios.model import JOBS, TIME, FrameKind, in_submission_order
+from helios.private_files import require_cluster_name
 from helios.warehouse.schema import JOB_KEY, clusters, jobs, names
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class StringTable:
         """Return the number of each text, which is stored if it is new."""
         unknown = list(dict.fromkeys(text for text in texts if text not in self._numbers))
         for chunk in _chunks(unknown):
-            by_digest = {hashlib.blake2b(text.encode(), digest_size=16).hexdigest(): text for text in chunk}
+            by_digest = {text_digest(text): text for text in chunk}
             digests = list(by_digest)
             self._bulk.insert(self._connection, names, pa.table({"digest": digests, "text": list(by_digest.values())}))
             elements = self._bulk.elements(json.dumps(digests))
@@ -78,6 +79,11 @@ class StringTable:
             query = sa.select(names.c.name_id, names.c.text).where(names.c.name_id.in_(sa.select(elements)))
             texts.update((int(number), str(text)) for number, text in self._connection.execute(query))
         return texts
+
+
+def text_digest(text: str) -> str:
+    """Return the digest by which a text is found among the names."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _chunks(values: list[T]) -> Iterator[list[T]]:
@@ -118,10 +124,16 @@ def cluster_id_for_loading(connection: sa.Connection, *, name: str, timezone: st
     """Return the number of a cluster, which is made if it is new.
 
     ``timezone`` is stored if none was known before.
+
+    Raises
+    ------
+    UsageError
+        It would be new, and its name is none, such as a path.
     """
     row = connection.execute(sa.select(clusters).where(clusters.c.name == name)).one_or_none()
     if row is None:
-        result = connection.execute(sa.insert(clusters).values(name=name, timezone=timezone))
+        new = {"name": require_cluster_name(name), "timezone": timezone}
+        result = connection.execute(sa.insert(clusters).values(**new))
         assert result.inserted_primary_key is not None
         return int(result.inserted_primary_key[0])
     if row.timezone is None and timezone is not None:

@@ -14,6 +14,7 @@ from helios import model
 from helios.choices import Domain
 from helios.errors import FrameInvalid, SchemaOutdated, UsageError
 from helios.model import TIME, Batch, FrameKind
+from helios.private_files import require_cluster_name
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse import migrate, schema
 from helios.warehouse.bulk import (
@@ -34,6 +35,7 @@ from helios.warehouse.bulk import (
     stored_column,
     stored_frame,
     stored_time,
+    text_digest,
 )
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
 from helios.warehouse.engine import engine_for, grant_privileges, reading, redact_url, sqlite_file, writing
@@ -233,8 +235,10 @@ class Warehouse(ModelStore, TrialStore):
         NoSuchCluster
             There is no such cluster.
         UsageError
-            Another cluster has that name, or the accounting is read under the old one, which would make it again.
+            The new name is none, or another cluster's. Or the accounting is read under the old one, which would make
+            it again.
         """
+        require_cluster_name(name)
         clusters = schema.clusters
         with writing(self._engine, alone=True) as connection:
             cluster_id = find_cluster_id(connection, cluster)
@@ -306,19 +310,34 @@ class Warehouse(ModelStore, TrialStore):
         A task of a job array is written ``123_7``. Only jobs submitted at or after ``since`` are returned.
         """
         jobs = schema.jobs.c
-        array_id, _, task_id = name.partition("_")
-        has_name = (jobs.job_id == name) | ((jobs.array_job_id == array_id) & (jobs.array_task_id == task_id))
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             # Bulk.select takes only numbers, so the jobs are read by their submit times.
             query = jobs_module.select_columns(schema.jobs, cluster_id, ["submitted_at"])
-            query = query.where(jobs.submitted_at >= stored_time(since), has_name)
+            query = query.where(jobs.submitted_at >= stored_time(since), _has_name(name))
             times = list(connection.execute(query).scalars())
             query = jobs_module.select_columns(schema.jobs, cluster_id, model.JOBS.names)
             table = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
             frame = frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
+        array_id, _, task_id = name.partition("_")
         is_task = (frame["array_job_id"] == array_id) & (frame["array_task_id"] == task_id)
         return frame[(frame["job_id"] == name) | is_task].reset_index(drop=True)
+
+    def has_job(self, cluster: str, name: str, *, user: str, since: datetime) -> bool:
+        """Return whether a user has a job with an id as people write it.
+
+        It takes as long for an id of nobody, of another user and of this one: all jobs since ``since`` are looked at.
+        """
+        jobs, texts = schema.jobs.c, schema.names.c
+        with reading(self._engine) as connection:
+            number = sa.select(texts.name_id).where(texts.digest == text_digest(user)).scalar_subquery()
+            query = sa.select(sa.func.count()).where(
+                jobs.cluster_id == find_cluster_id(connection, cluster),
+                jobs.submitted_at >= stored_time(since),
+                jobs.user == number,
+                _has_name(name),
+            )
+            return bool(connection.execute(query).scalar_one())
 
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return the number of finished jobs submitted at or after ``since``."""
@@ -646,6 +665,12 @@ def _refuse_if_in_use(connection: sa.Connection, cluster: str, cluster_id: int) 
             f"A Helios acts on {cluster}, and what it applied is recorded here.",
             hint="Stop its daemon and revert everything first: systemctl stop helios; helios pause",
         )
+
+
+def _has_name(name: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a job has an id as people write it."""
+    jobs, (array_id, _, task_id) = schema.jobs.c, name.partition("_")
+    return (jobs.job_id == name) | ((jobs.array_job_id == array_id) & (jobs.array_task_id == task_id))
 
 
 def _between(

@@ -9,6 +9,7 @@ import html
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,12 +22,12 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.advise import advise
-from helios.app.explain import JobUnknown, explain, explain_node, node_status
+from helios.app.explain import LOOK_BACK, JobUnknown, explain, explain_node, find_queued, node_status
 from helios.app.history import choose_cluster
 from helios.app.operations import Operations
 from helios.app.study import latest_study
 from helios.config import Settings
-from helios.errors import HeliosError, UsageError
+from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
 from helios.model import Snapshot, seconds_of
 from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.energy import energy_answer, energy_sentences
@@ -56,7 +57,7 @@ class Reader:
     user : str
         Account name. Empty where it is not known.
     is_admin : bool
-        Whether all jobs may be shown. Other readers see only their own, and sums over the cluster.
+        Whether all jobs may be shown. Other readers see only what no other user's job changes.
     """
 
     user: str = ""
@@ -65,6 +66,16 @@ class Reader:
     def may_see(self, user: str) -> bool:
         """Return whether jobs of ``user`` may be shown."""
         return self.is_admin or (bool(self.user) and self.user == user)
+
+    def visible_part(self, queue: Snapshot) -> Snapshot:
+        """Return a queue with only the jobs that may be shown."""
+        if self.is_admin:
+            return queue
+        pending, running = (
+            jobs[jobs["user"].eq(self.user).to_numpy(dtype=bool, na_value=False)]
+            for jobs in (queue.pending, queue.running)
+        )
+        return replace(queue, pending=pending, running=running)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +101,13 @@ class Page:
 
 class PageMissing(UsageError):
     """There is no such page, or not for this reader."""
+
+
+class JobMissing(PageMissing):
+    """The reader has no such job, whether or not another user has it."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"You have no job {job_id}.", hint="Only your own jobs are shown, new ones a little later.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +145,7 @@ class Site:
     ----------
     settings : Settings
     cluster : str, optional
-        Name of the cluster. None for the only one.
+        Name of the cluster. By default the one of the settings, else the live one or the only one.
     clock : callable
         Returns the time, aware.
     operations : Operations, optional
@@ -142,8 +160,8 @@ class Site:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         operations: Operations | None = None,
     ) -> None:
-        self.settings, self.cluster, self.clock = settings, cluster, clock
-        self.operations = operations or Operations(settings, cluster=cluster)
+        self.settings, self.cluster, self.clock = settings, cluster or settings.database.cluster or None, clock
+        self.operations = operations or Operations(settings, cluster=self.cluster)
         self._lock = Lock()
         self._live: tuple[float, Snapshot | str] | None = None
 
@@ -152,6 +170,9 @@ class Site:
 
         The cluster is read at most once in ``LIVE_S``, whatever the number of readers.
         """
+        known = self._live
+        if known is not None and time.monotonic() - known[0] <= LIVE_S:
+            return known[1]  # without waiting for an explanation that is being made
         with self._lock:
             if self._live is None or time.monotonic() - self._live[0] > LIVE_S:
                 found: Snapshot | str
@@ -164,26 +185,79 @@ class Site:
             return self._live[1]
 
     def name(self) -> str:
-        """Return the name of the cluster, as the warehouse knows it."""
+        """Return the name of the cluster whose history is shown.
+
+        Where several are loaded and none is named, it is the live one, as for the daemon.
+
+        Raises
+        ------
+        NoSuchCluster
+            It is not loaded, or none can be chosen.
+        """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            return str(choose_cluster(warehouse, self.cluster)["name"])
+            name = self.cluster
+            if name is None and len(loaded := set(warehouse.clusters()["name"])) > 1:
+                with suppress(HeliosError):  # no cluster is reached: the reader must choose
+                    name = next(iter(loaded & {self.operations.site.name}), None)
+            return str(choose_cluster(warehouse, name)["name"])
 
-    def job(self, job_id: str) -> JobExplanation:
-        """Return everything that is known of a job."""
-        with self._lock:
-            return explain(self.operations.cycles, job_id)
+    def job(self, reader: Reader, job_id: str) -> JobExplanation:
+        """Return everything that is known of a job.
 
-    def report_query(self, given: Mapping[str, str], **chosen: Sequence[str]) -> reports.ReportQuery:
-        """Return the query of a report."""
+        For a reader who is no admin its owner is looked up first, in the shared reading of the queue and in the
+        history. Both are read for every id, so that neither the answer nor its time tells which jobs others have, and
+        nobody can have another's job explained.
+
+        Raises
+        ------
+        JobMissing
+            The reader has no such job.
+        """
+        if not reader.is_admin:
+            live = self.live()
+            if isinstance(live, str):
+                raise ClusterUnavailable(live)
+            queued = find_queued(reader.visible_part(live), job_id) is not None
+            with Warehouse.open(self.settings.database.url) as warehouse, suppress(NoSuchCluster):
+                since = live.taken_at - LOOK_BACK
+                queued |= warehouse.has_job(live.cluster, job_id, user=reader.user, since=since)
+            if not queued:
+                raise JobMissing(job_id)
+        try:
+            with self._lock:
+                found = explain(self.operations.cycles, job_id)
+        except JobUnknown:
+            if reader.is_admin:
+                raise
+            raise JobMissing(job_id) from None  # it left the queue a moment ago
+        if not reader.may_see(found.user):
+            raise JobMissing(job_id)
+        return found
+
+    def report_query(self, reader: Reader, given: Mapping[str, str]) -> reports.ReportQuery:
+        """Return the query of a report.
+
+        For a reader who is no admin it is of the own jobs.
+
+        Raises
+        ------
+        PageMissing
+            Another user's jobs are asked for.
+        """
         names = {"users": "user", "accounts": "account", "partitions": "partition"}
         picked = {many: (given[one],) for many, one in names.items() if given.get(one)}
+        if not reader.is_admin:
+            if not reader.may_see(given.get("user") or reader.user):
+                raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
+            picked["users"] = (reader.user,)
         return reports.ReportQuery(
             url=self.settings.database.url,
-            cluster=self.cluster,
+            cluster=self.name(),
             now=self.clock(),
             start=given.get("from") or None,
             end=given.get("to") or None,
-            **(picked | chosen),
+            hides_others=not reader.is_admin,
+            **picked,
         )
 
 
@@ -197,20 +271,25 @@ def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
         lines = ["The queue cannot be read now.", live, "The pages of the history do not need it."]
         return Page(title="Now", sections=[PageSection(sentences=lines)], values={"problem": live})
     state, lines = _state(site)
-    pending, running = live.pending, live.running
+    shown = reader.visible_part(live)
+    pending, running = shown.pending, shown.running
     gpus = int((running["gpus"] * running["tasks"].clip(lower=1)).sum())
     tasks = int(pending["tasks"].clip(lower=1).sum())
     wait, run = "job waits" if tasks == 1 else "jobs wait", "runs" if len(running) == 1 else "run"
-    lines = [f"{tasks:,} {wait}, {len(running):,} {run} on {gpus:,} GPUs.", *lines]
-    shown = pending.sort_values("priority", ascending=False, kind="stable")
-    if not reader.is_admin:
-        shown = shown[shown["user"].astype("str") == reader.user]
-    waited_s = live.taken_at.timestamp() - seconds_of(shown["eligible_at"].fillna(shown["submitted_at"]))
-    rows = shown.assign(waited_s=np.maximum(waited_s, 0.0))
+    whose = "" if reader.is_admin else "Of yours, "
+    lines = [f"{whose}{tasks:,} {wait}, {len(running):,} {run} on {gpus:,} GPUs.", *lines]
+    pending = pending.sort_values("priority", ascending=False, kind="stable")
+    waited_s = live.taken_at.timestamp() - seconds_of(pending["eligible_at"].fillna(pending["submitted_at"]))
+    rows = pending.assign(waited_s=np.maximum(waited_s, 0.0))
+    columns = ["job_id", "user", "partition", "gpus", "tasks", "waited_s"]
+    if reader.is_admin:  # predictions rest on everybody's jobs; those of own jobs are on the jobs' pages
+        columns += ["p10_s", "p50_s", "p90_s"]
     section = PageSection(
         title="Waiting, the next one first" if reader.is_admin else "Your waiting jobs",
-        sentences=["Predicted: half of such jobs run shorter; in brackets the middle 8 of 10."],
-        tables=[_queue_table(rows.head(QUEUE_ROWS))],
+        sentences=["Predicted: half of such jobs run shorter; in brackets the middle 8 of 10."]
+        if reader.is_admin
+        else [],
+        tables=[_queue_table(rows[columns].head(QUEUE_ROWS))],
         notes=[f"The first {QUEUE_ROWS} of {len(rows):,} are shown."] if len(rows) > QUEUE_ROWS else [],
     )
     return Page(
@@ -224,9 +303,7 @@ def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
             "running": len(running),
             "gpus_in_use": gpus,
             **state,
-            "queue": _records(
-                rows, ("job_id", "user", "partition", "gpus", "tasks", "waited_s", "p10_s", "p50_s", "p90_s")
-            ),
+            "queue": _records(rows, columns),
         },
     )
 
@@ -246,7 +323,7 @@ def _state(site: Site) -> tuple[dict[str, Any], list[str]]:
 
 
 def _queue_table(rows: pd.DataFrame) -> TableCells:
-    names = ("JobID", "User", "Partition", "GPUs", "Waited", "Predicted")
+    names = ("JobID", "User", "Partition", "GPUs", "Waited", *(["Predicted"] if "p50_s" in rows else []))
     cells = [
         (
             str(row["job_id"]),
@@ -254,13 +331,15 @@ def _queue_table(rows: pd.DataFrame) -> TableCells:
             "" if pd.isna(row["partition"]) else str(row["partition"]),
             f"{int(row['gpus'])}" + (f" x {int(row['tasks'])}" if row["tasks"] > 1 else ""),
             duration(row["waited_s"]),
-            ""
-            if np.isnan(row["p50_s"])
-            else f"{duration(row['p50_s'])} ({duration(row['p10_s'])}-{duration(row['p90_s'])})",
+            *([_interval(row["p10_s"], row["p50_s"], row["p90_s"])] if "p50_s" in row else []),
         )
         for row in rows.to_dict("records")
     ]
     return TableCells(header=[(name, place < 3) for place, name in enumerate(names)], rows=cells)
+
+
+def _interval(p10_s: float, p50_s: float, p90_s: float) -> str:
+    return "" if np.isnan(p50_s) else f"{duration(p50_s)} ({duration(p10_s)}-{duration(p90_s)})"
 
 
 def _records(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -272,14 +351,9 @@ def _records(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
 
 def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of one job."""
-    try:
-        found = site.job(given["job"])
-    except JobUnknown:
-        if reader.is_admin:
-            raise
-        found = None
-    if found is None or not reader.may_see(found.user):  # the same answer, so that nobody learns which jobs others have
-        raise PageMissing(f"You have no job {given['job']}.", hint="Only your own jobs are shown.")
+    found = site.job(reader, given["job"])
+    if not reader.is_admin:
+        found = replace(found, rests_on="")  # it tells how long others' jobs ran
     tables = []
     if len(found.decisions):
         names = ("decided_at", "service", "mode", "action", "after", "outcome", "reason")
@@ -332,10 +406,11 @@ WINDOW = ("from", "to")
 CHOICE = (*WINDOW, "user", "account", "partition")
 
 
-def usage_page(group: str, site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+def usage_page(group: str, site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of use by user, account or partition."""
-    answer = reports.usage_report(site.report_query(given), group=group)
-    return _report(f"Use by {group}", answer, form_fields=CHOICE)
+    answer = reports.usage_report(site.report_query(reader, given), group=group)
+    fields = [name for name in CHOICE if reader.is_admin or name != "user"]
+    return _report(f"Use by {group}", answer, form_fields=fields)
 
 
 def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -343,8 +418,8 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     user = given["user"]
     if not reader.may_see(user):
         raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
-    used = reports.usage_report(site.report_query(given, users=(user,)), group="partition")
-    waiting = reports.queue_report(site.report_query({}, users=(user,)))
+    used = reports.usage_report(site.report_query(reader, given), group="partition")
+    waiting = reports.queue_report(site.report_query(reader, {"user": user}))
     sections = [
         PageSection(sentences=[used.title, *([used.empty] if used.rows.empty else [])]),
         PageSection(title="Use by partition", tables=[used], notes=used.notes),
@@ -363,37 +438,37 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     )
 
 
-def queue_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+def queue_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of waiting jobs by partition and user."""
-    return _report("Who waits", reports.queue_report(site.report_query(given)), form_fields=CHOICE)
+    return _report("Who waits", reports.queue_report(site.report_query(reader, given)), form_fields=CHOICE)
 
 
-def predictions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of the predictions' errors."""
     by = given.get("by") or "day"
     if by not in {"all", "source", "size", "day", "partition"}:
         raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
-    found = reports.prediction_report(site.report_query(given), by=by, looks_back=LOOKS_BACK)
+    found = reports.prediction_report(site.report_query(reader, given), by=by, looks_back=LOOKS_BACK)
     note = f"The user's last run is looked for in the {LOOKS_BACK.days} days before the window."
     return _report("Accuracy of predictions", replace(found, notes=(*found.notes, note)), form_fields=(*WINDOW, "by"))
 
 
-def decisions_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+def decisions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of the audit log."""
     start = {"from": "now-1days"} if not given.get("from") else {}
     results = (given["result"],) if given.get("result") else ()
-    answer = reports.decision_report(site.report_query({**given, **start}), results=results)
+    answer = reports.decision_report(site.report_query(reader, {**given, **start}), results=results)
     return _report("Decisions", answer, form_fields=(*CHOICE, "result"))
 
 
-def services_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+def services_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of services' requests by day."""
-    return _report("Services", reports.service_report(site.report_query(given)), form_fields=WINDOW)
+    return _report("Services", reports.service_report(site.report_query(reader, given)), form_fields=WINDOW)
 
 
-def energy_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
+def energy_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
-    ledger = reports.energy_report(site.report_query(given), energy=site.settings.energy)
+    ledger = reports.energy_report(site.report_query(reader, given), energy=site.settings.energy)
     found = _report("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
     return replace(found, values=ledger.to_json())
 
@@ -490,10 +565,7 @@ def _figure_of_width(wide: str, narrow_one: str, *, narrow: bool = False) -> str
 
 def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of advice for users."""
-    users = (given["user"],) if given.get("user") and reader.is_admin else ()
-    if not reader.is_admin:
-        users = (reader.user,)
-    found = advise(site.report_query({**given, "account": "", "partition": ""}, users=users))
+    found = advise(site.report_query(reader, given))
     sections = [
         PageSection(
             sentences=[
@@ -522,7 +594,7 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 ROUTES = (
     Route("/", "The queue now, and what Helios may do", now_page, menu_name="Now", for_users=True),
     Route("/jobs/{job}", "One job: prediction, place, what Helios did", job_page, for_users=True),
-    Route("/nodes", "Pools of nodes: asleep, waking, failed", nodes_page, menu_name="Nodes", for_users=True),
+    Route("/nodes", "Pools of nodes: asleep, waking, failed", nodes_page, menu_name="Nodes"),
     Route("/nodes/{node}", "One node and what Helios did to it", node_page),
     Route("/queue", "Who waits, by partition and user", queue_page, query=CHOICE, menu_name="Who waits"),
     Route(
@@ -557,7 +629,6 @@ ROUTES = (
         services_page,
         query=WINDOW,
         menu_name="Services",
-        for_users=True,
     ),
     Route(
         "/energy",
@@ -565,7 +636,6 @@ ROUTES = (
         energy_page,
         query=WINDOW,
         menu_name="Energy",
-        for_users=True,
     ),
     Route("/study", "The latest study: statements and figures", study_page, menu_name="Study"),
     Route(

@@ -12,6 +12,7 @@ import html
 import json
 import logging
 import os
+import re
 import socket
 import time
 from collections import OrderedDict
@@ -68,6 +69,8 @@ MOST_READERS = 64
 """Readers who are answered or wait for it. More are told to come later."""
 ANSWER_S = 120.0
 """Time in which an answer must be made and read, s."""
+USER = re.compile(r"[A-Za-z0-9_.@\\+$-]{1,200}")
+"""Name of one account, also of a directory (``user@realm``, ``DOMAIN\\user``). No list, space or look-alike is one."""
 HERE = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names that every machine has for itself."""
 
@@ -180,6 +183,8 @@ def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
             if name in route.query or name in request.path_params
         }
         try:
+            if not all(value.isprintable() for value in given.values()):
+                raise PageMissing("There is no such page.", hint="The address has control characters.")
             if not (reader.is_admin or route.for_users):
                 raise PageMissing("Only admins see this page.", hint="Your own jobs are on the first page.")
             key = (reader, route.path, tuple(sorted(given.items())))
@@ -224,10 +229,12 @@ def _authenticate(request: Request, access: Access) -> Reader | Response:
         )
     if not access.user_header:
         return Reader(is_admin=True)
-    user = request.headers.get(access.user_header, "")
-    if not user:
-        return _refuse(request, 403, f"The proxy named no user in {access.user_header}.")
-    return Reader(user=user, is_admin=user in access.admins)
+    users = request.headers.getlist(access.user_header)
+    if len(users) != 1 or not USER.fullmatch(users[0]):
+        # Of several, also joined by a comma, one may be the browser's own, which the proxy did not remove.
+        named = "did not name one user" if any(users) else "named no user"
+        return _refuse(request, 403, f"The proxy {named} in {access.user_header}.")
+    return Reader(user=users[0], is_admin=users[0] in access.admins)
 
 
 def _refuse(request: Request, status: int, message: str) -> Response:

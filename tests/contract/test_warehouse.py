@@ -1146,6 +1146,41 @@ def test_a_cluster_is_renamed_and_removed_and_the_others_stay(warehouse: Warehou
         warehouse.remove_cluster("mars")
 
 
+@pytest.mark.parametrize("name", ["../venus", "a/b", "", "a\nb", "v" * 300])
+def test_a_path_is_no_name_of_a_new_cluster(warehouse: Warehouse, name: str) -> None:
+    warehouse.load([a_batch(a_job())], cluster="venus", path="x", sha256="x", format="sacct", timezone="UTC")
+    refused = pytest.raises(UsageError, match="cannot be the name of a cluster")
+    with refused:
+        warehouse.load([a_batch(a_job())], cluster=name, path="y", sha256="y", format="sacct", timezone="UTC")
+    with refused:
+        warehouse.rename_cluster("venus", name)
+    assert warehouse.clusters()["name"].tolist() == ["venus"]
+
+
+@pytest.mark.parametrize(
+    ("name", "user", "found"),
+    [
+        ("7", "alice", True),
+        ("6_2", "alice", True),
+        ("7", "bob", False),
+        ("6_2", "bob", False),
+        ("8", "bob", True),
+        ("404", "alice", False),
+        ("7", "nobody", False),
+        ("9", "alice", False),
+        ("9" * 400, "alice", False),
+    ],
+)
+def test_a_user_has_a_job_by_its_id(warehouse: Warehouse, name: str, user: str, found: bool) -> None:
+    jobs = [
+        a_job(job_id="7", user="alice", array_job_id="6", array_task_id="2", submitted_at="2020-01-02T00:00:00Z"),
+        a_job(job_id="8", user="bob", submitted_at="2020-01-02T00:00:00Z"),
+        a_job(job_id="9", user="alice", submitted_at="2019-01-01T00:00:00Z"),
+    ]
+    load(warehouse, a_batch(*jobs))
+    assert warehouse.has_job("venus", name, user=user, since=datetime(2020, 1, 1, tzinfo=UTC)) is found
+
+
 def test_a_cluster_with_a_lease_is_kept_until_it_runs_out(warehouse: Warehouse) -> None:
     warehouse.load([a_batch(a_job())], cluster="venus", path="x", sha256="x", format="sacct", timezone="UTC")
     ledger, now = warehouse.ledger("venus"), datetime.now(UTC)

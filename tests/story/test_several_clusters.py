@@ -58,6 +58,26 @@ def test_a_cluster_is_renamed_with_its_history(site: Helios) -> None:
     assert site("trace", "describe", "--cluster", "mars", "--json").json == before | {"cluster": "mars"}
 
 
+@pytest.mark.parametrize("name", ["../venus", "a/b", "", ".venus", "a\nb", "v" * 300])
+def test_a_path_is_refused_as_the_name_of_a_cluster(site: Helios, tmp_path: Path, name: str) -> None:
+    site("trace", "load", "day1.csv")
+    kept = sorted(tmp_path.rglob("*"))
+    for words in (
+        ("trace", "load", "day2.csv", f"--cluster={name}"),
+        ("trace", "rename", "day1", name),
+        ("study", "--trace", "day2.csv", f"--cluster={name}", "--keep"),
+    ):
+        assert "cannot be the name of a cluster" in site(*words, code=2).err
+    assert [it["name"] for it in site("trace", "list", "--json").json] == ["day1"]
+    assert sorted(tmp_path.rglob("*")) == kept
+
+
+def test_a_file_of_a_cluster_whose_name_is_a_path_needs_another(site: Helios, tmp_path: Path) -> None:
+    (tmp_path / "jobs.txt").write_text("JobIDRaw|Cluster|Submit|State\n1|../venus|2026-09-01T00:00:00|PENDING\n")
+    assert "--cluster NAME" in site("trace", "load", "jobs.txt", code=2).err
+    site("trace", "load", "jobs.txt", "--cluster", "venus")
+
+
 def test_a_cluster_is_removed_only_when_told_to(site: Helios) -> None:
     site("trace", "load", "day1.csv", "--cluster", "venus")
     site("trace", "load", "day2.csv", "--cluster", "earth")

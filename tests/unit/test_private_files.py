@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from helios.private_files import find_denied, make_folder, open_private, restrict_access, write_private
+from helios.errors import UsageError
+from helios.private_files import (
+    file_name,
+    find_denied,
+    make_folder,
+    open_private,
+    require_cluster_name,
+    restrict_access,
+    write_private,
+)
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -139,3 +148,42 @@ def test_a_group_that_is_let_in_may_read(monkeypatch: pytest.MonkeyPatch) -> Non
         assert find_denied("nobody", table) is None
         table.chmod(0o604)  # as Slurm sees it, too: the group's bits count, not everybody's
         assert find_denied("nobody", table) == table
+
+
+NO_NAMES = [
+    "",
+    " ",
+    " venus",
+    "../venus",
+    "a/b",
+    "a\\b",
+    ".",
+    "..",
+    ".venus",
+    "-venus",
+    "a\nb",
+    "a\x00b",
+    "\x1b[2J",
+    "v" * 101,
+]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_path_is_no_name_of_a_cluster(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of a cluster"):
+        require_cluster_name(name)
+
+
+@pytest.mark.parametrize("name", ["venus", "kth-1996", "my trace", "v" * 100, "Zürich", "a.b"])
+def test_an_ordinary_name_of_a_cluster_is_kept(name: str) -> None:
+    assert require_cluster_name(name) == name
+
+
+def test_every_text_has_a_file_name_of_its_own() -> None:
+    texts = [*NO_NAMES, "venus", "a_b", "a b", "_venus", "v" * 300, "v" * 301, "\u00fc" * 300, "\udc80"]
+    names = [file_name(text) for text in texts]
+    assert len(set(names)) == len(texts)
+    for name in names:
+        assert Path("folder", name).name == name
+        assert name[0] != "." and len(name.encode()) < 200
+    assert (file_name("venus"), file_name("kth-1996")) == ("venus", "kth-1996")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sqlite3
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from starlette.testclient import TestClient
 
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
-from helios.app.study import load_study, store_study, study
+from helios.app.study import load_study, store_study, study, study_path
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, UsageError
@@ -119,14 +122,14 @@ def test_it_can_only_be_read(web: TestClient, method: str) -> None:
     assert web.request(method, "/", headers=HTML).status_code == 405
 
 
-def test_a_user_of_a_proxy_sees_own_jobs_and_sums(town: Town) -> None:
+def test_a_user_of_a_proxy_sees_the_own_jobs_alone(town: Town) -> None:
     his, hers = town.cluster.submit(user="bob"), town.cluster.submit(user="alice")
     town.cycles.cycle(modes=ACTIVE)
     with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
         alice, root = ({**JSON, "X-Remote-User": name} for name in ("alice", "root"))
         assert web.get("/", headers=JSON).status_code == 403  # the proxy names nobody
         mine = web.get("/", headers=alice).json()
-        assert mine["pending"] == 2
+        assert mine["pending"] == 1
         assert [row["job_id"] for row in mine["queue"]] == [hers]
         assert web.get(f"/jobs/{hers}", headers=alice).status_code == 200
         refused = web.get(f"/jobs/{his}", headers=alice)
@@ -245,10 +248,10 @@ def test_advice_is_shown_to_an_admin_of_all_and_to_a_user_of_the_own_jobs(town: 
     with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
         of = {name: {**JSON, "X-Remote-User": name} for name in ("root", "alice")}
         assert {one["user"] for one in web.get("/advice", headers=of["root"]).json()["advice"]} == {"alice", "bob"}
-        for path in ("/advice", "/advice?user=bob"):
-            own = web.get(path, headers=of["alice"])
-            assert {one["user"] for one in own.json()["advice"]} == {"alice"}
-            assert "bob" not in own.text
+        own = web.get("/advice", headers=of["alice"])
+        assert {one["user"] for one in own.json()["advice"]} == {"alice"}
+        assert "bob" not in own.text
+        assert web.get("/advice?user=bob", headers=of["alice"]).status_code == 404
         only = web.get("/advice?user=bob", headers=of["root"]).json()
         assert {one["user"] for one in only["advice"]} == {"bob"}
         page = web.get("/advice", headers={**HTML, "X-Remote-User": "alice"}).text
@@ -263,3 +266,65 @@ def test_reports_are_named_by_their_titles(town: Town, web: TestClient) -> None:
     titles = {each["file"]: each["title"] for each in web.get("/reports", headers=JSON).json()["reports"]}
     assert titles == {"w.html": "What if? dev & more", "w.txt": "the same as text"}
     assert "What if? dev &amp; more" in web.get("/reports", headers=HTML).text
+
+
+def add_venus(town: Town) -> None:
+    """Load a file of another cluster, as by accident."""
+    with town.warehouse() as warehouse:
+        loaded = {"cluster": "venus", "path": "v", "sha256": "v", "format": "sacct", "timezone": "UTC"}
+        warehouse.load([a_batch(a_job(user="vera", submitted_at=town.cluster.now - timedelta(days=1)))], **loaded)  # type: ignore[arg-type]  # all are texts
+
+
+def users_shown(town: Town, *, cluster: str | None = None, live: bool = True, setting: str = "") -> set[str] | str:
+    """Return the users on the page of users, or why there is none."""
+
+    def open_cluster(_: Settings) -> LiveCluster:
+        if not live:
+            raise ClusterUnavailable("slurmctld does not answer")
+        return town.site()
+
+    database = town.settings.database.model_copy(update={"cluster": setting})
+    settings = town.settings.model_copy(update={"database": database})
+    operations = Operations(settings, open_cluster=open_cluster)
+    site = Site(settings, cluster=cluster, clock=lambda: town.cluster.now, operations=operations)
+    with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as web:
+        found = web.get("/users", headers=JSON).json()
+        assert (web.get("/study", headers=JSON).status_code == 200) == ("rows" in found)
+        return {row["group"] for row in found["rows"]} if "rows" in found else str(found["error"])
+
+
+def test_the_cluster_is_the_named_one_else_the_live_one(town: Town) -> None:
+    assert users_shown(town, live=False) == {"alice", "bob"}  # the only one
+    add_venus(town)
+    assert users_shown(town) == {"alice", "bob"}
+    assert users_shown(town, setting="venus") == {"vera"}
+    assert users_shown(town, setting="venus", cluster="dev") == {"alice", "bob"}
+    assert users_shown(town, cluster="mars") == "No cluster 'mars' is loaded."
+    assert "several clusters: dev, venus" in users_shown(town, live=False)
+
+
+def test_the_queue_of_another_cluster_than_the_named_one_is_not_shown(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = partial(Operations, open_cluster=lambda _: town.site())
+    monkeypatch.setattr("helios.web.pages.Operations", here)
+    database = town.settings.database.model_copy(update={"cluster": "venus"})
+    site = Site(town.settings.model_copy(update={"database": database}))
+    assert "'dev', not 'venus'" in str(site.live())
+
+
+@pytest.mark.parametrize("name", ["../dev", "a/../../x", ".", "", "a\nb", "v" * 300])
+def test_the_study_of_a_cluster_of_any_name_stays_in_its_folder(town: Town, name: str) -> None:
+    folder = Path(town.settings.report.folder)
+    with sqlite3.connect(town.folder / "helios.db") as database:  # by an earlier version
+        database.execute("UPDATE clusters SET name = ?", (name,))
+    stored = {"made_at": town.cluster.now.isoformat(), "subtitle": "", "values": {"secret": 1}, "sections": []}
+    for place in (folder / "study-dev.json", folder.parent / "dev.json", folder.parent / "x.json"):
+        place.write_text(json.dumps(stored))
+    with client(town) as web:
+        assert web.get("/study", headers=JSON).json() == {"made_at": None}
+    kept = study_path(folder, name)
+    assert kept.parent == folder
+    kept.write_text(json.dumps(stored))
+    with client(town) as web:
+        assert web.get("/study", headers=JSON).json()["secret"] == 1
