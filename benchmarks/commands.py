@@ -8,6 +8,8 @@ empty folder, which has a row of its own. ``again`` is the next run, and ``asked
 come from the folder that HELIOS_TRACES names. Helios runs as it is installed without the extra [dask]: with
 scikit-learn LightGBM takes a second longer to import.
 
+``why 1`` is asked of a daemon that answers at once: what the daemon itself spends on an answer is not counted.
+
 The control of a command that learns is one LightGBM fit of a quantile on the raw columns of the same file and its
 prediction of the last half: no features, no replay. That of a command that only prints is ``import pandas``.
 """
@@ -21,11 +23,15 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.app.explain_socket import ExplainServer, JobAnswer
+from helios.config import load_configuration
 from tests.traces import TRACES
 
 VENUS = ["--trace", str(TRACES / "helios_venus_mar-aug2020.csv.gz"), "--timezone", "Asia/Shanghai"]
@@ -86,6 +92,7 @@ COMMANDS = [
     Command("--help", ["--help"], PANDAS, None, 0.3),
     Command("config show", ["config", "show"], PANDAS, None, 0.3),
     Command("why --help", ["why", "--help"], PANDAS, None, 0.6),
+    Command("why 1", ["why", "1"], PANDAS, None, 0.8),
     Command("whatif --help", ["whatif", "--help"], PANDAS, None, 0.5),
 ]
 
@@ -130,11 +137,23 @@ def show(measured: Measured, as_json: bool) -> None:
 def measure(command: Command, cache: dict[str, str]) -> Measured:
     """Run a command twice, or once where nothing was compiled anew, and its control once, in an empty folder."""
     helios = [*HELIOS, *command.arguments]
-    with tempfile.TemporaryDirectory() as folder:
-        first = cpu_s(helios, folder, cache) if cache else None
-        again = cpu_s(helios, folder, cache)
+    with tempfile.TemporaryDirectory() as folder, answering_daemon(folder) as daemon:
+        first = cpu_s(helios, folder, cache | daemon) if cache else None
+        again = cpu_s(helios, folder, cache | daemon)
         control = cpu_s(command.control, folder, {})
     return Measured(command.name, first, command.first, again, command.again, control)
+
+
+@contextmanager
+def answering_daemon(folder: str) -> Iterator[dict[str, str]]:
+    """Answer every ``helios why`` as a daemon does, and yield the environment in which it is asked."""
+    environment = {"HELIOS_CONTROL_STATE_FOLDER": folder}
+    settings = load_configuration(environment={**os.environ, **environment}, folder=Path(folder)).settings
+    server = ExplainServer(settings, lambda job_id, _: JobAnswer(values={"job_id": job_id}, lines=("It waits.",)))
+    try:
+        yield environment
+    finally:
+        server.close()
 
 
 def cpu_s(command: list[str], folder: str, environment: dict[str, str]) -> float:

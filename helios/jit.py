@@ -78,8 +78,11 @@ def kernel(function: _Function) -> _Function:
 
 
 def entry_point(function: _Function) -> _Function:
-    """Compile ``function`` at its first call, and cache it on disk."""
-    return cached_jit(function, **_NO_REFERENCE_COUNTS)
+    """Compile ``function`` at its first call, and cache it on disk.
+
+    It releases the interpreter's lock, so that a forecast in the daemon does not hold up a cycle.
+    """
+    return cached_jit(function, nogil=True, **_NO_REFERENCE_COUNTS)
 
 
 def cache_folder() -> Path:

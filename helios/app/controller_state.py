@@ -29,6 +29,7 @@ from uuid import uuid4
 import pandas as pd
 
 from helios.actions import Result
+from helios.app.explain_socket import Explain
 from helios.app.live_cluster import LiveCluster, configured_services
 from helios.app.modes import PAUSE_FILE, Pause, current_modes, is_paused
 from helios.choices import Domain
@@ -238,6 +239,9 @@ class DaemonOperations:
         Queue the notices that a cycle causes. It neither waits nor fails.
     notify : callable, optional
         Send the notices that are due. None where nobody gets notices. It runs in a thread of its own.
+    explain : callable, optional
+        Return what is known of a job, for ``helios why``. None where this process does not act on jobs. It runs in a
+        thread of its own.
     """
 
     ingest: Callable[[], str] | None
@@ -249,6 +253,7 @@ class DaemonOperations:
     levels: Callable[[], Mapping[str, float]] = dict
     observe: Callable[[CycleSummary | NodeCycleSummary], None] = lambda _: None
     notify: Callable[[], str] | None = None
+    explain: Explain | None = None
 
 
 def error_kind(line: str) -> str:

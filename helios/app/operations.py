@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from helios.app.controller_state import NIGHTLY_LEVELS, CycleSummary, DaemonOperations, NodeCycleSummary, other_leader
 from helios.app.controllers import JobController, NodeController
+from helios.app.explain_socket import Explain, JobAnswer
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
 from helios.app.notify import Notices, channels, notices_in
@@ -84,7 +85,28 @@ def operations_for(
             "nodes" if isinstance(summary, NodeCycleSummary) else "jobs", notices_in(summary)
         ),
         notify=notices.send_due if channels(settings.notify) else None,
+        explain=job_explainer(settings, cluster=cluster) if on_jobs else None,
     )
+
+
+def job_explainer(settings: Settings, *, cluster: str | None) -> Explain:
+    """Return a function that explains jobs beside the cycles.
+
+    It has a cluster and a predictor of its own, since those of the cycles serve one thread. What it has learned is
+    kept, and only what is new is read again.
+    """
+    operations = Operations(settings, cluster=cluster)
+
+    def explain_job(job_id: str, wanted: str | None) -> JobAnswer:
+        from helios.app.explain import explain  # noqa: PLC0415 - a daemon that nobody asks needs none of it
+
+        cycles = operations.cycles
+        if wanted not in {None, cycles.site.name}:
+            raise HeliosError(f"it acts on cluster {cycles.site.name}, not on {wanted}")
+        found = explain(cycles, job_id)
+        return JobAnswer(values=found.to_json(), lines=tuple(found.lines()))
+
+    return explain_job
 
 
 class Operations:

@@ -173,11 +173,21 @@ def why_(
 
     Example: helios why 12345
     """
+    settings = configuration().settings
+    if job[:1].isdigit():
+        from helios.app.explain_socket import JobAnswer, ask_daemon  # noqa: PLC0415 - only for jobs
+
+        answer = ask_daemon(settings, job, cluster=cluster)
+        if isinstance(answer, JobAnswer):
+            print_result(answer.values, *answer.lines, as_json=as_json)
+            return
+        if answer:
+            print_notes([f"{answer}; so it is worked out here, which takes longer"])
     from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
 
-    operations = Operations(configuration().settings, cluster=cluster)
+    operations = Operations(settings, cluster=cluster)
     if job[:1].isdigit():
-        from helios.app.explain import explain  # noqa: PLC0415 - only for jobs
+        from helios.app.explain import explain  # noqa: PLC0415 - as above
 
         found = explain(operations.cycles, job)
         print_result(found.to_json(), *found.lines(), as_json=as_json)

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, Literal, TextIO
 
 from helios.app.controller_state import DaemonOperations, hold_daemon_lock
+from helios.app.explain_socket import ExplainServer
 from helios.app.modes import PAUSE_FILE
 from helios.choices import Domain
 from helios.config import Settings, without_password
@@ -119,7 +120,7 @@ class Daemon:
     ) -> None:
         self._times = times or TaskTimes()
         self._tasks = tasks
-        self._settings = settings.daemon
+        self._all_settings, self._settings = settings, settings.daemon
         self._folder = Path(settings.control.state_folder)
         self._notifier = Notifier(environment)
         watchdog_s = self._notifier.watchdog_s
@@ -144,6 +145,7 @@ class Daemon:
             times=self._times,
         )
         self._server: Server | None = None
+        self._explain_server: ExplainServer | None = None
         self._bind_at_s = self._times.monotonic_s()
         self._locks = ExitStack()
         self._beaten_s = self._times.monotonic_s()
@@ -164,6 +166,7 @@ class Daemon:
         with ExitStack() as stack:
             stack.enter_context(hold_daemon_lock(self._folder, domains=domains))
             self._serve()
+            self._serve_explanations()
             self._scheduler.start()
             self._locks = stack.pop_all()
         self._notifier.send("READY=1")
@@ -210,6 +213,8 @@ class Daemon:
         self._notifier.send("STOPPING=1")
         self._health.record_ending("stopping")
         self._scheduler.stop()
+        if self._explain_server is not None:
+            self._explain_server.close()
         _log.info("stops: %s", why)
         reverted, stuck = self._revert(why)
         stuck = not self._scheduler.close_readers(within_s=READER_S) or stuck
@@ -237,6 +242,15 @@ class Daemon:
             self._health.note = error.message
         else:
             self._health.note = ""
+
+    def _serve_explanations(self) -> None:
+        """Start to answer ``helios why``, which works without it, too."""
+        if self._tasks.explain is None:
+            return
+        try:
+            self._explain_server = ExplainServer(self._all_settings, self._tasks.explain)
+        except OSError as error:
+            _log.warning("helios why cannot ask this daemon, and works it out itself: %s", error)
 
     def _revert(self, why: str) -> tuple[bool, bool]:
         """Return whether everything due was reverted, and whether a thread is stuck."""

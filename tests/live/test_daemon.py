@@ -1,5 +1,6 @@
 """The daemon on a real Slurm: it acts, and however it ends, nothing of it is left."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,3 +115,42 @@ def test_a_controller_that_goes_away_and_comes_back_ends_nothing(site: Site) -> 
     daemon.terminate()
     assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
     assert set(site.rig.site_factors().values()) == {0}
+
+
+def said(site: Site, job: str, **environment: str) -> tuple[int, Any, str]:
+    """Return the exit status of ``helios why``, what it says, and what it imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "helios", "why", job, "--json"],
+        cwd=site.folder,
+        env=site.environment | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TEST_TIMEOUT_S,
+    )
+    imports, other = [], []
+    for line in done.stderr.splitlines():
+        (imports if line.startswith("import time:") else other).append(line)
+    told = json.loads(done.stdout) if done.returncode == 0 else other
+    return done.returncode, told, "\n".join(imports)
+
+
+def test_the_daemon_answers_why_as_it_is_answered_without_it(site: Site) -> None:
+    ended = site.rig.submit(gpus=0, seconds=1, limit="5")
+    site.rig.until(lambda: site.rig.lines("sacct", "-n", "-X", "-P", "-j", ended, "-o", "State") == ["COMPLETED"])
+    site.helios("trace", "sync")
+    running, waiting = (site.rig.lines("squeue", "-h", "-t", state, "-o", "%i")[0] for state in ("R", "PD"))
+    site.start()
+    site.until_all_are_set()
+    for job in (waiting, running, ended, "99999999"):
+        code, told, imports = said(site, job)
+        # Of another setting that no answer depends on: the daemon refuses, and the command works it out.
+        code_without, told_without, imports_without = said(site, job, HELIOS_HOOK_MOST_ROWS="77")
+        assert "pandas" not in imports and "sqlalchemy" not in imports
+        assert "pandas" in imports_without
+        if code == 0:  # how long it waits or runs, and all that is drawn from it, moves on between the two
+            moves = {"waited_s", "start", "remaining_s", "p10_s", "p50_s", "p90_s"}
+            told, told_without = ({k: v for k, v in each.items() if k not in moves} for each in (told, told_without))
+        else:
+            told_without = told_without[1:]
+        assert (code, told) == (code_without, told_without)

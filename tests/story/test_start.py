@@ -1,12 +1,15 @@
 """How soon the command line answers: what is typed in a hurry does not wait for what it does not need."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from helios.app.explain_socket import ExplainServer, JobAnswer
 from helios.cli.main import COMMANDS, import_command
+from helios.config import load_configuration
 
 # What takes a tenth of a second and more to import, and only some commands need.
 HEAVY = ("alembic", "apscheduler", "lightgbm", "matplotlib", "numba")
@@ -71,3 +74,16 @@ def test_a_question_trains_and_draws_nothing(
     heavy = ("apscheduler", "dask", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
     run = "import helios.cli.main\ntry: helios.cli.main.main()\nexcept SystemExit: pass"
     assert loaded_by(f"sys.argv = {['helios', *command]}\n{run}", of=(*heavy, "pandas"), folder=tmp_path) == ["pandas"]
+
+
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_a_question_that_the_daemon_answers_needs_no_heavy_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", str(tmp_path))
+    settings = load_configuration(environment=os.environ, folder=tmp_path).settings
+    daemon = ExplainServer(settings, lambda job, _: JobAnswer(values={"job": job}, lines=("It waits.",)))
+    try:
+        assert loaded_by_running(f"why 1 {form}", of=(*NEVER_FOR_HELP, "numpy"), folder=tmp_path) == []
+    finally:
+        daemon.close()

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, digest, inline_jit
+from helios.simulate.slurm.events import run_until
 
 LIBRARY = """
 from helios.jit import inline_jit
@@ -146,3 +147,8 @@ def test_an_edit_of_an_imported_module_has_its_users_compiled_anew(tmp_path: Pat
         return done.stdout.strip()
 
     assert [says(1), says(1), says(1, unused=1), says(2)] == ["3 0", "3 1", "3 1", "5 0"]
+
+
+def test_the_simulator_lets_other_threads_go_on() -> None:
+    """Otherwise each step of a cycle would wait for a whole simulation of a forecast beside it."""
+    assert run_until.targetoptions["nogil"]

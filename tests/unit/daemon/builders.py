@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from helios.app.controller_state import CycleSummary, DaemonOperations
+from helios.app.explain_socket import JobAnswer
 from helios.daemon.health import TaskTimes
 from tests.waiting import TEST_TIMEOUT_S
 
@@ -50,6 +51,7 @@ class ToyChores:
             hook=lambda: self._do("hook"),
             nightly=lambda: self._do("nightly"),
             release=lambda why: self._do("release", f"release {why}"),
+            explain=self._explain,
         )
 
     def count(self, name: str) -> int:
@@ -58,6 +60,10 @@ class ToyChores:
     def _cycle(self) -> CycleSummary:
         self._do("cycle")
         return self.cycle
+
+    def _explain(self, job_id: str, cluster: str | None) -> JobAnswer:
+        self._do("explain", f"explain {job_id} of {cluster}")
+        return JobAnswer(values={}, lines=("It waits.",))
 
     def _do(self, name: str, call: str = "") -> str:
         self.called.append(call or name)

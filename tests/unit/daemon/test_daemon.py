@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from helios.app.controller_state import DaemonRuns
+from helios.app.explain_socket import NAME, JobAnswer, ask_daemon
 from helios.config import Control, DaemonSettings, Settings
 from helios.daemon import daemon as daemon_module
 from helios.daemon.health import TaskTimes
@@ -348,3 +349,53 @@ def test_hangup_changes_nothing_and_sigterm_ends(
     assert toys.called[-1] == "release SIGTERM"
     assert any("SIGHUP changes nothing" in record.getMessage() for record in caplog.records)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_daemon_explains_jobs_while_a_cycle_is_under_way(tmp_path: Path) -> None:
+    toys, blocked = ToyChores(), Blocked()
+    toys.does["cycle"] = blocked
+    living = a_daemon(toys, tmp_path)
+    living.start()
+    assert blocked.enter.wait(PATIENCE_S)
+    answer = ask_daemon(settings(tmp_path), "7", cluster="dev")
+    blocked.let_go()
+    living.stop(why="SIGTERM")
+    assert isinstance(answer, JobAnswer) and answer.lines == ("It waits.",)
+    assert "explain 7 of dev" in toys.called
+
+
+def test_a_stopped_daemon_is_not_asked(tmp_path: Path) -> None:
+    lived(ToyChores(), tmp_path)
+    assert ask_daemon(settings(tmp_path), "7", cluster=None) == ""
+
+
+def test_a_question_that_is_worked_on_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    toys, blocked = ToyChores(), Blocked()
+    toys.does["explain"] = blocked
+    living = a_daemon(toys, tmp_path)
+    living.start()
+    asking = threading.Thread(target=ask_daemon, args=(settings(tmp_path), "7"), kwargs={"cluster": None}, daemon=True)
+    asking.start()
+    assert blocked.enter.wait(PATIENCE_S)
+    assert living.stop(why="SIGTERM").code == 0
+    assert not blocked.left.is_set()
+    blocked.let_go()
+    asking.join(PATIENCE_S)
+
+
+def test_a_second_daemon_leaves_the_questions_to_the_first(tmp_path: Path) -> None:
+    first = a_daemon(ToyChores(), tmp_path)
+    first.start()
+    with pytest.raises(DaemonRuns):
+        a_daemon(ToyChores(), tmp_path).start()
+    assert isinstance(ask_daemon(settings(tmp_path), "7", cluster=None), JobAnswer)
+    first.stop(why="SIGTERM")
+
+
+def test_where_no_socket_can_be_made_the_daemon_works_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / NAME).mkdir()
+    toys = ToyChores()
+    assert lived(toys, tmp_path).code == 0
+    assert "helios why cannot ask this daemon" in caplog.text
