@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from helios.slurm.connect import open_cluster
 from helios.slurm.pyslurm_backend import NOT_KNOWN, PyslurmBackend
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.chroot import Chroot
+from tests.live.meanwhile import Meanwhile
 
 
 @pytest.fixture(scope="module")
@@ -322,17 +324,22 @@ class TestBothWaysIn(ClusterContract):
     """The contract of every cluster, on a release that has soft limits, through either way in."""
 
     @pytest.fixture
-    def world(self, chroot: Chroot, way: str) -> Iterator[World]:
+    def world(self, chroot: Chroot, way: str, tmp_path: Path) -> Iterator[World]:
         chroot.fill()
         waiting = [chroot.submit(limit="120") for _ in range(5)]
         chroot.until(lambda: set(waiting) <= set(chroot.site_factors()))
-        cluster = open_cluster(chroot.slurm(way))
+        for path in chroot.scratch.iterdir():
+            shutil.copy(path, tmp_path)
+        settings = chroot.slurm(way).model_copy(update={"commands": str(tmp_path)})
+        cluster = open_cluster(settings)
         yield World(
             cluster=cluster,
             hold=lambda job_id: _quietly(chroot, "hold", job_id),
             set_site_factor=lambda job_id, value: _update(chroot, job_id, f"SiteFactor={value}"),
             set_priority=lambda job_id, value: _update(chroot, job_id, f"Priority={value}"),
             set_time_min=lambda job_id, value: _update(chroot, job_id, f"TimeMin={value}"),
+            delay=lambda job_id: _update(chroot, job_id, "StartTime=now+1hour"),
+            meanwhile=Meanwhile(tmp_path),
         )
         cluster.close()
 
