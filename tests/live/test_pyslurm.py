@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from helios.actions import Place, Reorder, Revert
+from helios.control.jobs import revert_jobs
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import JobUpdate, RawJob, RawNode
 from helios.slurm.connect import open_cluster
@@ -342,6 +343,19 @@ class TestBothWaysIn(ClusterContract):
             meanwhile=Meanwhile(tmp_path),
         )
         cluster.close()
+
+
+def test_a_users_own_minimum_that_bears_the_mark_is_a_strangers(chroot: Chroot, way: str) -> None:
+    chroot.fill()
+    job = chroot.submit("--time-min=7", limit="120")
+    chroot.until(lambda: job in chroot.site_factors())
+    cluster = open_cluster(chroot.slurm(way))
+    try:
+        result = revert_jobs(cluster, "a test")
+    finally:
+        cluster.close()
+    assert (result.remaining, result.strangers) == ((), (job,))
+    assert chroot.show_job(job)["TimeMin"] == "00:07:00"
 
 
 def test_automatically_a_pyslurm_of_another_release_is_not_taken(chroot: Chroot) -> None:
