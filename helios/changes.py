@@ -43,9 +43,13 @@ Desired = TypeVar("Desired", float, str)
 """Requested value of a setting, a number for a job and text for a node."""
 
 GONE = "it is no longer pending"
-INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
+INELIGIBLE = "it is not eligible yet: the cluster hides its SiteFactor, which an admin may have set"
 HIDDEN = "the cluster hides what stands on it now"
 """Beginning of the remark about a value that is not reverted, as the cluster hides the current one."""
+NO_RECORD = "it bears Helios' mark, and no record says that Helios wrote it"
+"""Beginning of the remark about a value that is not reverted, as somebody else wrote it."""
+CHANGED = "somebody changed it right before Helios was to write"
+"""Beginning of the remark about a change that is not written, as the value is no longer the one it was decided on."""
 TOO_LONG = "it is not below the time limit"
 USERS_OWN = "the user set a --time-min"
 SOFT_LIMIT_FLAG = "time_min_as_soft_limit"
@@ -215,6 +219,8 @@ class ChangeContext:
         The job's time limit, min; 0 for none.
     hidden : int
         Value that Helios wrote where the current one cannot be read; 0 for none.
+    hides_site_factor : bool
+        Whether the cluster hides the job's SiteFactor. Then no setting of the job is written.
     suspect : str
         Why a value with Helios' mark is left unchanged; empty where it has no mark, or a record.
     """
@@ -225,6 +231,7 @@ class ChangeContext:
     soft_limits: bool
     time_limit: int
     hidden: int = 0
+    hides_site_factor: bool = False
     suspect: str = ""
 
 
@@ -245,7 +252,7 @@ def check_change(change: SettingChange[int], context: ChangeContext) -> Outcome 
             why = TOO_LONG
     if why:
         return change.outcome(Result.REFUSED, before=context.before, remark=why)
-    if context.before is None:
+    if context.hides_site_factor:
         return change.outcome(Result.POSTPONED, remark=INELIGIBLE)
     if context.before == change.wanted:
         return change.outcome(Result.UNCHANGED, before=context.before, after=context.before)

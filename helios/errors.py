@@ -122,6 +122,15 @@ class AnswerNotUnderstood(HeliosError):
     """Slurm answered in a form this version of Helios does not read."""
 
 
+class StrangersLeft(HeliosError):
+    """Nothing of Helios is left, only values with its mark that are in no record.
+
+    A user or an admin wrote them. So a stop has done all that it may do.
+    """
+
+    exit_code = 3
+
+
 class LeaseLost(HeliosError):
     """Another Helios writes to this cluster."""
 

@@ -18,7 +18,8 @@ usage: helios-release.sh [--dry-run] [--jobs-only | --nodes-only] [--hidden] [--
      one that is falling asleep can only be woken when it is asleep, and is waited for
   5. reads it all back
 
-A job that bears the mark and is in no record is left, and named. So is a job of FOLDER/jobs.undo whose SiteFactor Slurm
+What each job has is read again right before it is written, and left if it is no longer what Helios wrote. A job that
+bears the mark and is in no record is left, and named. So is a job of FOLDER/jobs.undo whose SiteFactor Slurm
 hides now: it is held, waits for a time or for another job, or has a priority of its own. What Helios did to nodes stands
 in FOLDER/nodes.undo; when all of it is taken back, that becomes nodes.undo.released. A node that is drained or under
 maintenance meanwhile is left to its admin, as it is. Where there is a FOLDER-power, the state folder of
@@ -36,7 +37,8 @@ user all is done as that user, and no link is followed there.
   --state FOLDER Helios's control.state_folder; default $HELIOS_CONTROL_STATE_FOLDER, else /var/lib/helios
   --table FILE   the hook's table; default FOLDER/hook/table
 
-Exit status: 0 read back, nothing is left; 1 something is left or could not be read; 2 misused.
+Exit status: 0 read back, nothing is left; 1 something of Helios' own is left or could not be read; 2 misused; 3 nothing
+of Helios' own is left, and values that bear the mark and are in no record are: a user or an admin wrote them.
 To let Helios work again: helios resume, or rm FOLDER/PAUSED; and rm FOLDER-power/PAUSED, if there is one
 TEXT
 }
@@ -63,11 +65,12 @@ done
 case $limit in *[!0-9]*) echo "helios-release: --wait takes seconds, not: $limit" >&2; exit 2 ;; esac
 state=${state%/} table=${table:-$state/hook/table}
 
-BATCH=200  # job ids in one scontrol: 200 ids of ten digits are far below any limit of a command line
+BATCH=200  # nodes in one scontrol: far below any limit of a command line
+BLOCK=64   # jobs in one scontrol, written in about 40 ms: what an admin writes to them meanwhile is lost
 PASSES=4   # jobs come, go and become eligible while this runs
 
 say() { printf 'helios-release: %s\n' "$*"; }
-bad=0
+bad=0 strangers=
 problem() { say "PROBLEM: $*" >&2; bad=1; }
 
 for program in ${jobs:+squeue sprio} scontrol awk sort mktemp ls id; do
@@ -130,9 +133,11 @@ is_plain() {
 # Of an array whose tasks have one record, a line of squeue --array for each has the record's number: tasks that somebody
 # split off have their own. No job's name is asked for, so that none can look like a line.
 # sprio shows a job whose priority was set directly with all factors 0.
+# [FOLDER IDS]: of some jobs alone, into files there. One id is named twice: squeue fails where it is alone and gone.
 look() {
-  squeue -h -a --array -t PD -O 'JobID:|,ArrayJobID:|,ArrayTaskID:|,SubmitTime:|,UserName:|,Partition:|,TimeLimit:|,MinTime:|,PriorityLong:|,RestartCnt:|' \
-    >"$work/squeue" && sprio -h -o '%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T' >"$work/sprio" &&
+  into=${1:-$work} ids=${2:-}
+  squeue -h -a --array -t PD ${ids:+-j "$ids,$ids"} -O 'JobID:|,ArrayJobID:|,ArrayTaskID:|,SubmitTime:|,UserName:|,Partition:|,TimeLimit:|,MinTime:|,PriorityLong:|,RestartCnt:|' \
+    >"$into/squeue" && sprio -h ${ids:+-j "$ids"} -o '%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T' >"$into/sprio" &&
     awk -F '|' -v by_mark="$by_mark" -v soft="$soft" '
       function minutes(text,   n, part, days) { # [days-]hours:minutes:seconds or minutes:seconds
         days = 0
@@ -187,9 +192,24 @@ look() {
           if (proved("time_min", least, $7 == "UNLIMITED" ? "-" : minutes($7))) print "TimeMin", target, "TimeMin=" least
           else if (soft) print "odd", target, "TimeMin=" least
         }
-      }' "$work/wrote" "$work/published" "$work/sprio" "$work/squeue" >"$work/found" || return 1
+      }' "$work/wrote" "$work/published" "$into/sprio" "$into/squeue" >"$into/found" || return 1
   for kind in SiteFactor TimeMin hidden odd strange; do
-    awk -v kind=$kind '$1 == kind { print $2, $3, $4 }' "$work/found" | sort -u >"$work/$kind" || return 1
+    awk -v kind=$kind '$1 == kind { print $2, $3, $4 }' "$into/found" | sort -u >"$into/$kind" || return 1
+  done
+}
+
+# FIELD KIND FILE: sets a field of jobs to none, block by block. Slurm has no compare-and-set, so the jobs of a block are
+# looked at again right before it is written, and only those are that are still of the kind: an admin's change stands.
+clear_field() {
+  mkdir -p "$work/again" && sort -t _ -k 1,1n -k 2,2n "$3" >"$work/queued" || return 1
+  first=1 last=$(count "$work/queued")
+  while [ $first -le "$last" ]; do
+    awk -v first=$first -v most=$BLOCK 'NR >= first && NR < first + most' "$work/queued" >"$work/block" &&
+      named=$(awk '{ sub(/_.*/, "", $1); if (!had[$1]++) list = list (list ? "," : "") $1 } END { print list }' "$work/block") &&
+      look "$work/again" "$named" &&
+      awk 'FILENAME == ARGV[1] { still[$1]; next } $1 in still' "$work/again/$2" "$work/block" >"$work/still" || return 1
+    write "$1=0" "$work/still"
+    first=$((first + BLOCK))
   done
 }
 
@@ -198,7 +218,8 @@ read_records() {
   : >"$work/wrote"; : >"$work/published"; soft=
   [ ! -d "$state" ] || [ -x "$state" ] || problem "$state/jobs.undo was not read: this user may not look into $state"
   text_of "$state" jobs.undo >"$work/raw_wrote" || { : >"$work/raw_wrote"; problem "$state/jobs.undo was not read"; }
-  text_of "$state" hook/published >"$work/raw_published" || : >"$work/raw_published"
+  text_of "$state" hook/published >"$work/raw_published" ||
+    { : >"$work/raw_published"; problem "$state/hook/published was not read"; }
   awk '/^(site_factor|time_min)\t[0-9]+\t[0-9]+\t-?[0-9]+$/' "$work/raw_wrote" >"$work/wrote" &&
     awk '/^[0-9]+ ([0-9]+|-) (site_factor|time_min) [^ ]+ [^ ]+ ([0-9]+|[*]) -?[0-9]+$/' "$work/raw_published" \
       >"$work/published" && scontrol show config >"$work/config" || return 1
@@ -254,8 +275,7 @@ release_hidden() {
   cp "$work/hidden" "$work/before" || return 1
   say "setting the SiteFactor of $(count "$work/before") pending jobs to none that Slurm hides and Helios had set"
   : >"$work/refused"
-  write SiteFactor=0 "$work/before"
-  look || return 1
+  clear_field SiteFactor hidden "$work/before" && look || return 1
   if [ -s "$work/refused" ]; then problem "jobs whose SiteFactor Slurm hides were refused: $(names "$work/refused")"; return; fi
   # Nothing can be read back but the priority.
   awk 'FILENAME == ARGV[1] { had[$1] = $2; was[$1] = $3; next }
@@ -301,7 +321,7 @@ release_marked() {
       [ -s "$work/$field" ] || continue
       say "$field of $(count "$work/$field") pending jobs: setting to none: $(names "$work/$field")"
       cp "$work/$field" "$work/was_$field" || return 1
-      write "$field=0" "$work/$field"
+      clear_field $field $field "$work/was_$field" || return 1
     done
     look || return 1
     for field in SiteFactor TimeMin; do
@@ -327,9 +347,10 @@ judge_jobs() {
       "Helios takes it back once it can be read; at once: scontrol update jobid=N SiteFactor=0, or for all: $0 --hidden"
   fi
   if [ -s "$work/odd" ]; then
-    problem "$(count "$work/odd") values bear Helios' mark and are in no record:" \
+    strangers=yes
+    say "LEFT: $(count "$work/odd") values bear Helios' mark and are in no record:" \
       "$(awk '{ printf "%s%s (%s)", n++ ? ", " : "", $1, $2 } n == 10 { exit }' "$work/odd"); not touched. If they are" \
-      "Helios' own, its state folder lost: $0 --by-mark"
+      "Helios' own, its state folder lost: $0 --by-mark" >&2
   fi
   [ ! -s "$work/strange" ] || problem "$(count "$work/strange") lines of squeue are not understood"
   [ $bad = 0 ] && say "read back: nothing that Helios is known to have set is left on pending jobs"
@@ -480,4 +501,5 @@ if [ -n "$jobs" ]; then
 fi
 [ -z "$nodes" ] || release_nodes "$state"
 [ -z "$power" ] || release_nodes "$power"
+[ $bad != 0 ] || [ -z "$strangers" ] || exit 3
 exit $bad

@@ -22,7 +22,7 @@ from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
 from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
-from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
+from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from helios.app.nightly import NightlyRun
 
 ALL_DOMAINS = frozenset(Domain)
+OF_STRANGERS = "Users may ask for --time-min=7, and admins write a SiteFactor of 537: docs/safety.md"
 
 
 def operations_for(
@@ -300,9 +301,11 @@ class Operations:
         try:
             retract(self.state_folder / TABLE)
         except HookTableInvalid as problem:
-            released = summarise_release(
-                JobController(self.site, settings, clock=self._clock).release(why, hidden=hidden)
-            )
+            report = JobController(self.site, settings, clock=self._clock).release(why, hidden=hidden)
+            try:
+                released = summarise_release(report)
+            except HeliosError as left:
+                released = left.message
             raise HookTableInvalid(f"{problem.message}; but of the jobs: {released}", hint=problem.hint) from problem
         return JobController(self.site, settings, clock=self._clock).release(why, hidden=hidden)
 
@@ -315,18 +318,20 @@ class Operations:
         """Revert everything on jobs and nodes.
 
         Returns the reports on jobs and on nodes, and a line about both. The report on nodes is None where Helios cannot
-        have changed any.
+        have changed any. Values of strangers, which are left, are in the report on jobs and in the line.
 
         Raises
         ------
         HeliosError
-            Something is left, or the cluster could not be read. Both domains were tried.
+            Something of Helios is left, or the cluster could not be read. Both domains were tried.
         """
         problems: list[HeliosError] = []
         jobs, nodes, done = None, None, []
         try:
             jobs = self.release(why, hidden=hidden)
             done.append(summarise_release(jobs))
+        except StrangersLeft as left:
+            done.append(left.message)
         except HeliosError as problem:
             problems.append(problem)
         try:
@@ -347,10 +352,13 @@ class Operations:
 
         Raises
         ------
+        StrangersLeft
+            Nothing of Helios is left, but values of strangers that look like it. All domains were tried.
         HeliosError
-            Something is left, or the cluster could not be read. All domains were tried.
+            Something of Helios is left, or the cluster could not be read. All domains were tried.
         """
-        done, problems = [], []
+        done: list[str] = []
+        problems: list[HeliosError] = []
         for domain in sorted(domains):
             try:
                 done.append(self._release(domain, why))
@@ -358,7 +366,8 @@ class Operations:
                 problems.append(problem)
         if problems:
             facts = "; ".join([problem.message for problem in problems] + done)
-            raise HeliosError(facts, hint=problems[0].hint)
+            is_clean = all(isinstance(problem, StrangersLeft) for problem in problems)
+            raise (StrangersLeft if is_clean else HeliosError)(facts, hint=problems[0].hint)
         return "; ".join(done)
 
     def _release(self, domain: Domain, why: str) -> str:
@@ -377,8 +386,10 @@ def summarise_release(report: CycleReport) -> str:
 
     Raises
     ------
+    StrangersLeft
+        Nothing of Helios is left, but values of strangers that look like it.
     HeliosError
-        Something is left, or the cluster could not be read.
+        Something of Helios is left, or the cluster could not be read.
     """
     if not report.clean:
         left = "unknown: the cluster could not be read" if report.remaining is None else ", ".join(report.remaining)
@@ -387,6 +398,10 @@ def summarise_release(report: CycleReport) -> str:
             hint="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
             "administrator; it needs neither Python nor the database.",
         )
+    if report.strangers:
+        # What another Helios set is recorded in the database alone: without it nobody is known to be a stranger.
+        kind = StrangersLeft if report.recorded else HeliosError
+        raise kind("; ".join([f"{report.acted} jobs set back", *report.notes]), hint=OF_STRANGERS)
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
 
 

@@ -24,7 +24,7 @@ from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
-from helios.errors import HeliosError, NoSuchCluster, UsageError
+from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError
 from helios.model import Mode
 from helios.services.registry import POOL_GROUP, domain_of, installed
 from helios.warehouse import Warehouse
@@ -153,8 +153,9 @@ def pause_(
     """Stop Helios at once and revert everything it set.
 
     The revert is verified, and nodes that Helios put to sleep are woken. Then Helios does nothing until helios resume.
-    Neither the daemon nor the database is needed. A value that carries Helios' mark but is in none of its records, or
-    that Slurm hides, is left as it is. Such values are named, and the exit status is 1.
+    Neither the daemon nor the database is needed. A value of Helios that Slurm hides is left and named, and the exit
+    status is 1. So it is if something could not be reverted or read. A value that carries Helios' mark but is in none
+    of its records is another's: it is left and named too, and if only such values are left, the exit status is 3.
 
     Example: helios pause --reason 'maintenance'
     """
@@ -192,9 +193,12 @@ def pause_(
         "set_back": report.acted,
         "nodes_woken": [] if nodes is None else list(nodes.woken),
         "remaining": [],
+        "strangers": list(report.strangers),
         "audited": report.recorded and (nodes is None or nodes.recorded),
     }
     print_result(answer, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
+    if report.strangers:
+        raise typer.Exit(StrangersLeft.exit_code)
 
 
 def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:

@@ -176,7 +176,7 @@ def _global_options(
 def main() -> None:
     """Run the command line.
 
-    Exit status: 0 done, 1 failed, 2 misused, 130 interrupted.
+    Exit status: 0 done, 1 failed, 2 misused, 3 only strangers' values left by a pause, 130 interrupted.
     """
     # Python's own 700 has it look for garbage hundreds of times while modules are imported, which leave none.
     gc.set_threshold(10_000)

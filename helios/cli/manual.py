@@ -23,7 +23,13 @@ OF_THE_USER = {
     "report.folder": "reports in the user's data folder",
 }
 """Defaults that differ from user to user, by key."""
-EXIT_STATUS = {"0": "Done.", "1": "It failed.", "2": "It was misused, or a setting is wrong.", "130": "Interrupted."}
+EXIT_STATUS = {
+    "0": "Done.",
+    "1": "It failed.",
+    "2": "It was misused, or a setting is wrong.",
+    "3": "Nothing of Helios is left on the cluster, only values that look like it and are in no record.",
+    "130": "Interrupted.",
+}
 FILES = {
     "/etc/helios/helios.toml, /etc/helios/conf.d/*.toml": "Settings of the machine.",
     "~/.config/helios/helios.toml, ./helios.toml": "Settings of a user and of a folder; a later file wins.",

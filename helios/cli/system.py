@@ -317,7 +317,8 @@ def daemon_(
     """Run control cycles at regular intervals until SIGTERM.
 
     It also reads new accounting records and runs the nightly analysis. On SIGTERM it reverts what it set, verifies the
-    revert and exits with status 0. Log lines go to standard error.
+    revert and exits with status 0; with 1 if something of it may be left; with 3 if only values are left that carry
+    Helios' mark and are in none of its records. Log lines go to standard error.
 
     Example: HELIOS_DAEMON_LOGS=json helios daemon --no-nightly
     """

@@ -307,6 +307,7 @@ class Cycle:
             "recorded": self.recorded,
             "leads": self.token is not None,
             "remaining": () if self.released is None else self.released.remaining,
+            "strangers": () if self.released is None else self.released.strangers,
         }
 
     def read_applied(self) -> AppliedChanges | None:
@@ -615,6 +616,8 @@ class ReleaseResult:
         Targets with changes that are still applied or were left. None where they could not be observed.
     keys : frozenset of Key
         Settings of these targets.
+    strangers : tuple of str
+        Targets with values that somebody else wrote, although they look like Helios' own.
     snapshot : Snapshot, optional
         The snapshot that verified it.
     failure : str
@@ -630,6 +633,7 @@ class ReleaseResult:
     notes: tuple[str, ...] = ()
     remaining: tuple[str, ...] | None = None
     keys: frozenset[Key] = frozenset()
+    strangers: tuple[str, ...] = ()
     snapshot: Snapshot | None = None
     failure: str = ""
     left: AppliedChanges = field(default_factory=AppliedChanges)
@@ -644,6 +648,7 @@ class ReleaseResult:
             "recorded": recorded,
             "leads": recorded,
             "remaining": self.remaining,
+            "strangers": self.strangers,
         }
 
 

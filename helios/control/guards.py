@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobSetting, NodeOutcome, NodeSetting, Outcome, Result
-from helios.changes import AWAKE, Change, Desired, Key
+from helios.changes import AWAKE, INELIGIBLE, Change, Desired, Key
 from helios.config import Control, Power, Settings
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import UNTOUCHABLE, AppliedChanges, ObservedNode, PendingJob, same_list, weight_in
@@ -42,9 +42,6 @@ Flags = NDArray[np.bool_]
 
 MANY = 10
 """Fewest pending jobs that cannot all vanish in one cycle with some nodes, unless Slurm's answer is incomplete."""
-
-
-NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
 BudgetResult = tuple[Result, str]
@@ -358,7 +355,7 @@ def apply_guards(
         allowed=tuple(cap_changes(unique, jobs=jobs, share=most_of_one_user)),
         refused=(
             *(
-                change.outcome(Result.POSTPONED if why == NOT_ELIGIBLE else Result.REFUSED, why)
+                change.outcome(Result.POSTPONED if why == INELIGIBLE else Result.REFUSED, why)
                 for change, why in zip(changes, reasons, strict=True)
                 if why
             ),
@@ -641,6 +638,8 @@ def _job_refusal(change: Change[float], job: PendingJob | None, mode: ServiceMod
         return "somebody changed it after Helios did: it is theirs"
     if not mode.covers(job):
         return OUTSIDE
+    if not job.eligible:
+        return INELIGIBLE
     return _refuse_order(change, job) if change.setting is JobSetting.ORDER else _refuse_soft_limit(change, job)
 
 
@@ -649,7 +648,7 @@ def _refuse_order(change: Change[float], job: PendingJob) -> str:
         return f"urgency {change.value} is not between -1 and 1"
     if change.partition != job.partition:
         return f"it queues in partition {job.partition}, not {change.partition}"
-    return "" if job.eligible else NOT_ELIGIBLE
+    return ""
 
 
 def _refuse_soft_limit(change: Change[float], job: PendingJob) -> str:

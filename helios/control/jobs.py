@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from helios.actions import JobSetting, NodeOutcome, Outcome, Result, Revert
-from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions, to_job_changes
+from helios.changes import CHANGED, HIDDEN, NO_RECORD, Change, Key, RequestedChanges, to_job_actions, to_job_changes
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control.cycle import (
@@ -437,7 +437,8 @@ def release(
 def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> ReleaseResult:
     """Revert every job that Helios set, and observe whether any is left.
 
-    Values with Helios' mark but no record, and values that the cluster hides, are left and reported.
+    Values with Helios' mark but no record, and values that the cluster hides, are left and reported. A value that
+    somebody changed meanwhile is no longer Helios' own.
     """
     outcomes: dict[Key, Outcome] = {}
     try:
@@ -449,35 +450,46 @@ def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> Relea
         failure = f"taking everything back was broken off: {error.message}"
         return ReleaseResult(outcomes=list(outcomes.values()), message=f"{Result.FAILED}: {failure}", failure=failure)
     jobs = pending_jobs(snapshot)
-    refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
-    left = [*helios_values(list(jobs.values())), *((one.setting, one.job_id) for one in refused)]
+    refused = [
+        one
+        for one in outcomes.values()
+        if one.result is Result.REFUSED and one.job_id in jobs and not one.remark.startswith(CHANGED)
+    ]
+    unproved = [one for one in refused if one.remark.startswith(NO_RECORD)]
+    own = [(one.setting, one.job_id) for one in refused if one not in unproved]
+    left = [*helios_values(list(jobs.values())), *own]
     remaining = tuple(dict.fromkeys(job_id for _, job_id in left))
+    strangers = tuple(dict.fromkeys(one.job_id for one in unproved))
     return ReleaseResult(
         outcomes=list(outcomes.values()),
-        message=_describe_release(remaining, refused),
+        message=_describe_release(remaining, refused, strangers),
         remaining=remaining,
         keys=frozenset(left),
+        strangers=strangers,
         snapshot=snapshot,
         sources={job_id: job.source for job_id, job in jobs.items()},
     )
 
 
-def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome]) -> str:
+def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome], strangers: tuple[str, ...]) -> str:
     hidden = list(dict.fromkeys(one.job_id for one in refused if one.remark.startswith(HIDDEN)))
-    unproved = list(dict.fromkeys(one.job_id for one in refused if not one.remark.startswith(HIDDEN)))
-    others = [job_id for job_id in remaining if job_id not in {*hidden, *unproved}]
-    if not remaining:
-        return f"{Result.DONE}: looked again, no job carries anything that Helios is known to have set"
+    unknown = [one for one in refused if not one.remark.startswith((HIDDEN, NO_RECORD))]
+    unread = list(dict.fromkeys(one.job_id for one in unknown))
+    others = [job_id for job_id in remaining if job_id not in {*hidden, *unread}]
     parts = []
     if others:
         parts.append(f"{len(others)} jobs still carry what Helios set: {_list_jobs(others)}")
     if hidden:
         carry = "jobs Slurm hides whether they still carry what Helios set"
         parts.append(f"of {len(hidden)} {carry}: {_list_jobs(hidden)}. {OF_THE_HIDDEN}")
-    if unproved:
-        bear = f"{len(unproved)} jobs bear Helios' mark and are in no record: {_list_jobs(unproved)}"
+    if unread:
+        parts.append(f"{len(unread)} jobs were left: {_list_jobs(unread)}; {unknown[0].remark}")
+    if not parts:
+        parts.append("looked again, no job carries anything that Helios is known to have set")
+    if strangers:
+        bear = f"{len(strangers)} jobs bear Helios' mark and are in no record: {_list_jobs(strangers)}"
         parts.append(f"{bear}; not touched. {OF_THE_UNPROVED}")
-    return f"{Result.MISMATCH}: {'; '.join(parts)}"
+    return f"{Result.MISMATCH if remaining else Result.DONE}: {'; '.join(parts)}"
 
 
 def applied_after(applied: AppliedChanges, result: ReleaseResult) -> AppliedChanges:

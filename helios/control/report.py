@@ -202,6 +202,8 @@ class DomainReport:
     remaining : tuple of str, optional
         After reverting everything, targets with changes that are still applied, such as nodes that fall asleep and can
         be woken only later. None where they could not be observed.
+    strangers : tuple of str
+        After reverting everything, targets with values that look like Helios' own and are in no record of it.
     notes : tuple of str
         Further messages for the operator.
     """
@@ -214,11 +216,12 @@ class DomainReport:
     recorded: bool = True
     leads: bool = True
     remaining: tuple[str, ...] | None = ()
+    strangers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
-        """Whether everything was reverted, as far as observed."""
+        """Whether everything of Helios was reverted, as far as observed."""
         return self.remaining == ()
 
 

@@ -25,7 +25,7 @@ from helios.choices import Domain
 from helios.config import Settings, without_password
 from helios.daemon.health import AddressTaken, Health, HealthFile, Metrics, Server, TaskTimes
 from helios.daemon.tasks import TaskSchedule, TaskScheduler, task_error
-from helios.errors import ConfigurationInvalid
+from helios.errors import ConfigurationInvalid, StrangersLeft
 
 WRITER_S = 45.0
 """Longest wait for a running cycle at the end, s. It is above the longest call to Slurm (slurm.timeout_s)."""
@@ -51,7 +51,8 @@ class Ending:
     Attributes
     ----------
     code : int
-        Exit status, 1 if changes of Helios may still be applied that should be reverted, else 0.
+        Exit status, 1 if changes of Helios may still be applied that should be reverted, that of ``StrangersLeft`` if
+        only values of strangers are left that look like it, else 0.
     stuck : bool
         Whether a thread is still running, for which the interpreter would wait.
     """
@@ -216,7 +217,7 @@ class Daemon:
         if self._explain_server is not None:
             self._explain_server.close()
         _log.info("stops: %s", why)
-        reverted, stuck = self._revert(why)
+        code, stuck = self._revert(why)
         stuck = not self._scheduler.close_readers(within_s=READER_S) or stuck
         self._health.record_ending("stopped")
         self._file.write(self._health.report)
@@ -224,7 +225,7 @@ class Daemon:
             self._server.close()
         self._locks.close()
         _log.info("ended")
-        return Ending(code=0 if reverted else 1, stuck=stuck)
+        return Ending(code=code, stuck=stuck)
 
     def _serve(self) -> None:
         """Start the server, unless another process has the address.
@@ -252,34 +253,37 @@ class Daemon:
         except OSError as error:
             _log.warning("helios why cannot ask this daemon, and works it out itself: %s", error)
 
-    def _revert(self, why: str) -> tuple[bool, bool]:
-        """Return whether everything due was reverted, and whether a thread is stuck."""
+    def _revert(self, why: str) -> tuple[int, bool]:
+        """Revert everything due, and return the exit status and whether a thread is stuck."""
         if not self._scheduler.writing.close(within_s=WRITER_S):
             _log.error("a cycle is stuck: nothing was reverted. What to do: run helios-release.sh")
-            return False, True
+            return 1, True
         if not self._settings.release_on_stop:
             _log.warning("what Helios set stands: daemon.release_on_stop is false")
-            return True, False
+            return 0, False
         if self._health.is_standby:
             _log.info("standby: nothing was set from here, nothing to revert")
-            return True, False
-        reverted: list[bool] = []
-        thread = threading.Thread(target=lambda: reverted.append(self._release(why)), name="release", daemon=True)
+            return 0, False
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(self._release(why)), name="release", daemon=True)
         thread.start()
         thread.join(RELEASE_S)
         if thread.is_alive():
             _log.error("reverting did not end in %.0f s. What to do: run helios-release.sh", RELEASE_S)
-            return False, True
-        return reverted == [True], False
+            return 1, True
+        return codes[0] if codes else 1, False
 
-    def _release(self, why: str) -> bool:
+    def _release(self, why: str) -> int:
         try:
             _log.info("%s", self._tasks.release(why))
+        except StrangersLeft as left:
+            _log.warning("%s. %s", left.message, left.hint)
+            return left.exit_code
         except Exception as error:  # the process ends anyway, and must report the failure
             problem = task_error(error)
             _log.error("not all is reverted: %s", problem.line(), exc_info=error if problem.defect else None)
-            return False
-        return True
+            return 1
+        return 0
 
 
 def run(tasks: DaemonOperations, *, settings: Settings, nightly: bool, environment: Mapping[str, str]) -> Ending:

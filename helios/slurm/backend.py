@@ -208,8 +208,11 @@ class Backend(Protocol):
     name: str
     """``commands`` or ``pyslurm``."""
 
-    def queue(self) -> list[RawJob]:
-        """Return the records of all jobs that have not ended."""
+    def queue(self, job_ids: Sequence[str] = ()) -> list[RawJob]:
+        """Return the records of all jobs that have not ended.
+
+        Of ``job_ids`` alone where it names any; an array's id stands for all its records.
+        """
         ...
 
     def nodes(self) -> list[RawNode]:

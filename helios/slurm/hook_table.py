@@ -244,9 +244,13 @@ _Span = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedTables:
-    """Rows that were published recently, with the times of publication."""
+    """Rows that were published recently, with the times of publication.
+
+    ``problem`` says why they could not be read; empty where they could, or there are none.
+    """
 
     spans: Mapping[_What, _Span] = field(default_factory=dict)
+    problem: str = ""
 
     def has(self, setting: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether the hook's table had ``value`` for ``job`` at its submission."""
@@ -267,8 +271,10 @@ def read_published(path: Path) -> PublishedTables:
     """
     try:
         lines = path.read_text(encoding="ascii", errors="replace").split("\n")
-    except OSError:
+    except FileNotFoundError:
         return PublishedTables()
+    except OSError as reason:
+        return PublishedTables(problem=f"{path} cannot be read: {reason.strerror}")
     spans: dict[_What, _Span] = {}
     for found in filter(None, map(_SPAN.fullmatch, lines)):
         since, until, word, user, partition, limit, value = found.groups()

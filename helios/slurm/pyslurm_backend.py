@@ -315,9 +315,9 @@ class PyslurmBackend(Backend):
         except TypeError as reason:
             raise AnswerNotUnderstood(f"The pyslurm worker's versions make no sense: {answer!r:.200}") from reason
 
-    def queue(self) -> list[RawJob]:
+    def queue(self, job_ids: Sequence[str] = ()) -> list[RawJob]:
         """Return the records of all jobs that have not ended."""
-        return cast(list[RawJob], _records(self._read("queue"), RawJob))
+        return cast(list[RawJob], _records(self._read("queue", job_ids=list(job_ids)), RawJob))
 
     def nodes(self) -> list[RawNode]:
         """Return all nodes."""
@@ -410,18 +410,18 @@ class PyslurmBackend(Backend):
             raise WorkerLost(f"the controller did not answer: {error.get('message')}", died=False)
         raise _to_error(error)
 
-    def _read(self, call: str) -> Any:
+    def _read(self, call: str, **arguments: Any) -> Any:
         """Send a request that only reads, and repeat it once.
 
         It is repeated if the worker died, but not if it was too slow.
         """
         with self._lock:
             try:
-                answer = self._call(call, {}, within_s=self.timeout_s)
+                answer = self._call(call, arguments, within_s=self.timeout_s)
             except WorkerLost as reason:
                 if not reason.died:
                     raise
-                answer = self._call(call, {}, within_s=self.timeout_s)
+                answer = self._call(call, arguments, within_s=self.timeout_s)
             if not answer["ok"]:
                 raise _to_error(answer["error"])
             return answer["result"]

@@ -13,6 +13,7 @@ import pandas as pd
 
 from helios import ownership
 from helios.actions import JobSetting
+from helios.changes import NO_RECORD
 from helios.model import NODE_STATES, QUEUE, TIME, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
@@ -66,7 +67,9 @@ def is_helios_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int])
 
 def no_record_remark(undo: JobsUndo) -> str:
     """Return the remark about a value with Helios' mark but no record."""
-    return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.problem or JOBS_FILE})"
+    if undo.problem:
+        return f"it bears Helios' mark, and whether Helios wrote it is not known ({undo.problem})"
+    return f"{NO_RECORD} ({JOBS_FILE})"
 
 
 def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _EMPTY_RECORD) -> str:

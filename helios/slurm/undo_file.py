@@ -177,15 +177,10 @@ class JobsUndo:
     ----------
     folder : Path, optional
         ``[control] state_folder``; None for a record in memory only.
-
-    Attributes
-    ----------
-    problem : str
-        Why the file could not be read; empty where it could, or there is none.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.problem = ""
+        self._problem = ""
         self._path = None if folder is None else folder / JOBS_FILE
         self._hook_path = None if folder is None else folder / PUBLISHED
         self._values: dict[tuple[JobSetting, _Job], tuple[int, ...]] = {}
@@ -194,6 +189,14 @@ class JobsUndo:
         self._published = PublishedTables()
         self._lines = self._kept = 0  # lines of the file now, and after it was last rewritten
         self._read_as: tuple[object, object] = (None, None)
+
+    @property
+    def problem(self) -> str:
+        """Why a record could not be read.
+
+        Empty where all could, or there is none.
+        """
+        return self._problem or self._published.problem
 
     def refresh(self) -> None:
         """Read the files again if they changed."""
@@ -308,7 +311,7 @@ class JobsUndo:
             self._values[_key(entry)] = (*known, entry.value)[-_MOST_VALUES:]
 
     def _read(self) -> None:
-        self._values, self._lines, self._kept, self.problem = {}, 0, 0, ""
+        self._values, self._lines, self._kept, self._problem = {}, 0, 0, ""
         if self._path is None:
             return
         try:
@@ -316,7 +319,7 @@ class JobsUndo:
         except FileNotFoundError:
             return
         except OSError as reason:
-            self.problem = f"{self._path} cannot be read: {reason.strerror}"
+            self._problem = f"{self._path} cannot be read: {reason.strerror}"
             return
         self._lines = len(lines)
         # A partial or damaged line proves nothing; the shell script leaves it out too.

@@ -17,14 +17,20 @@ import pandas as pd
 
 from helios import ownership
 from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import GONE, ChangeContext, SettingChange, check_change, setting_changes, slurm_value_mapping
+from helios.changes import (
+    GONE,
+    NO_RECORD,
+    ChangeContext,
+    SettingChange,
+    check_change,
+    setting_changes,
+    slurm_value_mapping,
+)
 from helios.choices import Domain
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, Snapshot
 from helios.ports import LONGEST_LEASE
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
-
-NO_RECORD = "it bears Helios' mark, and no record says that Helios wrote it"
 
 
 class Crash(Exception):
@@ -349,6 +355,7 @@ class FakeCluster(Faults):
             soft_limits=self.soft_limits,
             time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
             hidden=_last_written(job, change.setting) if hidden else 0,
+            hides_site_factor=self._hides(JobSetting.ORDER, job),
             suspect=NO_RECORD if is_marked and not _is_recorded(job, change.setting) else "",
         )
 

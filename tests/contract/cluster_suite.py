@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
+from helios.changes import CHANGED
 from helios.model import NODE_STATES, QUEUE
 from helios.ports import Cluster
 from helios.testing import check_cluster
@@ -30,6 +31,11 @@ class World:
         Hold a pending job.
     set_site_factor, set_priority, set_time_min : callable, optional
         Do so past Helios; None: nobody can, here.
+    delay : callable, optional
+        Have a pending job wait for a time ahead, so that its SiteFactor is hidden; None: nothing is hidden, here.
+    meanwhile : callable, optional
+        Have something happen between the next reading of the cluster and what is written after it; None: there is no
+        time between the two, here.
     """
 
     cluster: Cluster
@@ -37,6 +43,18 @@ class World:
     set_site_factor: ByAdmin | None = None
     set_priority: ByAdmin | None = None
     set_time_min: ByAdmin | None = None
+    delay: Callable[[str], None] | None = None
+    meanwhile: Callable[[Callable[[], None]], None] | None = None
+
+    def between(self, happens: Callable[[], None]) -> None:
+        if self.meanwhile is None:
+            pytest.skip("this cluster reads and writes at once")
+        self.meanwhile(happens)
+
+    def delayed(self, job_id: str) -> None:
+        if self.delay is None:
+            pytest.skip("nothing is hidden here")
+        self.delay(job_id)
 
     def pending(self) -> pd.DataFrame:
         return self.cluster.snapshot().pending
@@ -51,11 +69,16 @@ class World:
     def of(self, job_id: str) -> pd.Series[object]:
         return self.pending().set_index("job_id").loc[job_id]
 
-    def order(self, urgencies: dict[str, float]) -> list[Outcome]:
-        """Apply one order; the outcomes in its order."""
+    def order(self, urgencies: dict[str, float], *, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:
+        """Apply one order; the outcomes in its order.
+
+        ``meanwhile`` happens between the reading and what is written after it.
+        """
         ranked = sorted(urgencies.items(), key=lambda item: -item[1])
         places = tuple(Place(job_id=job_id, urgency=urgency, reason="short") for job_id, urgency in ranked)
         partition = str(self.of(ranked[0][0])["partition"])
+        if meanwhile is not None:
+            self.between(meanwhile)
         return self.cluster.apply([Reorder(partition=partition, order=places, reason="shortest first")])
 
 
@@ -63,6 +86,14 @@ def able(hand: ByAdmin | None) -> ByAdmin:
     if hand is None:
         pytest.skip("nobody can do that to this cluster")
     return hand
+
+
+def soft(job_id: str) -> SoftLimit:
+    return SoftLimit(job_id=job_id, run_time=timedelta(minutes=11), reason="p90")
+
+
+def of_job(outcomes: list[Outcome], job_id: str) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.job_id == job_id]
 
 
 class ClusterContract:
@@ -138,3 +169,58 @@ class ClusterContract:
         world.cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=(job_id,))])
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["user_soft_limit_s"] == 1800
+
+    def test_a_site_factor_set_between_reading_and_writing_stands(self, world: World) -> None:
+        job_id, other = world.free()[:2]
+        outcomes = world.order({job_id: 0.9, other: 0.5}, meanwhile=lambda: able(world.set_site_factor)(job_id, -500))
+        by_job = {outcome.job_id: outcome for outcome in outcomes}
+        assert (by_job[job_id].result, by_job[other].result) == (Result.REFUSED, Result.DONE)
+        assert by_job[job_id].remark.startswith(CHANGED)
+        assert "-500" in by_job[job_id].remark
+        assert "-500" in str(world.of(job_id)["excluded_reason"])
+
+    def test_a_site_factor_set_before_the_revert_is_written_stands(self, world: World) -> None:
+        job_id, other = world.free()[:2]
+        world.order({job_id: 0.9, other: 0.5})
+        world.between(lambda: able(world.set_site_factor)(job_id, -500))
+        by_job = {outcome.job_id: outcome for outcome in world.cluster.apply([Revert(reason="stop")])}
+        assert (by_job[job_id].result, by_job[other].result) == (Result.REFUSED, Result.DONE)
+        assert "-500" in str(world.of(job_id)["excluded_reason"])
+        assert of_job(world.cluster.apply([Revert(reason="stop")]), job_id) == []
+
+    def test_what_was_not_written_is_not_expected_on_a_held_job(self, world: World) -> None:
+        job_id = world.free()[0]
+        world.order({job_id: 0.9}, meanwhile=lambda: able(world.set_site_factor)(job_id, -500))
+        world.hold(job_id)
+        assert of_job(world.cluster.apply([Revert(reason="stop", hidden=True)]), job_id) == []
+
+    def test_a_job_held_between_reading_and_writing_is_not_written(self, world: World) -> None:
+        job_id = world.free()[0]
+        (outcome,) = world.order({job_id: 0.9}, meanwhile=lambda: world.hold(job_id))
+        assert outcome.result in {Result.REFUSED, Result.POSTPONED}
+        assert of_job(world.cluster.apply([Revert(reason="stop")]), job_id) == []
+
+    def test_nothing_is_written_to_a_job_whose_site_factor_is_hidden(self, world: World) -> None:
+        job_id = world.free()[0]
+        able(world.set_site_factor)(job_id, -500)
+        world.delayed(job_id)
+        place = Reorder(
+            partition=str(world.of(job_id)["partition"]),
+            order=(Place(job_id=job_id, urgency=0.9, reason="short"),),
+            reason="shortest first",
+        )
+        order, limit = world.cluster.apply([place, soft(job_id)])
+        assert order.result in {Result.POSTPONED, Result.REFUSED}
+        assert limit.result in {Result.POSTPONED, Result.REFUSED}
+        assert pd.isna(world.of(job_id)["soft_limit_s"])
+        assert of_job(world.cluster.apply([Revert(reason="stop", hidden=True)]), job_id) == []
+
+    def test_a_soft_limit_of_a_job_whose_site_factor_is_hidden_is_taken_back(self, world: World) -> None:
+        job_id = world.free()[0]
+        (limit,) = world.cluster.apply([soft(job_id)])
+        if limit.result is Result.REFUSED:
+            pytest.skip("there are no soft limits here")
+        world.delayed(job_id)
+        (outcome,) = of_job(world.cluster.apply([Revert(reason="stop")]), job_id)
+        assert (outcome.setting, outcome.result) == (JobSetting.SOFT_LIMIT, Result.DONE)
+        assert pd.isna(world.of(job_id)["soft_limit_s"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -28,6 +28,7 @@ def fake() -> World:
         set_site_factor=cluster.admin_sets_site_factor,
         set_priority=cluster.admin_sets_priority,
         set_time_min=cluster.admin_sets_time_min,
+        delay=lambda job_id: cluster.alter(job_id, eligible_at=cluster.now + timedelta(hours=1)),
     )
 
 
@@ -88,6 +89,8 @@ def world_of(slurm: MemorySlurm) -> World:
         set_site_factor=lambda job_id, value: slurm.site.update({job_id: value}),
         set_priority=set_priority,
         set_time_min=lambda job_id, value: slurm.jobs[job_id].update(time_min_s=value * 60.0),
+        delay=lambda job_id: slurm.jobs[job_id].update(eligible=slurm.now + 3600),
+        meanwhile=slurm.meanwhile.append,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from helios.app.explain import JobUnknown, explain
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
 from helios.app.operations import Operations, summarise_release
+from helios.changes import CHANGED
 from helios.cli.control import scope
 from helios.config import Settings
 from helios.control import CycleReport, ServiceMode
@@ -22,6 +23,7 @@ from helios.model import Mode
 from helios.slurm.hook_table import TABLE, read_table
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
+from tests.live.meanwhile import Meanwhile
 from tests.live.rig import Rig
 
 RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
@@ -94,6 +96,13 @@ class Helios:
 
 
 @pytest.fixture
+def meanwhile(tmp_path: Path) -> Meanwhile:
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    return Meanwhile.of_path(folder)
+
+
+@pytest.fixture
 def helios(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helios]:
     """A full cluster, three jobs of three users waiting, qssf active and nothing done yet."""
     monkeypatch.setenv("SLURM_CONF", rig.environment["SLURM_CONF"])
@@ -155,6 +164,32 @@ def test_what_an_admin_sets_stands(helios: Helios) -> None:
     assert helios.rig.site_factors()[job] == 500
     helios.operations.release("a test")
     assert helios.rig.site_factors()[job] == 500
+
+
+def test_what_an_admin_sets_while_a_cycle_reads_stands_and_is_named(helios: Helios, meanwhile: Meanwhile) -> None:
+    through = helios.another(slurm={"backend": "commands", "commands": str(meanwhile.folder)})
+    job = next(iter(helios.rig.site_factors()))
+    words = ("scontrol", "update", f"JobId={job}", "SiteFactor=-500")
+    # The first answer is for the services, the second for what is to be written.
+    meanwhile(lambda: helios.rig.run(*words), answer=2)
+    report = helios.cycle_that_asks(through)
+    through.cycles.site.close()
+    assert helios.rig.site_factors()[job] == -500
+    (line,) = report.decisions[report.decisions["target"] == job].to_dict("records")
+    assert CHANGED in line["outcome"] and "SiteFactor -500" in line["outcome"]
+    with Warehouse.open(helios.url) as warehouse:
+        assert job not in set(warehouse.ledger(helios.rig.name).applied_changes()["job_id"])
+
+
+def test_what_an_admin_sets_while_a_pause_reads_stands(helios: Helios, meanwhile: Meanwhile) -> None:
+    helios.cycle()
+    job = next(job for job, value in helios.rig.site_factors().items() if value)
+    through = helios.another(slurm={"backend": "commands", "commands": str(meanwhile.folder)})
+    meanwhile(lambda: helios.rig.run("scontrol", "update", f"JobId={job}", "SiteFactor=-500"))
+    assert "nothing is left" in summarise_release(through.release("enough"))
+    through.cycles.site.close()
+    assert {factor for other, factor in helios.rig.site_factors().items() if other != job} == {0}
+    assert helios.rig.site_factors()[job] == -500
 
 
 def test_an_admin_who_takes_a_job_back_twice_has_it_for_good(helios: Helios) -> None:

@@ -82,6 +82,38 @@ def test_a_stopped_daemon_leaves_the_cluster_as_if_it_had_never_been(site: Site)
     assert "nothing is left" in site.log()
 
 
+def strangers(rig: Rig) -> tuple[str, str]:
+    """Submit a job with a user's --time-min=7, and one whose SiteFactor an admin set to 537."""
+    users, admins = rig.submit("--time-min=7", limit="120"), rig.submit(limit="120")
+    rig.until(lambda: {users, admins} <= set(rig.site_factors()))
+    rig.run("scontrol", "update", f"JobId={admins}", "SiteFactor=537")
+    return users, admins
+
+
+def test_strangers_values_alone_end_a_stop_and_a_pause_with_3(site: Site) -> None:
+    users, admins = strangers(site.rig)
+    daemon = site.start()
+    site.until_all_are_set()
+    daemon.terminate()
+    assert daemon.wait(TEST_TIMEOUT_S) == 3, site.log()
+    paused = run_command(("pause", "--json"), folder=site.folder, environment=site.environment)
+    assert paused.returncode == 3, paused.stdout + paused.stderr
+    assert admins in json.loads(paused.stdout)["strangers"]
+    factors = site.rig.site_factors()
+    assert (factors.pop(admins), set(factors.values())) == (537, {0})
+    assert site.rig.show_job(users)["TimeMin"] == "00:07:00"
+
+
+def test_strangers_values_beside_a_hidden_one_of_helios_end_a_pause_with_1(site: Site) -> None:
+    daemon = site.start()
+    site.until_all_are_set()
+    daemon.send_signal(signal.SIGKILL)
+    daemon.wait(TEST_TIMEOUT_S)
+    site.rig.run("scontrol", "hold", next(iter(site.rig.site_factors())))
+    strangers(site.rig)
+    assert run_command(("pause",), folder=site.folder, environment=site.environment).returncode == 1
+
+
 def test_after_a_killed_daemon_the_unit_s_script_takes_back_and_helios_may_go_on(site: Site) -> None:
     daemon = site.start()
     site.until_all_are_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 
 from helios.actions import Place, Reorder, Revert
+from helios.control.jobs import revert_jobs
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import JobUpdate, RawJob, RawNode
 from helios.slurm.connect import open_cluster
 from helios.slurm.pyslurm_backend import NOT_KNOWN, PyslurmBackend
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.chroot import Chroot
+from tests.live.meanwhile import Meanwhile
 
 
 @pytest.fixture(scope="module")
@@ -322,19 +325,37 @@ class TestBothWaysIn(ClusterContract):
     """The contract of every cluster, on a release that has soft limits, through either way in."""
 
     @pytest.fixture
-    def world(self, chroot: Chroot, way: str) -> Iterator[World]:
+    def world(self, chroot: Chroot, way: str, tmp_path: Path) -> Iterator[World]:
         chroot.fill()
         waiting = [chroot.submit(limit="120") for _ in range(5)]
         chroot.until(lambda: set(waiting) <= set(chroot.site_factors()))
-        cluster = open_cluster(chroot.slurm(way))
+        for path in chroot.scratch.iterdir():
+            shutil.copy(path, tmp_path)
+        settings = chroot.slurm(way).model_copy(update={"commands": str(tmp_path)})
+        cluster = open_cluster(settings)
         yield World(
             cluster=cluster,
             hold=lambda job_id: _quietly(chroot, "hold", job_id),
             set_site_factor=lambda job_id, value: _update(chroot, job_id, f"SiteFactor={value}"),
             set_priority=lambda job_id, value: _update(chroot, job_id, f"Priority={value}"),
             set_time_min=lambda job_id, value: _update(chroot, job_id, f"TimeMin={value}"),
+            delay=lambda job_id: _update(chroot, job_id, "StartTime=now+1hour"),
+            meanwhile=Meanwhile(tmp_path),
         )
         cluster.close()
+
+
+def test_a_users_own_minimum_that_bears_the_mark_is_a_strangers(chroot: Chroot, way: str) -> None:
+    chroot.fill()
+    job = chroot.submit("--time-min=7", limit="120")
+    chroot.until(lambda: job in chroot.site_factors())
+    cluster = open_cluster(chroot.slurm(way))
+    try:
+        result = revert_jobs(cluster, "a test")
+    finally:
+        cluster.close()
+    assert (result.remaining, result.strangers) == ((), (job,))
+    assert chroot.show_job(job)["TimeMin"] == "00:07:00"
 
 
 def test_automatically_a_pyslurm_of_another_release_is_not_taken(chroot: Chroot) -> None:

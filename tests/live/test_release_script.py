@@ -15,6 +15,7 @@ from helios.actions import JobSetting
 from helios.slurm.hook_table import HookRow
 from helios.slurm.undo_file import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
+from tests.live.meanwhile import Meanwhile
 from tests.live.rig import roomy_folder
 from tests.waiting import TEST_TIMEOUT_S
 
@@ -182,11 +183,20 @@ def test_what_bears_the_mark_and_is_in_no_record_is_left_and_named(hooked: Hooke
     job = a_job(hooked, 537, by_helios=False)
     hooked.rig.until(lambda: job in hooked.rig.site_factors())
     ran = release(hooked, path)
-    assert ran.status == 1
+    assert ran.status == 3
     assert f"in no record: {job} (SiteFactor=537); not touched" in ran.said
     assert hooked.place_of(job) == 537
     assert release(hooked, path, "--by-mark").status == 0
     assert hooked.place_of(job) == 0
+
+
+def test_a_place_that_an_admin_sets_while_it_reads_stands(hooked: Hooked, path: Path) -> None:
+    theirs, ours = a_job(hooked, 4037), a_job(hooked, 5037)
+    hooked.rig.until(lambda: hooked.rig.site_factors() == {theirs: 4037, ours: 5037})
+    Meanwhile(path)(lambda: hooked.rig.run("scontrol", "update", f"jobid={theirs}", "SiteFactor=-500"))
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert hooked.rig.site_factors() == {theirs: -500, ours: 0}
 
 
 HIDING = {"held": ("--hold",), "waits for a time": ("--begin=now+2hours",), "waits for a job": ("--dependency",)}

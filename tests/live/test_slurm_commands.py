@@ -22,14 +22,21 @@ from helios.slurm.parse import release
 from helios.slurm.preflight import FindingLevel, run_checks
 from helios.slurm.shell import Shell
 from tests.contract.cluster_suite import ClusterContract, World
+from tests.live.meanwhile import Meanwhile
 from tests.live.rig import Rig
 
 SETTINGS = SlurmSettings(backend="commands", site_factor_most=10_000, writes_per_cycle=500)
 
 
 @pytest.fixture
-def cluster_of_slurm(rig: Rig) -> Iterator[SlurmCluster]:
-    cluster = open_cluster(SETTINGS, environment=rig.environment)
+def meanwhile(tmp_path: Path) -> Meanwhile:
+    return Meanwhile.of_path(tmp_path)
+
+
+@pytest.fixture
+def cluster_of_slurm(rig: Rig, meanwhile: Meanwhile) -> Iterator[SlurmCluster]:
+    settings = SETTINGS.model_copy(update={"commands": str(meanwhile.folder)})
+    cluster = open_cluster(settings, environment=rig.environment)
     yield cluster
     cluster.close()
 
@@ -61,7 +68,7 @@ class TestCommands(ClusterContract):
     """The contract of every cluster, on a running one."""
 
     @pytest.fixture
-    def world(self, rig: Rig, cluster_of_slurm: SlurmCluster) -> World:
+    def world(self, rig: Rig, cluster_of_slurm: SlurmCluster, meanwhile: Meanwhile) -> World:
         busy(rig)
         return World(
             cluster=cluster_of_slurm,
@@ -69,6 +76,8 @@ class TestCommands(ClusterContract):
             set_site_factor=update(rig, "SiteFactor"),
             set_priority=update(rig, "Priority"),
             set_time_min=update(rig, "TimeMin"),
+            delay=lambda job_id: print(rig.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+1hour")),  # noqa: T201
+            meanwhile=meanwhile,
         )
 
 

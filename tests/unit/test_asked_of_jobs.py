@@ -115,7 +115,9 @@ def test_a_job_to_be_left_alone_is_refused_even_where_nothing_would_change() -> 
 
 
 def test_what_cannot_be_read_is_postponed() -> None:
-    assert refusal(a_change(), before=None) == (Result.POSTPONED, INELIGIBLE)
+    for setting in JobSetting:
+        said = refusal(a_change(setting=setting), hides_site_factor=True)
+        assert said == (Result.POSTPONED, INELIGIBLE)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from helios.app.modes import PAUSE_FILE, RELEASED_FILE, resume, set_mode
 from helios.app.operations import Operations
 from helios.cli.main import application
 from helios.control import ServiceMode
-from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
+from helios.errors import ClusterUnavailable, HeliosError, StrangersLeft, WarehouseUnavailable
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE
 from helios.warehouse import Warehouse
@@ -98,12 +98,37 @@ def test_what_slurm_hides_is_an_error_that_names_it_and_is_taken_back_when_asked
     assert jobs_set(town) == 0
 
 
-def test_a_mark_without_a_record_is_an_error_that_names_it_and_is_left(town: Town) -> None:
-    job = town.cluster.submit()
-    town.cluster.admin_sets_site_factor(job, 537)
-    with pytest.raises(HeliosError, match=f"bear Helios' mark and are in no record: {job}; not touched"):
-        operations(town).revert_everything("enough")
-    assert town.cluster.site_factor_of(job) == 537
+def strangers(town: Town) -> tuple[str, str]:
+    """Submit a job with a user's --time-min=7, and one whose SiteFactor an admin set to 537."""
+    users, admins = town.cluster.submit(), town.cluster.submit()
+    town.cluster.admin_sets_time_min(users, 7)
+    town.cluster.admin_sets_site_factor(admins, 537)
+    return users, admins
+
+
+def test_strangers_values_alone_are_named_left_and_end_a_stop_with_3(town: Town) -> None:
+    users, admins = strangers(town)
+    with pytest.raises(StrangersLeft, match=f"bear Helios' mark and are in no record: {users}, {admins}; not") as left:
+        operations(town).release_on_stop("SIGTERM")
+    assert left.value.exit_code == 3
+    assert (town.cluster.time_min_of(users), town.cluster.site_factor_of(admins)) == (7, 537)
+    assert jobs_set(town) == 1
+
+
+def test_strangers_values_beside_helios_own_end_a_stop_with_1(town: Town) -> None:
+    town.cluster.hold(town.cluster.queue[0])
+    strangers(town)
+    with pytest.raises(HeliosError, match="in no record") as left:
+        operations(town).release_on_stop("SIGTERM")
+    assert left.value.exit_code == 1
+
+
+def test_without_the_database_no_value_is_known_to_be_a_strangers(town: Town) -> None:
+    strangers(town)
+    lost = {"url": f"sqlite:///{town.folder}/state/identity/gone.db"}
+    with pytest.raises(HeliosError, match="in no record") as left:
+        operations(town, database=lost).release_on_stop("SIGTERM")
+    assert left.value.exit_code == 1
 
 
 def test_a_release_needs_no_service_with_options_that_can_be_used(town: Town) -> None:

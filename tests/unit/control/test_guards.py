@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.actions import JobSetting, Outcome, Result
-from helios.changes import Change, Key
+from helios.changes import INELIGIBLE, Change, Key
 from helios.control.guards import GuardResult, apply_guards, cap_changes, keep_one_owner
 from helios.control.modes import ServiceMode
 from helios.control.observed import PendingJob, pending_jobs
+from helios.model import Mode
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.unit.control.table import ACTIVE, canary
 
@@ -91,13 +92,13 @@ def test_a_job_of_another_partition_is_refused() -> None:
 
 
 @pytest.mark.parametrize("eligible_at", [None, "2026-01-06T00:00Z"])
-def test_an_order_for_a_job_that_is_not_yet_eligible_waits(eligible_at: str | None) -> None:
-    outcome = refusal(change(), job={"eligible_at": eligible_at})
-    assert (outcome.result, outcome.remark) == (
-        Result.POSTPONED,
-        "not yet eligible: what is set could not be read back",
-    )
-    assert result(limit(), job={"eligible_at": eligible_at}).refused == ()
+@pytest.mark.parametrize("mode", [ACTIVE, ServiceMode(mode=Mode.SHADOW)])
+@pytest.mark.parametrize("asked", [change(), limit()])
+def test_any_change_of_a_job_that_is_not_yet_eligible_waits(
+    eligible_at: str | None, mode: ServiceMode, asked: Change[float]
+) -> None:
+    outcome = refusal(asked, job={"eligible_at": eligible_at}, mode=mode)
+    assert (outcome.result, outcome.remark) == (Result.POSTPONED, INELIGIBLE)
 
 
 def test_a_job_is_eligible_from_its_moment_on() -> None:

@@ -104,7 +104,7 @@ def test_a_release_leaves_and_names_what_bears_the_mark_and_is_in_no_record() ->
     table.cluster.admin_sets_site_factor("j9", 537)
     report = let_go(table)
     assert what_stands(table, "j8", "j9") == [17, 537]
-    assert report.remaining == ("j8", "j9")
+    assert (report.remaining, report.strangers) == ((), ("j8", "j9"))
     assert "2 jobs bear Helios' mark and are in no record: j8, j9; not touched" in report.notes[0]
     assert {line["before"] for line in table.lines(target="j8")} == {"TimeMin 17 min"}
 

@@ -17,7 +17,7 @@ from helios.app.explain_socket import NAME, JobAnswer, ask_daemon
 from helios.config import Control, DaemonSettings, Settings
 from helios.daemon import daemon as daemon_module
 from helios.daemon.health import TaskTimes
-from helios.errors import ClusterUnavailable, ConfigurationInvalid
+from helios.errors import ClusterUnavailable, ConfigurationInvalid, StrangersLeft
 from helios.listener import MOST_CONNECTIONS
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_cycle, eventually
 
@@ -156,6 +156,15 @@ def test_a_release_that_fails_is_said_and_shown_in_the_exit_status(
     toys = ToyChores(raises={"release": ClusterUnavailable("slurmctld is away", hint="run helios-release.sh")})
     assert lived(toys, tmp_path).code == 1
     assert any("not all is reverted: slurmctld is away" in record.getMessage() for record in caplog.records)
+
+
+def test_a_release_that_leaves_only_strangers_values_ends_with_3(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    toys = ToyChores(raises={"release": StrangersLeft("1 jobs bear Helios' mark and are in no record: 4")})
+    assert lived(toys, tmp_path).code == 3
+    assert any("in no record: 4" in record.getMessage() for record in caplog.records)
+    assert not any(record.levelno >= logging.ERROR for record in caplog.records)
 
 
 def test_a_release_that_hangs_does_not_keep_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from helios.app.controller_state import DaemonRuns
 from helios.cli.main import import_command
 from helios.config import DaemonSettings
 from helios.daemon import daemon
+from helios.errors import StrangersLeft
 from helios.listener import MOST_CONNECTIONS
 
 UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
@@ -188,3 +189,13 @@ def test_a_release_that_failed_is_seen_in_the_unit_s_result(tmp_path: Path) -> N
     crash = Crash(tmp_path)
     crash.release_answers(1)
     assert crash.after("signal") == 1
+
+
+def test_a_crash_that_leaves_only_strangers_values_is_no_failed_release(tmp_path: Path) -> None:
+    crash = Crash(tmp_path)
+    crash.release_answers(StrangersLeft.exit_code)
+    assert crash.after("signal") == 0
+
+
+def test_a_stop_that_leaves_only_strangers_values_is_no_failure() -> None:
+    assert Unit("helios.service")["Service"]["SuccessExitStatus"].split() == [str(StrangersLeft.exit_code)]

@@ -49,12 +49,14 @@ class MemorySlurm(Backend):
         self.swallowed: set[str] = set()
         self.down_after: int | None = None
         self.between: list[Any] = []
+        self.meanwhile: list[Any] = []
         self.closed = False
         self.now = START
 
-    def queue(self) -> list[RawJob]:
+    def queue(self, job_ids: Sequence[str] = ()) -> list[RawJob]:
         self._answer()
-        return [job | {"priority": self._priority(job)} for job in self.jobs.values()]  # type: ignore[misc]
+        rows = [job | {"priority": self._priority(job)} for job in self.jobs.values()]
+        return [row for row in rows if not job_ids or {row["job_id"], row["array_job_id"]} & set(job_ids)]  # type: ignore[misc]
 
     def nodes(self) -> list[RawNode]:
         self._answer()
@@ -64,9 +66,13 @@ class MemorySlurm(Backend):
         self._answer()
         return self.settings
 
-    def sprio(self) -> dict[str, SiteFactor]:
+    def sprio(self, job_ids: Sequence[str] = ()) -> dict[str, SiteFactor]:
         self._answer()
-        return {job_id: self._factor(job_id) for job_id, job in self.jobs.items() if self._is_eligible(job)}
+        named = [job_id for job_id in self.jobs if not job_ids or job_id in job_ids]
+        seen = {job_id: self._factor(job_id) for job_id in named if self._is_eligible(self.jobs[job_id])}
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        return seen
 
     def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         self._answer()

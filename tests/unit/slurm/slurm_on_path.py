@@ -18,19 +18,25 @@ _TOOLS += ("sleep", "ls", "id", "setpriv")
 _PROGRAM = f"""#!{sys.executable} -S
 import re, sys
 QUEUE, LOG, COLUMNS = {{queue!r}}, {{log!r}}, {_COLUMNS!r}
+import os
+name, words = sys.argv[0].rpartition("/")[2], sys.argv[1:]
+only = words[words.index("-j") + 1].split(",") if "-j" in words else []
 def read():
     return [dict(zip(COLUMNS, line.rstrip("\\n").split("|"))) for line in open(QUEUE)]
+def named():
+    return [job for job in read() if not only or {{job["id"], job["array"]}} & set(only)]
 def tasks(text):
     for part in text.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
-name, words = sys.argv[0].rpartition("/")[2], sys.argv[1:]
 if name == "squeue":
-    for job in read():
+    for job in named():
         print("|".join(job[column] for column in COLUMNS[:-1]) + "|")
 elif name == "sprio":
-    for job_id, factor in {{(job["id"], job["factor"]): None for job in read() if job["factor"] != "hidden"}}:
+    for job_id, factor in {{(job["id"], job["factor"]): None for job in named() if job["factor"] != "hidden"}}:
         print(f"{{job_id}}|{{100000 + int(factor)}}|{{factor}}|0|0|0|0|100000|0|0|")
+    if os.path.exists(QUEUE + ".next"):
+        os.rename(QUEUE + ".next", QUEUE)
 elif words[:2] == ["show", "config"]:
     print("SchedulerParameters     = {{parameters}}")
 elif words[0] == "update":
@@ -85,6 +91,10 @@ class SlurmOnPath:
         row |= {"partition": "gpu", "limit": "1:00:00", "least": "0:00", "priority": "100500", "restart": "0"}
         with self._queue.open("a") as file:
             file.write("|".join((row | {"factor": str(factor)} | columns).values()) + "\n")
+
+    def meanwhile(self, old: str, new: str) -> None:
+        """Have the queue's text changed right after it was read the next time."""
+        self._queue.with_name("queue.next").write_text(self._queue.read_text().replace(old, new))
 
     def wrote(self, *lines: str) -> None:
         """Put lines into ``jobs.undo``; ``@`` stands for the submission of all jobs here."""

@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 
 from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
-from helios.changes import HIDDEN, INELIGIBLE
+from helios.changes import CHANGED, HIDDEN, INELIGIBLE
+from helios.control.jobs import revert_jobs
 from helios.errors import ClusterUnavailable
-from helios.slurm.jobs import SPENT, UNSEEN, SlurmCluster
+from helios.slurm.hook_table import PUBLISHED
+from helios.slurm.jobs import MOST_IN_BLOCK, OTHERS, SPENT, UNSEEN, SlurmCluster
 from helios.slurm.undo_file import JOBS_FILE, JobsUndo, UndoEntry, UndoNotWritten
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
@@ -431,7 +433,7 @@ def test_a_silent_controller_before_the_write_is_an_error() -> None:
 
 def test_a_controller_that_falls_silent_after_the_write_is_told_job_by_job() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
-    slurm.down_after = 4  # configuration, queue, sprio, the write
+    slurm.down_after = 5  # configuration, queue, sprio, sprio of the block, the write
     outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
     assert outcome.result is Result.FAILED
     assert "could not be read back" in outcome.remark
@@ -474,3 +476,107 @@ def test_of_more_changes_than_may_be_written_the_largest_of_each_kind_come_first
     outcomes = a_cluster(slurm, writes_per_cycle=2).apply(asked)
     assert {outcome.job_id for outcome in outcomes if outcome.result is Result.DONE} == {"1", "3"}
     assert {outcome.remark for outcome in outcomes if outcome.result is not Result.DONE} == {SPENT}
+
+
+def test_a_time_min_set_between_reading_and_writing_stands() -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
+    slurm.meanwhile.append(lambda: slurm.jobs["1"].update(time_min_s=1800.0))
+    limit, order, other = a_cluster(slurm).apply([a_limit("1"), an_order(j1=0.5), a_limit("2")])
+    assert (limit.result, order.result, other.result) == (Result.REFUSED, Result.DONE, Result.DONE)
+    assert limit.remark == f"{CHANGED}: TimeMin 30 min was found instead of TimeMin 0 min, and stays"
+    assert slurm.jobs["1"]["time_min_s"] == 1800.0
+
+
+def test_a_site_factor_that_an_admin_took_back_meanwhile_is_not_written_again() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    cluster = a_cluster(slurm)
+    cluster.apply([an_order(j1=0.5)])
+    slurm.meanwhile.append(lambda: slurm.site.update({"1": 0}))
+    assert only(cluster.apply([an_order(j1=0.9)])).result is Result.REFUSED
+    assert slurm.site["1"] == 0
+
+
+def test_a_task_that_an_admin_took_out_of_its_array_meanwhile_is_not_written() -> None:
+    slurm = MemorySlurm(a_raw_job("5", array_job_id="5", array_tasks="0-9", tasks=10))
+
+    def split() -> None:
+        slurm.jobs["5"] |= {"array_tasks": "0-2,4-9", "tasks": 9}
+        slurm.jobs["9"] = dict(a_raw_job("9", array_job_id="5", array_tasks="3"))
+
+    slurm.meanwhile.append(split)
+    a_cluster(slurm).apply([an_order(j5=0.5)])
+    assert [change.tasks for change in slurm.changes] == ["0-2,4-9"]
+
+
+def test_a_task_that_left_its_array_is_written_though_the_array_changed_it() -> None:
+    left = a_raw_job("9", array_job_id="5", array_tasks="3")
+    slurm = MemorySlurm(left, a_raw_job("5", array_job_id="5", array_tasks="4-8", tasks=5))
+    outcomes = a_cluster(slurm).apply([an_order(j5=0.5, j9=0.2)])
+    assert {outcome.result for outcome in outcomes} == {Result.DONE}
+    assert slurm.site == {"5": 5037, "9": 2037}
+
+
+def test_each_block_of_writes_is_read_again_right_before() -> None:
+    slurm = MemorySlurm(*(a_raw_job(str(job)) for job in range(1, 2 * MOST_IN_BLOCK + 1)))
+    last = str(2 * MOST_IN_BLOCK)
+    slurm.between.append(lambda: slurm.site.update({last: -500}))  # while the first block is written
+    order = an_order(**{f"j{job}": 1 - job / 1000 for job in range(1, 2 * MOST_IN_BLOCK + 1)})
+    outcomes = {outcome.job_id: outcome.result for outcome in a_cluster(slurm, writes_per_cycle=1000).apply([order])}
+    assert outcomes.pop(last) is Result.REFUSED
+    assert set(outcomes.values()) == {Result.DONE}
+    assert slurm.site[last] == -500
+
+
+def test_a_value_written_at_the_same_moment_is_named() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.between.append(lambda: slurm.site.update({"1": -500}))
+    outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
+    assert (outcome.result, outcome.after) == (Result.MISMATCH, "SiteFactor -500")
+    assert OTHERS in outcome.remark
+
+
+def test_the_undo_file_takes_back_what_was_meant_and_not_written(tmp_path: Path) -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
+    cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
+    cluster.apply([an_order(j1=0.3, j2=0.2)])
+    held = {"priority": 0, "reason": "JobHeldUser"}
+    slurm.meanwhile += [lambda: slurm.site.update({"1": -500}), lambda: slurm.jobs["2"].update(held)]
+    cluster.apply([an_order(j1=0.9, j2=0.8)])
+    written = (tmp_path / JOBS_FILE).read_text().splitlines()
+    assert written[-2:] == [f"site_factor\t1\t{START}\t0", f"site_factor\t2\t{START}\t2037"]
+
+
+def test_what_fails_to_be_read_again_is_neither_written_nor_called_written() -> None:
+    slurm = MemorySlurm(*(a_raw_job(str(job)) for job in range(1, MOST_IN_BLOCK + 2)))
+    slurm.between.append(lambda: setattr(slurm, "down_after", 0))
+    order = an_order(**{f"j{job}": 1 - job / 1000 for job in range(1, MOST_IN_BLOCK + 2)})
+    outcomes = a_cluster(slurm).apply([order])
+    assert {outcome.result for outcome in outcomes} == {Result.FAILED}
+    assert len(slurm.changes) == MOST_IN_BLOCK
+    assert outcomes[-1].remark == "slurmctld was told not to answer"
+
+
+@pytest.mark.parametrize("record", [Path(JOBS_FILE), PUBLISHED])
+def test_a_value_is_no_strangers_where_a_record_cannot_be_read(tmp_path: Path, record: Path) -> None:
+    (tmp_path / record).mkdir(parents=True)
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.site["1"] = 537
+    result = revert_jobs(a_cluster(slurm, undo=JobsUndo(tmp_path)), "stop")
+    assert (result.remaining, result.strangers, slurm.changes) == (("1",), (), [])
+    assert "cannot be read" in result.message
+
+
+def test_a_value_in_no_record_is_a_strangers(tmp_path: Path) -> None:
+    slurm = MemorySlurm(a_raw_job("1", time_min_s=420.0), a_raw_job("2"))
+    slurm.site["2"] = 537
+    result = revert_jobs(a_cluster(slurm, undo=JobsUndo(tmp_path)), "stop")
+    assert (result.remaining, result.strangers, slurm.changes) == ((), ("1", "2"), [])
+
+
+def test_a_value_that_somebody_sets_while_all_is_reverted_is_not_left_of_helios() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    cluster = a_cluster(slurm)
+    cluster.apply([an_order(j1=0.5)])
+    slurm.meanwhile.append(lambda: slurm.site.update({"1": -500}))
+    result = revert_jobs(cluster, "stop")
+    assert (result.remaining, result.strangers, slurm.site) == ((), (), {"1": -500})

@@ -164,6 +164,18 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_shorter_queue(program: Pro
         CommandsBackend(commands_folder=str(folder)).queue()
 
 
+def test_a_single_job_is_named_twice_because_squeue_fails_where_it_is_alone_and_gone(program: Program) -> None:
+    folder = program("squeue", 'echo "$*" > "$0.asked"')
+    assert CommandsBackend(commands_folder=str(folder)).queue(["5"]) == []
+    assert (folder / "squeue.asked").read_text().split()[-1] == "--jobs=5,5"
+
+
+def test_site_factors_are_read_of_named_jobs_alone(program: Program) -> None:
+    folder = program("sprio", 'echo "$*" > "$0.asked"')
+    assert Sprio(shell=Shell(folder=str(folder)))(["5", "6"]) == {}
+    assert (folder / "sprio.asked").read_text().split()[-1] == "--jobs=5,6"
+
+
 def test_a_job_name_cannot_make_another_job_look_like_scrontabs() -> None:
     forged = (
         "JobId=5 JobName=x\nJobId=6 JobName=y CronJob=Yes CrontabSpec=* UserId=eve(1)\nJobId=6 JobName=real UserId=a"

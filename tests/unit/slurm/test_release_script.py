@@ -44,15 +44,49 @@ def test_a_mark_without_its_record_is_left_and_named(slurm: SlurmOnPath, record:
     slurm.job("1", 4037)
     slurm.wrote(*filter(None, [record]))
     ran = slurm.release()
-    assert (ran.status, slurm.updates) == (1, [])
+    assert (ran.status, slurm.updates) == (3, [])
     assert "1 values bear Helios' mark and are in no record: 1 (SiteFactor=4037); not touched" in ran.said
 
 
 def test_a_users_own_minimum_is_left_and_named_where_there_are_soft_limits(slurm: SlurmOnPath) -> None:
     slurm.job("1", 0, least="17:00")
     ran = slurm.release()
-    assert (ran.status, slurm.updates) == (1, [])
+    assert (ran.status, slurm.updates) == (3, [])
     assert "1 (TimeMin=17)" in ran.said
+
+
+def test_a_mark_without_its_record_beside_something_of_helios_is_1(slurm: SlurmOnPath) -> None:
+    slurm.job("1", 537)
+    slurm.job("2", "hidden")
+    slurm.wrote("site_factor 2 @ 4037")
+    assert slurm.release().status == 1
+
+
+def test_a_place_that_an_admin_sets_between_reading_and_writing_stands(slurm: SlurmOnPath) -> None:
+    slurm.job("1", 4037)
+    slurm.job("2", 5037)
+    slurm.wrote("site_factor 1 @ 4037", "site_factor 2 @ 5037")
+    slurm.meanwhile("4037", "-500")
+    ran = slurm.release()
+    assert (ran.status, slurm.updates) == (0, ["jobid=2 SiteFactor=0"]), ran.said
+
+
+def test_a_task_that_leaves_its_array_meanwhile_is_not_written_with_it(slurm: SlurmOnPath) -> None:
+    for task in (1, 2, 3):
+        slurm.job("5", 4037, task=str(task))
+    slurm.wrote("site_factor 5 @ 4037")
+    rest = f"5|2|{SUBMITTED}|alice|gpu|1:00:00|0:00|100500|0|"
+    slurm.meanwhile(f"5|{rest}4037", f"9|{rest}500")  # Slurm gives a task that an admin changes a number of its own
+    ran = slurm.release()
+    assert (ran.status, slurm.updates) == (0, ["jobid=5_[1,3] SiteFactor=0"]), ran.said
+
+
+def test_what_becomes_readable_before_a_hidden_value_is_written_is_looked_at(slurm: SlurmOnPath) -> None:
+    slurm.job("1", "hidden")
+    slurm.wrote("site_factor 1 @ 4037")
+    slurm.meanwhile("hidden", "600")
+    ran = slurm.release("--hidden")
+    assert (ran.status, slurm.updates) == (0, []), ran.said
 
 
 def test_a_users_own_minimum_is_nobodys_business_without_soft_limits(tmp_path: Path) -> None:
@@ -151,7 +185,7 @@ def test_many_jobs_are_written_in_a_few_calls(slurm: SlurmOnPath) -> None:
         slurm.job(str(1000 + number), 4037)
     slurm.wrote(*(f"site_factor {1000 + number} @ 4037" for number in range(450)))
     assert slurm.release().status == 0
-    assert len(slurm.updates) == 3
+    assert len(slurm.updates) == 8
 
 
 @pytest.mark.parametrize("owner", [pytest.param(SERVICE, marks=as_root), None])

@@ -153,6 +153,13 @@ def test_a_flag_that_hides_the_state_is_looked_through(site: Site, shown: str, m
     assert site.job(state=shown)["state"] == meant
 
 
+def test_named_jobs_are_read_with_their_tasks_alone(site: Site) -> None:
+    site.has(
+        jobs=[a_job(id=5), a_job(id=6, array_id=6, array_tasks_waiting="1-3"), a_job(id=8, array_id=6), a_job(id=9)]
+    )
+    assert [job["job_id"] for job in site.backend.queue(["6", "9", "404"])] == ["6", "8", "9"]
+
+
 def test_jobs_that_are_over_are_left_out(site: Site) -> None:
     over = ["COMPLETED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"]
     site.has(jobs=[a_job(id=number, state=state) for number, state in enumerate([*over, "COMPLETING"], 1)])
