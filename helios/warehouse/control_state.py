@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,6 +22,8 @@ _APPLIED = {
     Domain.JOBS: (APPLIED_CHANGES, schema.applied_changes, ("setting", "job_id", "mode")),
     Domain.NODES: (APPLIED_NODE_CHANGES, schema.applied_node_changes, ("setting", "node", "mode")),
 }
+UNKNOWN = -1
+"""Number that no cluster has; numbers begin at 1."""
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -73,9 +74,8 @@ class SqlLedger:
 
         The next holder gets a larger token.
         """
-        with suppress(NoSuchCluster), writing(self._engine) as connection:
-            cluster_id = find_cluster_id(connection, self._cluster)
-            is_held = _is_domain(cluster_id, self._domain) & (schema.leases.c.holder == holder)
+        with writing(self._engine) as connection:
+            is_held = _is_domain(self._known_cluster_id(connection), self._domain) & (schema.leases.c.holder == holder)
             connection.execute(sa.update(schema.leases).where(is_held).values(holder=None))
 
     def applied_changes(self) -> pd.DataFrame:
@@ -85,11 +85,7 @@ class SqlLedger:
         """
         kind, table, order = _APPLIED[self._domain]
         with reading(self._engine) as connection:
-            try:
-                cluster_id = find_cluster_id(connection, self._cluster)
-            except NoSuchCluster:
-                return kind.empty()
-            query = jobs.select_columns(table, cluster_id, kind.names)
+            query = jobs.select_columns(table, self._known_cluster_id(connection), kind.names)
             return frame_of(self._bulk.select(connection, query.order_by(*(table.c[name] for name in order))), kind)
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
@@ -104,7 +100,7 @@ class SqlLedger:
         """
         kind, table, _ = _APPLIED[self._domain]
         with writing(self._engine) as connection:
-            cluster_id = find_cluster_id(connection, self._cluster)
+            cluster_id = self._known_cluster_id(connection)
             query = sa.select(schema.leases.c.token).where(_is_domain(cluster_id, self._domain))
             current = connection.execute(query.with_for_update()).scalar_one_or_none()
             if current != token:
@@ -117,6 +113,13 @@ class SqlLedger:
                 rows = stored_frame(kind, applied_changes, cluster_id)
                 connection.execute(sa.delete(table).where(table.c.cluster_id == cluster_id))
                 self._bulk.insert(connection, table, rows)
+
+    def _known_cluster_id(self, connection: sa.Connection) -> int:
+        """Return the number of the cluster, or one that no cluster has."""
+        try:
+            return find_cluster_id(connection, self._cluster)
+        except NoSuchCluster:
+            return UNKNOWN
 
 
 def read_lease(connection: sa.Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:

@@ -6,15 +6,19 @@ import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
+from helios.control import ServiceMode
+from helios.model import Mode
 from helios.warehouse import Warehouse
-from tests.unit.app.sites import put_empty_database
+from tests.unit.app.sites import Town, put_empty_database
 
 ROUNDS = 50
+CYCLES = 5
 
 
 @pytest.fixture
@@ -49,6 +53,29 @@ def test_a_warehouse_within_another_does_not_close_its_connection(tmp_path: Path
         with Warehouse.open(url) as inner:
             inner.clusters()
         assert open_files(tmp_path) == before
+    assert open_files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_cycles_beside_a_reader_leave_no_file(tmp_path: Path) -> None:
+    town, ended = Town(tmp_path), Event()
+    town.learn()
+    town.cluster.submit()
+
+    def read() -> None:
+        while not ended.wait(0.01):
+            with town.warehouse() as warehouse:
+                warehouse.clusters()
+
+    with ThreadPoolExecutor(1) as beside:
+        reader = beside.submit(read)
+        try:
+            for _ in range(CYCLES):
+                town.cluster.tick(timedelta(minutes=1))
+                town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
+        finally:
+            ended.set()
+        reader.result()
     assert open_files(tmp_path) == []
 
 
