@@ -188,6 +188,8 @@ class Service(Protocol):
     ----------
     every : timedelta
         Time between two decisions; positive.
+    why_nothing : str, optional
+        Why the last decision has no actions, for a person.
     """
 
     every: timedelta

@@ -82,7 +82,15 @@ for name in $(env | sed -n 's/^\(S\(QUEUE\|PRIO\|CONTROL\)_[A-Z_]*\|SLURM_CLUSTE
 done
 LC_ALL=C SLURM_TIME_FORMAT=%s; export LC_ALL SLURM_TIME_FORMAT
 umask 022
-work=$(mktemp -d) || exit 1
+# The first folder with room for what Slurm prints, as the disk of the first one may be full.
+work=
+for space in "${TMPDIR:-/tmp}" /dev/shm /run /var/tmp; do
+  work=$(mktemp -d "$space/helios-release.XXXXXX" 2>/dev/null) || { work=; continue; }
+  ! awk 'BEGIN { for (n = 0; n < 16384; n++) printf "%064d", 0 }' >"$work/room" 2>/dev/null || break
+  rm -rf "$work"; work=
+done
+[ -n "$work" ] || { problem "no folder has room for temporary files; name one: TMPDIR=FOLDER $0"; exit 1; }
+rm -f "$work/room"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
@@ -256,6 +264,7 @@ pause() {
   elif { [ -d "$1" ] || mkdir -p "$1"; } && within "$1" 'set -C; echo "$1" >PAUSED' \
     "helios-release.sh, $(date -u '+%Y-%m-%d %H:%M:%S') UTC" 2>/dev/null; then
     say "created $1/PAUSED"
+  elif [ -e "$1/PAUSED" ]; then say "created $1/PAUSED, which is empty: the disk is full"
   else problem "$1/PAUSED cannot be created: stop Helios yourself"
   fi
 }

@@ -31,7 +31,7 @@ import pandas as pd
 from helios.actions import Result
 from helios.app.explain_socket import Explain
 from helios.app.live_cluster import LiveCluster, configured_services
-from helios.app.modes import PAUSE_FILE, Pause, current_modes, is_paused
+from helios.app.modes import Pause, current_modes, is_paused, is_paused_here
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
@@ -64,6 +64,8 @@ LOCK_OF_NODES = "nodes.lock"
 IDENTITY = "identity"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROCESS_NUMBER = uuid4().hex
+_NUMBERS_READ: dict[Path, str] = {}
+"""Numbers by folder, by which a process still knows its own lease once the folder cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,9 +393,9 @@ def process_identity(folder: Path) -> str:
                     os.link(temporary, file)
             finally:
                 temporary.unlink()
-        number = file.read_text(encoding="ascii", errors="replace")
+        number = _NUMBERS_READ[folder] = file.read_text(encoding="ascii", errors="replace")
     except OSError:
-        number = _PROCESS_NUMBER  # a process that cannot write there cannot run a cycle either
+        number = _NUMBERS_READ.get(folder, _PROCESS_NUMBER)  # without a number it cannot run a cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
 
@@ -473,7 +475,7 @@ class ControllerStateStore(Generic[Memory]):
         Keys are the file or the warehouse key with the note, values the name of the kill switch.
         """
         notes = {}
-        if (self.folder / self.released_file).exists():
+        if os.path.lexists(self.folder / self.released_file):
             notes[self.released_file] = "helios-release.sh"
         if not isinstance(warehouse, HeliosError):
             with suppress(HeliosError):
@@ -519,7 +521,7 @@ def modes_or_off(
     try:
         return modes()
     except HeliosError:
-        if not os.path.lexists(folder / PAUSE_FILE):
+        if not is_paused_here(folder):
             raise
         return {name: ServiceMode(mode=Mode.OFF) for name in services}
 
@@ -631,12 +633,18 @@ class Controller(Generic[Memory]):
     def begin_cycle(self) -> Iterator[tuple[Memory, Warehouse | HeliosError, dict[str, str]]]:
         """Hold the cycle lock and yield a cycle's inputs.
 
-        These are the controller's state, the warehouse or why there is none, and the notes of kill switches.
+        These are the controller's state, the warehouse or why there is none, and the notes of kill switches. A pause
+        is obeyed even where the lock cannot be written.
         """
-        with (
-            hold_cycle_lock(self.folder, lock=self.lock),
-            open_controller_warehouse(self.settings.database.url) as warehouse_or_error,
-        ):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(hold_cycle_lock(self.folder, lock=self.lock))
+            except CycleUnderWay:
+                raise
+            except HeliosError:
+                if self.pause() is None:
+                    raise
+            warehouse_or_error = stack.enter_context(open_controller_warehouse(self.settings.database.url))
             memory, warehouse = self.store.read_or_problem(warehouse_or_error, paused=lambda: self.pause() is not None)
             yield memory, warehouse, self.store.reverted_by(warehouse)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -505,9 +506,8 @@ class NodeController(Controller[NodeControllerState]):
 
         None where there is none, for example where a Helios with another state folder leads.
         """
-        file = self.folder / UNDO_FILE
-        there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it
-        return self._read_undo() if there else None
+        names = (UNDO_FILE, f"{UNDO_FILE}.released")  # the second as helios-release.sh leaves it
+        return self._read_undo() if any(os.path.lexists(self.folder / name) for name in names) else None
 
     def _remove_undo_unless_leading(self) -> None:
         """Remove the undo file where another Helios leads.

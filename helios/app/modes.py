@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ import pandas as pd
 from helios.control.modes import ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import MODES, Mode
-from helios.private_files import make_folder, write_private
+from helios.private_files import make_folder, open_private, write_private
 from helios.warehouse import Warehouse
 
 PAUSE_FILE = "PAUSED"
@@ -117,7 +118,7 @@ def set_mode(
     return chosen
 
 
-def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
+def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: datetime) -> tuple[bool, list[str]]:
     """Pause every Helios of this cluster.
 
     The pause is written to two places, and either is enough: a file, for processes without the database, and the
@@ -125,44 +126,43 @@ def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: da
 
     Returns
     -------
+    bool
+        Whether one of the two was written.
     list of str
-        Why one of the two could not be written; empty where both were.
-
-    Raises
-    ------
-    HeliosError
-        Neither could be written, so that nothing is paused.
+        What could not be written, and why.
     """
     problems = pause_here(folder, by=by, reason=reason, now=now)
+    paused = is_paused_here(folder)
     try:
         with Warehouse.open(url) as warehouse:
             warehouse.remember(cluster, PAUSED, _note(by=by, reason=reason, now=now), at=now)
+        paused = True
     except HeliosError as problem:
         problems.append(problem.message)
-    if len(problems) > 1:
-        raise not_paused(problems)
-    return problems
+    return paused, problems
 
 
 def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
     """Write only the pause file of this machine.
 
-    Needs neither the cluster nor the database. Returns why the file could not be written; empty where it was.
+    Needs neither the cluster nor the database. Returns what could not be written; empty where all was. An empty file,
+    which fits on most full disks, pauses too.
     """
+    file = folder / PAUSE_FILE
     try:
         make_folder(folder)
-        write_private(folder / PAUSE_FILE, f"{_note(by=by, reason=reason, now=now)}\n".encode())
+        write_private(file, f"{_note(by=by, reason=reason, now=now)}\n".encode())
     except OSError as problem:
-        return [f"the file {folder / PAUSE_FILE} could not be written: {problem}"]
+        with suppress(OSError):
+            os.close(open_private(file))
+            return [f"the file {file} pauses Helios, but does not say who paused it and why: {problem}"]
+        return [f"the file {file} could not be written: {problem}"]
     return []
 
 
-def not_paused(problems: Iterable[str]) -> HeliosError:
-    """Return the error that the pause could not be written anywhere."""
-    return HeliosError(
-        f"Helios could not be paused: {'; '.join(problems)}",
-        hint="Stop the daemon (systemctl stop helios) and run deploy/slurm/helios-release.sh",
-    )
+def is_paused_here(folder: Path) -> bool:
+    """Return whether there is a pause file."""
+    return os.path.lexists(folder / PAUSE_FILE)
 
 
 def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
@@ -174,12 +174,20 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
     Raises
     ------
     HeliosError
-        The file cannot be removed, or the warehouse cannot be written. Helios stays paused.
+        The warehouse cannot be written, or the file cannot be removed. Helios stays paused.
     """
+    try:
+        with Warehouse.open(url) as warehouse:
+            warehouse.remember(cluster, RELEASED, f"before {now:%Y-%m-%d %H:%M:%S} UTC", at=now)
+            warehouse.remember(cluster, PAUSED, "", at=now)
+    except HeliosError as problem:
+        raise still_paused(problem) from problem
     resume_here(folder)
-    with Warehouse.open(url) as warehouse:
-        warehouse.remember(cluster, PAUSED, "", at=now)
-        warehouse.remember(cluster, RELEASED, f"before {now:%Y-%m-%d %H:%M:%S} UTC", at=now)
+
+
+def still_paused(problem: HeliosError) -> HeliosError:
+    """Return the error that a pause could not be ended."""
+    return HeliosError(f"Helios stays paused: {problem.message}", hint=problem.hint)
 
 
 def resume_here(folder: Path) -> bool:
@@ -208,7 +216,7 @@ def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:
     A pause file that cannot be understood counts as a pause.
     """
     file = folder / PAUSE_FILE
-    if os.path.lexists(file):
+    if is_paused_here(folder):
         try:
             written = file.read_text(encoding="utf-8", errors="replace")
         except OSError:

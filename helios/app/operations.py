@@ -6,6 +6,7 @@ The commands that run a task once by hand use them too.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -336,7 +337,7 @@ class Operations:
             problems.append(problem)
         try:
             # Helios may have changed nodes where a configured service acts on them, or the undo file exists.
-            if Domain.NODES in configured_domains(self.settings) or (self.state_folder / UNDO_FILE).exists():
+            if Domain.NODES in configured_domains(self.settings) or os.path.lexists(self.state_folder / UNDO_FILE):
                 nodes = self.release_nodes(why)
                 done.append(summarise_node_release(nodes))
         except HeliosError as problem:

@@ -18,18 +18,29 @@ from typer import Argument, Option
 
 from helios.app.controllers import JOBS_MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
-from helios.app.modes import PAUSE_FILE, current_modes, not_paused, pause, pause_here, resume, resume_here, set_mode
+from helios.app.modes import (
+    PAUSE_FILE,
+    current_modes,
+    is_paused_here,
+    pause,
+    pause_here,
+    resume,
+    resume_here,
+    set_mode,
+    still_paused,
+)
 from helios.app.operations import Operations
 from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
-from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError
+from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError, WarehouseUnavailable
 from helios.model import Mode
 from helios.services.registry import POOL_GROUP, domain_of, installed
 from helios.warehouse import Warehouse
 
 MOST_LINES = 40
+STOP = "Stop the daemon: systemctl stop helios helios-power."
 
 Reason = Annotated[str, Option("--reason", help="Reason, recorded in the audit log.")]
 Apply = Annotated[
@@ -154,8 +165,9 @@ def pause_(
 
     The revert is verified, and nodes that Helios put to sleep are woken. Then Helios does nothing until helios resume.
     Neither the daemon nor the database is needed. A value of Helios that Slurm hides is left and named, and the exit
-    status is 1. So it is if something could not be reverted or read. A value that carries Helios' mark but is in none
-    of its records is another's: it is left and named too, and if only such values are left, the exit status is 3.
+    status is 1. So it is if something could not be reverted, read or, on a full disk, written: all is reverted there,
+    too. A value that carries Helios' mark but is in none of its records is another's: it is left and named too, and if
+    only such values are left, the exit status is 3.
 
     Example: helios pause --reason 'maintenance'
     """
@@ -163,14 +175,17 @@ def pause_(
     operations, by, now = Operations(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
     folder, url = Path(settings.control.state_folder), settings.database.url
     # Before anything else, because asking cluster and database for a name may take long or fail.
-    problems = pause_here(folder, by=by, reason=reason, now=now)
-    name = cluster or _find_name(lambda: operations.site.name) or _find_name(lambda: _cluster_name(url, None))
+    unwritten = problems = pause_here(folder, by=by, reason=reason, now=now)
+    paused = is_paused_here(folder)
+    nameless: list[str] = []
+    lookups = (lambda: operations.site.name, lambda: _cluster_name(url, None))
+    name = cluster or next(filter(None, (_find_name(lookup, problems=nameless) for lookup in lookups)), None)
     if name is not None:
-        problems = pause(url, name, folder, by=by, reason=reason, now=now)
-    elif problems:
-        raise not_paused(problems)
+        paused, problems = pause(url, name, folder, by=by, reason=reason, now=now)
     else:
-        problems = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
+        where = "on this machine only" if paused else "nowhere"
+        nameless.append(f"which cluster is meant cannot be found out: Helios is paused {where}")
+    problems = [*nameless, *problems]
     if problems and not _pause_nodes_daemon(folder, by=by, reason=reason, now=now):
         nodes_folder = _nodes_folder(folder)
         problems.append(f"the Helios that acts on nodes is not paused: as root, touch {nodes_folder / PAUSE_FILE}")
@@ -178,17 +193,20 @@ def pause_(
         problems.append(
             f"no Helios has run a cycle with these settings; one that runs here has others and does not see {folder}"
         )
-    for problem in problems:
-        print_message(f"warning: {problem}")
     why = f"paused by {by}" + (f": {reason}" if reason else "")
+    state = "Helios is paused" if paused else "Helios is not paused, so a running daemon sets its changes again"
     try:
         report, nodes, summary = operations.revert_everything(why, hidden=hidden)
     except HeliosError as problem:
         raise HeliosError(
-            f"Helios is paused, but not all of its changes could be reverted: {problem.message}", hint=problem.hint
+            f"{state}; and not all of its changes could be reverted: {problem.message}",
+            hint=problem.hint if paused else f"{STOP} {problem.hint}",
         ) from problem
+    finally:  # not before, as printing may wait or fail too
+        for text in problems:
+            print_message(f"warning: {text}")
     answer = {
-        "paused": True,
+        "paused": paused,
         "cluster": name,
         "set_back": report.acted,
         "nodes_woken": [] if nodes is None else list(nodes.woken),
@@ -196,7 +214,13 @@ def pause_(
         "strangers": list(report.strangers),
         "audited": report.recorded and (nodes is None or nodes.recorded),
     }
-    print_result(answer, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
+    place = folder / PAUSE_FILE if is_paused_here(folder) else "the database"
+    lines = (f"Paused by {place}: {summary}.", "To go on: helios resume") if paused else (f"Not paused: {summary}.",)
+    print_result(answer, *lines, as_json=as_json)
+    if not paused:
+        raise HeliosError(f"{state}.", hint=f"{STOP} Then see that {folder} can be written, and again: helios pause")
+    if unwritten:
+        raise typer.Exit(1)
     if report.strangers:
         raise typer.Exit(StrangersLeft.exit_code)
 
@@ -212,6 +236,8 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     folder = Path(settings.control.state_folder)
     try:
         name = _cluster_name(settings.database.url, cluster)
+    except WarehouseUnavailable as problem:
+        raise still_paused(problem) from problem
     except NoSuchCluster as error:
         # A warehouse without a cluster has no pause either.
         if _has_clusters(settings.database.url) or not resume_here(folder):
@@ -291,9 +317,10 @@ def _pause_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) ->
     Without the file, the daemon would learn of the pause only from the database.
     """
     nodes_folder = _nodes_folder(folder)
-    if not nodes_folder.is_dir() or os.path.lexists(nodes_folder / PAUSE_FILE):
-        return True
-    return not pause_here(nodes_folder, by=by, reason=reason, now=now)
+    if os.path.lexists(nodes_folder) and not is_paused_here(nodes_folder):
+        pause_here(nodes_folder, by=by, reason=reason, now=now)
+        return is_paused_here(nodes_folder)
+    return True
 
 
 def _resume_nodes_daemon(folder: Path) -> None:
@@ -357,11 +384,11 @@ def _mode_answer(mode: ServiceMode) -> dict[str, Any]:
     return {"mode": mode.mode.value, "partitions": list(mode.partitions), "percent": mode.percent}
 
 
-def _find_name(look_up: Callable[[], str]) -> str | None:
+def _find_name(look_up: Callable[[], str], *, problems: list[str]) -> str | None:
     try:
         return look_up()
     except HeliosError as problem:
-        print_message(f"warning: {problem.message}")
+        problems.append(problem.message)
         return None
 
 

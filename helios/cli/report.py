@@ -215,11 +215,8 @@ def services(
 def energy(
     *,
     cluster: Cluster = None,
-    start: Annotated[
-        str | None,
-        Option("-S", "--starttime", "--from", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
-    ] = None,
-    end: Annotated[str | None, Option("-E", "--endtime", "--to", help="End of the window. Default: now.")] = None,
+    start: Start = None,
+    end: End = None,
     by: Annotated[
         Literal["day", "partition", "node"],
         Option(
@@ -413,11 +410,10 @@ def advise_(
     *,
     source: HistoryOptions,
     since: Annotated[
-        str | None,
-        Option("-S", "--starttime", "--from", help="Begin of the window. Default: four weeks before its end."),
+        str | None, Option("--from", help="Begin of the window. Default: four weeks before its end.")
     ] = None,
     until: Annotated[
-        str | None, Option("-E", "--endtime", "--to", help="End of the window. Default: now, of a file its last job.")
+        str | None, Option("--to", help="End of the window. Default: now, of a file its last job.")
     ] = None,
     user: Annotated[
         list[str] | None, Option("-u", "--user", help="These users, separated by commas. Default: yourself.")

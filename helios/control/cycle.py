@@ -450,6 +450,8 @@ class Cycle:
             try:
                 requested[active.name] = self.domain.to_changes(list(active.service.decide(own_copy)))
                 suspension = suspension.without(active.name)
+                if not requested[active.name].changes and (why := getattr(active.service, "why_nothing", "")):
+                    self.audit.notes.append(f"{active.name} asks for nothing: {why}")
             except Exception as raised:
                 # A service may raise anything. The others and the cycle must go on, and the reason is kept.
                 fault = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:LONGEST_FAULT]

@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO
 
 from helios.app.controller_state import DaemonOperations, hold_daemon_lock
 from helios.app.explain_socket import ExplainServer
-from helios.app.modes import PAUSE_FILE
+from helios.app.modes import is_paused_here
 from helios.choices import Domain
 from helios.config import Settings, without_password
 from helios.daemon.health import AddressTaken, Health, HealthFile, Metrics, Server, TaskTimes
@@ -140,7 +140,7 @@ class Daemon:
             tasks=tasks,
             schedule=schedule,
             beat=self.send_heartbeat,
-            paused=lambda: os.path.lexists(self._folder / PAUSE_FILE),
+            paused=lambda: is_paused_here(self._folder),
             health=self._health,
             metrics=self._metrics,
             times=self._times,

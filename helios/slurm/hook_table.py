@@ -205,8 +205,10 @@ def retract(path: Path) -> bool:
         It cannot be removed.
     """
     try:
+        path.lstat()  # a read-only file system refuses to remove also what is not there
         path.unlink()
-        fsync_directory(path.parent)
+        with suppress(OSError):  # removed it is; after a crash it would last until it expires
+            fsync_directory(path.parent)
         with suppress(OSError):  # without this record more values than necessary count as the hook's
             _remember(path, "")
     except FileNotFoundError:

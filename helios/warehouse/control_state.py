@@ -22,6 +22,8 @@ _APPLIED = {
     Domain.JOBS: (APPLIED_CHANGES, schema.applied_changes, ("setting", "job_id", "mode")),
     Domain.NODES: (APPLIED_NODE_CHANGES, schema.applied_node_changes, ("setting", "node", "mode")),
 }
+UNKNOWN = -1
+"""Number that no cluster has; numbers begin at 1."""
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -29,17 +31,11 @@ class SqlLedger:
     """A ``Ledger`` in the database.
 
     :meth:`helios.warehouse.Warehouse.ledger` makes it. Each domain has its own lease, fencing tokens and applied
-    changes. All domains write to one audit log.
+    changes. All domains write to one audit log. The first lease makes the cluster known; reading never does.
     """
 
     def __init__(self, engine: sa.Engine, bulk: Bulk, cluster: str, domain: Domain) -> None:
-        self._engine, self._bulk, self._domain = engine, bulk, domain
-        try:
-            with reading(engine) as connection:  # a role without write access may read a known cluster
-                self._cluster_id = find_cluster_id(connection, cluster)
-        except NoSuchCluster:
-            with writing(engine) as connection:
-                self._cluster_id = cluster_id_for_loading(connection, name=cluster)
+        self._engine, self._bulk, self._cluster, self._domain = engine, bulk, cluster, domain
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the lease of the writer (see ``Ledger``).
@@ -53,13 +49,15 @@ class SqlLedger:
         int or None
             The fencing token. None if another holder has a lease that has not expired.
         """
-        leases, is_domain = schema.leases, _is_domain(self._cluster_id, self._domain)
+        leases = schema.leases
         with writing(self._engine, alone=True) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=self._cluster)
+            is_domain = _is_domain(cluster_id, self._domain)
             row = connection.execute(sa.select(leases).where(is_domain).with_for_update()).one_or_none()
             now_us = lease_time_us(connection, now)  # read after the row, because locking the row may take time
             lease = {"expires_at": now_us + lasts // _MICROSECOND, "holder": holder}
             if row is None:
-                key = {"cluster_id": self._cluster_id, "domain": self._domain.value}
+                key = {"cluster_id": cluster_id, "domain": self._domain.value}
                 connection.execute(sa.insert(leases).values(key | lease | {"token": 1}))
                 return 1
             if row.holder not in {None, holder} and now_us < row.expires_at:
@@ -76,18 +74,18 @@ class SqlLedger:
 
         The next holder gets a larger token.
         """
-        is_held = _is_domain(self._cluster_id, self._domain) & (schema.leases.c.holder == holder)
         with writing(self._engine) as connection:
+            is_held = _is_domain(self._known_cluster_id(connection), self._domain) & (schema.leases.c.holder == holder)
             connection.execute(sa.update(schema.leases).where(is_held).values(holder=None))
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return the applied changes.
+        """Return the applied changes, none for an unknown cluster.
 
         Those of jobs are ordered by setting and job, those of nodes by setting and node.
         """
         kind, table, order = _APPLIED[self._domain]
         with reading(self._engine) as connection:
-            query = jobs.select_columns(table, self._cluster_id, kind.names)
+            query = jobs.select_columns(table, self._known_cluster_id(connection), kind.names)
             return frame_of(self._bulk.select(connection, query.order_by(*(table.c[name] for name in order))), kind)
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
@@ -102,18 +100,26 @@ class SqlLedger:
         """
         kind, table, _ = _APPLIED[self._domain]
         with writing(self._engine) as connection:
-            query = sa.select(schema.leases.c.token).where(_is_domain(self._cluster_id, self._domain))
+            cluster_id = self._known_cluster_id(connection)
+            query = sa.select(schema.leases.c.token).where(_is_domain(cluster_id, self._domain))
             current = connection.execute(query.with_for_update()).scalar_one_or_none()
             if current != token:
                 raise LeaseLost(
                     f"Another Helios took over this cluster: token {token} is not the current {current or 'one'}.",
                     hint="Nothing was written. See who holds the lease: helios doctor",
                 )
-            jobs.add_decisions(connection, self._cluster_id, decisions)
+            jobs.add_decisions(connection, cluster_id, decisions)
             if applied_changes is not None:
-                rows = stored_frame(kind, applied_changes, self._cluster_id)
-                connection.execute(sa.delete(table).where(table.c.cluster_id == self._cluster_id))
+                rows = stored_frame(kind, applied_changes, cluster_id)
+                connection.execute(sa.delete(table).where(table.c.cluster_id == cluster_id))
                 self._bulk.insert(connection, table, rows)
+
+    def _known_cluster_id(self, connection: sa.Connection) -> int:
+        """Return the number of the cluster, or one that no cluster has."""
+        try:
+            return find_cluster_id(connection, self._cluster)
+        except NoSuchCluster:
+            return UNKNOWN
 
 
 def read_lease(connection: sa.Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:

@@ -19,7 +19,9 @@ from datetime import timedelta
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import platformdirs
 import sqlalchemy as sa
@@ -211,6 +213,28 @@ def engine_for(url: str) -> sa.Engine:
     return _postgres_engine(parsed.set(drivername="postgresql+psycopg"))
 
 
+_users: dict[sa.Engine, WeakSet[object]] = {}
+_users_lock = Lock()
+
+
+def use_engine(engine: sa.Engine, user: object) -> None:
+    """Register a user of the connections of an engine."""
+    with _users_lock:
+        _users.setdefault(engine, WeakSet()).add(user)
+
+
+def leave_engine(engine: sa.Engine, user: object) -> None:
+    """Close the connections of an engine after its last user.
+
+    A connection that another thread uses outlives its pool, and then stays open until garbage is collected.
+    """
+    with _users_lock:
+        users = _users.setdefault(engine, WeakSet())
+        users.discard(user)
+        if not users:
+            engine.dispose()
+
+
 def sqlite_file(url: str) -> Path | None:
     """Return the file of the SQLite database at ``url``.
 
@@ -323,7 +347,10 @@ def _open_immutable(_dialect: object, _record: object, arguments: list[Any], opt
         Some rows are only in the WAL file, which cannot be read there.
     """
     file = Path(arguments[0])
-    if not file.is_file() or not is_mounted_read_only(file):
+    try:
+        if not file.is_file() or not is_mounted_read_only(file):
+            return
+    except OSError:  # then SQLite cannot open it either, and its error has a hint
         return
     wal = file.with_name(f"{file.name}-wal")
     if not wal.exists() or not wal.stat().st_size:
@@ -370,9 +397,11 @@ def prepare_file(engine: sa.Engine) -> None:
         The folder does not exist, or the file cannot be made.
     """
     path = sqlite_path(engine)
-    if path is None or (path.exists() and path.stat().st_size):
+    if path is None:
         return
     try:
+        if path.exists() and path.stat().st_size:
+            return
         if path.parent == platformdirs.user_data_path("helios"):
             make_folder(path.parent)
         check_folder(str(engine.url))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,9 @@ def head() -> str:
 def revision(engine: sa.Engine) -> str | None:
     """Return the schema revision of a database, or None without a schema."""
     path = sqlite_path(engine)
-    if path is not None and not path.exists():
-        return None
+    with suppress(OSError):  # what cannot be looked at cannot be opened below
+        if path is not None and not path.exists():
+            return None
     with reading(engine) as connection:
         return _revision(connection)
 

@@ -38,7 +38,16 @@ from helios.warehouse.bulk import (
     text_digest,
 )
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
-from helios.warehouse.engine import engine_for, grant_privileges, reading, redact_url, sqlite_file, writing
+from helios.warehouse.engine import (
+    engine_for,
+    grant_privileges,
+    leave_engine,
+    reading,
+    redact_url,
+    sqlite_file,
+    use_engine,
+    writing,
+)
 from helios.warehouse.jobs import Horizon, LoadedFile, LoadReport, TrialStore, count_rows, forget, load, remove_cluster
 from helios.warehouse.models import ModelStore, incumbent_id
 
@@ -60,6 +69,7 @@ class Warehouse(ModelStore, TrialStore):
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
+        use_engine(engine, self)
         self._bulk: Bulk = SqliteBulk() if engine.dialect.name == "sqlite" else PostgresBulk()
 
     @classmethod
@@ -111,8 +121,8 @@ class Warehouse(ModelStore, TrialStore):
         self.close()
 
     def close(self) -> None:
-        """Close all connections, if there are any."""
-        self._engine.dispose()
+        """Close all connections, unless another warehouse of this process uses them."""
+        leave_engine(self._engine, self)
 
     def revision(self) -> str | None:
         """Return the revision of the schema, or None."""

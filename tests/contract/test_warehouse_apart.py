@@ -223,9 +223,7 @@ def test_what_happens_to_a_cluster_is_read_of_it(warehouse: Warehouse) -> None:
 
 @OF_THIS_MACHINE
 def test_a_lease_says_whose_it_is_and_how_long(warehouse: Warehouse) -> None:
-    ledger = warehouse.ledger("venus")
-    assert warehouse.lease("venus") is None
-    ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
+    warehouse.ledger("venus").acquire(holder="a", now=NOON, lasts=MINUTE)
     found = warehouse.lease("venus")
     assert found is not None
     assert (found["token"], found["holder"]) == (1, "a")
@@ -245,7 +243,14 @@ def test_a_lease_is_anothers_at_the_moment_it_runs_out_and_not_before(warehouse:
 def test_without_a_lease_nothing_is_recorded(warehouse: Warehouse) -> None:
     with pytest.raises(LeaseLost, match="token 1"):
         warehouse.ledger("venus").record(token=1, decisions=decisions_frame(a_decision()), applied_changes=None)
-    assert warehouse.decisions("venus").empty
+    assert warehouse.clusters().empty
+
+
+def test_reading_what_is_applied_creates_no_cluster(warehouse: Warehouse) -> None:
+    ledger = warehouse.ledger("venus")
+    assert ledger.applied_changes().empty
+    ledger.release(holder="a")
+    assert warehouse.clusters().empty
 
 
 def test_times_are_read_from_their_first_moment_to_before_their_last(warehouse: Warehouse) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.disks import fill, small_disk
 from tests.live.rig import Rig
 from tests.story.shell import run_command
 from tests.waiting import TEST_TIMEOUT_S
@@ -63,14 +64,31 @@ class Site:
 @pytest.fixture
 def site(rig: Rig, tmp_path: Path) -> Iterator[Site]:
     """A full cluster, three jobs waiting, and qssf active."""
+    made = active(rig, tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def crowded(rig: Rig, tmp_path: Path) -> Iterator[Site]:
+    """The same with all of Helios' files on a small disk, which is full once jobs are set."""
+    with small_disk(tmp_path / "disk") as disk:
+        made = active(rig, disk)
+        made.start()
+        made.until_all_are_set()
+        fill(disk)
+        yield made
+        made.end()
+
+
+def active(rig: Rig, folder: Path) -> Site:
     rig.fill()
     for user in ("alice", "bob", "carol"):
         rig.submit(user=user)
-    made = Site(rig, tmp_path)
+    made = Site(rig, folder)
     made.helios("trace", "sync")
     made.helios("mode", "qssf", "active", "--reason", "a test")
-    yield made
-    made.end()
+    return made
 
 
 def test_a_stopped_daemon_leaves_the_cluster_as_if_it_had_never_been(site: Site) -> None:
@@ -193,3 +211,35 @@ def test_the_daemon_answers_why_as_it_is_answered_without_it(site: Site) -> None
         else:
             told_without = told_without[1:]
         assert (code, told) == (code_without, told_without)
+def test_a_pause_on_a_full_disk_reverts_every_job_and_says_what_is_missing(crowded: Site) -> None:
+    crowded.end()
+    assert all(crowded.rig.site_factors().values())
+    done = run_command(("pause", "--reason", "a test"), folder=crowded.folder, environment=crowded.environment)
+    assert set(crowded.rig.site_factors().values()) == {0}
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_a_daemon_stopped_on_a_full_disk_reverts_every_job(crowded: Site) -> None:
+    assert crowded.daemon is not None
+    crowded.daemon.terminate()
+    assert crowded.daemon.wait(TEST_TIMEOUT_S) == 0
+    assert set(crowded.rig.site_factors().values()) == {0}
+
+
+def test_a_daemon_obeys_a_pause_file_on_a_full_disk(crowded: Site) -> None:
+    (crowded.folder / "state" / "PAUSED").touch()
+    crowded.rig.until(lambda: set(crowded.rig.site_factors().values()) == {0})
+
+
+def test_the_release_script_works_without_room_for_its_own_files(crowded: Site) -> None:
+    crowded.end()
+    done = subprocess.run(
+        [str(DEPLOY / "slurm" / "helios-release.sh"), "--state", str(crowded.folder / "state")],
+        env=crowded.environment | {"TMPDIR": str(crowded.folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert set(crowded.rig.site_factors().values()) == {0}
+    assert "nothing that Helios is known to have set is left" in done.stdout

@@ -1,7 +1,10 @@
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from helios.cli.main import COMMANDS, import_command
 from helios.cli.options import duration, moment
 from helios.errors import UsageError
 
@@ -33,3 +36,22 @@ def test_a_length_of_time_is_read(text: str | None, days: float) -> None:
 def test_what_is_no_length_of_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         duration(text)
+
+
+def test_begin_and_end_of_a_window_have_one_spelling() -> None:
+    twice = [
+        f"{' '.join(words)}: {' '.join(option.opts)}"
+        for words, command in every_command()
+        for option in command.params
+        if {"--starttime", "--from"} <= {*option.opts} or {"--endtime", "--to"} <= {*option.opts}
+    ]
+    assert twice == []
+
+
+def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each command with its words."""
+    left: list[tuple[tuple[str, ...], Any]] = [((name,), import_command(name)) for name in COMMANDS]
+    while left:
+        words, command = left.pop()
+        yield words, command
+        left += [((*words, name), inner) for name, inner in getattr(command, "commands", {}).items()]

@@ -421,8 +421,9 @@ class Ces:
         self.every = timedelta(seconds=options.every_s)
         # A cache, by digests of all inputs of a choice.
         self._memo: Memo = {}
-        # The latest choice of each pool, for reports; no decision reads it.
+        # The latest choice of each pool, and why the latest answer was empty, for reports; no decision reads them.
         self.choices: dict[str, Choice] = {}
+        self.why_nothing = ""
 
     def decide(self, snapshot: Snapshot) -> list[NodeAction]:
         """Return the nodes to put to sleep and to wake now.
@@ -430,9 +431,11 @@ class Ces:
         With the mechanism ``keep_awake``, return the whole keep-awake list instead of the nodes to put to sleep.
         """
         nodes = pool_nodes(snapshot)
+        self.why_nothing = "there are no nodes"
         if not nodes:
             return []
         pools = self._assess_pools(snapshot, nodes)
+        self.why_nothing = "; ".join(pool.why_unchanged for pool in pools) or "there is no forecast of its pools"
         woken = [PowerUp(node=node.name, reason=pool.why_awake) for pool in pools for node in pool.up]
         if self.options.mechanism == "keep_awake":
             # The list keeps awake what is awake, but wakes nothing.
@@ -520,6 +523,11 @@ class _PoolAssessment:
     def why_asleep(self, node: NodeCandidate, snapshot: Snapshot) -> str:
         idle_s = (snapshot.taken_at - node.idle_since).total_seconds()
         return f"idle for {rounded_duration(idle_s)}; {self._situation}" if idle_s >= 0 else f"idle; {self._situation}"
+
+    @property
+    def why_unchanged(self) -> str:
+        surplus = self.powered - self.level
+        return self._situation + (f", {surplus} more are awake and may not sleep" if surplus > 0 else "")
 
     @property
     def summary(self) -> str:

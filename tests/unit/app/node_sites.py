@@ -17,7 +17,6 @@ from helios.app.sync import AccountingSource
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
 from helios.model import NODE_EVENTS, Mode, Snapshot
-from helios.ports import Domain
 from helios.testing import FakeCluster, FakeNodes, a_demand, a_node
 from helios.warehouse import Warehouse
 from tests.unit.app.sites import put_empty_database
@@ -81,7 +80,6 @@ class NodeTown:
         """Say that the history was read until now."""
         now = self.nodes.now
         with self.warehouse() as warehouse:
-            warehouse.ledger("dev", domain=Domain.JOBS)  # which makes the cluster known
             warehouse.add_coverage(
                 "dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now
             )

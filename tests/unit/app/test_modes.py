@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helios.app.modes import PAUSE_FILE, current_modes, is_paused, pause, pause_here, resume, set_mode
-from helios.errors import HeliosError, UsageError
+from helios.errors import UsageError
 from helios.model import Mode
 from tests.unit.app.sites import put_empty_database
 
@@ -56,7 +56,7 @@ def test_a_partition_without_a_name_does_not_become_all_partitions(url: str, par
 
 def test_a_pause_is_seen_and_undone(url: str, tmp_path: Path) -> None:
     assert is_paused(url, "dev", tmp_path) is None
-    assert pause(url, "dev", tmp_path, by="root", reason="maintenance", now=NOON) == []
+    assert pause(url, "dev", tmp_path, by="root", reason="maintenance", now=NOON) == (True, [])
     found = is_paused(url, "dev", tmp_path)
     assert found is not None
     assert "root" in str(found) and "maintenance" in str(found)
@@ -82,15 +82,17 @@ def test_a_file_that_leads_nowhere_is_a_pause(url: str, tmp_path: Path) -> None:
 
 def test_one_place_that_cannot_be_written_is_said_and_the_other_is_enough(url: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    problems = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
+    paused, problems = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
+    assert paused
     assert len(problems) == 1 and "PAUSED" in problems[0]
     assert is_paused(url, "dev", tmp_path / "elsewhere") is not None
 
 
-def test_no_place_that_can_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+def test_no_place_that_can_be_written_is_no_pause(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(HeliosError, match="helios-release"):
-        pause(f"sqlite:///{tmp_path / 'taken' / 'x.db'}", "dev", tmp_path / "taken", by="root", reason="", now=NOON)
+    url = f"sqlite:///{tmp_path / 'taken' / 'x.db'}"
+    paused, problems = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
+    assert (paused, len(problems)) == (False, 2)
 
 
 def test_a_pause_writes_through_no_link(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Domain
+from helios.services.registry import build
 from helios.slurm.undo_file import UNDO_FILE, read_undo
 from tests.unit.app.node_sites import ACTIVE, NodeTown, down
 
@@ -258,3 +259,9 @@ def test_a_standby_keeps_no_undo_file_from_the_time_when_it_led(town: NodeTown) 
 def test_a_release_says_how_many_nodes_have_their_own_weight_again(town: NodeTown) -> None:
     town.cycle(FillFirst(tiers=(("n1",), ("n2", "n3")), reason="busy first"))
     assert "2 given back their weight" in summarise_node_release(town.cycles.release("an admin asked"))
+
+
+def test_a_plan_says_why_ces_asks_for_nothing(town: NodeTown) -> None:
+    town.cycles.services = {"ces": build("ces", {"spare": 6})}
+    report = town.cycles.plan(modes={"ces": ACTIVE})
+    assert any(note.startswith("ces asks for nothing: 0 of 6 nodes of gpu needed") for note in report.notes)

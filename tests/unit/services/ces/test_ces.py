@@ -88,6 +88,21 @@ def test_without_demand_nothing_sleeps() -> None:
     assert not decide(a_snapshot(nodes=nodes(), power=power_settings()))
 
 
+@pytest.mark.parametrize(
+    ("snapshot", "why"),
+    [
+        (a_snapshot(nodes=nodes(), power=power_settings()), "there is no forecast of its pools"),
+        (seen(of=nodes(idle=1)), "4 of 5 nodes of gpu needed, at most 4 within 6 h (9 of 10 times); 1 kept in reserve"),
+        (seen(of=nodes(kept_awake=1)), "7 more are awake and may not sleep"),
+    ],
+    ids=["no forecast", "all needed", "kept awake"],
+)
+def test_it_says_why_it_asks_for_nothing(snapshot: Snapshot, why: str) -> None:
+    service = Ces(CesOptions(spare=1, wake_ups_per_day=1.0))
+    assert not list(service.decide(snapshot))
+    assert why in service.why_nothing
+
+
 def test_with_few_weeks_of_demand_the_published_rule_keeps_its_reserve() -> None:
     assert len(slept(decide(seen(of=nodes(), busy=[4.0] * (5 * DAY))))) == 3
 
