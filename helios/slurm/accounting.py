@@ -26,6 +26,7 @@ import pandas as pd
 from helios.errors import AnswerNotUnderstood, UsageError
 from helios.model import NODE_EVENTS
 from helios.slurm import parse
+from helios.slurm.commands import show_config
 from helios.slurm.shell import Shell, lines, settings
 from helios.slurm.translate import readable, times
 
@@ -37,10 +38,11 @@ SACCT_FIELDS = (
     "Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
 )
 """Fields that ``helios.ingest.sacct`` reads."""
+_HEADER = SACCT_FIELDS.partition(",")[0].encode()
 _WORD_BYTES = 12
 """Random bytes of a delimiter. Nobody can put it into a job's name, because it is drawn after the job was named."""
 _EVENT_FIELDS = "NodeName,TimeStart,TimeEnd,State,Reason"
-_EVENT = re.compile(r"^([^|\n]*)\|(\d+)\|(\d+|Unknown|None|)\|([^|\n]*)\|", re.MULTILINE)
+_EVENT = re.compile(r"^([^|\n]*)\|(\d{1,10})\|(\d{1,10}|Unknown|None|)\|([A-Z][^|\n]*|)\|", re.MULTILINE)
 _PURGE = re.compile(r"(\d+)\s*(hour|day|month|\*)?", re.IGNORECASE)
 _UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
@@ -76,13 +78,15 @@ class Accounting:
         """
         window = _window(start, end)
         words = ["--allusers", "--duplicates", "--allocations", "--noconvert"]
-        words += ["--parsable", f"--delimiter=|{secrets.token_hex(_WORD_BYTES)}|"]
+        delimiter = secrets.token_hex(_WORD_BYTES)
+        words += ["--parsable", f"--delimiter=|{delimiter}|"]
         words += [f"--starttime={window[0]}", f"--endtime={window[1]}", f"--format={SACCT_FIELDS}"]
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         partial = Path(name)
         try:
             self.shell.write(partial, "sacct", *words, timeout_s=self.timeout_s)
+            _check_whole(partial, end=f"|{delimiter}|\n")
             partial.replace(path)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -137,7 +141,7 @@ class Accounting:
         AnswerNotUnderstood
             The configuration has no such line.
         """
-        name = settings(lines(self.shell.run("scontrol", "show", "config"))).get("ClusterName")
+        name = show_config(self.shell).get("ClusterName")
         if name is None:
             raise AnswerNotUnderstood("scontrol show config names no ClusterName.")
         return name
@@ -159,6 +163,18 @@ class Accounting:
         return int(found[1]) * _UNITS[(found[2] or "month").lower().replace("*", "month")]
 
 
+def _check_whole(answer: Path, *, end: str) -> None:
+    """Raise AnswerNotUnderstood unless a file begins with a header and ends with a record."""
+    with answer.open("rb") as file:
+        begins = file.read(len(_HEADER)) == _HEADER
+        file.seek(-min(len(end), file.seek(0, os.SEEK_END)), os.SEEK_END)
+        if not begins or file.read() != end.encode():
+            raise AnswerNotUnderstood(
+                "sacct's answer is empty, or begins or ends in the middle of a job.",
+                hint="Run sacct by hand as the user that runs Helios.",
+            )
+
+
 def _window(start: datetime, end: datetime) -> tuple[str, str]:
     if start.tzinfo is None or end.tzinfo is None:
         raise UsageError("A window of the accounting needs times with a zone.")
@@ -174,6 +190,11 @@ def _window(start: datetime, end: datetime) -> tuple[str, str]:
 
 def _events(printed: str) -> pd.DataFrame:
     found = list(_EVENT.finditer(printed))
+    if printed[: found[0].start() if found else None].strip() or not printed.endswith("\n" if found else ""):
+        raise AnswerNotUnderstood(
+            f"sacctmgr show event begins or ends in the middle: {printed[:40]!r} to {printed[-40:]!r}",
+            hint="Run: sacctmgr --parsable2 show event",
+        )
     ends = [*(match.start() for match in found), len(printed)][1:]
     rows = [
         {
@@ -247,7 +268,11 @@ def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
 def _job(row: Mapping[str, str]) -> dict[str, object] | None:
     """Return the resources of an ended job, or None."""
     state = row["State"].partition(" ")[0]
-    if not row["ElapsedRaw"].isdigit() or not int(row["ElapsedRaw"]) or state in {"PENDING", "RUNNING", "SUSPENDED"}:
+    if (
+        not row["ElapsedRaw"].isdecimal()
+        or not float(row["ElapsedRaw"])
+        or state in {"PENDING", "RUNNING", "SUSPENDED"}
+    ):
         return None
     had = _amounts(row["AllocTRES"])
     return {
@@ -268,7 +293,7 @@ def _sum_usage(steps: Iterable[Mapping[str, str]]) -> dict[str, float]:
     sums = dict.fromkeys(USED, np.nan)
     for step in steps:
         used = _amounts(step["TRESUsageInTot"])
-        tasks = float(step["NTasks"]) if step["NTasks"].isdigit() else 1.0
+        tasks = float(step["NTasks"]) if step["NTasks"].isdecimal() else 1.0
         peak = used.get("mem", _size(step["MaxRSS"]) * tasks)
         if np.isnan(peak):
             continue  # nothing was gathered for this step
