@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -101,6 +101,8 @@ class LiveCluster:
         Returns the TimeMin, minutes, of a soft limit in s. None where the cluster knows no soft limits.
     without_helios : callable
         Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+    ended : callable, optional
+        Returns the jobs that are known to have ended since a time. None for a cluster whose answers are never cut.
     load_applied_changes : callable
         Takes the record of applied changes (``APPLIED_CHANGES``) of this Helios or of another that led, and ``keep``,
         which says whether to add to ``jobs.undo`` what only this record has. By default it is ignored, as by a cluster
@@ -123,6 +125,7 @@ class LiveCluster:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
+    ended: Callable[[datetime], Collection[str]] | None = None
     load_applied_changes: Callable[..., None] = lambda *_, **__: None
     nodes: Callable[[], NodeCluster] = no_nodes
     rules: Callable[[], SlurmSite] = no_site
@@ -202,6 +205,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
         time_min=time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
+        ended=lambda since: applied.ended_jobs(since, datetime.now(UTC)),
         load_applied_changes=cluster.load_applied_changes,
         nodes=cache(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),

@@ -23,15 +23,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from helios.errors import AnswerNotUnderstood, UsageError
+from helios.errors import AnswerNotUnderstood, HeliosError, UsageError
 from helios.model import NODE_EVENTS
 from helios.slurm import parse
 from helios.slurm.commands import show_config
+from helios.slurm.pyslurm_worker import OVER
 from helios.slurm.shell import Shell, lines, settings
 from helios.slurm.translate import readable, times
 
 LONGEST_WINDOW = timedelta(days=31)
 """Longest window of a query. slurmdbd needs minutes for about a month of a large site."""
+
+LONGEST_ENDED = timedelta(days=1)
+"""Longest time of which the ended jobs are asked for; longer ago a job has no part in what vanished."""
+_LATE = timedelta(minutes=1)
+"""Difference of the clocks that such a window is widened by; the cycle allows half of it."""
+_ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,TO"
+"""States of jobs that have ended, as ``sacct --state`` has taken them since 22.05."""
 
 SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,Group,Account,QOS,Partition,State,ExitCode,Submit,Eligible,Start,End,Elapsed,"
@@ -115,6 +123,31 @@ class Accounting:
             parts.append(read_usage(printed, delimiter=delimiter))
             start = until
         return pd.concat(parts, ignore_index=True).drop_duplicates("job_id", keep="last", ignore_index=True)
+
+    def ended_jobs(self, since: datetime, now: datetime) -> frozenset[str]:
+        """Return the jobs that ended, as the accounting or the controller tells.
+
+        The accounting may lag, and the controller forgets a job ``MinJobAge`` after its end. One that does not answer
+        adds nothing. At most ``LONGEST_ENDED`` are looked at.
+        """
+        begins, ends = _window(max(since, now - LONGEST_ENDED) - _LATE, now + _LATE)
+        sacct = [
+            "--allusers",
+            "--allocations",
+            "--noheader",
+            "--parsable2",
+            f"--state={_ENDED}",
+            "--format=JobIDRaw,State",
+        ]
+        found: set[str] = set()
+        for program, words in (
+            ("sacct", [*sacct, f"--starttime={begins}", f"--endtime={ends}"]),
+            ("squeue", ["--all", "--noheader", "--states=all", "--format=%A|%T"]),
+        ):
+            with contextlib.suppress(HeliosError):
+                rows = (line.partition("|") for line in lines(self.shell.run(program, *words)))
+                found.update(job for job, _, state in rows if state.partition(" ")[0] in OVER)
+        return frozenset(found)
 
     def node_events(self, start: datetime, end: datetime) -> pd.DataFrame:
         """Return the node events of a window as ``NODE_EVENTS``, oldest first.

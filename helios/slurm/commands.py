@@ -423,11 +423,8 @@ class Sprio:
             )
         answer.check("sprio")
         *shown, rest = lines(answer.output)
-        # With no job to show it says so (22.05 to 26.05).
-        if not shown or rest:
-            raise AnswerNotUnderstood(
-                "sprio's answer is empty, or ends in the middle of a job.", hint="Run: sprio --long"
-            )
+        if rest:
+            raise AnswerNotUnderstood("sprio's answer ends in the middle of a job.", hint="Run: sprio --long")
         factors: dict[str, SiteFactor] = {}
         for line in shown:
             if line and not line.startswith("Unable to find"):

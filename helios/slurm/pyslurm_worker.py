@@ -38,7 +38,7 @@ _NOT_ALLOWED = (2002, 2010)
 _LIBRARY = {38: "22.05", 39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
 """Slurm's releases by the number of their library, libslurm.so.NN."""
 
-_OVER = frozenset({
+OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
 })  # fmt: skip
@@ -92,7 +92,7 @@ class PyslurmApi:
         """Return the records of jobs that have not ended."""
         account_name.cache_clear()  # names may have changed since the last call
         jobs = self.pyslurm.Jobs.load(preload_passwd_info=False).values()
-        return [raw_job(job) for job in jobs if job.state not in _OVER]
+        return [raw_job(job) for job in jobs if job.state not in OVER]
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return all nodes."""

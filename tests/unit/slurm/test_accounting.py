@@ -149,3 +149,19 @@ def test_what_jobs_used_is_asked_for_in_bounded_windows_and_each_job_counts_once
     assert all("--user=alice,bob" in line and "--allocations" not in line for line in asked)
     accounting.used_by_jobs(START, END, users=())
     assert "--allusers" in (tmp_path / "asked").read_text().splitlines()[-1]
+
+
+def test_jobs_that_ended_are_those_of_the_accounting_and_the_controller(program: Program, tmp_path: Path) -> None:
+    program("sacct", f'echo "$@" > {tmp_path}/asked; printf "1|COMPLETED\\n2|CANCELLED by 0\\n3|RUNNING\\n"')
+    folder = program("squeue", 'printf "3|RUNNING\\n4|FAILED\\n5|PENDING\\n6|TIMEO"')
+    accounting = Accounting(shell=Shell(folder=str(folder)))
+    assert accounting.ended_jobs(START, END) == {"1", "2", "4"}
+    assert "--starttime=2026-11-21T08:59:00 --endtime=2026-11-21T11:01:00" in (tmp_path / "asked").read_text()
+    program("sacct", "exit 1")
+    assert accounting.ended_jobs(START, END) == {"4"}
+
+
+def test_jobs_that_ended_are_asked_for_a_day_at_most(program: Program, tmp_path: Path) -> None:
+    folder = program("sacct", f'echo "$@" > {tmp_path}/asked')
+    assert Accounting(shell=Shell(folder=str(folder))).ended_jobs(START - timedelta(days=40), END) == frozenset()
+    assert "--starttime=2026-11-20T10:59:00" in (tmp_path / "asked").read_text()

@@ -104,7 +104,7 @@ DOUBLED: Damage = lambda text: text + text  # noqa: E731 - as the others
 CASES: Sequence[tuple[str, str, Damage]] = [
     *((name, what, damage) for name in (*FILES, "show partition", "show event") for what, damage in DAMAGES.items()),
     *(("sacct", what, DAMAGES[what]) for what in DAMAGES),
-    *((name, "empty", EMPTY) for name in ("show node", "show config", "show job", "show partition", "sprio", "sacct")),
+    *((name, "empty", EMPTY) for name in ("show node", "show config", "show job", "show partition", "sacct")),
     *((name, "doubled", DOUBLED) for name in ("squeue", "show node")),
     ("show job", "garbage", DAMAGES["garbage"]),
     ("show job", "cut inside a record", DAMAGES["cut inside a record"]),
