@@ -28,7 +28,15 @@ from helios.slurm.backend import Backend
 from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, partition_names
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
-from helios.slurm.preflight import Check, PreflightFinding, controllers_time, hook_table_check, power_checks, run_checks
+from helios.slurm.preflight import (
+    Check,
+    FindingLevel,
+    PreflightFinding,
+    controllers_time,
+    hook_table_check,
+    power_checks,
+    run_checks,
+)
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 
@@ -174,6 +182,8 @@ def _add_site_options(name: str, options: dict[str, Any], settings: Settings) ->
     return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
 
 
+BACK_END = "back end"
+"""Name of the check which way into Slurm is used."""
 READING_S = 600.0
 """Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
 
@@ -225,7 +235,7 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
     if Domain.NODES in configured_domains(settings):
         more.extend(power_checks(power.mechanism, tiers=power.tiers))
-    return run_checks(
+    found = run_checks(
         shell=way.shell,
         configuration=way.backend.configuration,
         user=getpass.getuser(),
@@ -233,6 +243,19 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         clock_skew_s=settings.control.clock_skew_s,
         more=more,
     )
+    return [*found[:1], _backend_in_use(settings.slurm, way.shell), *found[1:]]
+
+
+def _backend_in_use(settings: SlurmSettings, commands: Shell) -> PreflightFinding:
+    """Return which back end Helios uses, in which version, and why."""
+    try:
+        version = commands.run("squeue", "--version").decode("utf-8", "replace").strip()
+        way = connect(settings)
+        way.backend.close()
+    except HeliosError as reason:
+        return PreflightFinding(check=BACK_END, verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)
+    message = f"{'; '.join(way.notes)}; squeue is of {version}"
+    return PreflightFinding(check=BACK_END, verdict=FindingLevel.OK, message=message)
 
 
 def _controller(backend: Backend) -> str | None:
