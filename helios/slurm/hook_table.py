@@ -284,7 +284,10 @@ def why_unsafe(path: Path) -> str:
 
 
 def _file_system(path: Path) -> str:
-    """Return the kind of file system that a path is on, empty where it is not known."""
+    """Return the kind of the file system of a path.
+
+    Empty where it is not known.
+    """
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with suppress(OSError):
