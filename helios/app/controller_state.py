@@ -43,6 +43,7 @@ from helios.control import (
     ServiceMode,
 )
 from helios.control.cycle import ControlDomain
+from helios.control.observed import Observation
 from helios.control.report import DomainReport
 from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
 from helios.model import Mode, Snapshot
@@ -596,6 +597,8 @@ class Controller(Generic[Memory]):
             released_file=self.released_file,
         )
         self.holder = lease_holder(settings)
+        self._accepted: Observation | None = None
+        self._doubted: Observation | None = None
         self.services = configured_services(settings, domain=self.domain)
 
     def modes(self) -> dict[str, ServiceMode]:
@@ -675,14 +678,19 @@ class Controller(Generic[Memory]):
             holder=self.holder,
             memory=memory,
             paused=lambda: str(self.pause() or ""),
+            ended=self.site.ended,
+            accepted=self._accepted,
+            doubted=self._doubted,
             **undo,
         )
         services = [
             ActiveService(name=name, service=service, mode=modes[name]) for name, service in self.services.items()
         ]
-        return cycle.run(
+        report = cycle.run(
             services, expectation=self.expect, conditions=lambda _: replace(self.conditions(), released=released)
         )
+        self._accepted, self._doubted = cycle.accepted, cycle.doubted
+        return report
 
     def summary_fields(
         self, report: DomainReport, modes: Mapping[str, ServiceMode], state: ControllerState, *, began_s: float

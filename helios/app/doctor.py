@@ -26,7 +26,7 @@ from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import CYCLES, Mode
 from helios.private_files import is_wide
-from helios.slurm.hook_table import TABLE, read_table
+from helios.slurm.hook_table import TABLE, read_table, why_unsafe
 from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
 from helios.units import in_number
 from helios.warehouse import Warehouse, check_folder, sqlite_file
@@ -405,16 +405,20 @@ def _pause(settings: Settings, name: str) -> Iterator[PreflightFinding]:
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
-    """Report whether the hook has a table.
+    """Report whether the hook has a table that slurmctld may open.
 
     Without one, new jobs stay behind jobs that Helios has ordered until the next cycle.
     """
-    orders = _has_ordering_service(settings, name)
+    orders, path = _has_ordering_service(settings, name), Path(settings.control.state_folder) / TABLE
+    if why := why_unsafe(path):
+        hint = f"See who put what there (ls -la {path.parent}), remove it, and close the folder: docs/priority-hook.md"
+        yield _finding("hook", FAIL, why, hint)
+        return
     if not settings.hook.publish:
         yield _not_published(FAIL if orders else OK)
         return
     try:
-        table = read_table(Path(settings.control.state_folder) / TABLE, now)
+        table = read_table(path, now)
     except HookTableInvalid as reason:
         yield _finding("hook", FAIL if orders else WARN, reason.message, reason.hint or "helios hook publish")
         return

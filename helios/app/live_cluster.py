@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -28,7 +28,15 @@ from helios.slurm.backend import Backend
 from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, partition_names
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
-from helios.slurm.preflight import Check, PreflightFinding, controllers_time, hook_table_check, power_checks, run_checks
+from helios.slurm.preflight import (
+    Check,
+    FindingLevel,
+    PreflightFinding,
+    controllers_time,
+    hook_table_check,
+    power_checks,
+    run_checks,
+)
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 
@@ -101,6 +109,8 @@ class LiveCluster:
         Returns the TimeMin, minutes, of a soft limit in s. None where the cluster knows no soft limits.
     without_helios : callable
         Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+    ended : callable, optional
+        Returns the jobs that are known to have ended since a time. None for a cluster whose answers are never cut.
     load_applied_changes : callable
         Takes the record of applied changes (``APPLIED_CHANGES``) of this Helios or of another that led, and ``keep``,
         which says whether to add to ``jobs.undo`` what only this record has. By default it is ignored, as by a cluster
@@ -123,6 +133,7 @@ class LiveCluster:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
+    ended: Callable[[datetime], Collection[str]] | None = None
     load_applied_changes: Callable[..., None] = lambda *_, **__: None
     nodes: Callable[[], NodeCluster] = no_nodes
     rules: Callable[[], SlurmSite] = no_site
@@ -171,6 +182,8 @@ def _add_site_options(name: str, options: dict[str, Any], settings: Settings) ->
     return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
 
 
+BACK_END = "back end"
+"""Name of the check which way into Slurm is used."""
 READING_S = 600.0
 """Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
 
@@ -202,6 +215,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
         time_min=time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
+        ended=lambda since: applied.ended_jobs(since, datetime.now(UTC)),
         load_applied_changes=cluster.load_applied_changes,
         nodes=cache(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
@@ -221,7 +235,7 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
     if Domain.NODES in configured_domains(settings):
         more.extend(power_checks(power.mechanism, tiers=power.tiers))
-    return run_checks(
+    found = run_checks(
         shell=way.shell,
         configuration=way.backend.configuration,
         user=getpass.getuser(),
@@ -229,6 +243,19 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
         clock_skew_s=settings.control.clock_skew_s,
         more=more,
     )
+    return [*found[:1], _backend_in_use(settings.slurm, way.shell), *found[1:]]
+
+
+def _backend_in_use(settings: SlurmSettings, commands: Shell) -> PreflightFinding:
+    """Return which back end Helios uses, in which version, and why."""
+    try:
+        version = commands.run("squeue", "--version").decode("utf-8", "replace").strip()
+        way = connect(settings)
+        way.backend.close()
+    except HeliosError as reason:
+        return PreflightFinding(check=BACK_END, verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)
+    message = f"{'; '.join(way.notes)}; squeue is of {version}"
+    return PreflightFinding(check=BACK_END, verdict=FindingLevel.OK, message=message)
 
 
 def _controller(backend: Backend) -> str | None:

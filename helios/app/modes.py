@@ -21,6 +21,8 @@ from helios.model import MODES, Mode
 from helios.private_files import make_folder, open_private, write_private
 from helios.warehouse import Warehouse
 
+LONGEST_NOTE = 65_536
+"""Most bytes of a pause file that are read."""
 PAUSE_FILE = "PAUSED"
 RELEASED = "released"
 """Key in the warehouse of the note that a kill switch reverted changes which are still recorded as applied."""
@@ -218,7 +220,9 @@ def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:
     file = folder / PAUSE_FILE
     if is_paused_here(folder):
         try:
-            written = file.read_text(encoding="utf-8", errors="replace")
+            # A pipe that somebody put there is not waited for, and is a pause as well.
+            with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as note:
+                written = (note.read(LONGEST_NOTE) or b"").decode("utf-8", "replace")
         except OSError:
             written = ""
         return _read(written, where=str(file))

@@ -23,6 +23,7 @@ from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
 from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
+from helios.control.guards import SETTLES
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
@@ -229,7 +230,11 @@ class Operations:
         """
         table = self.state_folder / TABLE
         cycles, now = self.cycles, self._clock()
-        is_suspended = cycles.pause() or cycles.remembered().suspended
+        suspended = cycles.remembered().suspended
+        settles = bool(suspended) and all(reason.endswith(SETTLES) for reason in suspended)
+        if self.settings.hook.publish and settles and not cycles.pause():
+            return ""  # for one cycle the table stays, and is not replaced
+        is_suspended = cycles.pause() or suspended
         if not self.settings.hook.publish or is_suspended:
             if retract(table):
                 return "the hook's table was removed"

@@ -10,7 +10,7 @@ person requested it. What could not be reverted is left and reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
@@ -21,7 +21,7 @@ from helios.choices import Domain
 from helios.config import Settings
 from helios.control.guards import GuardResult, Preconditions, why_cut_short
 from helios.control.modes import ServiceMode
-from helios.control.observed import AppliedByKey, AppliedChange, AppliedChanges, Undo
+from helios.control.observed import AppliedByKey, AppliedChange, AppliedChanges, Observation, Undo
 from helios.control.report import HELIOS, PAUSED, AuditEntry, AuditLog
 from helios.control.state import ControllerState, outcome_target
 from helios.errors import HeliosError, LeaseLost
@@ -213,6 +213,10 @@ class Cycle:
         State from the report of the previous cycle.
     paused : callable
         Returns why Helios is paused, or an empty text. It is called again before each write.
+    ended : callable, optional
+        Returns the jobs that are known to have ended since a time. None where an observation is always complete.
+    accepted, doubted : Observation, optional
+        The last observation that was trusted, and the last one if it was not, from the previous cycle of this process.
     undo, read_undo : callable
         Write the changes that would have to be reverted outside of the database, and read them. They are written before
         anything is done. If this raises a :class:`HeliosError`, nothing is done. None where the domain has no undo
@@ -234,6 +238,9 @@ class Cycle:
     holder: str
     memory: ControllerState
     paused: Callable[[], str]
+    ended: Callable[[datetime], Collection[str]] | None = None
+    accepted: Observation | None = None
+    doubted: Observation | None = None
     undo: Callable[[Undo], None] | None = None
     read_undo: Callable[[], Undo] = Undo
     audit: AuditLog = field(init=False)
@@ -359,13 +366,22 @@ class Cycle:
             world = conditions(snapshot)
         except HeliosError as error:
             raise Suspended(*self.faults, f"the conditions are not known: {error.message}") from error
+        seen = Observation(
+            at=snapshot.taken_at,
+            pending=frozenset(snapshot.pending["job_id"]),
+            running=frozenset(snapshot.running["job_id"]),
+            nodes=frozenset(snapshot.nodes["name"]),
+        )
+        ended = None if world.paused else self.ended  # a pause reverts whatever is observed
+        why = why_cut_short(seen, self.memory, accepted=self.accepted, doubted=self.doubted, ended=ended)
+        world = replace(world, cut_short=why)
         reasons = self.domain.check_preconditions(self, world)
-        controller = world.controller or self.memory.controller
-        if why_cut_short(snapshot, self.memory):
-            self.memory = replace(self.memory, controller=controller)
+        self.memory = replace(self.memory, controller=world.controller or self.memory.controller)
+        if why:
+            self.doubted = seen
         else:
-            pending, nodes = len(snapshot.pending), snapshot.nodes["name"].nunique()
-            self.memory = replace(self.memory, controller=controller, pending=pending, nodes=nodes)
+            self.accepted, self.doubted = seen if self.ended else None, None
+            self.memory = replace(self.memory, pending=len(snapshot.pending), nodes=len(seen.nodes))
         if world.paused:
             self.mode = PAUSED
             self._revert_everything(world.paused)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
@@ -26,7 +26,15 @@ from helios.actions import JobSetting, NodeOutcome, NodeSetting, Outcome, Result
 from helios.changes import AWAKE, INELIGIBLE, Change, Desired, Key
 from helios.config import Control, Power, Settings
 from helios.control.modes import OUTSIDE, ServiceMode
-from helios.control.observed import UNTOUCHABLE, AppliedChanges, ObservedNode, PendingJob, same_list, weight_in
+from helios.control.observed import (
+    UNTOUCHABLE,
+    AppliedChanges,
+    Observation,
+    ObservedNode,
+    PendingJob,
+    same_list,
+    weight_in,
+)
 from helios.control.state import BreakerState, ControllerState, NodeControllerState
 from helios.model import Mode, NodePower, PowerSettings, Snapshot
 
@@ -42,6 +50,13 @@ Flags = NDArray[np.bool_]
 
 MANY = 10
 """Fewest pending jobs that cannot all vanish in one cycle with some nodes, unless Slurm's answer is incomplete."""
+VANISHED_SHARE = 0.25
+"""Share of the pending or running jobs, or of the nodes, that must not vanish unexplained. An answer that lost a third
+shows it although some of these jobs really ended meanwhile."""
+FEWEST_VANISHED = 5
+"""Fewest jobs of that share, unless no running job or no job at all is left: a queue of three may well change so."""
+SETTLES = ": one cycle to settle"
+"""End of a reason that holds for one cycle."""
 
 
 BudgetResult = tuple[Result, str]
@@ -105,6 +120,8 @@ class Preconditions:
         Why the model in use is not to be trusted, for a person; empty where it is.
     clock_skew_s : float, optional
         The controller's clock minus ours, s; None where it could not be measured.
+    cut_short : str
+        Why the observation looks incomplete, for a person; empty where it does not. Set by the cycle.
     released : str
         The kill switches that reverted everything outside of a cycle since the last cycle that acted; empty for none.
     """
@@ -115,6 +132,7 @@ class Preconditions:
     model_trained_at: datetime | None = None
     model_problem: str = ""
     clock_skew_s: float | None = None
+    cut_short: str = ""
     released: str = ""
 
 
@@ -236,11 +254,11 @@ def cluster_suspension_reasons(
         when = "in the future" if distance > timedelta(0) else "too long ago"
         taken_at = _utc_text(snapshot.taken_at)
         reasons.append(f"the cluster was read {when}: at {taken_at}, the cycle began at {_utc_text(now)}")
-    if why := why_cut_short(snapshot, memory):
-        reasons.append(why)
+    if conditions.cut_short:
+        reasons.append(conditions.cut_short)
     if memory.controller is not None and conditions.controller not in {None, memory.controller}:
         changed = f"the controller changed from {memory.controller} to {conditions.controller}"
-        reasons.append(f"{changed}: one cycle to settle")
+        reasons.append(f"{changed}{SETTLES}")
     if conditions.clock_skew_s is None:
         reasons.append("the controller's clock could not be compared with ours")
     elif abs(conditions.clock_skew_s) > settings.clock_skew_s:
@@ -255,19 +273,59 @@ def cluster_suspension_reasons(
     return reasons
 
 
-def why_cut_short(snapshot: Snapshot, memory: ControllerState) -> str:
-    """Return why the snapshot looks incomplete beside the last trusted one.
+def why_cut_short(
+    seen: Observation,
+    memory: ControllerState,
+    *,
+    accepted: Observation | None = None,
+    doubted: Observation | None = None,
+    ended: Callable[[datetime], Collection[str]] | None = None,
+) -> str:
+    """Return why an observation looks incomplete beside the last trusted one.
 
-    Empty where it does not.
+    Empty where it does not. An answer of Slurm that was cut between two records looks whole, so that only the jobs that
+    vanished tell. Two observations in a row that agree are trusted.
+
+    Parameters
+    ----------
+    accepted : Observation, optional
+        The last trusted observation of this process. None where there is none; then the stored numbers count.
+    doubted : Observation, optional
+        The last observation if it was not trusted.
+    ended : callable, optional
+        Returns the jobs that are known to have ended since a time, from another source than the observation. None where
+        an observation is always complete.
     """
-    nodes = snapshot.nodes["name"].nunique()
-    if not nodes:
+    if not seen.nodes:
         return "the cluster answered without any node"
-    if memory.nodes is None or memory.pending is None:
+    there, before = seen.pending | seen.running, accepted
+    if doubted is not None:
+        lost = frozenset() if accepted is None else accepted.pending | accepted.running
+        lost -= doubted.pending | doubted.running
+        if not lost & there:  # a job that is back proves that the doubted answer was cut
+            before = doubted
+    if before is None:
+        pending, nodes = memory.pending or 0, memory.nodes or 0
+        if pending >= MANY and not seen.pending and len(seen.nodes) < nodes:
+            return f"all {pending} pending jobs and some of {nodes} nodes vanished at once{SETTLES}"
         return ""
-    if memory.pending >= MANY and snapshot.pending.empty and nodes < memory.nodes:
-        return f"all {memory.pending} pending jobs and some of {memory.nodes} nodes vanished at once"
+    lost_nodes, gone = before.nodes - seen.nodes, (before.pending | before.running) - there
+    if len(lost_nodes) > VANISHED_SHARE * len(before.nodes):
+        return f"{len(lost_nodes)} of {len(before.nodes)} nodes vanished at once{SETTLES}"
+    if ended is not None and _are_too_many(gone, before, there):
+        gone -= frozenset(ended(before.at))
+        if _are_too_many(gone, before, there):
+            number = len(before.pending | before.running)
+            return f"{len(gone)} of {number} jobs vanished, and nothing tells of their start or end{SETTLES}"
     return ""
+
+
+def _are_too_many(gone: frozenset[str], before: Observation, there: frozenset[str]) -> bool:
+    """Return whether so many jobs do not vanish unexplained."""
+    all_of_some = not there or (before.running & gone and not before.running & there)
+    fewest = 1 if all_of_some else FEWEST_VANISHED
+    kinds = (before.pending, before.running)
+    return any(len(kind & gone) >= max(fewest, VANISHED_SHARE * len(kind)) for kind in kinds)
 
 
 def apply_node_guards(

@@ -56,7 +56,6 @@ from helios.control.guards import (
     cluster_suspension_reasons,
     is_in_desired_state,
     keep_one_owner,
-    why_cut_short,
     why_keep_awake,
 )
 from helios.control.modes import ServiceMode, node_cluster_for_mode
@@ -161,7 +160,7 @@ class NodeDomain:
         reasons = cluster_suspension_reasons(
             conditions, self.settings.control, snapshot=context.snapshot, memory=cycle.memory, now=cycle.now
         )
-        if why_cut_short(context.snapshot, cycle.memory):
+        if conditions.cut_short:
             return reasons
         observation = NodeObservation(
             nodes=context.nodes,

@@ -74,6 +74,16 @@ class PendingJob:
         return self.urgency != 0 if setting is JobSetting.ORDER else not math.isnan(self.soft_limit_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Jobs and nodes of one snapshot, by id and name."""
+
+    at: datetime
+    pending: frozenset[str]
+    running: frozenset[str]
+    nodes: frozenset[str]
+
+
 def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
     """Return the pending jobs by id, in the order of the queue."""
     frame = snapshot.pending

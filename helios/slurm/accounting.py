@@ -23,25 +23,35 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from helios.errors import AnswerNotUnderstood, UsageError
+from helios.errors import AnswerNotUnderstood, HeliosError, UsageError
 from helios.model import NODE_EVENTS
 from helios.private_files import require_cluster_name
 from helios.slurm import parse
+from helios.slurm.commands import show_config
+from helios.slurm.pyslurm_worker import OVER
 from helios.slurm.shell import Shell, lines, settings
 from helios.slurm.translate import readable, times
 
 LONGEST_WINDOW = timedelta(days=31)
 """Longest window of a query. slurmdbd needs minutes for about a month of a large site."""
 
+LONGEST_ENDED = timedelta(days=1)
+"""Longest time of which the ended jobs are asked for; longer ago a job has no part in what vanished."""
+_LATE = timedelta(minutes=1)
+"""Difference of the clocks that such a window is widened by; the cycle allows half of it."""
+_ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,TO"
+"""States of jobs that have ended, as ``sacct --state`` has taken them since 22.05."""
+
 SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,Group,Account,QOS,Partition,State,ExitCode,Submit,Eligible,Start,End,Elapsed,"
     "Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
 )
 """Fields that ``helios.ingest.sacct`` reads."""
+_HEADER = SACCT_FIELDS.partition(",")[0].encode()
 _WORD_BYTES = 12
 """Random bytes of a delimiter. Nobody can put it into a job's name, because it is drawn after the job was named."""
 _EVENT_FIELDS = "NodeName,TimeStart,TimeEnd,State,Reason"
-_EVENT = re.compile(r"^([^|\n]*)\|(\d+)\|(\d+|Unknown|None|)\|([^|\n]*)\|", re.MULTILINE)
+_EVENT = re.compile(r"^([^|\n]*)\|(\d{1,10})\|(\d{1,10}|Unknown|None|)\|([A-Z][^|\n]*|)\|", re.MULTILINE)
 _PURGE = re.compile(r"(\d+)\s*(hour|day|month|\*)?", re.IGNORECASE)
 _UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
@@ -77,13 +87,15 @@ class Accounting:
         """
         window = _window(start, end)
         words = ["--allusers", "--duplicates", "--allocations", "--noconvert"]
-        words += ["--parsable", f"--delimiter=|{secrets.token_hex(_WORD_BYTES)}|"]
+        delimiter = secrets.token_hex(_WORD_BYTES)
+        words += ["--parsable", f"--delimiter=|{delimiter}|"]
         words += [f"--starttime={window[0]}", f"--endtime={window[1]}", f"--format={SACCT_FIELDS}"]
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         partial = Path(name)
         try:
             self.shell.write(partial, "sacct", *words, timeout_s=self.timeout_s)
+            _check_whole(partial, end=f"|{delimiter}|\n")
             partial.replace(path)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -113,6 +125,31 @@ class Accounting:
             start = until
         return pd.concat(parts, ignore_index=True).drop_duplicates("job_id", keep="last", ignore_index=True)
 
+    def ended_jobs(self, since: datetime, now: datetime) -> frozenset[str]:
+        """Return the jobs that ended, as the accounting or the controller tells.
+
+        The accounting may lag, and the controller forgets a job ``MinJobAge`` after its end. One that does not answer
+        adds nothing. At most ``LONGEST_ENDED`` are looked at.
+        """
+        begins, ends = _window(max(since, now - LONGEST_ENDED) - _LATE, now + _LATE)
+        sacct = [
+            "--allusers",
+            "--allocations",
+            "--noheader",
+            "--parsable2",
+            f"--state={_ENDED}",
+            "--format=JobIDRaw,State",
+        ]
+        found: set[str] = set()
+        for program, words in (
+            ("sacct", [*sacct, f"--starttime={begins}", f"--endtime={ends}"]),
+            ("squeue", ["--all", "--noheader", "--states=all", "--format=%A|%T"]),
+        ):
+            with contextlib.suppress(HeliosError):
+                rows = (line.partition("|") for line in lines(self.shell.run(program, *words)))
+                found.update(job for job, _, state in rows if state.partition(" ")[0] in OVER)
+        return frozenset(found)
+
     def node_events(self, start: datetime, end: datetime) -> pd.DataFrame:
         """Return the node events of a window as ``NODE_EVENTS``, oldest first.
 
@@ -138,7 +175,7 @@ class Accounting:
         AnswerNotUnderstood, UsageError
             The configuration has no such line, or the name is none.
         """
-        name = settings(lines(self.shell.run("scontrol", "show", "config"))).get("ClusterName")
+        name = show_config(self.shell).get("ClusterName")
         if name is None:
             raise AnswerNotUnderstood("scontrol show config names no ClusterName.")
         return require_cluster_name(name)
@@ -160,6 +197,18 @@ class Accounting:
         return int(found[1]) * _UNITS[(found[2] or "month").lower().replace("*", "month")]
 
 
+def _check_whole(answer: Path, *, end: str) -> None:
+    """Raise AnswerNotUnderstood unless a file begins with a header and ends with a record."""
+    with answer.open("rb") as file:
+        begins = file.read(len(_HEADER)) == _HEADER
+        file.seek(-min(len(end), file.seek(0, os.SEEK_END)), os.SEEK_END)
+        if not begins or file.read() != end.encode():
+            raise AnswerNotUnderstood(
+                "sacct's answer is empty, or begins or ends in the middle of a job.",
+                hint="Run sacct by hand as the user that runs Helios.",
+            )
+
+
 def _window(start: datetime, end: datetime) -> tuple[str, str]:
     if start.tzinfo is None or end.tzinfo is None:
         raise UsageError("A window of the accounting needs times with a zone.")
@@ -175,6 +224,11 @@ def _window(start: datetime, end: datetime) -> tuple[str, str]:
 
 def _events(printed: str) -> pd.DataFrame:
     found = list(_EVENT.finditer(printed))
+    if printed[: found[0].start() if found else None].strip() or not printed.endswith("\n" if found else ""):
+        raise AnswerNotUnderstood(
+            f"sacctmgr show event begins or ends in the middle: {printed[:40]!r} to {printed[-40:]!r}",
+            hint="Run: sacctmgr --parsable2 show event",
+        )
     ends = [*(match.start() for match in found), len(printed)][1:]
     rows = [
         {
@@ -248,7 +302,11 @@ def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
 def _job(row: Mapping[str, str]) -> dict[str, object] | None:
     """Return the resources of an ended job, or None."""
     state = row["State"].partition(" ")[0]
-    if not row["ElapsedRaw"].isdigit() or not int(row["ElapsedRaw"]) or state in {"PENDING", "RUNNING", "SUSPENDED"}:
+    if (
+        not row["ElapsedRaw"].isdecimal()
+        or not float(row["ElapsedRaw"])
+        or state in {"PENDING", "RUNNING", "SUSPENDED"}
+    ):
         return None
     had = _amounts(row["AllocTRES"])
     return {
@@ -269,7 +327,7 @@ def _sum_usage(steps: Iterable[Mapping[str, str]]) -> dict[str, float]:
     sums = dict.fromkeys(USED, np.nan)
     for step in steps:
         used = _amounts(step["TRESUsageInTot"])
-        tasks = float(step["NTasks"]) if step["NTasks"].isdigit() else 1.0
+        tasks = float(step["NTasks"]) if step["NTasks"].isdecimal() else 1.0
         peak = used.get("mem", _size(step["MaxRSS"]) * tasks)
         if np.isnan(peak):
             continue  # nothing was gathered for this step

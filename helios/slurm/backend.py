@@ -12,10 +12,12 @@ Raw records carry Slurm's own meaning in plain JSON values, so that the worker c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, TypeVar
 
+from helios.errors import AnswerNotUnderstood
 from helios.model.nodes import fold
 
 UNLIMITED = "UNLIMITED"
@@ -24,6 +26,12 @@ UNLIMITED = "UNLIMITED"
 Length = float | str | None
 """Seconds, or :data:`UNLIMITED`. None where it is not set."""
 
+Record = TypeVar("Record", "RawJob", "RawNode")
+
+_NAMES = {"job_id": re.compile(r"[1-9]\d{0,9}", re.ASCII), "name": re.compile(r"[\w.-]+", re.ASCII)}
+"""What identifies a job and a node, each by its field."""
+_LARGEST = {**dict.fromkeys(("restart", "tasks", "gpus", "gpus_held"), 2**31), "": 2**33}
+"""What numbers stay below: an int32 of a frame, otherwise a time in s of the year 2242, beyond any count of Slurm's."""
 
 NODES_PER_CALL = 200
 """Most nodes written in one call. The controller holds its node lock for the whole call; the number is a guess."""
@@ -172,6 +180,38 @@ class NodeUpdate:
             raise ValueError(f"a change of node {self.node} changes its power or its weight, one of the two")
         if self.state not in ("", "POWER_DOWN", "POWER_UP"):
             raise ValueError(f"{self.state} is never written to a node")
+
+
+def check_records(records: list[Record], *, by: str, source: str) -> list[Record]:
+    """Return the records of an answer if they can be told apart.
+
+    Parameters
+    ----------
+    by : str
+        Field that identifies a record, ``job_id`` or ``name``.
+    source : str
+        Program that answered, for the error.
+
+    Raises
+    ------
+    AnswerNotUnderstood
+        An identifier is none or comes twice, or a number is larger than Slurm's are.
+    """
+    known: set[object] = set()
+    hint = f"Run {source} by hand as the user that runs Helios; a wrapper in its place may change what it prints."
+    for record in records:
+        fields: dict[str, object] = dict(record)
+        name = str(fields[by])
+        if name in known:
+            raise AnswerNotUnderstood(f"{source} printed {by} {name} twice.", hint=hint)
+        known.add(name)
+        wrong = None if _NAMES[by].fullmatch(name) else by
+        for field, value in fields.items():
+            if isinstance(value, (int, float)) and not abs(value) < _LARGEST.get(field, _LARGEST[""]):
+                wrong = field
+        if wrong:
+            raise AnswerNotUnderstood(f"{source} printed a {wrong} that is none: {fields[wrong]!r:.80}", hint=hint)
+    return records
 
 
 def write_in_batches(

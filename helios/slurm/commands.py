@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 from helios.slurm import parse
-from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, write_in_batches
+from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, check_records, write_in_batches
 from helios.slurm.pyslurm_worker import BASE_STATE
-from helios.slurm.shell import Shell, failure, lines, quoted, settings
+from helios.slurm.shell import Shell, lines, quoted, settings
 
 _FIELDS = (
     "JobID", "ArrayJobID", "ArrayTaskID", "HetJobID", "HetJobOffset", "RestartCnt", "UserName", "GroupName",
@@ -86,8 +86,12 @@ class CommandsBackend(Backend):
             at_once = {record[_JOB]: "%".join(["", *record[_TASKS].split("%")[1:]]) for record in records}
             records = _merge_records(_records(self.shell.run("squeue", "--array", *words), end), at_once)
         if not job_ids:
-            self._cron = self._cron_jobs()
-        return [_job(record, self._cron) for record in records]
+            self._cron = self._cron_jobs([record[_JOB] for record in records])
+        try:
+            jobs = [_job(record, self._cron) for record in records]
+        except (ValueError, ArithmeticError) as reason:
+            raise AnswerNotUnderstood(f"squeue printed a job that makes no sense: {reason}") from reason
+        return check_records(jobs, by="job_id", source="squeue")
 
     def _squeue(self, *words: str) -> bytes:
         # Without this option one line stands for all pending tasks of an array, even if an admin changed one of them
@@ -103,9 +107,14 @@ class CommandsBackend(Backend):
 
     def nodes(self) -> list[RawNode]:
         """Return the nodes that ``scontrol show node`` lists."""
-        printed = self.shell.run("scontrol", "--all", "--oneliner", "show", "node")
-        text = printed.decode("utf-8", "surrogateescape")
-        return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
+        text = show(self.shell, "node")
+        try:
+            nodes = [
+                _node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()
+            ]
+        except (KeyError, ValueError, ArithmeticError) as reason:
+            raise AnswerNotUnderstood(f"scontrol printed a node that makes no sense: {reason!r}") from reason
+        return check_records(nodes, by="name", source="scontrol show node")
 
     def configuration(self) -> dict[str, str]:
         """Return the output of ``scontrol show config``.
@@ -159,36 +168,66 @@ class CommandsBackend(Backend):
         answers = (texts.get(number, UNANSWERED) for number in range(len(commands)))
         return [quoted(text) if text.strip() else "" for text in answers]
 
-    def _cron_jobs(self) -> frozenset[str]:
+    def _cron_jobs(self, queue: Sequence[str]) -> frozenset[str]:
         if self._scrontab is None:
             self.configuration()
-        if not self._scrontab:
-            return frozenset()
-        shown = self.shell.answer("scontrol", "--all", "--oneliner", "show", "job").output
-        return cron_jobs(shown.decode("utf-8", "surrogateescape"))
+        return cron_jobs(show(self.shell, "job"), queue) if self._scrontab and queue else frozenset()
+
+
+def show(shell: Shell, what: str) -> str:
+    """Return what ``scontrol --oneliner show`` prints of all nodes, jobs or partitions.
+
+    Raises
+    ------
+    ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+        It failed, or its answer does not begin and end as it should.
+    """
+    text = shell.run("scontrol", "--all", "--oneliner", "show", what).decode("utf-8", "surrogateescape")
+    if not re.match(rf"{what}(?:Id|Name)=", text, re.IGNORECASE) or not text.endswith("\n"):
+        raise AnswerNotUnderstood(
+            f"scontrol show {what} begins or ends in the middle: {text[:40]!r} to {text[-40:]!r}",
+            hint=f"Run: scontrol --all --oneliner show {what}",
+        )
+    return text
 
 
 def show_config(shell: Shell) -> dict[str, str]:
     """Return the output of ``scontrol show config``.
 
     ``NOW`` has the controller's clock, s since the epoch.
+
+    Raises
+    ------
+    ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+        It failed, or its answer does not begin and end as it should.
     """
     shown = lines(shell.run("scontrol", "show", "config"))
-    now = re.search(r"as of (\d+)", shown[0])
-    return settings(shown) | ({"NOW": now[1]} if now else {})
+    now, last = re.match(r"Configuration data as of (\d+)", shown[0]), shown[-2:]
+    # The last line tells of the controllers (22.05 to 26.05).
+    if not now or not last[0].startswith("Slurmctld(") or last[-1]:
+        raise AnswerNotUnderstood(
+            f"scontrol show config begins or ends in the middle: {shown[0][:40]!r} to {last[0][-40:]!r}",
+            hint="Run: scontrol show config",
+        )
+    return settings(shown) | {"NOW": now[1]}
 
 
-def cron_jobs(shown: str) -> frozenset[str]:
-    """Return the jobs that ``scontrol --oneliner show job`` marks as scrontab's.
+def cron_jobs(shown: str, queue: Iterable[str]) -> frozenset[str]:
+    """Return the jobs of the queue that may be scrontab's.
 
-    A job's name may hold line breaks and look like a record. So a job counts only if every record of its number has the
-    mark.
+    Parameters
+    ----------
+    shown : str
+        Output of ``scontrol --oneliner show job``. A job's name may hold line breaks and look like a record. So the
+        mark counts only if every record of a number has it.
+    queue : iterable of str
+        Jobs that were there before. One that is not shown has ended, or the answer was cut: it counts as scrontab's.
     """
     records, marked = Counter[str](), Counter[str]()
     for job_id, yes in _CRON.findall(shown):
         records[job_id] += 1
         marked[job_id] += bool(yes)
-    return frozenset(job_id for job_id, count in marked.items() if count and count == records[job_id])
+    return frozenset(job_id for job_id in queue if marked[job_id] == records[job_id])
 
 
 def _records(printed: bytes, end: str) -> list[list[str]]:
@@ -217,8 +256,10 @@ def _merge_records(records: list[list[str]], at_once: Mapping[str, str]) -> list
         of_job.setdefault(record[_JOB], []).append(record)
     for job, (first, *others) in of_job.items():
         if others:
-            tasks = [int(record[_TASKS]) for record in (first, *others)]
-            first[_TASKS] = parse.join_words(tasks) + at_once.get(job, "")
+            tasks = {record[_TASKS] for record in (first, *others)}
+            if len(tasks) <= len(others) or not all(task.isascii() and task.isdigit() for task in tasks):
+                raise AnswerNotUnderstood(f"squeue printed a task of job {job} twice, or one without a number.")
+            first[_TASKS] = parse.join_words(map(int, tasks)) + at_once.get(job, "")
     return [first for first, *_ in of_job.values()]
 
 
@@ -301,15 +342,15 @@ def _count_gpus(counted_text: str, asked: tuple[tuple[str, int], ...]) -> parse.
 
 def _node(record: str) -> RawNode:
     field = dict(_node_fields(record))
-    state, *flags = field.get("State", "UNKNOWN").replace("*", "+NOT_RESPONDING").split("+")
+    state, *flags = field["State"].replace("*", "+NOT_RESPONDING").split("+")
     held, has = parse.tres(field.get("AllocTRES", "")), parse.gpus(field.get("Gres", ""))
     return {
         "name": field["NodeName"],
         "partitions": field.get("Partitions", ""),
         "state": state,
         "flags": "+".join(dict.fromkeys(flags)) or None,
-        "cpus": parse.whole(field.get("CPUTot", "")) or 0,
-        "cpus_held": parse.whole(field.get("CPUAlloc", "")) or 0,
+        "cpus": int(field["CPUTot"]),
+        "cpus_held": int(field["CPUAlloc"]),
         "gpus": has.count,
         "gpus_held": parse.gpus(",".join(f"{name}={count}" for name, count in held.items())).count,
         "gpu_type": has.type,
@@ -387,16 +428,28 @@ class Sprio:
                 "This cluster does not order its jobs by priority factors: PriorityType is not priority/multifactor.",
                 hint="Set PriorityType=priority/multifactor in slurm.conf; Helios can order jobs only with it.",
             )
-        if answer.status != 0:
-            raise failure("sprio", answer.error_output)
-        return dict(
-            _parse_line(line) for line in lines(answer.output) if line and not line.startswith("Unable to find")
-        )
+        answer.check("sprio")
+        *shown, rest = lines(answer.output)
+        if rest:
+            raise AnswerNotUnderstood("sprio's answer ends in the middle of a job.", hint="Run: sprio --long")
+        factors: dict[str, SiteFactor] = {}
+        for line in shown:
+            if line and not line.startswith("Unable to find"):
+                job_id, factor = _parse_line(line)
+                if factors.setdefault(job_id, factor).value != factor.value:  # a line for each of a job's partitions
+                    raise AnswerNotUnderstood(
+                        f"sprio printed two site factors of job {job_id}.", hint="Run: sprio --long"
+                    )
+                factors[job_id] = factor
+        return factors
 
 
 def _parse_line(line: str) -> tuple[str, SiteFactor]:
     job_id, *words = (part.strip() for part in line.split("|"))
     try:
+        if len(words) != _SPRIO_FIELDS.count("|"):
+            raise ValueError(f"{len(words)} fields")
+        int(job_id)
         priority, value = map(int, words[:2])
     except ValueError as reason:
         raise AnswerNotUnderstood(f"sprio printed a line that makes no sense: {line!r}") from reason

@@ -12,7 +12,7 @@ from helios.errors import HeliosError
 from helios.model.slurm_site import SlurmSite
 from helios.slurm.accounting import Accounting
 from helios.slurm.backend import Backend
-from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.commands import CommandsBackend, Sprio, show
 from helios.slurm.jobs import SlurmCluster, now
 from helios.slurm.nodes import SlurmNodes
 from helios.slurm.power import PowerConfigReader, feature_racks
@@ -201,5 +201,4 @@ def partition_names(shell: Shell) -> tuple[str, ...]:
     ClusterRefused, AnswerNotUnderstood
         The command failed otherwise.
     """
-    shown = shell.run("scontrol", "--all", "--oneliner", "show", "partition")
-    return tuple(_NAME.findall(shown.decode("utf-8", "replace")))
+    return tuple(_NAME.findall(show(shell, "partition")))

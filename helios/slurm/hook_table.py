@@ -8,7 +8,9 @@ generation and the number of rows.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -35,6 +37,24 @@ MOST_ROWS = 200_000
 MOST_BYTES = 32 * 1024 * 1024
 SKEW = timedelta(minutes=5)
 """A table from further in the future comes from a wrong clock. The Lua script has the same bounds."""
+
+PAUSED = "PAUSED"
+"""Name of the pause files that the Lua script looks for beside the table and one folder above."""
+_NOT_LOCAL = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "afs",
+    "9p",
+    "fuse.sshfs",
+    "fuse.gluster",
+    "panfs",
+)
+"""How the kinds of network file systems begin in /proc/self/mountinfo."""
 
 _ANY = "*"
 # 15 digits are enough for every number of the header, and Lua's numbers represent them exactly.
@@ -238,6 +258,47 @@ def read_table(path: Path, now: datetime) -> HookTable:
     return table
 
 
+def why_unsafe(path: Path) -> str:
+    """Return why slurmctld must not open the table or the pause files.
+
+    Empty where it may. slurmctld opens them under its locks, and Lua cannot look at a file before it opens it: a pipe
+    that nobody writes to stops all submissions.
+    """
+    folder, state = path.parent, path.parent.parent
+    try:
+        trusted = {state.stat().st_uid, 0}
+        for place in (state, folder):
+            status = place.stat()
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in trusted:
+                return f"accounts other than Helios' own can put files into {place}"
+        if (kind := _file_system(folder)).startswith(_NOT_LOCAL):
+            return f"{folder} is on a network file system ({kind}): where that hangs, slurmctld hangs"
+    except OSError:
+        return ""  # there is no folder, or it cannot be looked at: another check says so
+    for file in (path, folder / PAUSED, state / PAUSED):
+        with suppress(FileNotFoundError):
+            status = file.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                return f"{file} is no plain file: if slurmctld opens it, submissions may stop until it is restarted"
+            if file == path and (status.st_uid not in trusted or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+                return f"accounts other than Helios' own can write {file}"
+    return ""
+
+
+def _file_system(path: Path) -> str:
+    """Return the kind of the file system of a path.
+
+    Empty where it is not known.
+    """
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.split(" ")[2] == number:
+                return line.partition(" - ")[2].partition(" ")[0]
+    return ""
+
+
 _What = tuple[str, str, str, str, str]
 """``site_factor`` or ``time_min``, user, partition, time limit (min) and value, as text in the table's form."""
 _Span = tuple[int, int | None]
@@ -352,7 +413,10 @@ def _last_line(generation: int, rows: int) -> str:
 
 def _parse(path: Path) -> HookTable:
     try:
-        with path.open("rb") as file:
+        # A pipe is not waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise HookTableInvalid(f"the hook's table {path} is no plain file", hint=f"Remove it: rm {path}")
             text = file.read(MOST_BYTES + 1024).decode("ascii")
     except (OSError, UnicodeDecodeError) as reason:
         raise HookTableInvalid(f"the hook's table {path} cannot be read: {reason}", hint=_ANEW) from reason

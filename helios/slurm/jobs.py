@@ -27,12 +27,19 @@ from helios.changes import (
     setting_changes,
     slurm_value_mapping,
 )
-from helios.errors import HeliosError
+from helios.errors import AnswerNotUnderstood, HeliosError
 from helios.model import Mode, Snapshot
 from helios.slurm import parse, translate
 from helios.slurm.backend import Backend, JobUpdate, RawJob
 from helios.slurm.commands import SiteFactor
 from helios.slurm.undo_file import JobsUndo, UndoEntry, UndoNotWritten
+
+_READY = ("Priority", "Resources")
+"""Reasons of pending jobs that sprio lists, as Slurm could start them."""
+MISSING_SHARE = 0.25
+"""Share of these jobs that do not start between the answers of squeue and sprio."""
+FEWEST_MISSING = 5
+"""Fewest jobs of that share: of a short queue all may start."""
 
 # One reading of the queue, from which every change is decided.
 
@@ -242,7 +249,8 @@ class SlurmCluster:
         """
         taken_at = self._clock()
         self._undo.refresh()
-        jobs, factors = self.backend.queue(), self._sprio(())
+        jobs = self.backend.queue()
+        factors = self._factors_of(jobs)
         if self._release is None:
             self._release = parse.release(self.backend.configuration().get("SLURM_VERSION", ""))
         return Snapshot(
@@ -338,6 +346,24 @@ class SlurmCluster:
         with suppress(UndoNotWritten):  # a kill switch works with a full disk too
             self._undo.add(_undo_file_corrections(reading), queue=self._queue)
         return reading
+
+    def _factors_of(self, jobs: Sequence[RawJob]) -> Mapping[str, SiteFactor]:
+        """Return the site factors.
+
+        Raises
+        ------
+        AnswerNotUnderstood
+            Too many jobs that Slurm could start have none. A missing one reads as a value that somebody took away.
+        """
+        factors = self._sprio(())
+        ready = [job["job_id"] for job in jobs if job["state"] == "PENDING" and job["reason"] in _READY]
+        missing = len(ready) - len(factors.keys() & set(ready))
+        if missing >= max(FEWEST_MISSING, MISSING_SHARE * len(ready)):
+            raise AnswerNotUnderstood(
+                f"sprio printed nothing of {missing} of {len(ready)} jobs that squeue says are ready to start.",
+                hint="Run sprio by hand as the user that runs Helios.",
+            )
+        return factors
 
     def _left_unwritten(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
         """Return the outcomes of changes that are not written in this call.

@@ -16,7 +16,7 @@ from helios.slurm.pyslurm_worker import count_tasks
 
 _NONE = frozenset({"", "N/A", "(null)", "None", "Unknown", "NONE", "n/a", "none", "INVALID"})
 _LENGTH = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(?:(\d+):)?(\d+)", re.ASCII)
-_SIZE = re.compile(r"([\d.]+)([KMGTPE]?)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?|\.\d+)([KMGTPE]?)", re.ASCII)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 _COUNT = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5, "E": 1024**6}
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:=(,]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?", re.ASCII)
@@ -63,7 +63,7 @@ def whole(value: str) -> int | None:
     Of a range the smaller number counts. K stands for 1,024.
     """
     found = _SIZE.match(value)
-    return round(float(found[1]) * _COUNT[found[2]]) if found and found[1] != "." else None
+    return round(float(found[1]) * _COUNT[found[2]]) if found else None
 
 
 @_remembered

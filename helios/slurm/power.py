@@ -16,7 +16,7 @@ from helios.model import NodePower, PowerSettings
 from helios.model.nodes import expand
 from helios.slurm import parse
 from helios.slurm.backend import RawNode
-from helios.slurm.commands import show_config
+from helios.slurm.commands import show, show_config
 from helios.slurm.shell import Shell, lines, quoted
 
 _POWER_FLAGS = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
@@ -296,7 +296,7 @@ class PowerConfigReader:
             The controller does not answer.
         """
         configuration = self.configuration()
-        partitions = lines(self.shell.run("scontrol", "--all", "--oneliner", "show", "partition"))
+        partitions = show(self.shell, "partition").split("\n")
         racks: dict[str, str] = {}
         if configuration.get("TopologyPlugin", "").rpartition("/")[2] not in _NO_TOPOLOGY:
             answer = self.shell.answer("scontrol", "--oneliner", "show", "topology")

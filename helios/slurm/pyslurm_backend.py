@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self, cast, get_args, get_type_hints
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, HeliosError
-from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, write_in_batches
+from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, check_records, write_in_batches
 from helios.slurm.parse import release
 from helios.slurm.pyslurm_worker import PROTOCOL
 
@@ -210,6 +210,7 @@ class Worker:
         return f"; it said: {text}" if text else ""
 
 
+SOURCE = "the pyslurm worker"
 WORKER = Path(__file__).with_name("pyslurm_worker.py")
 NOT_KNOWN = "not known whether it was changed"
 NOT_SENT = "not sent"
@@ -311,21 +312,28 @@ class PyslurmBackend(Backend):
         answer = self._read("versions")
         python = self._worker.python if self._worker else ""
         try:
-            return Versions(python=python, **answer)
+            versions = Versions(python=python, **answer)
+            _ = versions.agree  # parses them
+            return versions
         except TypeError as reason:
             raise AnswerNotUnderstood(f"The pyslurm worker's versions make no sense: {answer!r:.200}") from reason
 
     def queue(self, job_ids: Sequence[str] = ()) -> list[RawJob]:
         """Return the records of all jobs that have not ended."""
-        return cast(list[RawJob], _records(self._read("queue", job_ids=list(job_ids)), RawJob))
+        jobs = cast(list[RawJob], _records(self._read("queue", job_ids=list(job_ids)), RawJob))
+        return check_records(jobs, by="job_id", source=SOURCE)
 
     def nodes(self) -> list[RawNode]:
         """Return all nodes."""
-        return cast(list[RawNode], _records(self._read("nodes"), RawNode))
+        nodes = cast(list[RawNode], _records(self._read("nodes"), RawNode))
+        return check_records(nodes, by="name", source=SOURCE)
 
     def configuration(self) -> dict[str, str]:
         """Return the settings that the worker knows, as ``scontrol show config``."""
-        return cast(dict[str, str], self._read("configuration"))
+        found = self._read("configuration")
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise AnswerNotUnderstood(f"{SOURCE} printed a configuration that is none: {found!r:.200}")
+        return cast(dict[str, str], found)
 
     def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write the changes one after the other.
@@ -480,8 +488,15 @@ class PyslurmBackend(Backend):
 
 def _records(answer: Any, kind: type[Any]) -> list[dict[str, Any]]:
     """Return ``answer`` if it is a list of records of ``kind``."""
-    keys = kind.__annotations__.keys()
-    if not isinstance(answer, list) or any(not isinstance(row, dict) or row.keys() != keys for row in answer):
+    hints = get_type_hints(kind)
+    types = {key: get_args(hint) or (hint,) for key, hint in hints.items()}
+    types = {key: (*of, int) if float in of else of for key, of in types.items()}  # JSON has 60 for 60.0
+    if not isinstance(answer, list) or any(
+        not isinstance(row, dict)
+        or row.keys() != types.keys()
+        or not all(isinstance(value, types[key]) for key, value in row.items())
+        for row in answer
+    ):
         raise AnswerNotUnderstood(f"The pyslurm worker's records are not those of {kind.__name__}: {answer!r:.200}")
     return answer
 

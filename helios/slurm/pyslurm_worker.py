@@ -38,7 +38,7 @@ _NOT_ALLOWED = (2002, 2010)
 _LIBRARY = {38: "22.05", 39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
 """Slurm's releases by the number of their library, libslurm.so.NN."""
 
-_OVER = frozenset({
+OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
 })  # fmt: skip
@@ -99,7 +99,7 @@ class PyslurmApi:
         return [
             raw_job(job)
             for job in jobs
-            if job.state not in _OVER and (not wanted or job.id in wanted or job.array_id in wanted)
+            if job.state not in OVER and (not wanted or job.id in wanted or job.array_id in wanted)
         ]
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -42,6 +42,8 @@ _NO_CONTROLLER = re.compile(
     r"|problem talking to the database|unable to connect|failed to open persistent",
     re.IGNORECASE,
 )
+_LOST = re.compile(r"slurm_load\w* error|\bfatal:", re.IGNORECASE)
+"""Words on standard error after which an answer is incomplete, whatever the exit status."""
 _LONGEST_QUOTE = 300
 """Most characters of Slurm's own message in an error."""
 
@@ -56,6 +58,20 @@ class CommandResult:
     output: bytes
     error_output: str
     status: int
+
+    def check(self, program: str) -> None:
+        """Raise unless ``program`` succeeded.
+
+        A wrapper may lose the exit status, so that standard error is looked at too. A mere warning there is none.
+
+        Raises
+        ------
+        ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+            As :meth:`Shell.run`.
+        """
+        words = self.error_output
+        if self.status or any(found.search(words) for found in (_LOST, _NO_CONTROLLER, _NO_PRIVILEGE)):
+            raise failure(program, words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +106,7 @@ class Shell:
             It failed for another reason.
         """
         answer = self.answer(program, *words)
-        if answer.status != 0:
-            raise failure(program, answer.error_output)
+        answer.check(program)
         return answer.output
 
     def answer(self, program: str, *words: str, stdin: bytes = b"", timeout_s: float | None = None) -> CommandResult:
@@ -116,8 +131,7 @@ class Shell:
         """
         with path.open("wb") as output:
             answer = self._run(program, words, output=output, stdin=b"", timeout_s=timeout_s or self.timeout_s)
-        if answer.status != 0:
-            raise failure(program, answer.error_output)
+        answer.check(program)
 
     def start(self, program: str, *words: str, output: int | IO[bytes]) -> subprocess.Popen[bytes]:
         """Start ``program`` in a new process group.

@@ -138,13 +138,13 @@ class _Admission:
     """Answer strangers at once, and few readers at a time."""
 
     def __init__(self, application: ASGIApp, access: Access) -> None:
-        self._application, self._access = application, access
+        self.application, self._access = application, access
         self._semaphore = asyncio.Semaphore(ANSWERED_AT_ONCE)
         self._readers = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._application(scope, receive, send)
+            await self.application(scope, receive, send)
             return
         request = Request(scope)
         reader = _authenticate(request, self._access)
@@ -156,7 +156,7 @@ class _Admission:
             self._readers += 1
             try:
                 async with self._semaphore:
-                    await self._application(scope, receive, send)
+                    await self.application(scope, receive, send)
             finally:
                 self._readers -= 1
 

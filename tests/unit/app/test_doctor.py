@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helios.app import doctor
+from helios.app.live_cluster import BACK_END, preflight
 from helios.app.modes import pause, set_mode
+from helios.config import Settings
 from helios.control import ServiceMode
+from helios.errors import HookTableInvalid
 from helios.model import Mode
-from helios.slurm.hook_table import TABLE, HookRow, publish, render
+from helios.slurm.hook_table import TABLE, HookRow, publish, read_table, render
 from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
 from tests.unit.app.sites import Town
+from tests.unit.slurm.test_commands import Program, program, show_config
+
+__all__ = ["program"]  # a fixture
 
 
 @pytest.fixture
@@ -175,6 +182,46 @@ def test_a_table_that_is_missing_empty_or_old_fails_where_a_service_orders_jobs(
     assert finding(town, "hook", **asked).verdict is FindingLevel.OK
 
 
+@pytest.mark.parametrize("put", ["hook/table", "hook/PAUSED", "PAUSED"])
+def test_a_pipe_where_slurmctld_opens_a_file_fails_and_is_not_waited_for(town: Town, put: str) -> None:
+    publishes(town, ROW)
+    path = town.folder / "state" / put
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    said = finding(town, "hook", hook={"publish": True})
+    assert (said.verdict, str(path) in said.message) == (FindingLevel.FAIL, True)
+    assert "remove it" in said.hint
+
+
+def test_a_link_in_place_of_the_hooks_table_fails(town: Town) -> None:
+    publishes(town, ROW)
+    table = town.folder / "state" / TABLE
+    table.rename(table.with_name("elsewhere"))
+    table.symlink_to("elsewhere")
+    assert "no plain file" in finding(town, "hook", hook={"publish": True}).message
+
+
+@pytest.mark.parametrize(("place", "mode"), [("hook/table", 0o664), ("hook", 0o770), (".", 0o777)])
+def test_a_table_that_other_accounts_can_replace_fails(town: Town, place: str, mode: int) -> None:
+    publishes(town, ROW)
+    (town.folder / "state" / place).chmod(mode)
+    said = finding(town, "hook", hook={"publish": True})
+    assert said.verdict is FindingLevel.FAIL and "other than Helios' own" in said.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")
+def test_a_table_of_another_account_fails(town: Town) -> None:
+    publishes(town, ROW)
+    os.chown(town.folder / "state" / TABLE, 65_534, 65_534)
+    assert "other than Helios' own" in finding(town, "hook", hook={"publish": True}).message
+
+
+def test_a_pipe_in_place_of_the_table_is_read_as_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "table")
+    with pytest.raises(HookTableInvalid, match="no plain file"):
+        read_table(tmp_path / "table", datetime.now(UTC))
+
+
 def test_a_controller_that_asks_no_hook_fails_where_a_service_orders_jobs(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,3 +245,22 @@ def test_who_lets_a_service_order_jobs_is_told_what_of_the_hook_is_missing(
     orders(town)
     lacking = [it.message for it in doctor.hook_not_installed(town.settings, "dev")]
     assert lacking == [WITHOUT_LUA.message, "no table is published (hook.publish is false)"]
+
+
+def test_the_doctor_names_the_back_end_its_version_and_why_it_was_chosen(program: Program) -> None:
+    program("scontrol", show_config("ClusterName = dev"))
+    folder = program("squeue", "echo 'slurm-wlm 22.05.8'")
+    ways = {"commands": "as configured", "auto": "pyslurm cannot be used"}
+    for backend, why in ways.items():
+        settings = Settings.model_validate({"slurm": {"backend": backend, "commands": str(folder), "python": "/no"}})
+        (said,) = (found for found in preflight(settings) if found.check == BACK_END)
+        assert said.verdict is FindingLevel.OK
+        assert "Slurm's commands" in said.message and why in said.message and "22.05.8" in said.message
+
+
+def test_a_back_end_that_cannot_be_used_is_a_failed_check(program: Program) -> None:
+    program("scontrol", show_config("ClusterName = dev"))
+    folder = program("squeue", "echo 'slurm-wlm 22.05.8'")
+    settings = Settings.model_validate({"slurm": {"backend": "pyslurm", "commands": str(folder), "python": "/no"}})
+    (said,) = (found for found in preflight(settings) if found.check == BACK_END)
+    assert said.verdict is FindingLevel.FAIL and "/no" in said.message and said.hint

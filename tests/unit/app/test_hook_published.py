@@ -63,6 +63,19 @@ def test_a_helios_that_is_suspended_has_no_table(site: Published) -> None:
     assert site.rows > 0
 
 
+def test_for_one_cycle_of_waiting_the_table_stays_as_it_is(site: Published) -> None:
+    before = site.table.read_bytes()
+    site.town.controller = "ctl since tuesday"
+    site.later()
+    assert "one cycle to settle" in site.operations.cycle().suspended[0]
+    assert site.operations.publish_hook() == ""
+    assert site.table.read_bytes() == before
+    site.later()
+    assert site.operations.cycle().suspended == ()
+    site.operations.publish_hook()
+    assert site.table.read_bytes() != before
+
+
 def test_a_service_that_sits_out_does_not_reach_the_table(site: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: object) -> list[object]:
         raise RuntimeError("a defect")

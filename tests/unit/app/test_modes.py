@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -104,3 +105,8 @@ def test_a_pause_writes_through_no_link(tmp_path: Path) -> None:
     assert pause_here(state, by="root", reason="maintenance", now=NOON) == []
     assert victim.read_text() == "precious"
     assert not (state / PAUSE_FILE).is_symlink() and "maintenance" in (state / PAUSE_FILE).read_text()
+
+
+def test_a_pipe_as_pause_file_is_a_pause_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / PAUSE_FILE)
+    assert is_paused("sqlite:///none", "dev", tmp_path) is not None

@@ -8,12 +8,12 @@ from typer.testing import CliRunner, Result
 from helios.app.modes import current_modes
 from helios.cli.main import application
 from helios.model import Mode
-from tests.unit.slurm.test_commands import Program, program
+from tests.unit.slurm.test_commands import Program, program, show_config
 
 __all__ = ["program"]
 
-SCONTROL = """case "$*" in
-*config) echo "ClusterName = dev";;
+SCONTROL = f"""case "$*" in
+*config) {show_config("ClusterName = dev")};;
 *partition) echo "PartitionName=gpu Nodes=n1"; echo "PartitionName=debug Nodes=PartitionName=trap";;
 esac"""
 

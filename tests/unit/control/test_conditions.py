@@ -9,7 +9,8 @@ import pytest
 
 from helios.config import Control
 from helios.control import CircuitBreaker, ControllerState, Preconditions, suspension_reasons
-from helios.control.observed import pending_jobs
+from helios.control.guards import why_cut_short
+from helios.control.observed import Observation, pending_jobs
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
 from tests.unit.control.table import Says, Table, active, all_is_well, order
@@ -31,6 +32,13 @@ def reasons(
 ) -> list[str]:
     rows = [a_pending_job(p50_s=60.0)] if pending is None else pending
     snapshot = a_snapshot(pending=rows, nodes=nodes, taken_at=taken_at)
+    seen = Observation(
+        at=taken_at,
+        pending=frozenset(snapshot.pending["job_id"]),
+        running=frozenset(),
+        nodes=frozenset(snapshot.nodes["name"]),
+    )
+    world = replace(world, cut_short=why_cut_short(seen, memory or ControllerState()))
     return suspension_reasons(
         world, RULES, snapshot=snapshot, jobs=pending_jobs(snapshot), memory=memory or ControllerState(), now=NOON
     )
@@ -94,7 +102,9 @@ def test_an_answer_without_nodes_is_a_reason() -> None:
 
 def test_jobs_and_nodes_that_vanish_together_are_a_reason() -> None:
     before = ControllerState(pending=10, nodes=2)
-    assert reasons(pending=[], memory=before) == ["all 10 pending jobs and some of 2 nodes vanished at once"]
+    assert reasons(pending=[], memory=before) == [
+        "all 10 pending jobs and some of 2 nodes vanished at once: one cycle to settle"
+    ]
     assert reasons(pending=[], nodes=[a_node(), a_node(name="node2")], memory=before) == []
     assert reasons(pending=[], memory=ControllerState(pending=9, nodes=2)) == []
     assert reasons(memory=before) == []

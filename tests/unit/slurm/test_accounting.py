@@ -13,20 +13,22 @@ from helios.ingest import open_trace
 from helios.model import NODE_EVENTS
 from helios.slurm.accounting import LONGEST_WINDOW, Accounting
 from helios.slurm.shell import Shell
-from tests.unit.slurm.test_commands import Program, program
+from tests.unit.slurm.test_commands import Program, program, show_config
 
 __all__ = ["program"]  # a fixture
 
 START = datetime(2026, 11, 21, 9, tzinfo=UTC)
 END = START + timedelta(hours=2)
-LINES = (
-    "JobIDRaw|JobID|User|State|Submit|Start|End|Elapsed|JobName\\n"
-    "1|1|alice|COMPLETED|1795255120|1795255121|1795255181|00:01:00|two\\nlines|bar\\n"
-)
+LINES = """
+d=$(printf '%s\\n' "$@" | sed -n 's/^--delimiter=//p')
+for word in JobIDRaw JobID User State Submit Start End Elapsed JobName; do printf '%s%s' "$word" "$d"; done; echo
+set -- 1 1 alice COMPLETED 1795255120 1795255121 1795255181 00:01:00 train
+for word in "$@"; do printf '%s%s' "$word" "$d"; done; echo
+"""
 
 
 def test_a_window_is_asked_for_in_utc_and_read_by_ingest(program: Program, tmp_path: Path) -> None:
-    folder = program("sacct", f'echo "$@" > {tmp_path}/asked; printf "{LINES}"')
+    folder = program("sacct", f'echo "$@" > {tmp_path}/asked; {LINES}')
     path = tmp_path / "window.txt"
     berlin = timezone(timedelta(hours=1))
     Accounting(shell=Shell(folder=str(folder))).sacct_window(START.astimezone(berlin), END, path=path)
@@ -59,7 +61,7 @@ def test_a_name_that_is_a_whole_record_is_a_name(program: Program, tmp_path: Pat
 
 
 def test_the_delimiter_is_another_one_in_every_call(program: Program, tmp_path: Path) -> None:
-    folder = program("sacct", f'echo "$@" >> {tmp_path}/asked; printf "{LINES}"')
+    folder = program("sacct", f'echo "$@" >> {tmp_path}/asked; {LINES}')
     accounting = Accounting(shell=Shell(folder=str(folder)))
     for _ in range(2):
         accounting.sacct_window(START, END, path=tmp_path / "window.txt")
@@ -68,7 +70,7 @@ def test_the_delimiter_is_another_one_in_every_call(program: Program, tmp_path: 
 
 
 def test_a_window_that_fails_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:
-    folder = program("sacct", f'printf "{LINES}"; echo "Unable to connect" >&2; exit 1')
+    folder = program("sacct", f'{LINES} echo "Unable to connect" >&2; exit 1')
     target = tmp_path / "windows"
     target.mkdir()
     with pytest.raises(ClusterUnavailable):
@@ -77,7 +79,7 @@ def test_a_window_that_fails_leaves_nothing_behind(program: Program, tmp_path: P
 
 
 def test_a_window_that_takes_too_long_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:
-    folder = program("sacct", f'printf "{LINES}"; exec sleep 600')
+    folder = program("sacct", f"{LINES} exec sleep 600")
     target = tmp_path / "windows"
     target.mkdir()
     with pytest.raises(ClusterUnavailable, match=r"within 0\.3 s"):
@@ -94,7 +96,7 @@ def test_a_window_without_or_beyond_bounds_is_not_asked_for(end: datetime, tmp_p
 def test_node_events_are_read_with_reasons_of_several_lines(program: Program) -> None:
     events = "|1795255035|Unknown||Cluster Registered TRES\\nn3|1795256457|1795256500|DRAIN|a fan|is\\nloud\\n"
     folder = program("sacctmgr", f'printf "{events}n1|1795255100|Unknown|DOWN*|Not responding\\n"')
-    program("scontrol", "echo 'ClusterName             = lab'")
+    program("scontrol", show_config("ClusterName             = lab"))
     found = NODE_EVENTS.check(Accounting(shell=Shell(folder=str(folder))).node_events(START, END))
     assert found["node"].tolist() == ["n1", "n3"]
     assert found["reason"].tolist() == ["Not responding", "a fan|is\nloud"]
@@ -103,7 +105,7 @@ def test_node_events_are_read_with_reasons_of_several_lines(program: Program) ->
 
 def test_no_events_are_a_frame_of_none(program: Program) -> None:
     folder = program("sacctmgr", "true")
-    program("scontrol", "echo 'ClusterName             = lab'")
+    program("scontrol", show_config("ClusterName             = lab"))
     assert len(NODE_EVENTS.check(Accounting(shell=Shell(folder=str(folder))).node_events(START, END))) == 0
 
 
@@ -147,3 +149,19 @@ def test_what_jobs_used_is_asked_for_in_bounded_windows_and_each_job_counts_once
     assert all("--user=alice,bob" in line and "--allocations" not in line for line in asked)
     accounting.used_by_jobs(START, END, users=())
     assert "--allusers" in (tmp_path / "asked").read_text().splitlines()[-1]
+
+
+def test_jobs_that_ended_are_those_of_the_accounting_and_the_controller(program: Program, tmp_path: Path) -> None:
+    program("sacct", f'echo "$@" > {tmp_path}/asked; printf "1|COMPLETED\\n2|CANCELLED by 0\\n3|RUNNING\\n"')
+    folder = program("squeue", 'printf "3|RUNNING\\n4|FAILED\\n5|PENDING\\n6|TIMEO"')
+    accounting = Accounting(shell=Shell(folder=str(folder)))
+    assert accounting.ended_jobs(START, END) == {"1", "2", "4"}
+    assert "--starttime=2026-11-21T08:59:00 --endtime=2026-11-21T11:01:00" in (tmp_path / "asked").read_text()
+    program("sacct", "exit 1")
+    assert accounting.ended_jobs(START, END) == {"4"}
+
+
+def test_jobs_that_ended_are_asked_for_a_day_at_most(program: Program, tmp_path: Path) -> None:
+    folder = program("sacct", f'echo "$@" > {tmp_path}/asked')
+    assert Accounting(shell=Shell(folder=str(folder))).ended_jobs(START - timedelta(days=40), END) == frozenset()
+    assert "--starttime=2026-11-20T10:59:00" in (tmp_path / "asked").read_text()

@@ -13,8 +13,9 @@ from textwrap import indent
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
-from helios.slurm.backend import JobUpdate, NodeUpdate, RawJob
+from helios.slurm.backend import JobUpdate, NodeUpdate
 from helios.slurm.pyslurm_backend import NOT_KNOWN, NOT_SENT, PyslurmBackend, Versions, WorkerLost
+from tests.unit.slurm.slurm import a_raw_job, a_raw_node
 from tests.waiting import TEST_TIMEOUT_S
 
 GREETING = '{"protocol": 1, "python": "3.9.1"}'
@@ -327,9 +328,29 @@ def test_records_without_their_keys_are_not_understood(backend: Make) -> None:
 
 
 def test_records_with_their_keys_are_passed_on(backend: Make) -> None:
-    keys = list(RawJob.__annotations__)
-    jobs = backend(a_worker(on_call=f"result = [dict.fromkeys({keys!r})]")).queue()
-    assert [list(job) for job in jobs] == [keys]
+    job = a_raw_job("7", time_limit_s="UNLIMITED", memory_mib=100)
+    assert backend(a_worker(on_call=f"result = [{job!r}]")).queue() == [job]
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        ("queue", [a_raw_job("7"), a_raw_job("7")]),
+        ("queue", [a_raw_job("7", tasks="4")]),
+        ("queue", [a_raw_job("x7")]),
+        ("queue", [a_raw_job("7", submitted=10**12)]),
+        ("queue", {"7": a_raw_job("7")}),
+        ("nodes", [a_raw_node("n1"), a_raw_node("n1", weight=2)]),
+        ("nodes", [a_raw_node("n1", cpus=None)]),
+        ("nodes", [a_raw_node("")]),
+        ("configuration", ["SLURM_VERSION"]),
+        ("configuration", {"SLURM_VERSION": 25}),
+    ],
+)
+def test_what_is_doubled_or_of_another_type_is_not_understood(backend: Make, call: str, result: object) -> None:
+    way = backend(a_worker(on_call=f"result = {result!r}"))
+    with pytest.raises(AnswerNotUnderstood):
+        getattr(way, call)()
 
 
 def test_a_worker_that_keeps_failing_is_tried_later_and_later(backend: Make, pids: Path) -> None:

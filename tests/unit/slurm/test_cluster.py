@@ -11,7 +11,7 @@ import pytest
 from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
 from helios.changes import CHANGED, HIDDEN, INELIGIBLE
 from helios.control.jobs import revert_jobs
-from helios.errors import ClusterUnavailable
+from helios.errors import AnswerNotUnderstood, ClusterUnavailable
 from helios.slurm.hook_table import PUBLISHED
 from helios.slurm.jobs import MOST_IN_BLOCK, OTHERS, SPENT, UNSEEN, SlurmCluster
 from helios.slurm.undo_file import JOBS_FILE, JobsUndo, UndoEntry, UndoNotWritten
@@ -71,6 +71,21 @@ def test_a_snapshot_shows_the_queue_in_slurms_order_with_the_clock_of_the_looker
     assert snapshot.pending["job_id"].tolist() == ["2", "1"]
     assert snapshot.running["job_id"].tolist() == ["3"]
     assert snapshot.nodes["name"].tolist() == ["n1", "n2"]
+
+
+@pytest.mark.parametrize("printed", [0, 15])
+def test_a_sprio_that_leaves_out_a_quarter_of_the_ready_jobs_is_not_understood(printed: int) -> None:
+    slurm = MemorySlurm(*(a_raw_job(str(number)) for number in range(1, 21)))
+    whole = slurm.sprio()
+    slurm.sprio = lambda: dict([*whole.items()][:printed])  # type: ignore[method-assign]  # because it is a fake
+    with pytest.raises(AnswerNotUnderstood, match=f"{20 - printed} of 20 jobs"):
+        a_cluster(slurm).snapshot()
+
+
+def test_a_sprio_may_leave_out_jobs_that_cannot_start() -> None:
+    slurm = MemorySlurm(*(a_raw_job(str(number), reason="Dependency") for number in range(1, 21)), a_raw_job("30"))
+    slurm.sprio = dict  # type: ignore[method-assign]  # because it is a fake
+    assert len(a_cluster(slurm).snapshot().pending) == 21
 
 
 def test_one_change_carries_both_setting_kinds_of_a_job() -> None:

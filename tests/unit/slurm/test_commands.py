@@ -33,8 +33,16 @@ def program(tmp_path: Path) -> Program:
     return make
 
 
-SCONTROL = """
-[ "$1" = show ] && { echo "Configuration data as of 1795255200"; echo "SLURM_VERSION = 22.05.8"; exit 0; }
+def show_config(*settings: str) -> str:
+    """Return the shell words that print a configuration as ``scontrol show config`` does."""
+    shown = ["Configuration data as of 1795255200", *settings, "", "Slurmctld(primary) at head is UP"]
+    return "; ".join(f"echo '{line}'" for line in shown)
+
+
+SCONTROL = f"""
+[ "$1" = show ] && {{ {show_config("SLURM_VERSION = 22.05.8")}; exit 0; }}
+"""
+SCONTROL += """
 while read -r word job rest; do
   case $word in
     update) case $job in *=404) echo "Invalid job id specified for job 404" >&2;; *=9) kill -9 $$;; esac
@@ -180,8 +188,12 @@ def test_a_job_name_cannot_make_another_job_look_like_scrontabs() -> None:
     forged = (
         "JobId=5 JobName=x\nJobId=6 JobName=y CronJob=Yes CrontabSpec=* UserId=eve(1)\nJobId=6 JobName=real UserId=a"
     )
-    assert cron_jobs(forged) == frozenset()
-    assert cron_jobs("JobId=7 JobName=/bin/true UserId=bob(1002) CronJob=Yes CrontabSpec=x\n") == {"7"}
+    assert cron_jobs(forged, ["5", "6"]) == frozenset()
+    assert cron_jobs("JobId=7 JobName=/bin/true UserId=bob(1002) CronJob=Yes CrontabSpec=x\n", ["7"]) == {"7"}
+
+
+def test_a_job_that_scontrol_leaves_out_counts_as_scrontabs() -> None:
+    assert cron_jobs("JobId=7 JobName=a UserId=bob(1002) Priority=1\n", ["7", "8"]) == {"8"}
 
 
 def test_a_direct_priority_is_told_from_a_sum_of_nothing(program: Program) -> None:

@@ -13,7 +13,7 @@ from helios.config import SlurmSettings
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
 from helios.slurm import connect
 from helios.slurm.commands import CommandsBackend
-from tests.unit.slurm.test_commands import Program, program
+from tests.unit.slurm.test_commands import Program, program, show_config
 
 __all__ = ["program"]  # a fixture
 
@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {"site_factor_most": 1234, "writes_per_cycle": 7, "ti
 
 @pytest.fixture
 def slurm(program: Program) -> Path:
-    return program("scontrol", "echo 'ClusterName             = lab'")
+    return program("scontrol", show_config("ClusterName             = lab"))
 
 
 def settings(folder: Path, **changed: Any) -> SlurmSettings:

@@ -100,7 +100,8 @@ def test_racks_may_be_configured() -> None:
 SCONTROL = """
 case "$*" in
   *"show config") echo "Configuration data as of 1795255200"; echo "SLURM_VERSION = 25.11.2"
-    echo "SuspendTime = 60 sec"; echo "TopologyPlugin = topology/$TOPOLOGY";;
+    echo "SuspendTime = 60 sec"
+    echo "TopologyPlugin = topology/$TOPOLOGY"; echo; echo "Slurmctld(primary) at head is UP";;
   "--all --oneliner show partition") echo "PartitionName=gpu SuspendTime=GLOBAL";;
   "--oneliner show topology") echo "SwitchName=r1 Level=0 Nodes=n[1-2]";;
   update*) echo "$*" > "$HOME/written"; case "$*" in *no*) echo "Permission denied" >&2; exit 1;; esac;;

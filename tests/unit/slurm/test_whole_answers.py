@@ -51,7 +51,8 @@ from helios.slurm.preflight import FindingLevel, PreflightFinding, controllers_t
 from helios.slurm.shell import Shell, quoted
 from helios.slurm.undo_file import JobsUndo, UndoEntry
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
-from tests.unit.slurm.test_commands import Program, program
+from tests.unit.slurm.test_accounting import LINES
+from tests.unit.slurm.test_commands import Program, program, show_config
 from tests.unit.slurm.test_nodes import asleep, down, nodes_of, only, restore, up
 
 __all__ = ["program"]  # a fixture
@@ -331,7 +332,7 @@ def test_sprio_that_fails_is_an_error_of_its_kind(program: Program) -> None:
 
 
 def test_a_window_of_jobs_is_asked_for_with_these_words_and_no_others(program: Program, tmp_path: Path) -> None:
-    folder = program("sacct", f'printf "%s\\n" "$@" > {tmp_path}/asked')
+    folder = program("sacct", f'printf "%s\\n" "$@" > {tmp_path}/asked; {LINES}')
     Accounting(shell=Shell(folder=str(folder))).sacct_window(NOW, NOW + timedelta(days=31), path=tmp_path / "w.txt")
     *words, fields = (tmp_path / "asked").read_text().splitlines()
     assert re.fullmatch(r"--delimiter=\|[0-9a-f]{24}\|", words.pop(5))
@@ -363,7 +364,7 @@ def test_a_window_is_refused_with_what_to_set(tmp_path: Path) -> None:
 def test_node_events_are_asked_for_by_cluster_and_window_and_read_whole(program: Program, tmp_path: Path) -> None:
     lines = r"n3|1795256457|1795256500|DRAIN|a fan\nn1|1795256457|None||\n|1795255035|Unknown||registered\n"
     folder = program("sacctmgr", f'printf "%s\\n" "$@" > {tmp_path}/asked; printf "{lines}"')
-    program("scontrol", "echo 'Configuration'; echo 'ClusterName             = lab'")
+    program("scontrol", show_config("ClusterName             = lab"))
     found = Accounting(shell=Shell(folder=str(folder))).node_events(NOW, NOW + timedelta(hours=1))
     assert (tmp_path / "asked").read_text().splitlines() == [
         "--noheader",
@@ -382,7 +383,7 @@ def test_node_events_are_asked_for_by_cluster_and_window_and_read_whole(program:
 
 
 def test_a_configuration_without_a_name_is_not_understood(program: Program) -> None:
-    folder = program("scontrol", "echo 'ClusterNames = lab'")
+    folder = program("scontrol", show_config("ClusterNames = lab"))
     with pytest.raises(AnswerNotUnderstood, match="ClusterName"):
         Accounting(shell=Shell(folder=str(folder))).cluster_name()
 
@@ -874,7 +875,7 @@ PENDING = {
 def test_a_job_that_squeue_prints_is_read_with_every_field(program: Program) -> None:
     folder = program("squeue", f'exec {sys.executable} $0.py "$@"')
     (folder / "squeue.py").write_text(SQUEUE.replace("JOBS", repr(json.dumps([RUNNING, PENDING]))))
-    program("scontrol", "true")
+    program("scontrol", show_config())
     runs, waits = CommandsBackend(commands_folder=str(folder)).queue()
     assert dict(runs) == {
         "job_id": "12",
@@ -937,7 +938,9 @@ def test_a_node_that_scontrol_prints_is_read_with_every_field(program: Program) 
         "RealMemory=512000 State=IDLE+DRAIN* Weight=5 Partitions=gpu,big LastBusyTime=1795255200 "
         "AllocTRES=cpu=4,gres/gpu=2 Reason=bad disk [root@1795255200]"
     )
-    folder = program("scontrol", f"echo '{words}'; echo 'NodeName=n2 State=MIXED LastBusyTime=1795255200'")
+    folder = program(
+        "scontrol", f"echo '{words}'; echo 'NodeName=n2 CPUAlloc=0 CPUTot=0 State=MIXED LastBusyTime=1795255200'"
+    )
     first, second = CommandsBackend(commands_folder=str(folder)).nodes()
     assert dict(first) == {
         "name": "n1",

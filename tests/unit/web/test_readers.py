@@ -117,7 +117,7 @@ class SharedTown:
             "node": ("node1",),
             "file": ("night.html", "study-dev.json"),
         }
-        for route in web.app.routes:  # type: ignore[attr-defined]  # a new page is asked for, too
+        for route in web.app.application.routes:  # type: ignore[attr-defined]  # a new page is asked for, too
             names = re.findall(r"\{(\w+)\}", route.path)
             for chosen in itertools.product(*(values[name] for name in names)):
                 yield re.sub(r"\{(\w+)\}", "{}", route.path).format(*(quote(value) for value in chosen))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from helios.control import (
     Undo,
     release_nodes,
 )
+from helios.control.observed import Observation
 from helios.errors import HeliosError
 from helios.model import NodePower, Snapshot
 from helios.ports import Domain
@@ -88,6 +89,9 @@ class NodeTable:
     undo: Undo = field(default_factory=Undo)
     undo_fails: HeliosError | None = None
     unreadable: HeliosError | None = None
+    ended: Callable[[datetime], Collection[str]] | None = None
+    accepted: Observation | None = None
+    doubted: Observation | None = None
 
     def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
         """Let time pass and take a cycle; the memory goes through its text, as in life."""
@@ -103,10 +107,14 @@ class NodeTable:
             undo=self.write_undo,
             read_undo=self.read_undo,
             paused=self.pause_asked,
+            ended=self.ended,
+            accepted=self.accepted,
+            doubted=self.doubted,
         )
         report: NodeCycleReport = cycle.run(
             active_services, expectation=self.expectation, conditions=lambda snapshot: self.world(self.cluster.now)
         )
+        self.accepted, self.doubted = cycle.accepted, cycle.doubted
         if report.leads:
             self.memory = report.memory
         return report

@@ -12,6 +12,7 @@ import pytest
 from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result, RevertNodes
 from helios.changes import nodes_named
 from helios.control import Failure, ServiceMode, Undo
+from helios.control.observed import Observation
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
 from helios.testing import Crash, FakeNodes, a_node
@@ -727,3 +728,18 @@ def test_whoever_takes_the_lease_over_has_an_undo_file_of_what_stands(then: str)
         table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
     table.says(after=HOUR)
     assert table.undo.asleep == ("n1",)
+
+
+def test_a_queue_that_was_cut_puts_no_node_to_sleep() -> None:
+    table = NodeTable().after_two_looks()
+    waiting = Observation(
+        at=table.cluster.now,
+        pending=frozenset(f"j{number}" for number in range(20)),
+        running=frozenset(),
+        nodes=frozenset(f"n{number}" for number in range(1, 11)),
+    )
+    table.ended, table.accepted = lambda _: (), waiting
+    report = table.says(*down("n1"))
+    assert "20 of 20 jobs vanished" in report.suspended[0]
+    assert table.applied() == {} and report.slept == ()
+    assert table.says(*down("n1")).slept == ("n1",)
