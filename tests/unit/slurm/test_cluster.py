@@ -77,7 +77,7 @@ def test_a_snapshot_shows_the_queue_in_slurms_order_with_the_clock_of_the_looker
 def test_a_sprio_that_leaves_out_a_quarter_of_the_ready_jobs_is_not_understood(printed: int) -> None:
     slurm = MemorySlurm(*(a_raw_job(str(number)) for number in range(1, 21)))
     whole = slurm.sprio()
-    slurm.sprio = lambda: dict([*whole.items()][:printed])  # type: ignore[method-assign]  # because it is a fake
+    slurm.sprio = lambda _=(): dict([*whole.items()][:printed])  # type: ignore[method-assign]  # because it is a fake
     with pytest.raises(AnswerNotUnderstood, match=f"{20 - printed} of 20 jobs"):
         a_cluster(slurm).snapshot()
 
