@@ -103,7 +103,7 @@ OPTIONS: Mapping[str, PolicyOption] = {
         kept_as="large_divisor",
         read=_divisor,
         not_of=_NOT_AGED,
-        description="jobs above 8 GPUs count as their service divided by this: 4",
+        description="jobs of a node or more count as their service divided by this: 4",
     ),
     "patience": PolicyOption(
         kept_as="patience_s",
@@ -233,15 +233,15 @@ class Scenario:
         """Whether a replay under the site's own order has to come first."""
         return self.wait_share is not None or self.bound_share is not None
 
-    def rules(self, own_order: LongestWaits | None) -> dict[str, Any]:
+    def rules(self, own_order: LongestWaits | None, *, node: int) -> dict[str, Any]:
         """Return the options of a replay under this scenario.
 
-        ``own_order`` is needed where ``needs_own_order``.
+        ``own_order`` is needed where ``needs_own_order``; ``node`` is the GPUs of a node.
         """
         options = dict(self.options)
         order = ORDERS[self.policy]
         if divisor := options.get("large_divisor"):
-            order = divide_large_jobs(order, divisor)
+            order = divide_large_jobs(order, divisor, node=node)
         ageing: Ageing | None = None
         guard = None if (patience_s := options.get("patience_s")) is None else WaitBound.constant(int(patience_s))
         if own_order is not None and self.wait_share is not None:

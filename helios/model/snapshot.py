@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
 from helios.model.frames import TIME, frame_kind
+from helios.model.job_sizes import largest_nodes
 from helios.model.nodes import NODE_STATES, Demand, PowerSettings
 
 QUEUE = frame_kind(
@@ -116,7 +117,8 @@ class Snapshot:
         Parameters
         ----------
         name : str
-            A column of ``QUEUE``, or ``longest_own_wait_s`` or ``size_orders``, which are the same for all jobs.
+            A column of ``QUEUE``, or ``longest_own_wait_s`` or ``size_orders``, which are the same for all jobs, or
+            ``node_gpus``: GPUs of the largest node that the job may run on, 0 where not known.
 
         Returns
         -------
@@ -126,6 +128,8 @@ class Snapshot:
         """
         if name in SAME_FOR_ALL:
             return np.full(len(self.pending), getattr(self, name))
+        if name == "node_gpus":
+            return largest_nodes(plain_values(self.pending["partition"]), self.nodes)
         return plain_values(self.pending[name])
 
     def running_values(self, name: str) -> NDArray[Any]:

@@ -20,14 +20,11 @@ from numpy.typing import NDArray
 
 from helios.actions import Place, Ranking, Reorder
 from helios.jit import cached_jit, inline_jit
-from helios.model import Snapshot
+from helios.model import Snapshot, is_large
 from helios.ports import HORIZON_S, ChangeRequests, Columns
 from helios.units import count_in_words, gpu_time, rounded_duration
 
 # Queue orders, each one formula, shared by the live service and by replays.
-
-LARGE_GPUS = 8
-"""Number of GPUs above which a job is large, since it needs more than one whole node of the usual size."""
 
 
 def shortest_service_first(
@@ -54,14 +51,16 @@ def shortest_service_first(
     return gpus * run_time_s
 
 
-def divide_large_jobs(order: Callable[..., NDArray[np.float64]], divisor: float) -> Callable[..., NDArray[np.float64]]:
-    """Return an order in which the key of jobs above ``LARGE_GPUS`` is divided."""
+def divide_large_jobs(
+    order: Callable[..., NDArray[np.float64]], divisor: float, *, node: int
+) -> Callable[..., NDArray[np.float64]]:
+    """Return an order that divides the keys of large jobs."""
 
     def divided(
         *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         keys = order(submitted_s=submitted_s, gpus=gpus, run_time_s=run_time_s)
-        return np.where(gpus > LARGE_GPUS, keys / divisor, keys)
+        return np.where(is_large(gpus, node), keys / divisor, keys)
 
     return divided
 
@@ -198,7 +197,7 @@ class QssfOptions:
     least_s : float
         Least waiting time before a job goes first because of ``bound_share``, s.
     large_divisor : float
-        The service of jobs above 8 GPUs is divided by this, so that large jobs do not wait longer for the others' sake.
+        The service of jobs of a node or more is divided by this, so that they do not wait longer for the others' sake.
         1: it is not divided.
     promote_after_s : float
         Waiting time after which a job goes first, s, in place of ``bound_share``. 0: ``bound_share``; inf: never.
@@ -328,24 +327,21 @@ class Qssf:
         bound_us = self._bound_us(longest_s)
         tau_s = self._tau_s(longest_s) if self._ages else math.inf
         columns = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
+        divisor = self.options.large_divisor
+        large = [False] * len(rows) if divisor == 1 else is_large(jobs("gpus"), jobs("node_gpus"))[rows].tolist()
         promoted = (urgency[rows] == PROMOTED).tolist()
-        describe = partial(
-            _describe_service,
-            divisor=self.options.large_divisor,
-            ages=self._ages,
-            sizes=self._size_orders(jobs, len(urgency)),
-        )
+        describe = partial(_describe_service, ages=self._ages, sizes=self._size_orders(jobs, len(urgency)))
         reasons = []
-        for goes_first, wait_s, *expected in zip(promoted, waited_s.tolist(), *columns, strict=True):
-            waited = f"waited {rounded_duration(wait_s)}"
+        for goes_first, wait_s, is_divided, *expected in zip(promoted, waited_s.tolist(), large, *columns, strict=True):
+            waited, service = f"waited {rounded_duration(wait_s)}", describe(*expected, divisor if is_divided else 1.0)
             if goes_first:
-                reasons.append(f"{waited}, long enough to go first; {describe(*expected)}")
+                reasons.append(f"{waited}, long enough to go first; {service}")
                 continue
             if math.isfinite(tau_s):
                 waited += f", which counts as 1/{math.exp(min(max(wait_s, 0) / tau_s, 20)):,.1f} of that"
             if bound_us < LONGEST_US:
                 waited += f", goes first after {rounded_duration(bound_us / 1e6)}"
-            reasons.append(f"{describe(*expected)}; {waited}")
+            reasons.append(f"{service}; {waited}")
         return reasons
 
     def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
@@ -377,7 +373,7 @@ class Qssf:
         run_time_s = NEUTRAL_GPU_S if self._size_orders(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
         if self.options.large_divisor != 1:
-            service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
+            service = np.where(is_large(gpus, jobs("node_gpus")), service / self.options.large_divisor, service)
         if not self._ages:
             return np.log(np.maximum(service, LEAST_SERVICE)), 0.0, 0, int(LONGEST_US)
         key = np.log(np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0))
@@ -471,9 +467,9 @@ def _on_grid(urgency: float, previous: float, levels: int) -> float:
 
 @lru_cache(maxsize=65_536)
 def _describe_service(
-    gpus: int, p10_s: float, run_time_s: float, p90_s: float, *, divisor: float, ages: bool, sizes: bool
+    gpus: int, p10_s: float, run_time_s: float, p90_s: float, divisor: float, *, ages: bool, sizes: bool
 ) -> str:
-    divided = f", of which a large job counts 1/{divisor:g}" if divisor != 1 and gpus > LARGE_GPUS else ""
+    divided = f", of which a job of a node or more counts 1/{divisor:g}" if divisor != 1 else ""
     if sizes:
         return f"{count_in_words(gpus, 'GPU')}{divided}, size alone orders"
     if math.isnan(run_time_s):

@@ -29,7 +29,7 @@ LONGEST = LongestWaits(at_s=np.array([-(2**60)]), longest_s=np.array([100_000]))
 
 def rules(policy: str, **written: Any) -> dict[str, Any]:
     plan = Scenario(policy=Policy(policy), backfill=Backfill.NONE, options=read_options(policy, written))
-    return plan.rules(LONGEST if plan.needs_own_order else None)
+    return plan.rules(LONGEST if plan.needs_own_order else None, node=8)
 
 
 def test_lengths_shares_and_divisors_are_kept_as_numbers() -> None:

@@ -24,7 +24,12 @@ def a_run(
     return Run(
         **named,
         summary=summarize_queue(
-            submitted_s=submitted, ended_s=submitted + wait + ran, run_time_s=ran, gpus=size, total_gpus=64
+            submitted_s=submitted,
+            ended_s=submitted + wait + ran,
+            run_time_s=ran,
+            gpus=size,
+            total_gpus=64,
+            node=8,
         ),
         submitted_s=submitted,
         started_s=submitted + wait,

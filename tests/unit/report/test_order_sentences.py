@@ -62,5 +62,5 @@ def test_where_nobody_waits_no_order_can_change_anything() -> None:
 def test_json_holds_no_nan() -> None:
     told = json.loads(json.dumps(a_check(CLEARLY, LEVEL).to_json(), allow_nan=False))
     assert told["best"] == "qssf"
-    assert told["ratios"]["fewest_gpus"][0] == {"mean": 0.98, "longest": 1.2, "large": None}
+    assert told["ratios"]["fewest_gpus"][0] == {"mean": 0.98, "longest": 1.2, "large": None, "by_size": {}}
     assert told["mean_wait_ratio"]["qssf"]["low"] < 0.51 < told["mean_wait_ratio"]["qssf"]["high"]

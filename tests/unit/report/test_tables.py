@@ -61,7 +61,7 @@ def test_a_first_replay_that_no_site_has_is_not_marked_as_today_s() -> None:
 
 
 def test_a_wide_terminal_shows_every_figure() -> None:
-    lines = printed(whatif_table(a_what_if(a_run([3600] * 3, gpus=[1, 2, 9])), width=160), width=160)
+    lines = printed(whatif_table(a_what_if(a_run([3600] * 3, gpus=[1, 8, 9])), width=160), width=160)
     waits = ["1h00m"] * 7
     assert row_of("FIFO", lines).split()[-12:-3] == [*waits, "1h10m", "7.0"]
 
