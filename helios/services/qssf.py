@@ -150,13 +150,12 @@ LEAST_SERVICE = 1e-3
 """Service below which jobs are equal in the paper's order, GPU seconds."""
 UNKNOWN_LONGEST_S = 86_400.0
 """Longest wait of the site's own order that is assumed while it is not known, s."""
-LEAST_TAU_S = 3_600.0
-"""Shortest ageing time, s."""
+TAUS_IN_LEAST = 3.0
+"""Shortest ageing times in ``least_s``: 1 h in 3 h, and less in an experiment that is shorter than life."""
 LONGEST_US = 9e15
 """Longest finite wait bound, 285 years, as microseconds since 1970 fit into 64 bits."""
-_HOUR_US = 3_600_000_000
-REBASE_HOURS = (1, 2, 3, 4, 6, 8, 12, 24)
-"""Possible times between two reference moments, h; each divides a day."""
+REBASE_S = (10, 60, 600, *(3_600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 24)))
+"""Possible times between two reference moments, s; each divides a day."""
 TAUS_BETWEEN = 4.0
 """Most ageing times between two reference moments, so that ages fit into the scale of urgencies."""
 PROPORTION = 2.0**-11
@@ -191,14 +190,15 @@ class QssfOptions:
     wait_share : float
         The ageing time, as a share of the longest wait that the site's own order would have caused in the last four
         weeks. A job that has waited this long is as urgent as a new one with 1/e of its service. 0.25 protects long
-        waits more, 1 shortens the mean more. The ageing time is at least 1 h.
+        waits more, 1 shortens the mean more. The ageing time is at least a third of ``least_s``.
     bound_share : float
         A job that has waited longer than this share of the same longest wait goes first. 0: none does.
     least_s : float
-        Least waiting time before a job goes first because of ``bound_share``, s.
+        Least waiting time before a job goes first because of ``bound_share``, s. In an experiment that is shorter than
+        life it is as much shorter.
     large_divisor : float
         The service of jobs of a node or more is divided by this, so that they do not wait longer for the others' sake.
-        1: it is not divided.
+        1: it is not divided. It has no effect on ``order = "service"``, the paper's rule.
     promote_after_s : float
         Waiting time after which a job goes first, s, in place of ``bound_share``. 0: ``bound_share``; inf: never.
     levels : int
@@ -211,7 +211,7 @@ class QssfOptions:
     wait_share: float = 0.5
     bound_share: float = 0.9
     least_s: float = 10_800.0
-    large_divisor: float = 1.0
+    large_divisor: float = 4.0
     promote_after_s: float = 0.0
     levels: int = 9
 
@@ -240,10 +240,10 @@ class Qssf:
     predictions are no better than the size of a job, all jobs count as 2.8 hours long, so that size orders. Jobs that
     are excluded, or cannot start yet (a dependency, a begin time), are left out.
 
-    ``tau`` is ``max(1 h, wait_share x longest)``, with the longest wait that the site's own order would have caused in
-    the last four weeks (:mod:`helios.app.own_order`), or 24 h while that is not known. The reference moment is the same
-    for all jobs and follows from the time alone: the middle of the present period of at most 4 tau and at most a day.
-    All urgencies shift when a new period begins.
+    ``tau`` is ``max(least_s / 3, wait_share x longest)``, with the longest wait that the site's own order would have
+    caused in the last four weeks (:mod:`helios.app.own_order`), or 24 h while that is not known. The reference moment
+    is the same for all jobs and follows from the time alone: the middle of the present period of at most 4 tau and at
+    most a day. All urgencies shift when a new period begins.
 
     Notes
     -----
@@ -286,6 +286,7 @@ class Qssf:
         self.every = timedelta(seconds=options.every_s)
         self._ages = options.order != OrderRule.SERVICE
         self._run_time = "truncated_mean_s" if self._ages else "p50_s"
+        self._divisor = options.large_divisor if self._ages else 1.0
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition with jobs that may be changed."""
@@ -327,13 +328,17 @@ class Qssf:
         bound_us = self._bound_us(longest_s)
         tau_s = self._tau_s(longest_s) if self._ages else math.inf
         columns = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
-        divisor = self.options.large_divisor
-        large = [False] * len(rows) if divisor == 1 else is_large(jobs("gpus"), jobs("node_gpus"))[rows].tolist()
+        large = [False] * len(rows)
+        if self._divisor != 1:
+            large = is_large(jobs("gpus"), jobs("node_gpus"))[rows].tolist()
         promoted = (urgency[rows] == PROMOTED).tolist()
         describe = partial(_describe_service, ages=self._ages, sizes=self._size_orders(jobs, len(urgency)))
         reasons = []
         for goes_first, wait_s, is_divided, *expected in zip(promoted, waited_s.tolist(), large, *columns, strict=True):
-            waited, service = f"waited {rounded_duration(wait_s)}", describe(*expected, divisor if is_divided else 1.0)
+            waited, service = (
+                f"waited {rounded_duration(wait_s)}",
+                describe(*expected, self._divisor if is_divided else 1.0),
+            )
             if goes_first:
                 reasons.append(f"{waited}, long enough to go first; {service}")
                 continue
@@ -354,7 +359,7 @@ class Qssf:
         return self.options.order == OrderRule.SIZE
 
     def _tau_s(self, longest_s: float) -> float:
-        return max(LEAST_TAU_S, self.options.wait_share * longest_s)
+        return max(self.options.least_s / TAUS_IN_LEAST, self.options.wait_share * longest_s)
 
     def _bound_us(self, longest_s: float) -> int:
         """Return the wait after which a job goes first, µs."""
@@ -372,8 +377,8 @@ class Qssf:
         gpus = jobs("gpus")
         run_time_s = NEUTRAL_GPU_S if self._size_orders(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
-        if self.options.large_divisor != 1:
-            service = np.where(is_large(gpus, jobs("node_gpus")), service / self.options.large_divisor, service)
+        if self._divisor != 1:
+            service = np.where(is_large(gpus, jobs("node_gpus")), service / self._divisor, service)
         if not self._ages:
             return np.log(np.maximum(service, LEAST_SERVICE)), 0.0, 0, int(LONGEST_US)
         key = np.log(np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0))
@@ -422,8 +427,8 @@ def _fill_urgencies(  # noqa: PLR0917 - numba kernels are called by position
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
     """Return the reference moment at a time, and the end of its period, µs."""
-    most_hours = max(TAUS_BETWEEN * tau_s / 3_600, 1)
-    period_us = max(hours for hours in REBASE_HOURS if hours <= most_hours) * _HOUR_US
+    most_s = max(TAUS_BETWEEN * tau_s, REBASE_S[0])
+    period_us = max(each_s for each_s in REBASE_S if each_s <= most_s) * 1_000_000
     begin_us = now_us - now_us % period_us
     return begin_us + period_us // 2, begin_us + period_us
 
