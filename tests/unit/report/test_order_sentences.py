@@ -42,6 +42,12 @@ def test_the_decision_comes_first_with_its_figures() -> None:
     assert "each user's jobs moved by whole days" in text
 
 
+def test_sizes_and_the_longest_wait_stand_beside_the_ratio_of_the_mean() -> None:
+    ratios = {"below_node": 0.4, "one_node": 1.3, "more_nodes": float("nan")}
+    sentence = a_check(CLEARLY, LEVEL, by_size=ratios).sentences()[1]
+    assert sentence.endswith(" of the site's own order; below a node x 0.40, one node x 1.30; longest wait x 1.20.")
+
+
 def test_predictions_level_with_size_are_said_to_be() -> None:
     assert "predictions are not ahead of it beyond chance: x 1.00" in a_check(CLEARLY, CLEARLY).sentences()[0]
 
