@@ -23,11 +23,14 @@ SIZE_HEADS: Mapping[str, str] = {"below_node": "<node", "one_node": "1 node", "m
 
 Sizes = NDArray[np.int64] | NDArray[np.int32] | NDArray[np.float64]
 NodeSizes = int | NDArray[np.int64]
-"""GPUs of a node, one number or one for each job. 0 where it is not known."""
+"""GPUs of a node, one number or one for each job."""
 
 
 def size_class(gpus: Sizes, node: NodeSizes) -> NDArray[np.int64]:
-    """Return each job's size class, as an index into ``SIZE_CLASSES``."""
+    """Return each job's size class, as an index into ``SIZE_CLASSES``.
+
+    Where ``node`` is 0 it is not known.
+    """
     known = np.where(np.asarray(node) > 0, node, UNKNOWN_NODE)
     return (gpus >= known).astype(np.int64) + (gpus > known)
 
@@ -35,9 +38,10 @@ def size_class(gpus: Sizes, node: NodeSizes) -> NDArray[np.int64]:
 def is_large(gpus: Sizes, node: NodeSizes) -> NDArray[np.bool_]:
     """Return which jobs ask for a node or more.
 
-    Where nodes have one GPU every job does, so there it is more than one node.
+    Where nodes have one GPU every job does, so there it is more than one node. A service asks this at every event of a
+    replay, so ``node`` must be known.
     """
-    large: NDArray[np.bool_] = size_class(gpus, np.where(np.asarray(node) == 1, 2, node)) > 0
+    large: NDArray[np.bool_] = gpus >= np.maximum(node, 2)
     return large
 
 
@@ -54,14 +58,14 @@ def largest_nodes(partitions: NDArray[np.object_], nodes: pd.DataFrame) -> NDArr
     Returns
     -------
     int64 array of shape (n_jobs,)
-        0 where no node with GPUs is known.
+        ``UNKNOWN_NODE`` where no node with GPUs is known.
     """
     shapes = nodes[["partitions", "gpus"]].dropna().drop_duplicates()
     largest: dict[str, int] = {}
     for names, gpus in zip(shapes["partitions"].astype(str), shapes["gpus"].astype(int), strict=True):
         largest |= {name: max(gpus, largest.get(name, 0)) for name in names.split(",")}
     found = {
-        names: max((largest.get(name, 0) for name in names.split(",")), default=0) if isinstance(names, str) else 0
+        names: max(largest.get(name, 0) for name in names.split(",")) if isinstance(names, str) else 0
         for names in set(partitions.tolist())
     }
-    return np.array([found[names] for names in partitions.tolist()], dtype=np.int64)
+    return np.array([found[names] or UNKNOWN_NODE for names in partitions.tolist()], dtype=np.int64)

@@ -118,7 +118,7 @@ class Snapshot:
         ----------
         name : str
             A column of ``QUEUE``, or ``longest_own_wait_s`` or ``size_orders``, which are the same for all jobs, or
-            ``node_gpus``: GPUs of the largest node that the job may run on, 0 where not known.
+            ``node_gpus``: GPUs of the largest node that the job may run on, 8 where not known.
 
         Returns
         -------

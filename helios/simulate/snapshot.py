@@ -237,7 +237,7 @@ class SnapshotBuilder:
     Attributes
     ----------
     node_gpus : int64 array of shape (n_jobs,)
-        GPUs of the largest node that each job may run on, 0 where not known.
+        GPUs of the largest node that each job may run on, 8 where not known.
     """
 
     def __init__(self, queue: pd.DataFrame, nodes: pd.DataFrame) -> None:

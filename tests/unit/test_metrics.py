@@ -70,9 +70,9 @@ def test_large_is_a_node_and_more_but_never_one_gpu() -> None:
 
 
 def test_node_of_a_job_is_the_largest_of_its_partitions() -> None:
-    nodes = pd.DataFrame({"partitions": ["a", "a,b", "b", None], "gpus": [4, 8, 2, 16]})
-    partitions = np.array(["a", "b", "a,c", "c", np.nan], dtype=object)
-    assert largest_nodes(partitions, nodes).tolist() == [8, 8, 8, 0, 0]
+    nodes = pd.DataFrame({"partitions": ["a", "a,b", "c", "d", None], "gpus": [4, 8, 4, 0, 16]})
+    partitions = np.array(["a", "b,c", "c", "d", np.nan], dtype=object)
+    assert largest_nodes(partitions, nodes).tolist() == [8, 8, 4, 8, 8]
 
 
 @given(JOBS)
