@@ -307,9 +307,8 @@ class Qssf:
         See :class:`helios.ports.JobwiseService`.
         """
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
-        longest_s = self._longest_s(jobs, len(eligible_us))
-        bound_us = self._bound_us(longest_s)
-        key, aged_us, reference_us, same_until_us = self._keys(jobs, longest_s, now_us)
+        tau_s, bound_us = self._times(jobs, len(eligible_us))
+        key, aged_us, reference_us, same_until_us = self._keys(jobs, tau_s, now_us)
         urgency, until_us = np.empty(len(key)), np.empty(len(key), dtype=np.int64)
         times = (now_us, bound_us, reference_us, same_until_us)
         # An unknown time is the smallest integer, so its wait overflows to a negative one.
@@ -324,9 +323,7 @@ class Qssf:
         """Return the reason for each job's place."""
         jobs = snapshot.pending_values
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
-        longest_s = self._longest_s(jobs, len(urgency))
-        bound_us = self._bound_us(longest_s)
-        tau_s = self._tau_s(longest_s) if self._ages else math.inf
+        tau_s, bound_us = self._times(jobs, len(urgency))
         columns = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
         large = [False] * len(rows)
         if self._divisor != 1:
@@ -349,27 +346,22 @@ class Qssf:
             reasons.append(f"{service}; {waited}")
         return reasons
 
-    def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
+    def _times(self, jobs: Columns, n_jobs: int) -> tuple[float, int]:
+        """Return the ageing time, s, and the wait after which a job goes first, µs."""
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
-        return UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
+        longest_s = UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
+        bound_s, share, least_s = self.options.promote_after_s, self.options.bound_share, self.options.least_s
+        if not bound_s:
+            bound_s = max(least_s, share * longest_s) if share else math.inf
+        tau_s = max(least_s / TAUS_IN_LEAST, self.options.wait_share * longest_s)
+        return tau_s if self._ages else math.inf, int(min(bound_s * 1e6, LONGEST_US))
 
     def _size_orders(self, jobs: Columns, n_jobs: int) -> bool:
         if self.options.order == OrderRule.QSSF and n_jobs:
             return bool(jobs("size_orders")[0])  # the same for all
         return self.options.order == OrderRule.SIZE
 
-    def _tau_s(self, longest_s: float) -> float:
-        return max(self.options.least_s / TAUS_IN_LEAST, self.options.wait_share * longest_s)
-
-    def _bound_us(self, longest_s: float) -> int:
-        """Return the wait after which a job goes first, µs."""
-        bound_s = self.options.promote_after_s
-        if not bound_s:
-            share = self.options.bound_share
-            bound_s = max(self.options.least_s, share * longest_s) if share else math.inf
-        return int(min(bound_s * 1e6, LONGEST_US))
-
-    def _keys(self, jobs: Columns, longest_s: float, now_us: int) -> tuple[NDArray[np.float64], float, int, int]:
+    def _keys(self, jobs: Columns, tau_s: float, now_us: int) -> tuple[NDArray[np.float64], float, int, int]:
         """Return the keys without ageing, and how they age.
 
         The latter are the ageing time (0: they do not age), the reference moment, and the end of its period, µs.
@@ -382,7 +374,6 @@ class Qssf:
         if not self._ages:
             return np.log(np.maximum(service, LEAST_SERVICE)), 0.0, 0, int(LONGEST_US)
         key = np.log(np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0))
-        tau_s = self._tau_s(longest_s)
         return key, 1e6 * tau_s, *_reference(now_us, tau_s)
 
 
