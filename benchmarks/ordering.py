@@ -1,12 +1,13 @@
 """What an order of the queue is worth, over draws of several traces.
 
-    python -m benchmarks.ordering FOLDER [--draws 4] [--part first|rest|all] [--rules rules|bounds] [--only venus_users]
+    python -m benchmarks.ordering FOLDER [--draws 4] [--part first|rest|all|earlier] [--rules rules|bounds]
+        [--only kth_dec]
 
 Each figure is a wait over that of the site's own order (first in, first out with EASY backfill by time limits) in the
 same draw: the mean wait (geometric mean over the draws, the worst in brackets), the longest wait (median, worst), and
-the mean wait of large jobs (geometric mean, worst). Large: above 8 GPUs; in CPU logs the largest tenth. Every rule has
-EASY backfill by time limits, and ages by the same share of the longest wait, unless its name says "not aged". The
-windows of the part `first` served to choose constants; what is reported is `rest`.
+the mean wait of jobs of a node and more (geometric mean, worst), where nodes have one CPU of more than one. Every rule
+has EASY backfill by time limits, and ages by the same share of the longest wait, unless its name says "not aged". The
+windows of the parts `first` and `earlier` served to choose constants; what is reported is `rest`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.draws import Window, day
 from helios.app.history import read_file
 from helios.app.order_check import live_scenario
-from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Scenario, read_options
+from helios.app.scenarios import AGED, NEVER, Scenario, read_options
 from helios.choices import Policy, RunTimes
 from helios.report.significance import Ratios, geometric_mean
 
 VENUS = "helios_venus_mar-aug2020.csv.gz"
 VENUS_USERS = "helios_venus_users_may-jun2020.csv.gz"
 PHILLY = "philly_vc_aug-oct2017.csv.gz"
+GRAHAM, CEDAR = "sacct_graham_may-jun2021.txt.gz", "sacct_cedar_may-jun2021.txt.gz"
 KTH, BLUE = "KTH-SP2-1996-2.1-cln.swf.gz", "SDSC-BLUE-2000-4.2-cln.swf.gz"
 PHILLY_NODES = (
     "6214e9=26,7f04ca=13,11cb48=6,b436b2=26,ee9e8c=26,e13805=6,6c71a0=13,2869ce=6,ed69ec=3,103959=3,0e4a51=13"
@@ -50,7 +52,22 @@ REST = (
     Window(name="kth_rest", file=KTH, nodes="100", gpus_per_node=1, since=day("1997-03-01")),
     Window(name="blue_rest", file=BLUE, nodes="144", since=day("2001-11-01"), until=day("2002-02-01")),
 )
-PARTS = {"first": FIRST, "rest": REST, "all": (*FIRST, *REST)}
+EARLIER = (
+    Window(name="philly_sep", file=PHILLY, nodes="48", since=day("2017-09-01"), until=day("2017-10-01")),
+    Window(name="venus_apr4", file=VENUS, nodes="70", since=day("2020-03-29"), until=day("2020-04-26")),
+    Window(name="venus_may4", file=VENUS, nodes="74", since=day("2020-04-26"), until=day("2020-05-24")),
+    Window(name="kth_dec", file=KTH, nodes="97", gpus_per_node=1, since=day("1996-11-25"), until=day("1996-12-23")),
+    Window(name="kth_feb", file=KTH, nodes="94", gpus_per_node=1, since=day("1997-01-20"), until=day("1997-02-17")),
+    Window(name="blue_aug", file=BLUE, nodes="1073", gpus_per_node=1, since=day("2000-08-01"), until=day("2000-08-29")),
+    Window(name="blue_mar", file=BLUE, nodes="1024", gpus_per_node=1, since=day("2001-03-01"), until=day("2001-03-29")),
+    Window(name="graham", file=GRAHAM, nodes="19", since=day("2021-05-09T11:22:48"), until=day("2021-05-31T12:47:59")),
+    Window(name="cedar", file=CEDAR, nodes="30", since=day("2021-05-12T19:06:09"), until=day("2021-05-30T11:36:05")),
+)
+"""Stretches that ``large_divisor`` was chosen on, each on a machine that its jobs keep busy.
+
+They come before the windows of ``benchmarks/held_out.py``, but for Venus, where they overlap with its first two.
+"""
+PARTS = {"first": FIRST, "rest": REST, "all": (*FIRST, *REST), "earlier": EARLIER}
 
 
 def plan(policy: Policy, run_times: RunTimes | None = None, **options: Any) -> Scenario:
@@ -59,7 +76,7 @@ def plan(policy: Policy, run_times: RunTimes | None = None, **options: Any) -> S
 
 
 PREDICTED, TRUE = RunTimes.PREDICTED, RunTimes.TRUE
-DEFAULT: dict[str, Any] = {"wait_share": WAIT_SHARE, "bound_share": BOUND_SHARE or NEVER}
+DEFAULT: dict[str, Any] = dict(AGED)
 """Controls age and are bounded as `qssf` is."""
 RULES = {
     "qssf": plan(Policy.QSSF, PREDICTED, **DEFAULT),
@@ -73,7 +90,10 @@ BOUNDS = {
     f"qssf, wait_share {share:g}, bound {bound}, large / {divisor:g}": plan(
         Policy.QSSF, PREDICTED, wait_share=share, bound_share=bound, large_divisor=divisor
     )
-    for share, bound, divisor in ((0.5, NEVER, 1.0), (0.5, 0.75, 1.0), (0.5, 0.9, 1.0), (0.5, 1.0, 1.0))
+    for share, bound, divisor in (
+        *((0.5, bound, 1.0) for bound in (NEVER, 0.75, 0.9, 1.0)),
+        *((share, 0.9, divisor) for share in (0.25, 0.5) for divisor in (2.0, 4.0, 8.0)),
+    )
 }
 TABLES = {"rules": RULES, "bounds": BOUNDS}
 Found = dict[str, dict[str, list[Ratios]]]

@@ -226,7 +226,7 @@ class PoolService(Protocol):
 
 
 Columns = Callable[[str], NDArray[Any]]
-"""Function from the name of a ``QUEUE`` column to its values for some pending jobs.
+"""Function from the name of a ``QUEUE`` column, or ``node_gpus``, to its values for some pending jobs.
 
 Values are as :meth:`helios.model.Snapshot.pending_values` returns them.
 """

@@ -19,6 +19,7 @@ from helios.config import Settings
 from helios.errors import UsageError
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.ports import Progress, Service, no_progress
+from helios.report.whatif import compare_sizes
 from helios.services.registry import build
 from helios.warehouse import Warehouse
 
@@ -42,6 +43,8 @@ class SoftLimitGain:
         Mean wait without soft limits, and with them, s.
     longest_wait_s, longest_wait_with_s : float
         Longest wait without, and with them, s.
+    by_size : str
+        Waits by size, and the longest, in a sentence.
     saved_s : tuple of float
         Mean wait saved per job, s: the 2.5th and the 97.5th percentile of a bootstrap over days.
     """
@@ -53,6 +56,7 @@ class SoftLimitGain:
     longest_wait_s: float
     longest_wait_with_s: float
     saved_s: tuple[float, float]
+    by_size: str = ""
 
     @property
     def is_clear(self) -> bool:
@@ -65,7 +69,7 @@ class SoftLimitGain:
         mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
         longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
         effect = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
-        return f"No gain: {effect}; {self._refusal()}." if self._refusal() else f"A gain: {effect}."
+        return f"No gain: {effect}; {self._refusal()}." if self._refusal() else f"A gain: {effect}. {self.by_size}"
 
     def _refusal(self) -> str:
         if self.days < FEWEST_DAYS:
@@ -128,6 +132,7 @@ def soft_limit_gain(
         longest_wait_s=without.summary.max_wait_s,
         longest_wait_with_s=with_them.summary.max_wait_s,
         saved_s=(float(low), float(high)),
+        by_size=compare_sizes(without.summary, with_them.summary),
     )
 
 

@@ -67,7 +67,7 @@ def hook_rows(
     time_min : callable, optional
         Gives the TimeMin, whole minutes, of a soft limit in s. None where the cluster has no soft limits.
     of_cluster : mapping, optional
-        ``SAME_FOR_ALL`` of the last cycle, so that a new job is placed as the next cycle will place it.
+        ``SAME_FOR_ALL`` and the nodes of the last cycle, so that a new job is placed as the next cycle will place it.
     """
     writing = [(service, mode) for service, mode in services if mode.mode in {Mode.CANARY, Mode.ACTIVE}]
     notes = [
@@ -106,8 +106,7 @@ def hook_rows(
         cluster=cluster,
         pending=queue,
         running=QUEUE.empty(),
-        nodes=NODE_STATES.empty(),
-        **(of_cluster or {}),
+        **({"nodes": NODE_STATES.empty()} | dict(of_cluster or {})),
     )
     answers = [_decisions(service, mode, seen) for service, mode in writing]
     factors = {job: site_factor(urgency) for orders, _ in answers for job, urgency in orders.items()}

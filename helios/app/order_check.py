@@ -32,6 +32,7 @@ from helios.app.whatif import (
 from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.errors import HeliosError, UsageError
 from helios.metrics.queue import QueueSummary
+from helios.model import SIZE_CLASSES, is_large, size_class
 from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import UserLast
@@ -40,9 +41,6 @@ from helios.report.significance import LEAST_WAIT_S, NOTICED_S, CheckedOrder, Or
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
-LARGE_GPUS = 8
-LARGEST_SHARE = 0.9
-"""Quantile of the sizes from which a job is large where a node has one GPU or CPU."""
 
 
 def live_scenario(policy: Policy, *, run_times: RunTimes | None = None, options: Options = AGED) -> Scenario:
@@ -177,9 +175,10 @@ class Draw:
     def __init__(self, setup: ReplaySetup, window: DrawnWindow) -> None:
         self.setup, self._window = setup, window
         self.own_wait_s = self._replay(CHECKED[CheckedOrder.OWN]).wait_s
-        gpus = setup.workload.gpus
-        is_large = gpus > LARGE_GPUS if window.request.gpus_per_node > 1 else gpus >= np.quantile(gpus, LARGEST_SHARE)
-        self._large = is_large & setup.counted
+        gpus, node = setup.workload.gpus, window.request.gpus_per_node
+        classes = size_class(gpus, node)
+        self._large = is_large(gpus, node) & setup.counted
+        self._by_size = {name: (classes == number) & setup.counted for number, name in enumerate(SIZE_CLASSES)}
 
     @property
     def own_mean_s(self) -> float:
@@ -196,10 +195,14 @@ class Draw:
         def ratio(rows: NDArray[np.bool_], figure: Callable[[NDArray[np.int64]], Any]) -> float:
             return float((figure(wait_s[rows]) + NOTICED_S) / (figure(self.own_wait_s[rows]) + NOTICED_S))
 
+        def mean_ratio(rows: NDArray[np.bool_]) -> float:
+            return ratio(rows, np.mean) if rows.any() else float("nan")
+
         return Ratios(
             mean=ratio(counted, np.mean),
             longest=ratio(counted, np.max),
-            large=ratio(large, np.mean) if large.any() else float("nan"),
+            large=mean_ratio(large),
+            by_size={name: mean_ratio(rows) for name, rows in self._by_size.items()},
         )
 
     def _replay(self, scenario: Scenario) -> Replay:

@@ -161,6 +161,7 @@ class LivePredictions:
         self.of_cluster = {
             "longest_own_wait_s": self._own_order(predicted, knowledge.history),
             "size_orders": size_orders(self._checks, now),
+            "nodes": snapshot.nodes,
         }
         return replace(predicted, **self.of_cluster)
 

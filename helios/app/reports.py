@@ -19,7 +19,7 @@ from helios.app.energy.ledger import energy_ledger
 from helios.app.history import choose_cluster
 from helios.config import Energy
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
-from helios.model import JOBS
+from helios.model import JOBS, size_class
 from helios.report.admin.decisions import (
     MOVED_S,
     SHADOW_LIMITS,
@@ -402,14 +402,16 @@ def shadow_day(
         For jobs that have none.
     """
     urgencies = decided_urgencies(decisions)
-    recorded = wait_s(jobs[_within(jobs, begin, end)])
-    recorded = recorded[~np.isnan(recorded)]
     machine, notes = _machine(jobs, nodes, gpus_per_node)
+    of_day = jobs[_within(jobs, begin, end)]
+    recorded = wait_s(of_day)
+    known = ~np.isnan(recorded)
+    sizes = of_day["gpus" if machine is None else machine.resource].to_numpy(dtype=np.float64, na_value=0.0)
     day = ShadowDay(
         begin=begin,
         timezone=timezone,
         decided=len(urgencies),
-        recorded=ShadowWaits.of(recorded) if len(recorded) else None,
+        recorded=ShadowWaits.of(recorded[known], size_class(sizes[known], gpus_per_node)) if known.any() else None,
         notes=tuple(notes),
     )
     if machine is None or not (is_counted := _within(machine.jobs, begin, end)).any():
@@ -425,12 +427,13 @@ def shadow_day(
     with_them = without
     if urgencies:
         with_them = machine.replay(by_urgency, default_limit_s=default_time_limit_s).wait_s[is_counted]
+    classes = size_class(machine.size[is_counted], gpus_per_node)
     return replace(
         day,
         earlier=int(np.count_nonzero(with_them - without < -MOVED_S)),
         later=int(np.count_nonzero(with_them - without > MOVED_S)),
-        without=ShadowWaits.of(without),
-        with_decisions=ShadowWaits.of(with_them),
+        without=ShadowWaits.of(without, classes),
+        with_decisions=ShadowWaits.of(with_them, classes),
         moved=moved_jobs(
             machine.jobs[is_counted],
             size=machine.size[is_counted],

@@ -38,8 +38,10 @@ WAIT_SHARE = 0.5
 """Default ageing time of ``qssf``, as a share of the longest wait of the site's own order."""
 BOUND_SHARE = 0.9
 """Default wait bound of ``qssf``, as such a share."""
-AGED: Options = (("bound_share", BOUND_SHARE), ("wait_share", WAIT_SHARE))
-"""Both as options, for rules that age as ``qssf`` does."""
+LARGE_DIVISOR = 4.0
+"""Default divisor of the service of jobs of a node or more. Decision 25 says how the three were chosen."""
+AGED: Options = (("bound_share", BOUND_SHARE), ("large_divisor", LARGE_DIVISOR), ("wait_share", WAIT_SHARE))
+"""All three as options, for rules that age as ``qssf`` does."""
 WAIT_BOUNDS = frozenset({"bound_share", "patience_s"})
 """Options that say when a job goes first. A replay has one of them."""
 
@@ -103,7 +105,7 @@ OPTIONS: Mapping[str, PolicyOption] = {
         kept_as="large_divisor",
         read=_divisor,
         not_of=_NOT_AGED,
-        description="jobs above 8 GPUs count as their service divided by this: 4",
+        description="jobs of a node or more count as their service divided by this: 4",
     ),
     "patience": PolicyOption(
         kept_as="patience_s",
@@ -233,15 +235,16 @@ class Scenario:
         """Whether a replay under the site's own order has to come first."""
         return self.wait_share is not None or self.bound_share is not None
 
-    def rules(self, own_order: LongestWaits | None) -> dict[str, Any]:
+    def rules(self, own_order: LongestWaits | None, *, node: int) -> dict[str, Any]:
         """Return the options of a replay under this scenario.
 
-        ``own_order`` is needed where ``needs_own_order``.
+        ``own_order`` is needed where ``needs_own_order``; ``node`` is the GPUs of a node.
         """
         options = dict(self.options)
         order = ORDERS[self.policy]
-        if divisor := options.get("large_divisor"):
-            order = divide_large_jobs(order, divisor)
+        divisor = options.get("large_divisor", LARGE_DIVISOR if self.policy is Policy.QSSF else 1.0)
+        if divisor is not None and divisor != 1:
+            order = divide_large_jobs(order, divisor, node=node)
         ageing: Ageing | None = None
         guard = None if (patience_s := options.get("patience_s")) is None else WaitBound.constant(int(patience_s))
         if own_order is not None and self.wait_share is not None:
@@ -381,7 +384,6 @@ def default_scenarios() -> list[Scenario]:
 
 
 FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
-FRONTIER_LARGE_DIVISOR = 4.0
 
 
 def frontier_scenarios(live: Scenario | None = None) -> list[Scenario]:
@@ -395,7 +397,7 @@ def frontier_scenarios(live: Scenario | None = None) -> list[Scenario]:
         read_options(QSSF, {"wait_share": share} | bound | large)
         for share in FRONTIER_WAIT_SHARES
         for bound in ({"bound_share": NEVER}, {"bound_share": BOUND_SHARE})
-        for large in ({}, {"large_divisor": FRONTIER_LARGE_DIVISOR})
+        for large in ({"large_divisor": 1.0}, {"large_divisor": LARGE_DIVISOR})
     ]
     found = [
         Scenario(policy=Policy.FIFO, **easy),

@@ -27,7 +27,7 @@ from helios.app.service_replay import (
 )
 from helios.app.whatif import STARTS_EMPTY, choose_window, describe_sources, measured_run, refuse_reversed, train_before
 from helios.errors import NotEnoughHistory
-from helios.model import in_submission_order, seconds_of
+from helios.model import in_submission_order, largest_nodes, seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor, time_min
 from helios.ports import HORIZON_S, RUN_TIME, JobwiseService, Progress, Service, no_progress
@@ -103,6 +103,19 @@ def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
     )
 
 
+def site_nodes(jobs: SlurmJobs, site: SlurmSite, resource: str) -> NDArray[np.int64]:
+    """Return the GPUs or CPUs of the largest node that each job may run on."""
+    nodes = [
+        {"partitions": partition.name, "gpus": _each(group, resource)}
+        for partition in site.partitions
+        for group in site.nodes
+        if set(group.names) & set(partition.nodes)
+    ]
+    default = next((partition.name for partition in site.partitions if partition.is_default), "")
+    partitions = jobs.jobs["partition"].astype("object").fillna(default).to_numpy(dtype=object)
+    return largest_nodes(partitions, pd.DataFrame(nodes, columns=["partitions", "gpus"]))
+
+
 def _each(group: NodeGroup, resource: str) -> int:
     return sum(group.gpus.values()) if resource == "gpus" else group.cpus
 
@@ -137,7 +150,9 @@ def _predicted(
     return p50_s
 
 
-def _requested(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+def _requested(
+    service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64], node: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return the urgency that the service requests for each job at submission.
 
     0 where it names none.
@@ -151,6 +166,7 @@ def _requested(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArra
         "truncated_mean_s": np.minimum(p50_s, HORIZON_S),
         "submitted_at": np.full(len(p50_s), now),
         "gpus": gpus.astype(np.int32),
+        "node_gpus": node,
         "urgency": np.zeros(len(p50_s)),
         "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
         "longest_own_wait_s": np.full(len(p50_s), np.nan),
@@ -258,6 +274,7 @@ def slurm_whatif(
     if not counted.any():
         raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
     users = jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted]
+    node = site_nodes(jobs, site, resource)[counted]
 
     def replayed(name: str, site: SlurmSite, *, site_factor: NDArray[np.int64] | None = None) -> SlurmReplay:
         progress(f"Replaying {name}", 0.0)
@@ -285,6 +302,7 @@ def slurm_whatif(
             gpus=workload.column(resource)[counted].astype(np.int32),
             users=users,
             total_gpus=capacity(site, resource),
+            node=node,
             backfill=backfill,
             unit=best_unit(resource),
             **about,
@@ -293,7 +311,7 @@ def slurm_whatif(
     today = replayed("Slurm as it is set up", site)
     predictor = InWorkloadOrder(jobs.jobs, history=before, seed=request.seed, progress=progress)
     p50_s = _predicted(predictor, workload.submitted_s, today.ended_s, progress)
-    urgency = _requested(Qssf(Qssf.Options()), p50_s, workload.column("gpus"))
+    urgency = _requested(Qssf(Qssf.Options()), p50_s, workload.column("gpus"), site_nodes(jobs, site, "gpus"))
     factors = np.array([site_factor(change, most=request.site_factor_most) for change in urgency], dtype=np.int64)
     said = [
         f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "

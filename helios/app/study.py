@@ -434,6 +434,7 @@ def find_all(
                 levels.imbalance,
                 levels.large_and_long,
                 levels.cpu_jobs_on_gpu_nodes,
+                job_findings.who_waits,
             )
         ),
         *(
@@ -445,7 +446,6 @@ def find_all(
                 job_findings.long_limits,
                 job_findings.lost_to_requeues,
                 job_findings.concentration,
-                job_findings.who_waits,
                 job_findings.short_behind_long,
                 job_findings.repetition,
                 job_findings.bursts,

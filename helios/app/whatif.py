@@ -28,6 +28,7 @@ from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
 from helios.jit import Table, cached_jit, inline_jit, plain
 from helios.metrics.queue import summarize_queue, wait
+from helios.model import NodeSizes
 from helios.ports import RUN_TIME, Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
@@ -502,6 +503,7 @@ def measure(
         gpus=workload.gpus[counted],
         users=setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
         total_gpus=setup.machine.shape.total_gpus,
+        node=int(setup.machine.shape.gpus_per_node.max()),
         policy=policy,
         unit=best_unit(setup.machine.resource),
         **about,
@@ -517,6 +519,7 @@ def measured_run(
     gpus: NDArray[np.int32],
     users: NDArray[np.int64],
     total_gpus: int,
+    node: NodeSizes,
     **about: Any,
 ) -> Run:
     """Return a replay with its metrics.
@@ -525,13 +528,14 @@ def measured_run(
     """
     times = {"submitted_s": submitted_s, "ended_s": ended_s, "run_time_s": run_time_s}
     return Run(
-        summary=summarize_queue(**times, gpus=gpus, total_gpus=total_gpus),
+        summary=summarize_queue(**times, gpus=gpus, total_gpus=total_gpus, node=node),
         submitted_s=submitted_s,
         started_s=started_s,
         ended_s=ended_s,
         wait_s=wait(**times),
         gpus=gpus,
         users=users,
+        node=node,
         **about,
     )
 
@@ -572,7 +576,9 @@ def replay_scenario(
         predictor=predictor,
         plan_quantile=None if plan.estimates is RunTimes.EXPECTED else request.plan_quantile,
         predict_again_s=(again_s or None) if predictor else None,
-        **plan.rules(setup.own_order if plan.needs_own_order else None),
+        **plan.rules(
+            setup.own_order if plan.needs_own_order else None, node=int(setup.machine.shape.gpus_per_node.max())
+        ),
         placement=request.placement,
         seed=request.seed,
         progress=lambda done: progress(setup_name, done / len(workload)),

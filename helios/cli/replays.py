@@ -182,9 +182,7 @@ def live_setting(settings: Settings) -> Scenario | None:
     if chosen.promote_after_s:
         options = {"patience_s": int(chosen.promote_after_s) if isfinite(chosen.promote_after_s) else None}
     if order is not OrderRule.SERVICE:
-        options["wait_share"] = chosen.wait_share
-    if chosen.large_divisor > 1:
-        options["large_divisor"] = chosen.large_divisor
+        options |= {"wait_share": chosen.wait_share, "large_divisor": chosen.large_divisor}
     run_times = None if order is OrderRule.SIZE else RunTimes.PREDICTED
     return live_scenario(POLICY_OF[order], run_times=run_times, options=tuple(sorted(options.items())))
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SIZE_CLASSES = ("1", "2-8", ">8")
+from helios.model import SIZE_CLASSES, NodeSizes, size_class
+
 SLOWDOWN_FLOOR_S = 10
 """Least run time in the denominator, which bounds the slowdown of short jobs (Feitelson and Rudolph, JSSPP 1998)."""
 DAY_S = 86_400
@@ -32,7 +33,7 @@ class QueueSummary:
     mean_jct_s, mean_wait_s, median_wait_s, p99_wait_s, max_wait_s : float
         p99 by linear interpolation between order statistics.
     mean_wait_s_by_size : dict of float or None
-        For each of ``SIZE_CLASSES``; None where there is no such job.
+        For each of :data:`helios.model.SIZE_CLASSES`; None where there is no such job.
     jobs_by_size : dict of int
     mean_bounded_slowdown : float
     utilization : float
@@ -59,7 +60,13 @@ class QueueSummary:
 
 
 def summarize_queue(
-    *, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds, gpus: NDArray[np.int32], total_gpus: int
+    *,
+    submitted_s: Seconds,
+    ended_s: Seconds,
+    run_time_s: Seconds,
+    gpus: NDArray[np.int32],
+    total_gpus: int,
+    node: NodeSizes,
 ) -> QueueSummary:
     """Compute the metrics of a queue of at least one job.
 
@@ -69,10 +76,11 @@ def summarize_queue(
         Time in which the job ran, without the breaks of preemption.
     total_gpus : int
         GPUs in service all the time.
+    node : int, or int64 array
+        GPUs of a node, as in :func:`helios.model.size_class`.
     """
     waited = wait(submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s)
-    classes = size_class(gpus)
-    by_size = {name: waited[classes == number] for number, name in enumerate(SIZE_CLASSES)}
+    classes = size_class(gpus, node)
     return QueueSummary(
         jobs=len(waited),
         mean_jct_s=float(np.mean(ended_s - submitted_s)),
@@ -80,8 +88,8 @@ def summarize_queue(
         median_wait_s=float(np.median(waited)),
         p99_wait_s=float(np.percentile(waited, 99)),
         max_wait_s=float(np.max(waited)),
-        mean_wait_s_by_size={name: float(np.mean(wait_s)) if len(wait_s) else None for name, wait_s in by_size.items()},
-        jobs_by_size={name: len(wait_s) for name, wait_s in by_size.items()},
+        mean_wait_s_by_size=mean_by_size(waited, classes),
+        jobs_by_size=dict(zip(SIZE_CLASSES, np.bincount(classes, minlength=len(SIZE_CLASSES)).tolist(), strict=True)),
         mean_bounded_slowdown=float(np.mean(bounded_slowdown(wait_s=waited, run_time_s=run_time_s))),
         utilization=utilization(
             submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s, gpus=gpus, total_gpus=total_gpus
@@ -98,9 +106,10 @@ def wait(*, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds) -> Seco
     return ended_s - submitted_s - run_time_s
 
 
-def size_class(gpus: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return each job's size class, as an index into ``SIZE_CLASSES``."""
-    return np.searchsorted([1, 8], gpus, side="left").astype(np.int64)
+def mean_by_size(wait_s: Seconds, classes: NDArray[np.int64]) -> dict[str, float | None]:
+    """Return the mean wait of each size class, None where it has no job."""
+    waits = {name: wait_s[classes == number] for number, name in enumerate(SIZE_CLASSES)}
+    return {name: float(np.mean(own_s)) if len(own_s) else None for name, own_s in waits.items()}
 
 
 def bounded_slowdown(*, wait_s: Seconds, run_time_s: Seconds) -> NDArray[np.float64]:

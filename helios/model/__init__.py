@@ -41,4 +41,16 @@ from helios.model.slurm_site import (
     Share,
     SlurmSite,
 )
-from helios.model.snapshot import QUEUE, Snapshot, plain_values
+from helios.model.snapshot import (
+    QUEUE,
+    SIZE_CLASSES,
+    SIZE_HEADS,
+    SIZE_NAMES,
+    UNKNOWN_NODE,
+    NodeSizes,
+    Snapshot,
+    is_large,
+    largest_nodes,
+    plain_values,
+    size_class,
+)

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from helios.metrics.queue import SIZE_CLASSES, mean_level_over_time
+from helios.metrics.queue import mean_level_over_time
+from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report.energy import (
     ALWAYS_ON,
     FORESEEING,
@@ -264,7 +265,7 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
                 colour, mark = SIZE_MARKS[name]
                 axes.scatter(ratio, place, color=colour, marker=mark, s=44, zorder=3)
         for name, (colour, mark) in SIZE_MARKS.items():
-            axes.scatter([], [], color=colour, marker=mark, label=f"{name} {result.unit}{'' if name == '1' else 's'}")
+            axes.scatter([], [], color=colour, marker=mark, label=SIZE_NAMES[name])
         axes.axvline(1, color=INK, lw=1.2)
         axes.grid(visible=False, axis="y")
         axes.set_yticks(range(len(ratios)), labels)

@@ -16,7 +16,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from helios.metrics.queue import SIZE_CLASSES
+from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report import charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
 from helios.report.admin.trials import TrialsReport
@@ -97,6 +97,7 @@ def render_whatif(
         change=change,
         best=best_figures([result.baseline, *result.feasible]),
         sizes=SIZE_CLASSES,
+        size_names=SIZE_NAMES,
         unit=result.unit,
         chosen=chosen,
         by_size=by_size(chosen, result) if chosen is not None else [],

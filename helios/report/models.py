@@ -13,10 +13,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.metrics.queue import QueueSummary
+from helios.model import SIZE_CLASSES, SIZE_HEADS
 from helios.model.frames import plain
 from helios.report.significance import SINGLE_REPLAY, OrderCheck
 from helios.report.tables import WIDE, counted, figure, plain_table
-from helios.units import best_unit, change, duration, duration_in_words, percent
+from helios.report.whatif import compare_sizes
+from helios.units import change, duration, duration_in_words, percent
 
 if TYPE_CHECKING:
     from helios.predict.explain import Explained, RecentInGroup
@@ -314,12 +316,13 @@ def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
 
 def value_table(value: OrderValue) -> RenderableType:
     """Compare the replays and summarise the value of predictions."""
-    heads = ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}")
+    heads = ("Mean wait", "of gain", "Median", "p99", "Longest", *SIZE_HEADS.values())
     table = plain_table("Replayed, with EASY by limits", *heads)
     for name, words in REPLAY_NAMES.items():
         if name in value.replays:
             summary, share = value.replays[name], value.share(name)
-            waits_s = (summary.median_wait_s, summary.p99_wait_s, summary.max_wait_s, summary.mean_wait_s_by_size[">8"])
+            by_size = (summary.mean_wait_s_by_size[size] for size in SIZE_CLASSES)
+            waits_s = (summary.median_wait_s, summary.p99_wait_s, summary.max_wait_s, *by_size)
             gain = percent(None if name == TODAY else share)
             cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
             table.add_row(*cells, style="bold" if name == MODEL else None)
@@ -338,6 +341,7 @@ def in_words(value: OrderValue) -> Sequence[str]:
     return (
         f"{where}, once: with these predictions the mean wait changes by {mean}, {percent(share)} of what true run "
         "times would save.",
+        compare_sizes(today, value.replays[MODEL]),
     )
 
 

@@ -16,7 +16,7 @@ The sentences of a what-if begin with this verdict. The replay of the window as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from math import exp, expm1, isfinite, log
@@ -26,20 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.choices import ResampledUnit
-from helios.metrics.queue import DAY_S, FEWEST_DAYS, SIZE_CLASSES, QueueSummary, size_class
+from helios.metrics.queue import DAY_S, FEWEST_DAYS, QueueSummary
 from helios.metrics.statistics import CONFIDENCE, confidence_interval, mean_interval
+from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.model.frames import plain
-from helios.report.whatif import SAME_S, Run, WhatIf, by_user, noticed_s
+from helios.report.whatif import SAME_S, Run, WhatIf, by_user, compare_sizes, noticed_s
 from helios.units import change, duration, duration_in_words, percent
 
 SMALL_PART = 0.02
 """Share of the time to completion below which waiting is called a small part of it."""
 PROPOSALS = ("qssf", "service", "sjf")
 """Policies that Helios can run live, the first that was replayed; other replays are controls."""
-SIZE_PHRASES = {"1": "jobs of 1 {unit}", "2-8": "jobs of 2 to 8 {unit}s", ">8": "jobs above 8 {unit}s"}
-SIZE_NAMES = {"1": "The smallest jobs", "2-8": "Middle-sized jobs", ">8": "Large jobs"}
-
-
 RESAMPLES = 1_000
 WEEK_S = 7 * DAY_S
 FEWEST_WEEKS = 4
@@ -48,8 +45,13 @@ NOTICED_S = 1.0
 """Smallest noticeable difference, s."""
 CHANCE_RATIO = 5.0
 """Ratio of two waits that chance cannot explain. A seed changes a replay by +-40 %, a month by up to 3 x."""
-CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
-
+CRITERIA = {
+    "mean_wait_s": "Mean wait",
+    "p99_wait_s": "p99",
+    "max_wait_s": "Longest",
+    "mean_wait_large_s": "Mean, node+",
+}
+"""Compared figures; node+ is the mean wait of jobs of a node and more."""
 
 CHANCE_CHANGE = 0.1
 """Relative difference of mean waits below which it is called chance."""
@@ -147,6 +149,7 @@ def explanation(result: WhatIf, differences: Differences | None = None) -> list[
         differences = compare_blocks(result)
     return [
         *_mean_wait_sentences(chosen, result, differences),
+        compare_sizes(baseline.summary, chosen.summary),
         *_small_gain_sentence(baseline),
         *_size_sentences(chosen, result, differences),
         *_user_sentence(chosen, result),
@@ -340,9 +343,10 @@ def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float
     """Return the compared figures of a replay, s, from its summary or the summary's JSON."""
     summary_json = summary.to_json() if isinstance(summary, QueueSummary) else summary
     names = ("mean_wait_s", "p99_wait_s", "max_wait_s")
-    return {name: summary_json[name] for name in names} | {
-        "mean_wait_large_s": summary_json["mean_wait_s_by_size"][">8"]
-    }
+    means, jobs = summary_json["mean_wait_s_by_size"], summary_json["jobs_by_size"]
+    large = {name: jobs[name] for name in SIZE_CLASSES[1:] if means[name] is not None}
+    mean_s = sum(count * means[name] for name, count in large.items()) / sum(large.values()) if large else None
+    return {name: summary_json[name] for name in names} | {"mean_wait_large_s": mean_s}
 
 
 def compare_repeats(
@@ -401,7 +405,7 @@ def compare_blocks(result: WhatIf) -> Differences:
         for name, new in figures.items():
             old = baseline_figures[name]
             differences[name] = None if new is None or old is None else Difference.from_draws(new, old)
-        for name, counted in (("mean_wait_s", None), ("mean_wait_large_s", run.gpus > 8)):
+        for name, counted in (("mean_wait_s", None), ("mean_wait_large_s", run.size_class > 0)):
             if over is not None and differences[name] is not None:
                 differences[name] = mean_wait_difference(run, baseline, counted)
         return ComparedReplay(label=run.label, figures=figures, differences=differences)
@@ -461,12 +465,13 @@ class CheckedOrder(StrEnum):
 class Ratios:
     """Waits under an order, relative to the site's own order.
 
-    ``large`` is the mean wait of large jobs, NaN where there are none.
+    ``large`` is the mean wait of jobs of a node and more, ``by_size`` that of each size class; NaN without such jobs.
     """
 
     mean: float
     longest: float
     large: float
+    by_size: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,12 +568,15 @@ class OrderCheck:
             (CheckedOrder.PREDICTIONS, "Predictions (qssf)"),
             (CheckedOrder.SIZE, "Size, equally aged"),
         ):
-            longest, large = (
-                geometric_mean([getattr(ratios, key) for ratios in self.ratios[order]]) for key in ("longest", "large")
-            )
-            waits = f"mean wait {self.beside_own(order)}, longest x {longest:.2f}"
-            waits += f", mean of large jobs x {large:.2f}" if isfinite(large) else ""
-            sentences.append(f"{name}: {waits} of the site's own order.")
+            found = self.ratios[order]
+            by_size = {
+                SIZE_NAMES[size]: geometric_mean([ratios.by_size.get(size, float("nan")) for ratios in found])
+                for size in SIZE_CLASSES
+            }
+            sizes = ", ".join(f"{size} x {ratio:.2f}" for size, ratio in by_size.items() if isfinite(ratio))
+            longest = geometric_mean([ratios.longest for ratios in found])
+            waits = f"mean wait {self.beside_own(order)} of the site's own order{f'; {sizes}' if sizes else ''}"
+            sentences.append(f"{name}: {waits}; longest wait x {longest:.2f}.")
         sentences.append(
             f"Over {self.draws} draws of {first:%Y-%m-%d} to {last:%Y-%m-%d}, {DRAW_METHODS[self.over]}; "
             "geometric means, 95 % intervals in brackets; less than 10 % is called chance. The site's own order: "
@@ -624,7 +632,8 @@ def _mean_wait_sentences(chosen: Run, result: WhatIf, differences: Differences) 
         sentences.append(f"The mean wait: no difference that chance does not explain, {_interval(waits.difference)}.")
     if differences.repeats:
         sentences.append(
-            "The longest wait and that of large jobs are means over the repeats, too, the rest is of one replay."
+            "The longest wait and that of jobs of a node and more are means over the repeats, too, the rest is of one "
+            "replay."
         )
     return sentences
 
@@ -643,29 +652,21 @@ def _small_gain_sentence(baseline: Run) -> list[str]:
 
 
 def _size_sentences(chosen: Run, result: WhatIf, differences: Differences) -> list[str]:
-    """Name every size of job that waits longer.
+    """Name the sizes of job that wait longer.
 
-    Large jobs, which usually do, are mentioned whenever their wait differs at all.
+    Jobs of a node and more are compared as in the table of differences, smaller ones in the one replay.
     """
-    sizes = {size: _compare_size(size, chosen, result, differences) for size in reversed(SIZE_CLASSES)}
-    sentences = [
-        f"{SIZE_NAMES[size]} pay: {_size_sentence(size, waits, result)}"
-        for size, waits in sizes.items()
-        if waits is not None and waits.differs and waits.is_longer
+    compared = (
+        ("Jobs of a node and more", _compare_waits(chosen, result, differences, "mean_wait_large_s")),
+        ("Jobs below a node", _compare_small(chosen, result)),
+    )
+    return [
+        f"{name} pay: {waits.in_words} on average."
+        if waits.differs
+        else f"{name}: no difference that chance does not explain; {waits.in_words}."
+        for name, waits in compared
+        if waits is not None and waits.is_longer and waits.is_noticed
     ]
-    large = sizes[SIZE_CLASSES[-1]]
-    if large is None:
-        return sentences
-    sentence = _size_sentence(SIZE_CLASSES[-1], large, result)
-    if not large.differs and large.is_noticed:
-        return [f"{SIZE_NAMES[SIZE_CLASSES[-1]]}: no difference that chance does not explain; {sentence}", *sentences]
-    return sentences if sentences or not large.differs else [f"{SIZE_NAMES[SIZE_CLASSES[-1]]} gain too: {sentence}"]
-
-
-def _size_sentence(size: str, waits: WaitComparison, result: WhatIf) -> str:
-    new, _, old = waits.in_words.partition(" instead of ")
-    both = f"{new} on average instead of {old}" if old else f"{new} on average"
-    return f"{SIZE_PHRASES[size].format(unit=result.unit)} would have waited {both}."
 
 
 def _user_sentence(proposed: Run, result: WhatIf) -> list[str]:
@@ -685,8 +686,12 @@ def _user_sentence(proposed: Run, result: WhatIf) -> list[str]:
 
 
 def _longest_wait_sentence(chosen: Run, result: WhatIf, differences: Differences) -> list[str]:
+    """Compare the longest waits over repeats.
+
+    That of one replay stands beside the sizes.
+    """
     waits = _compare_waits(chosen, result, differences, "max_wait_s")
-    if waits is None or not waits.is_noticed:
+    if waits is None or not waits.is_noticed or not differences.repeats:
         return []
     old, new = duration_in_words(waits.old_s), duration_in_words(waits.new_s)
     if not waits.differs:
@@ -741,18 +746,13 @@ def _compare_waits(run: Run, result: WhatIf, differences: Differences, name: str
     return WaitComparison(new_s=new_s, old_s=old_s, difference=difference)
 
 
-def _compare_size(size: str, chosen: Run, result: WhatIf, differences: Differences) -> WaitComparison | None:
-    """Compare the mean wait of a size with the baseline's.
-
-    Large jobs are compared as in the table of differences, other sizes in the one replay.
-    """
-    if size == SIZE_CLASSES[-1]:
-        return _compare_waits(chosen, result, differences, "mean_wait_large_s")
-    new_s = chosen.summary.mean_wait_s_by_size[size]
-    old_s = result.baseline.summary.mean_wait_s_by_size[size]
-    difference = mean_wait_difference(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))
-    if new_s is None or old_s is None or difference is None:
+def _compare_small(chosen: Run, result: WhatIf) -> WaitComparison | None:
+    """Compare the mean wait of jobs below a node in the one replay."""
+    small = chosen.size_class == 0
+    difference = mean_wait_difference(chosen, result.baseline, small)
+    if difference is None:
         return None
+    new_s, old_s = (float(run.wait_s[small].mean()) for run in (chosen, result.baseline))
     return WaitComparison(new_s=new_s, old_s=old_s, difference=difference)
 
 

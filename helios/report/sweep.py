@@ -176,7 +176,7 @@ def sweep_tables(found: Sweep) -> RenderableType:
 
 
 def _group_table(group: Group, found: Sweep) -> RenderableType:
-    table = plain_table("Replayed", "Mean wait", "vs today", "p99", "Longest", "Mean, >8")
+    table = plain_table("Replayed", "Mean wait", "vs today", "p99", "Longest", CRITERIA["mean_wait_large_s"])
     for row in sorted(group.rows, key=lambda row: (row.is_oracle, not row.figures)):
         label = escape(f"{row.label} (today)" if row.is_today else row.label)
         if not row.figures:

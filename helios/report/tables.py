@@ -20,8 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.errors import NotEnoughHistory
-from helios.metrics.queue import SIZE_CLASSES
 from helios.metrics.statistics import rank_correlation
+from helios.model import SIZE_CLASSES, SIZE_HEADS
 from helios.model.frames import plain
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Difference, Differences, explanation, format_signed, headline
@@ -75,7 +75,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"
     heads = ["Replayed", "Mean wait", "Longest"]
-    heads += [against, "p99", f"1 {result.unit}", "2-8", ">8"] if width >= MIDDLE else []
+    heads += [against, "p99", *SIZE_HEADS.values()] if width >= MIDDLE else []
     table = plain_table(*heads)
     for name in ("Median", "JCT", "Slowdown", "Used", "Queued") if width >= WIDE else ():
         table.add_column(name, justify="right")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.queue import QueueSummary
-from helios.units import best_unit, count_in_words, duration_in_words
+from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, size_class
+from helios.units import best_unit, change, count_in_words, duration_in_words
 
 if TYPE_CHECKING:  # order_check imports what compares these results
     from helios.report.significance import OrderCheck
@@ -48,6 +49,8 @@ class Run:
         Wait beyond which a job went first, at the end of the replay, s. None where there was no bound.
     unit : str
         ``GPU`` or ``CPU``: of what the sizes of jobs are.
+    node : int, or int64 array of shape (jobs,)
+        GPUs of a node, as in :func:`helios.model.size_class`.
     summary : QueueSummary
     submitted_s, started_s, ended_s, wait_s, gpus, users : arrays of shape (jobs,)
         Each job's own figures; ``users`` are codes, -1 unknown.
@@ -67,6 +70,12 @@ class Run:
     options: Mapping[str, float | None] = field(default_factory=dict)
     bound_s: int | None = None
     unit: str = "GPU"
+    node: NodeSizes = UNKNOWN_NODE
+
+    @property
+    def size_class(self) -> NDArray[np.int64]:
+        """Size class of each job, an index into ``SIZE_CLASSES``."""
+        return size_class(self.gpus, self.node)
 
     @property
     def label(self) -> str:
@@ -284,6 +293,42 @@ SAME_S = 1.0
 LOSERS, GAINERS = 10, 5
 """Users and jobs that a page names: those who wait longer most, and those who gain most."""
 HOUR_S = 3_600
+
+
+class SizedWaits(Protocol):
+    """Waits of one replay or record, as ``QueueSummary`` has them."""
+
+    @property
+    def mean_wait_s_by_size(self) -> Mapping[str, float | None]:
+        """Mean wait of each of ``SIZE_CLASSES``.
+
+        None without such a job.
+        """
+        ...
+
+    @property
+    def max_wait_s(self) -> float:
+        """Longest wait."""
+        ...
+
+
+def compare_sizes(before: SizedWaits, after: SizedWaits) -> str:
+    """Compare the waits of each size of job, and the longest.
+
+    It stands wherever a gain in the mean wait is told of, because a mean hides who pays for it.
+    """
+    old, new = before.mean_wait_s_by_size, after.mean_wait_s_by_size
+    sizes = [
+        f"{name} {_instead(old_s, new_s)}"
+        for size, name in SIZE_NAMES.items()
+        if (old_s := old[size]) is not None and (new_s := new[size]) is not None
+    ]
+    return f"Mean wait by size: {'; '.join(sizes)}. Longest wait: {_instead(before.max_wait_s, after.max_wait_s)}."
+
+
+def _instead(old_s: float, new_s: float) -> str:
+    old, new = duration_in_words(old_s), duration_in_words(new_s)
+    return f"{new} instead of {old} ({change(new_s, old_s)})" if new != old and old_s else f"{new}, as before"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

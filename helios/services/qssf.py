@@ -20,14 +20,11 @@ from numpy.typing import NDArray
 
 from helios.actions import Place, Ranking, Reorder
 from helios.jit import cached_jit, inline_jit
-from helios.model import Snapshot
+from helios.model import Snapshot, is_large
 from helios.ports import HORIZON_S, ChangeRequests, Columns
 from helios.units import count_in_words, gpu_time, rounded_duration
 
 # Queue orders, each one formula, shared by the live service and by replays.
-
-LARGE_GPUS = 8
-"""Number of GPUs above which a job is large, since it needs more than one whole node of the usual size."""
 
 
 def shortest_service_first(
@@ -54,14 +51,16 @@ def shortest_service_first(
     return gpus * run_time_s
 
 
-def divide_large_jobs(order: Callable[..., NDArray[np.float64]], divisor: float) -> Callable[..., NDArray[np.float64]]:
-    """Return an order in which the key of jobs above ``LARGE_GPUS`` is divided."""
+def divide_large_jobs(
+    order: Callable[..., NDArray[np.float64]], divisor: float, *, node: int
+) -> Callable[..., NDArray[np.float64]]:
+    """Return an order that divides the keys of large jobs."""
 
     def divided(
         *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         keys = order(submitted_s=submitted_s, gpus=gpus, run_time_s=run_time_s)
-        return np.where(gpus > LARGE_GPUS, keys / divisor, keys)
+        return np.where(is_large(gpus, node), keys / divisor, keys)
 
     return divided
 
@@ -151,13 +150,12 @@ LEAST_SERVICE = 1e-3
 """Service below which jobs are equal in the paper's order, GPU seconds."""
 UNKNOWN_LONGEST_S = 86_400.0
 """Longest wait of the site's own order that is assumed while it is not known, s."""
-LEAST_TAU_S = 3_600.0
-"""Shortest ageing time, s."""
+TAUS_IN_LEAST = 3.0
+"""Shortest ageing times in ``least_s``: 1 h in 3 h, and less in an experiment that is shorter than life."""
 LONGEST_US = 9e15
 """Longest finite wait bound, 285 years, as microseconds since 1970 fit into 64 bits."""
-_HOUR_US = 3_600_000_000
-REBASE_HOURS = (1, 2, 3, 4, 6, 8, 12, 24)
-"""Possible times between two reference moments, h; each divides a day."""
+REBASE_S = (10, 60, 600, *(3_600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 24)))
+"""Possible times between two reference moments, s; each divides a day."""
 TAUS_BETWEEN = 4.0
 """Most ageing times between two reference moments, so that ages fit into the scale of urgencies."""
 PROPORTION = 2.0**-11
@@ -192,14 +190,15 @@ class QssfOptions:
     wait_share : float
         The ageing time, as a share of the longest wait that the site's own order would have caused in the last four
         weeks. A job that has waited this long is as urgent as a new one with 1/e of its service. 0.25 protects long
-        waits more, 1 shortens the mean more. The ageing time is at least 1 h.
+        waits more, 1 shortens the mean more. The ageing time is at least a third of ``least_s``.
     bound_share : float
         A job that has waited longer than this share of the same longest wait goes first. 0: none does.
     least_s : float
-        Least waiting time before a job goes first because of ``bound_share``, s.
+        Least waiting time before a job goes first because of ``bound_share``, s. In an experiment that is shorter than
+        life it is as much shorter.
     large_divisor : float
-        The service of jobs above 8 GPUs is divided by this, so that large jobs do not wait longer for the others' sake.
-        1: it is not divided.
+        The service of jobs of a node or more is divided by this, so that they do not wait longer for the others' sake.
+        1: it is not divided. It has no effect on ``order = "service"``, the paper's rule.
     promote_after_s : float
         Waiting time after which a job goes first, s, in place of ``bound_share``. 0: ``bound_share``; inf: never.
     levels : int
@@ -212,7 +211,7 @@ class QssfOptions:
     wait_share: float = 0.5
     bound_share: float = 0.9
     least_s: float = 10_800.0
-    large_divisor: float = 1.0
+    large_divisor: float = 4.0
     promote_after_s: float = 0.0
     levels: int = 9
 
@@ -241,10 +240,10 @@ class Qssf:
     predictions are no better than the size of a job, all jobs count as 2.8 hours long, so that size orders. Jobs that
     are excluded, or cannot start yet (a dependency, a begin time), are left out.
 
-    ``tau`` is ``max(1 h, wait_share x longest)``, with the longest wait that the site's own order would have caused in
-    the last four weeks (:mod:`helios.app.own_order`), or 24 h while that is not known. The reference moment is the same
-    for all jobs and follows from the time alone: the middle of the present period of at most 4 tau and at most a day.
-    All urgencies shift when a new period begins.
+    ``tau`` is ``max(least_s / 3, wait_share x longest)``, with the longest wait that the site's own order would have
+    caused in the last four weeks (:mod:`helios.app.own_order`), or 24 h while that is not known. The reference moment
+    is the same for all jobs and follows from the time alone: the middle of the present period of at most 4 tau and at
+    most a day. All urgencies shift when a new period begins.
 
     Notes
     -----
@@ -287,6 +286,7 @@ class Qssf:
         self.every = timedelta(seconds=options.every_s)
         self._ages = options.order != OrderRule.SERVICE
         self._run_time = "truncated_mean_s" if self._ages else "p50_s"
+        self._divisor = options.large_divisor if self._ages else 1.0
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition with jobs that may be changed."""
@@ -307,9 +307,8 @@ class Qssf:
         See :class:`helios.ports.JobwiseService`.
         """
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
-        longest_s = self._longest_s(jobs, len(eligible_us))
-        bound_us = self._bound_us(longest_s)
-        key, aged_us, reference_us, same_until_us = self._keys(jobs, longest_s, now_us)
+        tau_s, bound_us = self._times(jobs, len(eligible_us))
+        key, aged_us, reference_us, same_until_us = self._keys(jobs, tau_s, now_us)
         urgency, until_us = np.empty(len(key)), np.empty(len(key), dtype=np.int64)
         times = (now_us, bound_us, reference_us, same_until_us)
         # An unknown time is the smallest integer, so its wait overflows to a negative one.
@@ -324,51 +323,45 @@ class Qssf:
         """Return the reason for each job's place."""
         jobs = snapshot.pending_values
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
-        longest_s = self._longest_s(jobs, len(urgency))
-        bound_us = self._bound_us(longest_s)
-        tau_s = self._tau_s(longest_s) if self._ages else math.inf
+        tau_s, bound_us = self._times(jobs, len(urgency))
         columns = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
+        large = [False] * len(rows)
+        if self._divisor != 1:
+            large = is_large(jobs("gpus"), jobs("node_gpus"))[rows].tolist()
         promoted = (urgency[rows] == PROMOTED).tolist()
-        describe = partial(
-            _describe_service,
-            divisor=self.options.large_divisor,
-            ages=self._ages,
-            sizes=self._size_orders(jobs, len(urgency)),
-        )
+        describe = partial(_describe_service, ages=self._ages, sizes=self._size_orders(jobs, len(urgency)))
         reasons = []
-        for goes_first, wait_s, *expected in zip(promoted, waited_s.tolist(), *columns, strict=True):
-            waited = f"waited {rounded_duration(wait_s)}"
+        for goes_first, wait_s, is_divided, *expected in zip(promoted, waited_s.tolist(), large, *columns, strict=True):
+            waited, service = (
+                f"waited {rounded_duration(wait_s)}",
+                describe(*expected, self._divisor if is_divided else 1.0),
+            )
             if goes_first:
-                reasons.append(f"{waited}, long enough to go first; {describe(*expected)}")
+                reasons.append(f"{waited}, long enough to go first; {service}")
                 continue
             if math.isfinite(tau_s):
                 waited += f", which counts as 1/{math.exp(min(max(wait_s, 0) / tau_s, 20)):,.1f} of that"
             if bound_us < LONGEST_US:
                 waited += f", goes first after {rounded_duration(bound_us / 1e6)}"
-            reasons.append(f"{describe(*expected)}; {waited}")
+            reasons.append(f"{service}; {waited}")
         return reasons
 
-    def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
+    def _times(self, jobs: Columns, n_jobs: int) -> tuple[float, int]:
+        """Return the ageing time, s, and the wait after which a job goes first, µs."""
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
-        return UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
+        longest_s = UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
+        bound_s, share, least_s = self.options.promote_after_s, self.options.bound_share, self.options.least_s
+        if not bound_s:
+            bound_s = max(least_s, share * longest_s) if share else math.inf
+        tau_s = max(least_s / TAUS_IN_LEAST, self.options.wait_share * longest_s)
+        return tau_s if self._ages else math.inf, int(min(bound_s * 1e6, LONGEST_US))
 
     def _size_orders(self, jobs: Columns, n_jobs: int) -> bool:
         if self.options.order == OrderRule.QSSF and n_jobs:
             return bool(jobs("size_orders")[0])  # the same for all
         return self.options.order == OrderRule.SIZE
 
-    def _tau_s(self, longest_s: float) -> float:
-        return max(LEAST_TAU_S, self.options.wait_share * longest_s)
-
-    def _bound_us(self, longest_s: float) -> int:
-        """Return the wait after which a job goes first, µs."""
-        bound_s = self.options.promote_after_s
-        if not bound_s:
-            share = self.options.bound_share
-            bound_s = max(self.options.least_s, share * longest_s) if share else math.inf
-        return int(min(bound_s * 1e6, LONGEST_US))
-
-    def _keys(self, jobs: Columns, longest_s: float, now_us: int) -> tuple[NDArray[np.float64], float, int, int]:
+    def _keys(self, jobs: Columns, tau_s: float, now_us: int) -> tuple[NDArray[np.float64], float, int, int]:
         """Return the keys without ageing, and how they age.
 
         The latter are the ageing time (0: they do not age), the reference moment, and the end of its period, µs.
@@ -376,12 +369,11 @@ class Qssf:
         gpus = jobs("gpus")
         run_time_s = NEUTRAL_GPU_S if self._size_orders(jobs, len(gpus)) else jobs(self._run_time)
         service = run_time_s * np.maximum(gpus, 1)
-        if self.options.large_divisor != 1:
-            service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
+        if self._divisor != 1:
+            service = np.where(is_large(gpus, jobs("node_gpus")), service / self._divisor, service)
         if not self._ages:
             return np.log(np.maximum(service, LEAST_SERVICE)), 0.0, 0, int(LONGEST_US)
         key = np.log(np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0))
-        tau_s = self._tau_s(longest_s)
         return key, 1e6 * tau_s, *_reference(now_us, tau_s)
 
 
@@ -426,8 +418,8 @@ def _fill_urgencies(  # noqa: PLR0917 - numba kernels are called by position
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
     """Return the reference moment at a time, and the end of its period, µs."""
-    most_hours = max(TAUS_BETWEEN * tau_s / 3_600, 1)
-    period_us = max(hours for hours in REBASE_HOURS if hours <= most_hours) * _HOUR_US
+    most_s = max(TAUS_BETWEEN * tau_s, REBASE_S[0])
+    period_us = max(each_s for each_s in REBASE_S if each_s <= most_s) * 1_000_000
     begin_us = now_us - now_us % period_us
     return begin_us + period_us // 2, begin_us + period_us
 
@@ -471,9 +463,9 @@ def _on_grid(urgency: float, previous: float, levels: int) -> float:
 
 @lru_cache(maxsize=65_536)
 def _describe_service(
-    gpus: int, p10_s: float, run_time_s: float, p90_s: float, *, divisor: float, ages: bool, sizes: bool
+    gpus: int, p10_s: float, run_time_s: float, p90_s: float, divisor: float, *, ages: bool, sizes: bool
 ) -> str:
-    divided = f", of which a large job counts 1/{divisor:g}" if divisor != 1 and gpus > LARGE_GPUS else ""
+    divided = f", of which a job of a node or more counts 1/{divisor:g}" if divisor != 1 else ""
     if sizes:
         return f"{count_in_words(gpus, 'GPU')}{divided}, size alone orders"
     if math.isnan(run_time_s):

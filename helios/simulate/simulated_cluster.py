@@ -273,7 +273,11 @@ class SimulatedCluster(ABC):
 
     def rows(self, jobs: Jobs, predictions: Predictions | None) -> MomentRows:
         """Return the rows of pending ``jobs``, given by position, as of now."""
-        own = {**self._settings(jobs), **predicted_columns(jobs, predictions)}
+        own = {
+            **self._settings(jobs),
+            **predicted_columns(jobs, predictions),
+            "node_gpus": lambda: self._view.node_gpus[jobs],
+        }
         return MomentRows(facts=self._view.facts, rows=jobs, own=own)
 
     # Changes.

@@ -25,6 +25,7 @@ from helios.model import (
     JobState,
     PowerSettings,
     Snapshot,
+    largest_nodes,
     plain_values,
     with_sizes_requested,
 )
@@ -232,12 +233,18 @@ class SnapshotBuilder:
         Columns of ``QUEUE``: each job of the workload as it is while it is pending and unchanged.
     nodes : DataFrame
         Columns of ``NODE_STATES``: each node while it is idle.
+
+    Attributes
+    ----------
+    node_gpus : int64 array of shape (n_jobs,)
+        GPUs of the largest node that each job may run on, 8 where not known.
     """
 
     def __init__(self, queue: pd.DataFrame, nodes: pd.DataFrame) -> None:
         self.facts = FixedColumns(QUEUE, queue)
         self.names: list[str] = nodes["name"].tolist()
         self._nodes = FixedColumns(NODE_STATES, nodes)
+        self.node_gpus = largest_nodes(plain_values(queue["partition"]), nodes)
         self._rows = np.arange(len(nodes))
 
     def running(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -94,6 +95,14 @@ class Waits:
         )
 
 
+class Arriving(Protocol):
+    """Jobs that arrive, and what came before them."""
+
+    def arrivals(self) -> list[Arrival]: ...
+
+    def history(self, now: datetime) -> pd.DataFrame: ...
+
+
 class Stretch:
     """The stretch, who submits it, and what came before it."""
 
@@ -145,7 +154,7 @@ class Stretch:
         )
 
 
-def replay(stretch: Stretch, rigs: Sequence[Rig]) -> None:
+def replay(stretch: Arriving, rigs: Sequence[Rig]) -> None:
     """Submit every arrival to all clusters at its time, and wait until every job is over."""
     began = time.monotonic()
     for arrival in stretch.arrivals():
@@ -158,17 +167,17 @@ def replay(stretch: Stretch, rigs: Sequence[Rig]) -> None:
         rig.until(lambda rig=rig: not rig.lines("squeue", "-h", "-o", "%i"))
 
 
-def waits(rig: Rig, name: str) -> Waits:
-    """Return how long the replayed jobs waited, from the accounting."""
+def waits(rig: Rig, name: str, *, jobs: int = JOBS_REPLAYED) -> Waits:
+    """Return how long the replayed jobs waited, from the accounting, in the order of their ids."""
     fields = "JobIDRaw,State,Submit,Start"
     asked = ("sacct", "--allusers", "-X", "-n", "-P", "--name=replayed", "-S", "now-1hour", f"--format={fields}")
-    rig.until(lambda: len([row for row in rig.lines(*asked) if "|COMPLETED|" in row]) >= JOBS_REPLAYED)
-    rows = [row.split("|") for row in rig.lines(*asked)]
+    rig.until(lambda: len([row for row in rig.lines(*asked) if "|COMPLETED|" in row]) >= jobs)
+    rows = sorted((row.split("|") for row in rig.lines(*asked)), key=lambda row: int(row[0]))
     return Waits(name=name, waits_s=tuple((_moment(row[3]) - _moment(row[2])).total_seconds() for row in rows))
 
 
 @contextmanager
-def helped(rig: Rig, stretch: Stretch, folder: Path) -> Iterator[None]:
+def helped(rig: Rig, stretch: Arriving, folder: Path, *, configuration: str = CONFIGURATION) -> Iterator[None]:
     """Run ``helios daemon`` on a cluster, qssf active, with a history; at the end stop it and see that it ends well."""
     environment = rig.environment | {
         "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
@@ -176,7 +185,7 @@ def helped(rig: Rig, stretch: Stretch, folder: Path) -> Iterator[None]:
         "HELIOS_REPORT_FOLDER": str(folder / "reports"),
         "HELIOS_CONFIG": str(folder / "helios.toml"),
     }
-    (folder / "helios.toml").write_text(CONFIGURATION)
+    (folder / "helios.toml").write_text(configuration)
     _remember(folder, stretch, rig.name)
     for words in (["model", "train"], ["trace", "sync"], ["mode", "qssf", "active", "--reason", "a replay"]):
         done = run_command(words, folder=folder, environment=environment)
@@ -197,7 +206,7 @@ def helped(rig: Rig, stretch: Stretch, folder: Path) -> Iterator[None]:
     assert code == 0, (folder / "daemon.log").read_text()
 
 
-def _remember(folder: Path, stretch: Stretch, cluster: str) -> None:
+def _remember(folder: Path, stretch: Arriving, cluster: str) -> None:
     jobs = stretch.history(datetime.now(UTC))
     batch = Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0)
     with Warehouse.open(f"sqlite:///{folder / 'helios.db'}") as warehouse:

@@ -4,18 +4,19 @@ import statistics
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.metrics.queue import (
-    SIZE_CLASSES,
     QueueSummary,
     bounded_slowdown,
     mean_level_over_time,
     standard_error_of_mean,
     summarize_queue,
 )
+from helios.model import SIZE_CLASSES, is_large, largest_nodes, size_class
 
 JOB = st.tuples(st.integers(0, 500), st.integers(0, 300), st.integers(0, 200), st.integers(1, 40))
 JOBS = st.lists(JOB, min_size=1, max_size=40)
@@ -30,6 +31,7 @@ def summary_of(jobs: list[tuple[int, int, int, int]], total_gpus: int = 64) -> Q
         run_time_s=ran,
         gpus=gpus.astype(np.int32),
         total_gpus=total_gpus,
+        node=8,
     )
 
 
@@ -47,12 +49,30 @@ def test_waits_are_what_they_are_by_hand(jobs: list[tuple[int, int, int, int]]) 
 @given(JOBS)
 def test_waits_by_size_are_those_of_the_jobs_of_that_size(jobs: list[tuple[int, int, int, int]]) -> None:
     summary = summary_of(jobs)
-    inside = {"1": lambda g: g == 1, "2-8": lambda g: 2 <= g <= 8, ">8": lambda g: g > 8}
+    inside = {"below_node": lambda g: g < 8, "one_node": lambda g: g == 8, "more_nodes": lambda g: g > 8}
     for name in SIZE_CLASSES:
         waits = [job[1] for job in jobs if inside[name](job[3])]
         expected = pytest.approx(statistics.fmean(waits)) if waits else None
         assert summary.mean_wait_s_by_size[name] == expected
         assert summary.jobs_by_size[name] == len(waits)
+
+
+def test_whole_node_job_has_a_class_on_any_node() -> None:
+    gpus = np.array([3, 4, 8, 9])
+    assert size_class(gpus, 4).tolist() == [0, 1, 2, 2]
+    assert size_class(gpus, 0).tolist() == [0, 0, 1, 2]
+    assert size_class(gpus, np.array([8, 4, 16, 0])).tolist() == [0, 1, 0, 2]
+
+
+def test_large_is_a_node_and_more_but_never_one_gpu() -> None:
+    assert is_large(np.array([7, 8, 9]), 8).tolist() == [False, True, True]
+    assert is_large(np.array([1, 2]), 1).tolist() == [False, True]
+
+
+def test_node_of_a_job_is_the_largest_of_its_partitions() -> None:
+    nodes = pd.DataFrame({"partitions": ["a", "a,b", "c", "d", None], "gpus": [4, 8, 4, 0, 16]})
+    partitions = np.array(["a", "b,c", "c", "d", np.nan], dtype=object)
+    assert largest_nodes(partitions, nodes).tolist() == [8, 8, 4, 8, 8]
 
 
 @given(JOBS)

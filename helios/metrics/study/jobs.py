@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.queue import SIZE_CLASSES, size_class
 from helios.metrics.statistics import mean_interval, rank_correlation
 from helios.metrics.study.blocks import Estimate, Finding, local_edges, mean_levels, unknown_finding
+from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.history import (
     COMPLETED,
     FAILED,
@@ -29,6 +29,7 @@ from helios.metrics.study.history import (
     share,
 )
 from helios.metrics.study.trials import find_trials, last_alike, next_alike
+from helios.model import SIZE_CLASSES, size_class
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
 LONG_FAILURE_S = HOUR_S
@@ -265,7 +266,7 @@ def gini(values: Floats) -> float:
     return float(np.sum((2 * np.arange(1, n + 1) - n - 1) * ordered) / (n * ordered.sum()))
 
 
-def who_waits(history: StudyHistory) -> Finding:
+def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
     """Return how large a share of their JCT short jobs wait.
 
     It is the median over the shorter half of the jobs.
@@ -276,7 +277,8 @@ def who_waits(history: StudyHistory) -> Finding:
     wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
     spent, submitted_s = wait_s / (wait_s + run_time_s), history.submitted_s[chosen]
     short = run_time_s <= np.median(run_time_s)
-    sizes = size_class(history.size[chosen].astype(np.int32))
+    node = np.array(capacity.units_per_node or [0] * len(capacity.pools), dtype=np.int64)
+    sizes = size_class(history.size[chosen], np.append(node, 0)[capacity.pools_of(history)[chosen]])
     waited = float(wait_s.sum())
     by_size = {
         name: {

@@ -17,8 +17,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import Result
+from helios.metrics.queue import mean_by_size
 from helios.model import DECISIONS, Mode
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
+from helios.report.whatif import compare_sizes
 from helios.units import duration_in_words
 
 CONTROL = "helios"
@@ -250,6 +252,8 @@ class ShadowWaits:
     ----------
     jobs, queued_jobs : int
     mean_wait_s, median_wait_s, p99_wait_s, max_wait_s : float
+    mean_wait_s_by_size : dict of float or None
+        For each of :data:`helios.model.SIZE_CLASSES`.
     """
 
     jobs: int
@@ -257,17 +261,22 @@ class ShadowWaits:
     median_wait_s: float
     p99_wait_s: float
     max_wait_s: float
+    mean_wait_s_by_size: dict[str, float | None]
     queued_jobs: int
 
     @classmethod
-    def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> ShadowWaits:
-        """Summarize the waits of at least one job, in s."""
+    def of(cls, waited_s: NDArray[Any], classes: NDArray[np.int64]) -> ShadowWaits:
+        """Summarize the waits of at least one job, in s.
+
+        ``classes`` are the size classes of the jobs.
+        """
         return cls(
             jobs=len(waited_s),
             mean_wait_s=float(np.mean(waited_s)),
             median_wait_s=float(np.median(waited_s)),
             p99_wait_s=float(np.percentile(waited_s, 99)),
             max_wait_s=float(np.max(waited_s)),
+            mean_wait_s_by_size=mean_by_size(waited_s, classes),
             queued_jobs=int(np.count_nonzero(waited_s > 0)),
         )
 
@@ -430,7 +439,4 @@ def _sentences(day: ShadowDay) -> Iterator[str]:
             f"In the replay the mean wait {'falls' if new < old else 'grows'} from {duration_in_words(old)} to "
             f"{duration_in_words(new)}; jobs that start earlier: {day.earlier:,}, later: {day.later:,}."
         )
-    longest, would = day.without.max_wait_s, day.with_decisions.max_wait_s
-    if abs(would - longest) > max(SAME * longest, MOVED_S):
-        verb = "falls" if would < longest else "grows"
-        yield f"The longest wait {verb} from {duration_in_words(longest)} to {duration_in_words(would)}."
+    yield compare_sizes(day.without, day.with_decisions)

@@ -12,7 +12,7 @@ from helios.model import Mode, in_submission_order
 from helios.services.qssf import Qssf
 from helios.services.soft_limits import SoftLimits
 from helios.slurm.hook_table import HookRow
-from helios.testing import NOON
+from helios.testing import NOON, a_node, a_snapshot
 from tests.builders import a_job, jobs_frame
 
 ACTIVE = ServiceMode(mode=Mode.ACTIVE)
@@ -138,3 +138,14 @@ def test_a_new_job_is_placed_as_the_next_cycle_will_place_it() -> None:
         for wait_s in (43_200.0, 864_000.0)
     )
     assert short != long
+
+
+def test_whole_node_job_is_placed_by_the_nodes_of_the_last_cycle() -> None:
+    knowledge = history({"user": "alice", "gpus": 4})
+    small, whole = (
+        found(
+            rows_of(knowledge, of_cluster={"nodes": a_snapshot(nodes=[a_node(gpus=gpus)]).nodes}), user="alice", gpus=4
+        )
+        for gpus in (8, 4)
+    )
+    assert whole.site_factor > small.site_factor

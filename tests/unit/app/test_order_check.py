@@ -18,8 +18,10 @@ from tests.builders import a_job, jobs_frame
 START = pd.Timestamp("2020-01-01", tz="UTC")
 
 
-def a_history(*, days: int = 8, every_s: int = 1_200, gpus: int | None = None, **columns: Any) -> LoadedHistory:
-    """Jobs of 1 GPU that run short, and of 16 that run long, of five users in turn."""
+def a_history(
+    *, days: int = 8, every_s: int = 1_200, gpus: int | None = None, large: int = 16, **columns: Any
+) -> LoadedHistory:
+    """Jobs of 1 GPU that run short, and of ``large`` that run long, of five users in turn."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(days * 86_400 // every_s):
@@ -28,7 +30,7 @@ def a_history(*, days: int = 8, every_s: int = 1_200, gpus: int | None = None, *
             "job_id": str(number),
             "user": f"user{number % 5}",
             "submitted_at": START + timedelta(seconds=every_s * number),
-            "gpus": gpus or (16 if is_large else 1),
+            "gpus": gpus or (large if is_large else 1),
             "run_time_s": 4_000.0 if is_large else 60.0,
             "time_limit_s": 7_200.0,
         }
@@ -86,11 +88,17 @@ def test_ratios_count_the_window_and_large_jobs_by_their_size() -> None:
         replay_scenario(CHECKED[order], setup, None, lambda *_: None).wait_s
         for order in (CheckedOrder.OWN, CheckedOrder.SIZE)
     )
-    large = counted & (setup.workload.gpus > 8)
+    large = counted & (setup.workload.gpus >= 8)
     found = draw.ratios(CHECKED[CheckedOrder.SIZE])
     assert found.mean == pytest.approx((size_s[counted].mean() + 1) / (own_s[counted].mean() + 1))
     assert found.longest == pytest.approx((size_s[counted].max() + 1) / (own_s[counted].max() + 1))
     assert found.large == pytest.approx((size_s[large].mean() + 1) / (own_s[large].mean() + 1))
+
+
+def test_whole_node_jobs_are_counted_among_the_large_ones() -> None:
+    found = DrawnWindow(a_history(large=8), REQUEST).draw(0).ratios(CHECKED[CheckedOrder.SIZE])
+    assert found.large == found.by_size["one_node"] > 0
+    assert np.isnan(found.by_size["more_nodes"])
 
 
 def test_what_earlier_jobs_left_running_delays_nobody_in_the_own_order_of_a_replay() -> None:

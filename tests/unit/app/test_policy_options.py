@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from helios.app.scenarios import (
+    AGED,
     BOUND_SHARE,
     CONTROLS,
+    LARGE_DIVISOR,
     WAIT_SHARE,
     Policy,
     Scenario,
@@ -22,6 +24,7 @@ from helios.cli.replays import live_setting
 from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import RUN_TIME
+from helios.services.qssf import Qssf
 from helios.simulate import Backfill, LongestWaits
 
 LONGEST = LongestWaits(at_s=np.array([-(2**60)]), longest_s=np.array([100_000]))
@@ -29,7 +32,7 @@ LONGEST = LongestWaits(at_s=np.array([-(2**60)]), longest_s=np.array([100_000]))
 
 def rules(policy: str, **written: Any) -> dict[str, Any]:
     plan = Scenario(policy=Policy(policy), backfill=Backfill.NONE, options=read_options(policy, written))
-    return plan.rules(LONGEST if plan.needs_own_order else None)
+    return plan.rules(LONGEST if plan.needs_own_order else None, node=8)
 
 
 def test_lengths_shares_and_divisors_are_kept_as_numbers() -> None:
@@ -81,7 +84,19 @@ def test_the_frontier_has_the_shares_with_and_without_bound_and_favour() -> None
     assert len(options) == 12
     assert {told["wait_share"] for told in options} == {0.25, 0.5, 1.0}
     assert {told["bound_share"] for told in options} == {None, BOUND_SHARE}
-    assert {told.get("large_divisor") for told in options} == {None, 4.0}
+    assert {told["large_divisor"] for told in options} == {1.0, LARGE_DIVISOR}
+
+
+def test_default_of_a_replay_is_that_of_the_live_service() -> None:
+    live = Qssf.Options()
+    assert dict(configured().options) == dict(AGED)
+    assert dict(AGED) == {name: getattr(live, name) for name in ("bound_share", "large_divisor", "wait_share")}
+
+
+def test_whole_node_jobs_count_less_by_default_in_a_replay() -> None:
+    gpus, ran_s = np.array([7, 8, 9], dtype=np.int32), np.full(3, 100.0)
+    keys = rules("qssf")["order"](submitted_s=np.zeros(3, dtype=np.int64), gpus=gpus, run_time_s=ran_s)
+    assert keys.tolist() == [700.0, 200.0, 225.0]
 
 
 def configured(**options: Any) -> Scenario:
@@ -155,14 +170,14 @@ def test_size_ages_as_qssf_does_however_it_is_asked_for() -> None:
     (patient,) = with_options([size], ["fewest_gpus.patience=12h"])
     assert (patient.wait_share, patient.bound_share) == (WAIT_SHARE, None)
     (again,) = with_options([patient], ["fewest_gpus.bound_share=1"])
-    assert dict(again.options) == {"bound_share": 1.0, "wait_share": WAIT_SHARE}
+    assert dict(again.options) == {"bound_share": 1.0, "large_divisor": LARGE_DIVISOR, "wait_share": WAIT_SHARE}
 
 
 def test_without_options_scenarios_keep_their_own() -> None:
     assert with_options(default_scenarios(), []) == default_scenarios()
     changed = with_options(default_scenarios(), ["service.wait_share=0.25"])
     assert {plan.options for plan in changed if plan.policy is Policy.SERVICE} == {
-        (("bound_share", BOUND_SHARE), ("wait_share", 0.25)),
+        (("bound_share", BOUND_SHARE), ("large_divisor", LARGE_DIVISOR), ("wait_share", 0.25)),
         (("wait_share", 0.25),),
     }
     assert [plan for plan in changed if plan.policy is not Policy.SERVICE] == [

@@ -17,6 +17,7 @@ from helios.app.history import LoadedHistory
 from helios.app.study import NodeRecords, Study, study, weekly_changes
 from helios.metrics.study import jobs as findings
 from helios.metrics.study.blocks import Blocks, local_edges
+from helios.metrics.study.capacity import find_capacity
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.trials import last_alike, next_alike
 from helios.report.study_text import compare
@@ -269,7 +270,8 @@ def test_short_half_waits_a_larger_share():
     jobs = [
         at(k, run_time_s=run, started_at=FIRST + (k + 1) * HOUR) for k, run in enumerate([3600, 3600, 72_000, 72_000])
     ]
-    found = findings.who_waits(history_of(*jobs))
+    history = history_of(*jobs)
+    found = findings.who_waits(history, find_capacity(history))
     assert found.estimate.value == 0.5
     assert found.parts["long_p50"] == pytest.approx(1 / 21)
 

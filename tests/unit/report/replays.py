@@ -24,7 +24,12 @@ def a_run(
     return Run(
         **named,
         summary=summarize_queue(
-            submitted_s=submitted, ended_s=submitted + wait + ran, run_time_s=ran, gpus=size, total_gpus=64
+            submitted_s=submitted,
+            ended_s=submitted + wait + ran,
+            run_time_s=ran,
+            gpus=size,
+            total_gpus=64,
+            node=8,
         ),
         submitted_s=submitted,
         started_s=submitted + wait,
@@ -62,10 +67,16 @@ def a_what_if(*runs: Run, **overrides: Any) -> WhatIf:
     )
 
 
-def a_check(predictions: Sequence[float], size: Sequence[float], *, own_mean_s: float = 600) -> OrderCheck:
+def a_check(
+    predictions: Sequence[float],
+    size: Sequence[float],
+    *,
+    own_mean_s: float = 600,
+    by_size: dict[str, float] | None = None,
+) -> OrderCheck:
     """A check whose draws have these ratios of mean waits to the site's own order."""
     ratios = {
-        order: [Ratios(mean=mean, longest=1.2, large=float("nan")) for mean in means]
+        order: [Ratios(mean=mean, longest=1.2, large=float("nan"), by_size=by_size or {}) for mean in means]
         for order, means in ((CheckedOrder.PREDICTIONS, predictions), (CheckedOrder.SIZE, size))
     }
     return OrderCheck(

@@ -170,7 +170,7 @@ def test_two_replays_differ_as_the_table_says() -> None:
     today, other = result.runs
     listed = compare_blocks(result).others[0].differences
     assert mean_wait_difference(other, today) == listed["mean_wait_s"]
-    assert mean_wait_difference(other, today, other.gpus > 8) == listed["mean_wait_large_s"]
+    assert mean_wait_difference(other, today, other.gpus >= 8) == listed["mean_wait_large_s"]
     assert mean_wait_difference(other, today, other.gpus > 99) is None
 
 

@@ -42,6 +42,12 @@ def test_the_decision_comes_first_with_its_figures() -> None:
     assert "each user's jobs moved by whole days" in text
 
 
+def test_sizes_and_the_longest_wait_stand_beside_the_ratio_of_the_mean() -> None:
+    ratios = {"below_node": 0.4, "one_node": 1.3, "more_nodes": float("nan")}
+    sentence = a_check(CLEARLY, LEVEL, by_size=ratios).sentences()[1]
+    assert sentence.endswith(" of the site's own order; below a node x 0.40, one node x 1.30; longest wait x 1.20.")
+
+
 def test_predictions_level_with_size_are_said_to_be() -> None:
     assert "predictions are not ahead of it beyond chance: x 1.00" in a_check(CLEARLY, CLEARLY).sentences()[0]
 
@@ -62,5 +68,5 @@ def test_where_nobody_waits_no_order_can_change_anything() -> None:
 def test_json_holds_no_nan() -> None:
     told = json.loads(json.dumps(a_check(CLEARLY, LEVEL).to_json(), allow_nan=False))
     assert told["best"] == "qssf"
-    assert told["ratios"]["fewest_gpus"][0] == {"mean": 0.98, "longest": 1.2, "large": None}
+    assert told["ratios"]["fewest_gpus"][0] == {"mean": 0.98, "longest": 1.2, "large": None, "by_size": {}}
     assert told["mean_wait_ratio"]["qssf"]["low"] < 0.51 < told["mean_wait_ratio"]["qssf"]["high"]

@@ -131,6 +131,15 @@ def test_who_gains_and_who_loses_is_told_by_size_user_and_job() -> None:
     assert "helios whatif explain" not in page  # it is not known from which options this came
 
 
+def test_waits_by_size_and_the_longest_stand_in_the_verdict_and_the_table() -> None:
+    page = the_page_with_names()
+    verdict = page[page.index('<section class="verdict">') :].partition("</section>")[0]
+    assert "Mean wait by size: below a node" in verdict
+    assert "Longest wait:" in verdict
+    for head in ("Longest", "Below a node", "One node", "More"):
+        assert f"<th>{head}</th>" in page
+
+
 def test_a_user_s_name_cannot_become_markup_in_a_what_if() -> None:
     page = the_page_with_names()
     assert "&lt;dee&gt;" in page

@@ -44,16 +44,22 @@ def test_without_waiting_nothing_is_promised() -> None:
     assert "no order of the queue can change" in said(a_run([0] * 10), qssf([0] * 10))
 
 
-def test_large_jobs_that_pay_are_named() -> None:
-    gpus = [1] * 9 + [16]
+@pytest.mark.parametrize("size", [8, 16])
+def test_large_jobs_that_pay_are_named(size: int) -> None:
+    gpus = [1] * 9 + [size]
     text = said(
         a_run([2 * HOUR] * 10, gpus=gpus), a_run([60] * 9 + [4 * HOUR], gpus=gpus, policy="qssf", run_times="predicted")
     )
-    assert "Large jobs pay: jobs above 8 GPUs would have waited 4 h on average instead of 2 h (x 2.0)" in text
+    assert "Jobs of a node and more pay: 4 h instead of 2 h (x 2.0) on average." in text
 
 
-def test_a_longest_wait_that_grows_is_named() -> None:
-    assert "longest wait grows from 2 h to 5 h" in said(a_run([2 * HOUR] * 10), qssf([60] * 9 + [5 * HOUR]))
+def test_sizes_and_the_longest_wait_stand_beside_the_gain() -> None:
+    gpus = [1] * 8 + [8, 16]
+    text = said(a_run([2 * HOUR] * 10, gpus=gpus), qssf([60] * 8 + [2 * HOUR, 5 * HOUR], gpus=gpus))
+    assert (
+        "Mean wait by size: below a node 1 min instead of 2 h (-99 %); one node 2 h, as before; "
+        "more 5 h instead of 2 h (x 2.5). Longest wait: 5 h instead of 2 h (x 2.5)." in text
+    )
 
 
 def test_what_helios_does_live_is_explained_though_another_replay_waits_shorter() -> None:
@@ -90,18 +96,13 @@ def test_an_oracle_that_gains_nothing_is_told() -> None:
 def test_every_size_that_pays_is_named() -> None:
     gpus = [1, 4, 16]
     text = said(a_run([60] * 3, gpus=gpus), qssf([HOUR, HOUR, 60], gpus=gpus))
-    assert "Middle-sized jobs pay: jobs of 2 to 8 GPUs" in text
-    assert "The smallest jobs pay: jobs of 1 GPU" in text
-    assert "jobs above 8" not in text
-
-
-def test_large_jobs_that_gain_are_named_where_nobody_pays() -> None:
-    assert "Large jobs gain too" in said(a_run([HOUR] * 2, gpus=[1, 16]), qssf([60] * 2, gpus=[1, 16]))
+    assert "Jobs below a node pay: 1 h instead of 1 min" in text
+    assert "Jobs of a node and more" not in text
 
 
 def test_a_size_that_begins_to_wait_is_told_without_a_ratio() -> None:
     text = said(a_run([0, HOUR], gpus=[16, 1]), qssf([HOUR, 0], gpus=[16, 1]))
-    assert "waited 1 h on average instead of 0 s." in text
+    assert "pay: 1 h instead of 0 s on average." in text
 
 
 def test_a_gain_made_by_one_odd_day_is_no_difference() -> None:
@@ -131,7 +132,7 @@ def test_large_jobs_that_wait_longer_by_chance_are_not_said_to_pay() -> None:
     gpus = [1, 16] * 10
     today = a_run([9 * HOUR, HOUR] * 10, gpus=gpus, every_s=DAY // 2)
     text = said(today, qssf([HOUR, HOUR] * 9 + [HOUR, 9 * HOUR], gpus=gpus, every_s=DAY // 2))
-    assert "Large jobs: no difference that chance does not explain; jobs above 8 GPUs would have waited" in text
+    assert "Jobs of a node and more: no difference that chance does not explain; 1 h 48 min instead of 1 h" in text
     assert "pay" not in text
 
 
@@ -149,7 +150,7 @@ def test_the_verdict_and_the_table_of_differences_never_disagree(seed: int) -> N
     mean, large = found["mean_wait_s"], found["mean_wait_large_s"]
     assert mean is not None and large is not None
     assert "The mean wait: no difference" not in text or mean.is_none
-    assert ("Large jobs pay" in text) == (not large.is_none and large.value > 0)
+    assert ("Jobs of a node and more pay" in text) == (not large.is_none and large.value > 0)
 
 
 def test_over_repeats_the_verdict_is_theirs() -> None:

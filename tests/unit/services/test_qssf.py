@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, _reference, shortest_service_first
-from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
+from helios.testing import NOON, FakeCluster, a_node, a_pending_job, a_snapshot, check_service
 from tests.examples import examples
 
 HOUR = timedelta(hours=1)
@@ -408,7 +408,7 @@ def test_without_a_bound_nobody_is_promoted() -> None:
 def test_the_order_is_that_of_the_formula_at_every_moment(
     jobs: list[tuple[int, int, int]], share: float, longest_h: int, later_h: int
 ) -> None:
-    """On no grid: ln(GPUs x E[min(T, 8 h)]) + submission / tau, whatever the reference moment is."""
+    """On no grid: ln(GPUs x E[min(T, 8 h)] / divisor) + submission / tau, whatever the reference moment is."""
     service = Qssf(Qssf.Options(levels=0, wait_share=share, bound_share=0.0))
     rows = [
         waiting(hours * HOUR, job_id=str(n), truncated_mean_s=float(run_s), gpus=gpus)
@@ -418,20 +418,23 @@ def test_the_order_is_that_of_the_formula_at_every_moment(
     seen = replace(a_snapshot(pending=rows, taken_at=at), longest_own_wait_s=3600.0 * longest_h)
     urgency = service.changes(seen.pending_values, at).urgency
     tau_h = max(1.0, share * longest_h)
-    keys = np.array([np.log(run_s * gpus) - hours / tau_h for run_s, gpus, hours in jobs])
+    divisor = service.options.large_divisor
+    keys = np.array(
+        [np.log(max(run_s * gpus / (divisor if gpus >= 8 else 1), 1)) - hours / tau_h for run_s, gpus, hours in jobs]
+    )
     apart = np.abs(np.subtract.outer(keys, keys)) > 1e-6
     goes_first = np.subtract.outer(urgency, urgency) > 0
     assert (goes_first == (np.subtract.outer(keys, keys) < 0))[apart].all()
 
 
 @settings(max_examples=examples(20))
-@given(seconds=st.integers(0, 3 * 86_400), tau_s=st.floats(3_600, 1e6))
+@given(seconds=st.integers(0, 3 * 86_400), tau_s=st.floats(5, 1e6))
 def test_the_reference_moment_is_the_middle_of_a_stretch_that_holds_the_time(seconds: int, tau_s: float) -> None:
     now_us = (int(NOON.timestamp()) + seconds) * 10**6
     reference_us, next_us = _reference(now_us, tau_s)
     stretch_us = 2 * (next_us - reference_us)
     assert next_us - stretch_us <= now_us < next_us
-    assert stretch_us <= max(4 * tau_s, 3_600) * 1e6
+    assert stretch_us <= max(4 * tau_s, 10) * 1e6
     assert (86_400 * 10**6) % stretch_us == 0
     assert _reference(next_us - 1, tau_s) == (reference_us, next_us)
 
@@ -450,6 +453,31 @@ def test_a_large_job_counts_less_where_large_jobs_do_not_pay() -> None:
         change(Qssf(Qssf.Options(large_divisor=divisor)), NOON, longest_s=36_000.0, **large) for divisor in (1.0, 4.0)
     )
     assert divided > plain
+
+
+@pytest.mark.parametrize(("per_node", "gains"), [(8, True), (4, True), (16, False), (0, True)])
+def test_large_jobs_are_those_of_a_node_and_more(per_node: int, gains: bool) -> None:
+    nodes = [a_node(gpus=per_node)] if per_node else []
+    seen = a_snapshot(pending=[a_pending_job(gpus=8, truncated_mean_s=3_600.0)], nodes=nodes)
+    plain, default = (
+        Qssf(Qssf.Options(**options)).decide(seen)[0].order[0] for options in ({"large_divisor": 1.0}, {})
+    )
+    assert (default.urgency > plain.urgency) is gains
+    assert ("of which a job of a node or more counts 1/4" in default.reason) is gains
+
+
+def test_shortest_ageing_time_follows_the_least_wait_before_promotion() -> None:
+    ages = {"old": timedelta(minutes=5), "new": timedelta(0)}
+    jobs = [
+        waiting(age, job_id=name, truncated_mean_s=600.0, gpus=4 if name == "old" else 1) for name, age in ages.items()
+    ]
+    seen = replace(a_snapshot(pending=jobs), longest_own_wait_s=0.0)
+
+    def first(least_s: float) -> str:
+        return Qssf(Qssf.Options(least_s=least_s, bound_share=0.9, levels=0)).decide(seen)[0].order[0].job_id
+
+    assert first(10_800.0) == "new"
+    assert first(360.0) == "old", "five minutes are long where the least wait is six"
 
 
 def test_the_reason_says_how_much_waiting_counts() -> None:

@@ -186,7 +186,7 @@ def test_a_promoted_head_is_not_delayed_by_short_jobs_that_pass():
     assert result.started_s[1] == 1_000
 
 
-def test_jobs_above_eight_gpus_count_as_a_part():
-    order = divide_large_jobs(shortest_service_first, 4.0)
+def test_jobs_of_a_node_and_more_count_as_a_part():
+    order = divide_large_jobs(shortest_service_first, 4.0, node=9)
     gpus = np.array([8, 9], dtype=np.int32)
     assert order(submitted_s=np.zeros(2, dtype=np.int64), gpus=gpus, run_time_s=np.full(2, 10.0)).tolist() == [80, 22.5]
