@@ -8,6 +8,16 @@ Bulk data travels as pandas frames with these columns; every package checks the 
 # ruff: noqa: F401 - the names are for others
 
 from helios.model.frames import TIME, Column, FrameKind, seconds_of
+from helios.model.job_sizes import (
+    SIZE_CLASSES,
+    SIZE_HEADS,
+    SIZE_NAMES,
+    UNKNOWN_NODE,
+    NodeSizes,
+    is_large,
+    largest_nodes,
+    size_class,
+)
 from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, node_pools, pool_names
 from helios.model.records import (
     APPLIED_CHANGES,
@@ -41,16 +51,4 @@ from helios.model.slurm_site import (
     Share,
     SlurmSite,
 )
-from helios.model.snapshot import (
-    QUEUE,
-    SIZE_CLASSES,
-    SIZE_HEADS,
-    SIZE_NAMES,
-    UNKNOWN_NODE,
-    NodeSizes,
-    Snapshot,
-    is_large,
-    largest_nodes,
-    plain_values,
-    size_class,
-)
+from helios.model.snapshot import QUEUE, Snapshot, plain_values

@@ -211,6 +211,8 @@ def test_the_daemon_answers_why_as_it_is_answered_without_it(site: Site) -> None
         else:
             told_without = told_without[1:]
         assert (code, told) == (code_without, told_without)
+
+
 def test_a_pause_on_a_full_disk_reverts_every_job_and_says_what_is_missing(crowded: Site) -> None:
     crowded.end()
     assert all(crowded.rig.site_factors().values())
