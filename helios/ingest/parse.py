@@ -65,11 +65,12 @@ _STATES_BY_CODE = {
     "RV": JobState.REVOKED,
     "S": JobState.SUSPENDED,
     "TO": JobState.TIMEOUT,
-    # Flags of a running job that Slurm prints in place of RUNNING while its prolog or epilog runs.
-    "CF": JobState.RUNNING,
-    "CONFIGURING": JobState.RUNNING,
-    "CG": JobState.RUNNING,
-    "COMPLETING": JobState.RUNNING,
+    # slurm.h JOB_STATE_FLAGS: what Slurm prints in place of the base state of a job that holds its nodes,
+    **dict.fromkeys(("CF", "CONFIGURING", "CG", "COMPLETING", "POWER_UP_NODE"), JobState.RUNNING),
+    **dict.fromkeys(("SI", "SIGNALING", "SO", "STAGE_OUT", "ST", "STOPPED"), JobState.RUNNING),
+    # and of one that goes back into the queue. A record with such a flag and an end is that of the run before.
+    **dict.fromkeys(("RF", "REQUEUE_FED", "RH", "REQUEUE_HOLD"), JobState.REQUEUED),
+    **dict.fromkeys(("RD", "RESV_DEL_HOLD", "SE", "SPECIAL_EXIT"), JobState.REQUEUED),
     # American spelling, used by Philly, Alibaba and people.
     "CANCELED": JobState.CANCELLED,
 }

@@ -311,10 +311,14 @@ _KNOWN = {
 _LONGEST_DELIMITER = 128
 _GUESSABLE_BYTES = 8
 """Shorter delimiters can be guessed, or found by trial."""
-_UNFINISHED = tuple(
-    state.value
-    for state in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.REQUEUED, JobState.RESIZING)
-)
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
+"""Base states of jobs that have not ended, whatever end a row has (``sacct --truncate`` prints that of the window)."""
+_FLAGS = (JobState.REQUEUED.value, JobState.RESIZING.value)
+"""States of records that have ended where they have an end.
+
+slurmdbd stores these flags in place of the base state when it closes the record of a run or of one size
+(as_mysql_job_complete() in as_mysql_job.c); slurmctld prints the same words of jobs that wait or run.
+"""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d.*|\d{9,11}|Unknown|None|N/A|", re.ASCII)
 _TIME_CUT = re.compile(r"[-0-9T: ]*|[A-Z][a-z]*", re.ASCII)
@@ -326,6 +330,7 @@ FORGEABLE = (
     "rows have a delimiter that users can write into the names of their jobs: a crafted name can forge rows of others,"
     " which cannot be told from true ones; export with a random delimiter (docs/formats.md)"
 )
+REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they have neither a start nor hours"
 NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
 
 
@@ -495,10 +500,15 @@ class _SacctTranslation(Translation):
         elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
         self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
         # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
-        over = np.ones(len(self.rows), dtype=np.bool_) if "state" not in self.jobs else ~self.is_in(_UNFINISHED)
-        start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NOT_A_TIME)
+        start, end = self._time("started_at"), self._time("ended_at")
+        over = np.ones(len(self.rows), dtype=np.bool_)
+        if "state" in self.jobs:
+            over = ~self.is_in(_UNFINISHED) & ~(self.is_in(_FLAGS) & np.isnat(end))
+        end = np.where(over, end, NOT_A_TIME)
+        revoked = self._revoked()
+        start = np.where(revoked, NOT_A_TIME, start)
         span = spans(elapsed)
-        ran = over & (elapsed > 0)
+        ran = over & (elapsed > 0) & ~revoked
         start = np.where(np.isnat(start) & ran, end - span, start)
         end = np.where(np.isnat(end) & ran, start + span, end)
         start = np.where(self._never_started(start, end), NOT_A_TIME, start)
@@ -539,6 +549,14 @@ class _SacctTranslation(Translation):
 
     def _time(self, name: str) -> Instants:
         return self.jobs[name] if name in self.jobs else np.full(len(self.rows), NOT_A_TIME)
+
+    def _revoked(self) -> Mask:
+        # slurm.h JOB_REVOKED: another cluster of the federation ran the job. Its start and end may stand here, too.
+        if "state" not in self.jobs:
+            return np.zeros(len(self.rows), dtype=np.bool_)
+        revoked = self.is_in((JobState.REVOKED.value,))
+        self.reading.tally[REVOKED] += int(revoked.sum())
+        return revoked
 
     def _never_started(self, start: Instants, end: Instants) -> Mask:
         # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end.
