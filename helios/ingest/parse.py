@@ -36,10 +36,20 @@ LONGEST_S = 100 * 365.25 * 86_400
 MICROSECONDS = "datetime64[us]"
 NOT_A_TIME = np.datetime64("NaT", "us")
 EARLIEST = np.datetime64("1970-01-01T00:00:00", "us")
+LONGEST_WAIT = np.timedelta64(3_653, "D")
+"""Ten years: no job waits and runs so long."""
 LATEST = np.datetime64("2200-01-01T00:00:00", "us")
 """Times outside are sentinel values or damage. pandas' nanosecond code and the zone files end not far beyond."""
 UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
 """Words of sacct, pandas and people for "unknown". Never applied to names of jobs, users or accounts."""
+
+_NO_TIMES = pa.concat_arrays(
+    [
+        UNKNOWN_TEXTS,
+        pa.array(["0", "0.0", "-1", "0000-00-00 00:00:00", "0000-00-00T00:00:00", "4294967294", "4294967295"]),
+    ]
+)
+"""Texts of times that are not set: 0 in slurmdbd's tables, MySQL's zero date, and slurm.h's NO_VAL and INFINITE."""
 
 # The pattern matches digits in one way only. With two ways, a field of 10^5 digits and a letter took a minute.
 _NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
@@ -168,14 +178,44 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
 
 
+EPOCH_ENDS = EARLIEST + np.timedelta64(1, "D")
+"""Times before it are the epoch in some zone, which databases and pandas write for a time that is not set."""
+EPOCH = "jobs have a time of 1970, as databases write an unknown one: it is read as unknown"
+_LATER_TIMES = ("eligible_at", "started_at", "ended_at")
+
+
+def unset_epoch(jobs: dict[str, Any]) -> dict[str, Mask]:
+    """Make times of the epoch unknown in jobs of a later time.
+
+    Returns the rows by the text of their note. Traces whose own clock begins in 1970 are left as they are.
+    """
+    given = [name for name in _LATER_TIMES if name in jobs]
+    later = jobs["submitted_at"] >= EPOCH_ENDS
+    found = {name: later & (jobs[name] < EPOCH_ENDS) for name in given}
+    latest = np.fmax.reduce([jobs[name] for name in given]) if given else jobs["submitted_at"]
+    found["submitted_at"] = ~later & (
+        (latest - jobs["submitted_at"] > LONGEST_WAIT) | (jobs["submitted_at"] < EARLIEST)
+    )
+    rows = np.logical_or.reduce(list(found.values()))
+    if not rows.any():
+        return {}
+    for name, unset in found.items():
+        jobs[name] = np.where(unset, NOT_A_TIME, jobs[name])
+    if "run_time_s" in jobs:  # where it was counted between two of the times
+        run_time_s = jobs["run_time_s"]
+        counted = rows & ((run_time_s < 0) | (run_time_s > LONGEST_WAIT / np.timedelta64(1, "s")))
+        jobs["run_time_s"] = np.where(counted, np.nan, run_time_s)
+    return {EPOCH: rows}
+
+
 def without(texts: pa.Array, word: str) -> pa.Array:
     """Return ``texts`` with ``word`` replaced by null."""
     return pc.if_else(pc.equal(texts, word), pa.scalar(None, pa.string()), texts)
 
 
-def known_values(texts: pa.Array) -> pa.Array:
+def known_values(texts: pa.Array, *, unknown: pa.Array = UNKNOWN_TEXTS) -> pa.Array:
     """Return ``texts`` with words for "unknown" replaced by null."""
-    return pc.if_else(pc.is_in(texts, value_set=UNKNOWN_TEXTS), pa.scalar(None, pa.string()), texts)
+    return pc.if_else(pc.is_in(texts, value_set=unknown), pa.scalar(None, pa.string()), texts)
 
 
 def distinct_texts(texts: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
@@ -337,7 +377,7 @@ class TimeParser:
         ``not_before`` (time of an earlier event, shape (n_rows,)). A local time that daylight saving skips is moved to
         the end of the gap. Both are counted.
         """
-        texts = known_values(texts)
+        texts = known_values(texts, unknown=_NO_TIMES)
         try:
             local = pc.cast(texts, pa.timestamp("us")).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:
@@ -383,7 +423,8 @@ class TimeParser:
 
 
 def _in_range(times: Instants) -> Mask:
-    return (times >= EARLIEST) & (times < LATEST)
+    # The epoch is a day earlier in local times of America.
+    return (times >= EARLIEST - np.timedelta64(1, "D")) & (times < LATEST)
 
 
 def _array(times: list[datetime | None]) -> Instants:

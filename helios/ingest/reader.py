@@ -19,9 +19,10 @@ import pandas as pd
 from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
+from helios.ingest.contradictions import latest, settle
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import RowTexts, file_sha256, file_size, head
-from helios.ingest.parse import REASONS, Reason, TimeParser, check_jobs
+from helios.ingest.parse import NOT_A_TIME, REASONS, Reason, TimeParser, check_jobs
 from helios.model import Batch, JobState
 from helios.units import in_number
 
@@ -80,7 +81,6 @@ ROWS_PER_BATCH = 50_000
 # Text of a file whose translated rows are kept until all of it is read. They take about twice its size.
 LARGEST_KEPT_BYTES = 256 << 20
 _FIRST_REASONS = 3
-STARTED_EARLY = "jobs have a start before their submission, as clocks or requeues leave it; they are kept"
 
 
 def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str | None = None) -> TraceFile:
@@ -186,15 +186,16 @@ class TraceFile:
         for draft in drafts:
             if waiting is not None:
                 yield waiting
+            remarks = settle(draft, as_of=self._runs.latest)
             check_jobs(draft.jobs, draft.results)
             self._runs.apply(draft)
-            reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
+            reading.remark(draft, remarks)
             waiting = draft.finished()
             jobs += len(waiting.jobs)
             first_reasons.update(waiting.rejects["reason"])
         if waiting is None or not jobs:
             raise self._nothing_understood(first_reasons)
-        counted = Counter(reading.tally)
+        counted = reading.tally
         counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
             reading.clock.ambiguous
         )
@@ -203,7 +204,7 @@ class TraceFile:
             jobs=waiting.jobs,
             rejects=waiting.rejects,
             bytes_read=waiting.bytes_read,
-            notes=(*self._general_notes(), *(in_number(count, text) for text, count in counted.items() if count)),
+            notes=(*self._general_notes(), *reading.notes()),
         )
 
     @cached_property
@@ -267,12 +268,15 @@ class Runs:
         Its rows; None where they are too many to keep.
     clusters : set of str
         Clusters that the rows name.
+    latest : datetime64
+        The latest time in the file.
     """
 
     def __init__(self, reading: FileReading) -> None:
         self.reading = reading
         self.kept: deque[JobRows] | None = deque()
         self.clusters: set[str] = set()
+        self.latest: np.datetime64 = NOT_A_TIME
         self._kept_bytes = 0
         self._seen: list[tuple[pd.DataFrame, RowTexts | None]] = []
         self._repeated = pd.DataFrame()
@@ -280,6 +284,7 @@ class Runs:
     def add(self, draft: JobRows) -> None:
         """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
+        self.latest = np.fmax(self.latest, latest(draft))
         self._seen.append((_run_keys(draft), draft.texts))
         if self.kept is not None:
             self.kept.append(draft)

@@ -282,7 +282,7 @@ SOURCES = {
 }
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
-    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres"),
+    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended"),
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -299,7 +299,7 @@ _UNREAD_FIELDS = (
     *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
     *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
     *("reqcpufreqmin", "reservation", "reservationid", "reserved", "restarts", "segmentsize", "sluid"),
-    *("suspended", "systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
+    *("systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
 )
 _KNOWN = {
     *RAW_FIELDS,
@@ -331,6 +331,15 @@ FORGEABLE = (
     " which cannot be told from true ones; export with a random delimiter (docs/formats.md)"
 )
 REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they have neither a start nor hours"
+SUSPENDED = (
+    "jobs were suspended: their run time is Elapsed, without the suspension, and they held their GPUs from start to end"
+)
+ELAPSED_DIFFERS = (
+    "jobs have an Elapsed other than end minus start minus suspension: where it is not 0, their run time is Elapsed"
+)
+END_FROM_ELAPSED = "jobs have an end before their start: it was found from Elapsed"
+ROUNDING_S = 1.0
+"""Difference of Elapsed and the times that is no contradiction, s."""
 NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
 
 
@@ -499,22 +508,7 @@ class _SacctTranslation(Translation):
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
         elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
         self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
-        # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
-        start, end = self._time("started_at"), self._time("ended_at")
-        over = np.ones(len(self.rows), dtype=np.bool_)
-        if "state" in self.jobs:
-            over = ~self.is_in(_UNFINISHED) & ~(self.is_in(_FLAGS) & np.isnat(end))
-        end = np.where(over, end, NOT_A_TIME)
-        revoked = self._revoked()
-        start = np.where(revoked, NOT_A_TIME, start)
-        span = spans(elapsed)
-        ran = over & (elapsed > 0) & ~revoked
-        start = np.where(np.isnat(start) & ran, end - span, start)
-        end = np.where(np.isnat(end) & ran, start + span, end)
-        start = np.where(self._never_started(start, end), NOT_A_TIME, start)
-        self.jobs["started_at"], self.jobs["ended_at"] = start, end
-        run_time = (end - start) / np.timedelta64(1, "s")
-        self.jobs["run_time_s"] = np.where(np.isnan(run_time) & ran, elapsed, run_time)
+        self._read_run(elapsed)
         asked, given = self._tres("reqtres", "tresreq"), self._tres("alloctres", "tresalloc")
         counts = self.numbers
         # Before a start, NNodes, NCPUS and AllocCPUS are 0, or what was asked for.
@@ -533,6 +527,35 @@ class _SacctTranslation(Translation):
         named = self.rows.column("cluster", "clustername")
         clusters = [] if named is None else pc.unique(known_values(named)).drop_null().to_pylist()
         return self.draft(skipped=skipped, clusters=frozenset(clusters))
+
+    def _read_run(self, elapsed: NDArray[np.float64]) -> None:
+        """Set start, end and run time, ``elapsed`` being the time that the job worked, s."""
+        # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
+        start, end = self._time("started_at"), self._time("ended_at")
+        over = np.ones(len(self.rows), dtype=np.bool_)
+        if "state" in self.jobs:
+            over = ~self.is_in(_UNFINISHED) & ~(self.is_in(_FLAGS) & np.isnat(end))
+        end = np.where(over, end, NOT_A_TIME)
+        revoked = self._revoked()
+        start = np.where(revoked, NOT_A_TIME, start)
+        # Elapsed is end minus start minus suspension (as_mysql_jobacct_process.c), and 0 where it is not known.
+        suspended = np.nan_to_num(self.durations("suspended", bare_unit_s=1.0))
+        worked = over & (elapsed > 0) & ~revoked
+        span = spans(np.maximum(elapsed + suspended, 0.0))
+        start = np.where(np.isnat(start) & worked, end - span, start)
+        backwards = worked & (end < start)
+        end = np.where((np.isnat(end) & worked) | backwards, start + span, end)
+        start = np.where(self._never_started(start, end), NOT_A_TIME, start)
+        self.jobs["started_at"], self.jobs["ended_at"] = start, end
+        held = (end - start) / np.timedelta64(1, "s")
+        differs = over & (np.abs(held - elapsed - suspended) > ROUNDING_S)
+        run_time = np.maximum(held - suspended, np.minimum(held, 0.0))
+        self.jobs["run_time_s"] = np.where(worked & (differs | np.isnan(held)), elapsed, run_time)
+        self.remarks |= {
+            SUSPENDED: over & (suspended > 0) & ~differs,
+            ELAPSED_DIFFERS: differs & ~backwards,
+            END_FROM_ELAPSED: backwards,
+        }
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
@@ -559,12 +582,13 @@ class _SacctTranslation(Translation):
         return revoked
 
     def _never_started(self, start: Instants, end: Instants) -> Mask:
-        # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end.
+        # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end. A
+        # later start is the one that was planned.
         nodes, state = self.rows.column(*SOURCES["node_list"]), self.jobs.get("state")
         if nodes is None or state is None:
             return np.zeros(len(self.rows), dtype=np.bool_)
         unplaced = np.asarray(pc.fill_null(pc.equal(nodes, "None assigned"), False))
-        never = np.asarray(unplaced & (start == end) & (state == JobState.CANCELLED.value))
+        never = np.asarray(unplaced & ((start > end) | ((start == end) & (state == JobState.CANCELLED.value))))
         self.reading.tally[NEVER_STARTED] += int(never.sum())
         return never
 

@@ -85,7 +85,19 @@ LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
 
 FIELDS = (
     *("jobidraw", "jobid", "cluster", "user", "group", "account", "qos", "partition", "state", "exitcode", "submit"),
-    *("eligible", "start", "end", "elapsedraw", "timelimit", "allocnodes", "reqcpus", "reqmem", "reqtres", "alloctres"),
+    *(
+        "eligible",
+        "start",
+        "end",
+        "elapsedraw",
+        "suspended",
+        "timelimit",
+        "allocnodes",
+        "reqcpus",
+        "reqmem",
+        "reqtres",
+        "alloctres",
+    ),
     *("nodelist", "jobname"),
 )
 
@@ -109,6 +121,7 @@ def lift_records(job: Mapping[str, Any]) -> Fields:
         "start": as_text(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start"),
         "end": _time(job, "end"),
         "elapsedraw": _count(job, "time", "elapsed"),
+        "suspended": _count(job, "time", "suspended"),
         "timelimit": _count(job, "time", "limit"),
         "reqmem": _memory(job.get("required")),
         "reqtres": _tres(value_at(job, "tres", "requested")),
@@ -196,7 +209,7 @@ def _state(job: Mapping[str, Any]) -> str | None:
     if _REVOKED in words:
         return _REVOKED
     if ended := [word for word in words if word in _ENDED_STATES]:
-        return ended[0]
+        return as_text(ended[0])
     active = [word for word in words if word in _ACTIVE_STATES]
     flags = [word for word in words if word not in _ACTIVE_STATES]
     chosen = (flags or active) if _time(job, "end") else (active or flags)

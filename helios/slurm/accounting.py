@@ -34,7 +34,7 @@ LONGEST_WINDOW = timedelta(days=31)
 
 SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,Group,Account,QOS,Partition,State,ExitCode,Submit,Eligible,Start,End,Elapsed,"
-    "Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
+    "Suspended,Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
 )
 """Fields that ``helios.ingest.sacct`` reads."""
 _WORD_BYTES = 12

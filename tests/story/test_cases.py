@@ -33,3 +33,17 @@ def test_a_requeued_run_keeps_its_end_and_its_hours(helios: Helios, tmp_path: Pa
     load(helios, CASES / "01_requeued.txt")
     assert jobs(helios, tmp_path)["run_time_s"].tolist() == [4 * 3600, 6 * 3600]
     assert hours(helios) == 40
+
+
+@needs_cases
+def test_a_suspended_job_worked_for_its_elapsed_time(helios: Helios, tmp_path: Path) -> None:
+    answer = load(helios, CASES / "06_suspended.txt")
+    assert jobs(helios, tmp_path)["run_time_s"].tolist() == [7_200] and hours(helios) == 8
+    assert "1 job was suspended" in answer.err and "such as '1'" in answer.err
+
+
+@needs_cases
+def test_a_start_of_1970_is_unknown(helios: Helios, tmp_path: Path) -> None:
+    answer = load(helios, CASES / "09_epoch_zero_start.txt")
+    assert jobs(helios, tmp_path)["started_at"].isna().tolist() == [True, False] and hours(helios) == 8
+    assert "1 job has a time of 1970" in answer.err
