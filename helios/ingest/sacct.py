@@ -144,7 +144,7 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
-def gpus_per_node(texts: pa.Array) -> DistinctColumn[Tres]:
+def gres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
     Examples are ``gpu:a100:2`` and ``gres:gpu:2(IDX:0-1)``.
@@ -514,11 +514,11 @@ class _SacctTranslation(Translation):
         # Before a start, NNodes, NCPUS and AllocCPUS are 0, or what was asked for.
         self._read_size("nodes", (counts("reqnodes"), asked), (counts("allocnodes"), counts("nnodes"), given))
         self._read_size("cpus", (counts("reqcpus"), asked), (given, counts("alloccpus"), counts("ncpus")))
-        lists = [gpus_per_node(self.texts(name)) for name in ("reqgres", "allocgres")]
-        asked_each, given_each = (found.floats("gpus") for found in lists)
-        nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
+        lists = [gres_lists(self.texts(name)) for name in ("reqgres", "allocgres")]
+        asked_each, given_total = (found.floats("gpus") for found in lists)
         asked_nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
-        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_each * nodes))
+        # ReqGRES is for each node, AllocGRES the sum over all of them (up to Slurm 20.02).
+        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_total))
         self.jobs["gpus"] = np.nan_to_num(self.jobs["gpus"])
         self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
