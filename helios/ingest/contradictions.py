@@ -1,6 +1,7 @@
 """Rules for rows of any format that contradict themselves.
 
-Each row is counted and named in the load report. Rules that need the fields of one format are with its reader. ``docs/formats.md`` lists all of them.
+Each row is counted and named in the load report. Rules that need the fields of one format are with its reader.
+``docs/formats.md`` lists all of them.
 """
 
 from __future__ import annotations

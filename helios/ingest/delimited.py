@@ -142,14 +142,14 @@ class Translation:
         """Return the rows in one of ``states``, shape (n_rows,)."""
         return np.asarray(self.jobs["state"].isin(states))
 
-    def note_runs(self) -> None:
+    def note_runs(self, **keys: Any) -> None:
         """Record which rows have an id and times.
 
         They tell the runs of a requeued job apart, whatever else is wrong with a row and however its start is
-        completed later. Without a call, those of the finished translation do.
+        completed later. Without a call, those of the finished translation do. ``keys`` are further ones of ``RunKeys``.
         """
         started = self.jobs.get("started_at", np.full(len(self.rows), NOT_A_TIME))
-        self.runs = RunKeys(known=self.results.accepted, started=started)
+        self.runs = RunKeys(known=self.results.accepted, started=started, **keys)
 
     def run_time_s(self) -> NDArray[np.float64]:
         """Return end less start, s."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.ingest.lines import RowTexts, file_sha256
@@ -85,10 +86,19 @@ class RunKeys(NamedTuple):
         Mask of the rows whose id and times were understood.
     started : array
         Start of each row as the file gives it.
+    restarts : array, optional
+        How often the job was started before each row, NaN where the file does not say.
+    record : pyarrow.Array, optional
+        The cluster's own id of each record, null where the file does not say.
+    cluster : pyarrow.Array, optional
+        The cluster of each row, null where the file does not say.
     """
 
     known: Mask
     started: Instants
+    restarts: NDArray[np.float64] | None = None
+    record: pa.Array | None = None
+    cluster: pa.Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,6 +112,7 @@ class Reason(StrEnum):
     END_BEFORE_START = "end before start"
     END_BEFORE_SUBMIT = "end before submit"
     DUPLICATE_ROW = "duplicate row"
+    SIBLING = "sibling of a job that another cluster of the federation ran"
     SUPERSEDED = "superseded by a later row of the same run"
 
 

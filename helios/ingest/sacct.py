@@ -56,6 +56,9 @@ _MEMORY_PER_CPU_FLAGS = (2**63, 2**31)
 # printed that number instead of "gpu" where the plugin was not loaded.
 _GPU_NAMES = frozenset({"gpu", str(ord("g") + (ord("p") << 8) + (ord("u") << 16))})
 
+_MOST_RESTARTS = 2**16
+"""Slurm keeps 16 bits of it (slurm.h restart_cnt); larger numbers are NO_VAL."""
+
 # Texts whose values are remembered from one block of rows to the next.
 _REMEMBERED = 50_000
 
@@ -282,7 +285,7 @@ SOURCES = {
 }
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
-    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended"),
+    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -298,7 +301,7 @@ _UNREAD_FIELDS = (
     *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
     *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
     *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
-    *("reqcpufreqmin", "reservation", "reservationid", "reserved", "restarts", "segmentsize", "sluid"),
+    *("reqcpufreqmin", "reservation", "reservationid", "reserved", "segmentsize"),
     *("systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
 )
 _KNOWN = {
@@ -504,7 +507,13 @@ class _SacctTranslation(Translation):
         if (states := self.rows.column(*SOURCES["state"])) is not None:
             self.read_states(states)
         self.read_times({name: SOURCES[name] for name in ("submitted_at", "eligible_at", "started_at", "ended_at")})
-        self.note_runs()
+        cluster, restarts = self.rows.column("cluster", "clustername"), self.numbers("restarts")
+        self.results.refuse(restarts < 0, Reason.UNREADABLE_NUMBER)
+        self.note_runs(
+            restarts=np.where(np.abs(restarts) <= _MOST_RESTARTS, restarts, np.nan),
+            record=self.rows.column("sluid"),
+            cluster=None if cluster is None else known_values(cluster),
+        )
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
         elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
         self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
@@ -524,8 +533,8 @@ class _SacctTranslation(Translation):
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
-        named = self.rows.column("cluster", "clustername")
-        clusters = [] if named is None else pc.unique(known_values(named)).drop_null().to_pylist()
+        named = self.runs.cluster if self.runs else None
+        clusters = [] if named is None else pc.unique(named).drop_null().to_pylist()
         return self.draft(skipped=skipped, clusters=frozenset(clusters))
 
     def _read_run(self, elapsed: NDArray[np.float64]) -> None:

@@ -98,7 +98,7 @@ FIELDS = (
         "reqtres",
         "alloctres",
     ),
-    *("nodelist", "jobname"),
+    *("nodelist", "jobname", "restarts", "sluid"),
 )
 
 
@@ -120,6 +120,9 @@ def lift_records(job: Mapping[str, Any]) -> Fields:
         "exitcode": _exit_code(job),
         "start": as_text(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start"),
         "end": _time(job, "end"),
+        # Since v0.0.40 (restart_cnt) and v0.0.43 (sluid).
+        "restarts": _count(job, "restart_cnt"),
+        "sluid": as_text(job.get("sluid")),
         "elapsedraw": _count(job, "time", "elapsed"),
         "suspended": _count(job, "time", "suspended"),
         "timelimit": _count(job, "time", "limit"),

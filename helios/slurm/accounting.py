@@ -75,7 +75,8 @@ class Accounting:
             ``sacct`` failed, or did not answer in time.
         """
         window = _window(start, end)
-        words = ["--allusers", "--duplicates", "--allocations", "--noconvert"]
+        # --local: where FederationParameters=fed_display, sacct lists the jobs of the whole federation.
+        words = ["--local", "--allusers", "--duplicates", "--allocations", "--noconvert"]
         words += ["--parsable", f"--delimiter=|{secrets.token_hex(_WORD_BYTES)}|"]
         words += [f"--starttime={window[0]}", f"--endtime={window[1]}", f"--format={SACCT_FIELDS}"]
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
