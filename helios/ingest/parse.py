@@ -190,14 +190,17 @@ def unset_epoch(jobs: dict[str, Any]) -> dict[str, Mask]:
 
     Returns the rows by the text of their note. Traces whose own clock begins in 1970 are left as they are.
     """
-    given = [name for name in _LATER_TIMES if name in jobs]
-    later = jobs["submitted_at"] >= EPOCH_ENDS
-    found = {name: later & (jobs[name] < EPOCH_ENDS) for name in given}
-    latest = np.fmax.reduce([jobs[name] for name in given]) if given else jobs["submitted_at"]
-    found["submitted_at"] = ~later & (
+    given = [name for name in ("submitted_at", *_LATER_TIMES) if name in jobs]
+    early = {name: jobs[name] < EPOCH_ENDS for name in given}
+    if not any(times.any() for times in early.values()):
+        return {}
+    is_of_1970 = early["submitted_at"]
+    found = {name: early[name] & (jobs["submitted_at"] >= EPOCH_ENDS) for name in given}
+    latest = np.fmax.reduce([jobs[name] for name in given])
+    found["submitted_at"] = is_of_1970 & (
         (latest - jobs["submitted_at"] > LONGEST_WAIT) | (jobs["submitted_at"] < EARLIEST)
     )
-    rows = np.logical_or.reduce(list(found.values()))
+    rows: Mask = np.logical_or.reduce(list(found.values()))
     if not rows.any():
         return {}
     for name, unset in found.items():

@@ -24,8 +24,8 @@ from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
 from helios.ingest.contradictions import latest, settle
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
-from helios.ingest.lines import RowTexts, file_sha256, file_size, head
-from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Reason, TimeParser, check_jobs, distinct_texts
+from helios.ingest.lines import file_sha256, file_size, head
+from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Mask, Reason, TimeParser, check_jobs, distinct_texts
 from helios.model import INTERRUPTED, NEVER_US, Batch, JobState, number_runs
 from helios.units import in_number
 
@@ -294,33 +294,32 @@ class Runs:
         self.clusters: set[str] = set()
         self.latest: np.datetime64 = NOT_A_TIME
         self._kept_bytes = 0
-        self._seen: list[tuple[pd.DataFrame, RowTexts | None]] = []
+        self._seen: list[_Seen] = []
         self._repeated = pd.DataFrame()
 
     def add(self, draft: JobRows) -> None:
         """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
         self.latest = np.fmax(self.latest, latest(draft))
-        self._seen.append((_run_keys(draft), draft.texts))
+        self._seen.append(_Seen(draft))
         if self.kept is not None:
             self.kept.append(draft)
             self._kept_bytes += draft.texts.size_bytes
             if self._kept_bytes > LARGEST_KEPT_BYTES:
                 self.kept = None
         if self.kept is None:
-            self._seen = [(_with_text(keys, texts), None) for keys, texts in self._seen]
+            for seen in self._seen:
+                seen.drop_texts()
 
     def number_restarts(self) -> None:
         """Give each run its restart number, and find the rows that repeat one.
 
         Call it once, after the last :meth:`add`.
         """
-        ids = [keys["shown_id"] for keys, _ in self._seen]
-        repeated = pd.concat(ids, ignore_index=True).duplicated(keep=False).to_numpy() if ids else np.array([])
+        ids = [seen.ids for seen in self._seen]
+        repeated = pd.Series(np.concatenate(ids) if ids else []).duplicated(keep=False).to_numpy()
         parts = np.split(repeated, np.cumsum([len(of_one) for of_one in ids])[:-1])
-        rows = [
-            _with_text(keys[part], texts) for (keys, texts), part in zip(self._seen, parts, strict=False) if part.any()
-        ]
+        rows = [seen.keys(part) for seen, part in zip(self._seen, parts, strict=False) if part.any()]
         self._seen = []
         if not rows:
             return
@@ -386,44 +385,73 @@ def _part_clusters(runs: pd.DataFrame) -> None:
     runs.loc[left.index[left["id"] != first], "is_apart"] = True
 
 
-def _run_keys(draft: JobRows) -> pd.DataFrame:
-    """Return the keys of the runs in ``draft``.
+class _Seen:
+    """What is kept of translated rows to find those of one job.
 
-    ``shown_id`` is that of the job, ``id`` that of the job on its cluster, ``record`` that of what the cluster keeps of
-    one run, or of several of the same submission. The other columns are those of ``number_runs``, and what tells rows
-    of one record apart.
+    Attributes
+    ----------
+    ids : array of shape (n_counted,)
+        A hash of the id of each row that is counted.
     """
-    jobs, runs = draft.jobs, draft.runs
-    shown = pd.util.hash_array(jobs["job_id"].astype(object).to_numpy(), categorize=False)
-    ids, submitted = shown ^ _hashes(runs.cluster), jobs["submitted_at"]
-    # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
-    record = (ids + np.asarray(jobs.get("restart", 0)).astype(np.uint64)) ^ (
-        submitted.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    )
-    if runs.record is not None:
-        record = np.where(np.asarray(runs.record.is_valid()), _hashes(runs.record), record)
-    state, user = jobs.get("state"), jobs.get("user")
-    nowhere, unstarted = np.zeros(len(ids), dtype=np.bool_), np.isnat(runs.started)
-    keys = pd.DataFrame(
-        {
-            "row": np.arange(len(ids)),
-            "line": draft.line,
-            "shown_id": shown,
-            "id": ids,
-            "record": record,
-            "submitted": submitted.view(np.int64),
-            "started": _microseconds(runs.started),
-            "ended": _microseconds(jobs["ended_at"]) if "ended_at" in jobs else NEVER_US,
-            "is_revoked": nowhere if state is None else np.asarray(state == JobState.REVOKED.value),
-            "interrupted": nowhere if state is None else np.asarray(state.isin(_INTERRUPTED)),
-            "user": -1 if user is None else _codes(user),
-            "least": _restarts(draft),
-            "is_first": nowhere if runs.restarts is None else runs.restarts == 0,
-            "pending": nowhere if state is None else np.asarray(state == JobState.PENDING.value) & unstarted,
-        }
-    )
-    counted: pd.DataFrame = keys[~draft.skipped & runs.known & ~np.asarray(jobs["job_id"].isna())]
-    return counted
+
+    def __init__(self, draft: JobRows) -> None:
+        jobs = draft.jobs
+        hashes = pd.util.hash_array(jobs["job_id"].astype(object).to_numpy(), categorize=False)
+        self._rows = np.flatnonzero(~draft.skipped & draft.runs.known & ~np.asarray(jobs["job_id"].isna()))
+        self.ids = hashes[self._rows]
+        names = ("restart", "submitted_at", "ended_at", "state", "user")
+        self._jobs = {name: jobs[name] for name in names if name in jobs}
+        self._runs, self._line, self._least = draft.runs, draft.line, _restarts(draft)
+        self._texts = draft.texts
+        self._fingerprints: NDArray[np.int64] | None = None
+
+    def drop_texts(self) -> None:
+        """Keep hashes of the texts in their place."""
+        if self._fingerprints is None:
+            self._fingerprints = self._texts.fingerprints(self._rows)
+            del self._texts
+
+    def keys(self, chosen: Mask) -> pd.DataFrame:
+        """Return the keys of the runs in the chosen of the counted rows.
+
+        ``shown_id`` is that of the job, ``id`` that of the job on its cluster, ``record`` that of what the cluster
+        keeps of one run, or of several of the same submission. The other columns are those of ``number_runs``, and what
+        tells rows of one record apart.
+        """
+        rows, shown, runs = self._rows[chosen], self.ids[chosen], self._runs
+        jobs = {name: values[rows] for name, values in self._jobs.items()}
+        ids, submitted = shown ^ _hashes(runs.cluster, rows), jobs["submitted_at"]
+        # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
+        record = (ids + np.asarray(jobs.get("restart", 0)).astype(np.uint64)) ^ (
+            submitted.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        )
+        if runs.record is not None:
+            known = np.asarray(runs.record.is_valid())[rows]
+            record = np.where(known, _hashes(runs.record, rows), record)
+        nowhere, started = np.zeros(len(rows), dtype=np.bool_), _microseconds(runs.started[rows])
+        state = jobs.get("state")
+        pending, revoked, interrupted = (
+            nowhere if state is None else np.asarray(state.isin(states))
+            for states in ((JobState.PENDING.value,), (JobState.REVOKED.value,), _INTERRUPTED)
+        )
+        return pd.DataFrame(
+            {
+                "line": self._line[rows],
+                "shown_id": shown,
+                "id": ids,
+                "record": record,
+                "text": self._texts.fingerprints(rows) if self._fingerprints is None else self._fingerprints[chosen],
+                "submitted": submitted.view(np.int64),
+                "started": started,
+                "ended": _microseconds(jobs["ended_at"]) if "ended_at" in jobs else NEVER_US,
+                "is_revoked": revoked,
+                "interrupted": interrupted,
+                "user": _codes(jobs["user"]) if "user" in jobs else -1,
+                "least": self._least[rows],
+                "is_first": nowhere if runs.restarts is None else runs.restarts[rows] == 0,
+                "pending": pending & (started == NEVER_US),
+            }
+        )
 
 
 def _restarts(draft: JobRows) -> NDArray[np.float64]:
@@ -437,11 +465,11 @@ def _microseconds(times: Instants) -> NDArray[np.int64]:
     return found
 
 
-def _hashes(texts: pa.Array | None) -> NDArray[np.uint64] | np.uint64:
-    """Return a number for each text, 0 where there is none."""
+def _hashes(texts: pa.Array | None, rows: NDArray[np.int64]) -> NDArray[np.uint64] | np.uint64:
+    """Return a number for the text of each of the rows, 0 where there is none."""
     if texts is None:
         return np.uint64(0)
-    codes, distinct = distinct_texts(texts)
+    codes, distinct = distinct_texts(texts.take(pa.array(rows)))
     hashes: NDArray[np.uint64] = np.array([*pd.util.hash_array(np.array(distinct, dtype=object)), 0], dtype=np.uint64)
     return hashes[codes]
 
@@ -452,8 +480,3 @@ def _codes(texts: pd.Categorical) -> NDArray[np.int64]:
     numbers: NDArray[np.int64] = np.array([*hashes, -1], dtype=np.int64)
     found: NDArray[np.int64] = numbers[texts.codes]
     return found
-
-
-def _with_text(keys: pd.DataFrame, texts: RowTexts | None) -> pd.DataFrame:
-    """Return ``keys`` with a hash of the text of each row."""
-    return keys if texts is None else keys.assign(text=texts.fingerprints(keys["row"].to_numpy()))

@@ -65,22 +65,28 @@ class RunNumbers:
         """Return the rows with their numbers, and which follow another one."""
         if not len(rows) or (self._is_new and not is_part.any()):
             return rows, is_part
-        ids = rows["job_id"].to_pandas().astype(object)
-        stored = _frame(rows.select(_COLUMNS).slice(0, 0)) if self._is_new else self._stored(rows, ids, is_part)
-        chosen = np.flatnonzero(ids.isin({*stored["job_id"], *ids[is_part]}).to_numpy())
-        if not len(chosen):
-            return rows, np.zeros(len(rows), dtype=np.bool_)
+        ids = rows["job_id"]
+        stored = _frame(rows.select(_COLUMNS).slice(0, 0)) if self._is_new else self._stored(rows, is_part)
+        wanted = pa.array([*stored["job_id"], *ids.filter(pa.array(is_part)).to_pylist()], ids.type)
+        chosen = np.flatnonzero(pc.is_in(ids, value_set=wanted).to_numpy())
         new = _frame(rows.select(_COLUMNS).take(pa.array(chosen)))
-        found = pd.concat([stored.assign(is_stored=True), new.assign(is_stored=False)], ignore_index=True)
+        found = pd.concat([stored, new], ignore_index=True)
+        found["place"] = np.concatenate([np.full(len(stored), -1), chosen])
+        found["is_stored"] = found["place"] < 0
+        restart = rows["restart"].to_numpy().copy()
+        found = found[found["job_id"].duplicated(keep=False)].reset_index(drop=True)
+        if found.empty:
+            return rows, restart > 0
         found["number"] = _numbers(found, self._interrupted)
         self._renumber(found[found["is_stored"]])
-        restart = rows["restart"].to_numpy().copy()
-        restart[chosen] = found.loc[~found["is_stored"], "number"]
+        new = found[~found["is_stored"]]
+        restart[new["place"].to_numpy()] = new["number"].to_numpy()
         place = rows.column_names.index("restart")
         return rows.set_column(place, "restart", pa.array(restart)), restart > 0
 
-    def _stored(self, rows: pa.Table, ids: pd.Series[Any], is_part: NDArray[np.bool_]) -> pd.DataFrame:
+    def _stored(self, rows: pa.Table, is_part: NDArray[np.bool_]) -> pd.DataFrame:
         """Return the stored runs that may be of the same jobs."""
+        ids, parts = rows["job_id"], rows.filter(pa.array(is_part))
         columns = [jobs.c[name] for name in _COLUMNS]
         of_cluster = jobs.c.cluster_id == self._cluster_id
         listed = sa.select(*columns).join_from(
@@ -96,18 +102,17 @@ class RunNumbers:
         ]
         # Those with one of the given submissions, and those that may follow one of the given runs.
         if is_part.any():
-            parts = rows.filter(pa.array(is_part))
             times = [parts[name].drop_null().to_numpy() for name in ("submitted_at", "ended_at")]
             first, last = times[0].min(), max(column.max(initial=0) for column in times) + LONGEST_EPILOG_US
             near = of_cluster & jobs.c.submitted_at.between(int(first), int(last))
             found += [
                 self._read(sa.select(*columns).where(near, jobs.c.job_id.in_(some)))
-                for some in self._lists(ids[is_part])
+                for some in self._lists(parts["job_id"])
             ]
         return pd.concat(found, ignore_index=True).drop_duplicates(_KEY, ignore_index=True)
 
-    def _lists(self, ids: pd.Series[Any]) -> list[sa.Select[tuple[str]]]:
-        distinct = ids.drop_duplicates().tolist()
+    def _lists(self, ids: pa.ChunkedArray) -> list[sa.Select[tuple[str]]]:
+        distinct = pc.unique(ids).to_pylist()
         chunks = [distinct[start : start + CHUNK] for start in range(0, len(distinct), CHUNK)]
         return [sa.select(self._bulk.elements(json.dumps(chunk))) for chunk in chunks]
 

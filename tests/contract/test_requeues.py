@@ -45,7 +45,7 @@ def numbers(warehouse: Warehouse, cluster: str = "venus") -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
 @pytest.mark.parametrize("live", [False, True])
 def test_runs_are_numbered_alike_in_any_order_of_arrival(warehouse: Warehouse, order: Any, live: bool) -> None:
     for number in order:
@@ -53,7 +53,7 @@ def test_runs_are_numbered_alike_in_any_order_of_arrival(warehouse: Warehouse, o
     assert numbers(warehouse) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_a_run_that_is_read_again_alone_stays_itself(warehouse: Warehouse, order: Any) -> None:
     load(warehouse, *(a_run(number, restart=number) for number in range(3)), content="all")
     for number in order:
