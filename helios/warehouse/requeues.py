@@ -95,13 +95,16 @@ class RunNumbers:
             (jobs.c.cluster_id == requeues.c.cluster_id)
             & (jobs.c.submitted_at == requeues.c.submitted_at)
             & (jobs.c.job_id == requeues.c.job_id),
+            isouter=True,  # SQLite would scan the jobs of the cluster for an inner join
         )
         found = [
             self._read(listed.where(requeues.c.cluster_id == self._cluster_id, requeues.c.job_id.in_(some)))
             for some in self._lists(ids)
         ]
-        # Those with one of the given submissions, and those that may follow one of the given runs.
-        if is_part.any():
+        # Those with one of the given submissions, and those that may follow one of the given runs. A run that is listed
+        # with its end has met them.
+        parts = parts.filter(pa.array(~_are_ended(parts, found)))
+        if len(parts):
             times = [parts[name].drop_null().to_numpy() for name in ("submitted_at", "ended_at")]
             first, last = times[0].min(), max(column.max(initial=0) for column in times) + LONGEST_EPILOG_US
             near = of_cluster & jobs.c.submitted_at.between(int(first), int(last))
@@ -117,7 +120,7 @@ class RunNumbers:
         return [sa.select(self._bulk.elements(json.dumps(chunk))) for chunk in chunks]
 
     def _read(self, query: sa.Select[Any]) -> pd.DataFrame:
-        rows = self._connection.execute(query).all()
+        rows = [row for row in self._connection.execute(query).all() if row.job_id is not None]
         types = {name: pa.string() if name == "job_id" else pa.int64() for name in _COLUMNS}
         columns = {name: pa.array([row[n] for row in rows], types[name]) for n, name in enumerate(_COLUMNS)}
         return _frame(pa.table(columns))
@@ -159,6 +162,13 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
     keys = {"submitted_at": rows["submitted_at"], "restart": rows["restart"]}
     numbers = {name: values.to_numpy() for name, values in (keys | filled).items()}
     return pd.DataFrame({"job_id": rows["job_id"].to_pandas().astype(object), **numbers})
+
+
+def _are_ended(parts: pa.Table, found: list[pd.DataFrame]) -> NDArray[np.bool_]:
+    """Return which rows have a stored run of their key that has ended."""
+    keys = pd.concat(found, ignore_index=True)
+    ended = pd.MultiIndex.from_frame(keys.loc[keys["ended_at"] != NEVER_US, _KEY])
+    return pd.MultiIndex.from_frame(_frame(parts.select(_COLUMNS))[_KEY]).isin(ended)
 
 
 def _numbers(rows: pd.DataFrame, interrupted: list[int]) -> NDArray[np.int64]:
