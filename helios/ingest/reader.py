@@ -466,7 +466,7 @@ def _microseconds(times: Instants) -> NDArray[np.int64]:
 
 
 def _hashes(texts: pa.Array | None, rows: NDArray[np.int64]) -> NDArray[np.uint64] | np.uint64:
-    """Return a number for the text of each of the rows, 0 where there is none."""
+    """Return a number for each row's text, 0 where there is none."""
     if texts is None:
         return np.uint64(0)
     codes, distinct = distinct_texts(texts.take(pa.array(rows)))
