@@ -91,10 +91,11 @@ def ingest(
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; a history read from a file needs none
 
     trace = open_trace(path, format=trace_format, timezone=timezone)
+    name = _loaded_name(cluster, trace, path)
     with Warehouse.open(url) as warehouse:
         report = warehouse.load(
-            _reporting(trace, f"Loading {shown or path.name}", progress),
-            cluster=_loaded_name(cluster, trace, path),
+            _reporting(trace, f"Loading {shown or path.name}", progress, cluster=name),
+            cluster=name,
             path=shown or str(path),
             sha256=trace.sha256,
             format=trace.format.value,
@@ -136,7 +137,8 @@ def read_file(
     Parameters are as in :func:`ingest`.
     """
     trace = open_trace(path, format=trace_format, timezone=timezone)
-    batches = list(_reporting(trace, f"Reading {path.name}", progress))
+    name = _loaded_name(cluster, trace, path)
+    batches = list(_reporting(trace, f"Reading {path.name}", progress, cluster=name))
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
     notes = [note for batch in batches for note in batch.notes]
     if rejects := sum(len(batch.rejects) for batch in batches):
@@ -146,7 +148,7 @@ def read_file(
     if trace.machine:
         notes.append(_describe_machine(path.name, trace.machine))
     return LoadedHistory(
-        cluster=_loaded_name(cluster, trace, path),
+        cluster=name,
         jobs=in_submission_order(JOBS.conform(jobs)),
         timezone=trace.timezone,
         notes=tuple(dict.fromkeys(notes)),
@@ -233,9 +235,9 @@ def _loaded_name(given: str | None, trace: TraceFile, path: Path) -> str:
     return require_cluster_name(trace.cluster or choose_cluster_by(path) if given is None else given)
 
 
-def _reporting(trace: TraceFile, step: str, progress: Progress) -> Iterator[Batch]:
+def _reporting(trace: TraceFile, step: str, progress: Progress, *, cluster: str) -> Iterator[Batch]:
     progress(step, 0.0)
-    for batch in trace.read():
+    for batch in trace.read(cluster=cluster):
         yield batch
         progress(step, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
     progress(step, 1.0)

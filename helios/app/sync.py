@@ -187,7 +187,7 @@ def _load(
                 return (0, 0, 0), ()
         trace = open_trace(path, format=TraceFormat.SACCT, timezone="UTC")
         report = warehouse.load(
-            trace.read(),
+            trace.read(cluster=cluster),
             cluster=cluster,
             path=f"sacct {first:%Y-%m-%dT%H:%M:%S}Z to {last:%Y-%m-%dT%H:%M:%S}Z",
             sha256=trace.sha256,

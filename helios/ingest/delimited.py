@@ -37,6 +37,7 @@ from helios.ingest.parse import (
     job_states,
     numbers,
     strings,
+    unset_epoch,
 )
 
 MIB_PER_GIB = 1024.0
@@ -61,6 +62,8 @@ class Translation:
         Check result of each row.
     runs : RunKeys, optional
         See :meth:`note_runs`.
+    remarks : dict of str to array
+        See :class:`JobRows`.
     """
 
     def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
@@ -69,6 +72,7 @@ class Translation:
         self.jobs: dict[str, Any] = {}
         self.results = CheckResults(len(rows))
         self.runs: RunKeys | None = None
+        self.remarks: dict[str, Mask] = {}
 
     def texts(self, *fields: str) -> pa.Array:
         """Return the texts of a field."""
@@ -104,6 +108,7 @@ class Translation:
             if self.rows.column(*sources) is not None:
                 self.jobs[name] = self.times(*sources, not_before=before)
                 before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
+        self.remarks |= unset_epoch(self.jobs)
 
     def instants(self, seconds: NDArray[np.float64]) -> Instants:
         """Return seconds since the epoch as times."""
@@ -137,14 +142,14 @@ class Translation:
         """Return the rows in one of ``states``, shape (n_rows,)."""
         return np.asarray(self.jobs["state"].isin(states))
 
-    def note_runs(self) -> None:
+    def note_runs(self, **keys: Any) -> None:
         """Record which rows have an id and times.
 
         They tell the runs of a requeued job apart, whatever else is wrong with a row and however its start is
-        completed later. Without a call, those of the finished translation do.
+        completed later. Without a call, those of the finished translation do. ``keys`` are further ones of ``RunKeys``.
         """
         started = self.jobs.get("started_at", np.full(len(self.rows), NOT_A_TIME))
-        self.runs = RunKeys(known=self.results.accepted, started=started)
+        self.runs = RunKeys(known=self.results.accepted, started=started, **keys)
 
     def run_time_s(self) -> NDArray[np.float64]:
         """Return end less start, s."""
@@ -167,6 +172,7 @@ class Translation:
             refused=self.rows.refused,
             texts=self.rows.texts,
             clusters=clusters,
+            remarks=self.remarks,
         )
 
 

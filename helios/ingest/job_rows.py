@@ -6,20 +6,24 @@ Rows are translated column by column, with a check result for each. Readers are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.ingest.lines import RowTexts, file_sha256
 from helios.ingest.parse import CheckResults, Instants, Mask, Reason, TimeParser
 from helios.model import JOBS, REJECTS, Batch
+from helios.units import in_number
 
 LONGEST_REJECT_CHARACTERS = 2_000
+EXAMPLES, LONGEST_EXAMPLE = 3, 40
+"""Ids that a note names at most, and characters of each."""
 
 
 class Refused(NamedTuple):
@@ -44,12 +48,31 @@ class FileReading:
         About how many rows a :class:`JobRows` should have.
     tally : Counter
         Counts of what the notes of the load report, by the text of the note.
+    examples : dict of str to list of str
+        Ids of the first jobs of a note, by its text.
     """
 
     path: Path
     clock: TimeParser
     rows_per_batch: int
     tally: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def remark(self, draft: JobRows, remarks: Mapping[str, Mask]) -> None:
+        """Count rows of ``draft`` that are kept, by the text of a note, with examples."""
+        kept = draft.results.accepted & ~draft.skipped
+        for text, rows in remarks.items():
+            places = np.flatnonzero(rows & kept)
+            self.tally[text] += len(places)
+            examples = self.examples.setdefault(text, [])
+            examples += draft.jobs["job_id"].iloc[places[: EXAMPLES - len(examples)]].tolist()
+
+    def notes(self) -> Iterator[str]:
+        """Yield the notes of the load."""
+        for text, count in self.tally.items():
+            if count:
+                shown = [f"{name[:LONGEST_EXAMPLE]!a}" for name in self.examples.get(text, ())]
+                yield in_number(count, text) + (f", such as {', '.join(shown)}" if shown else "")
 
 
 class RunKeys(NamedTuple):
@@ -63,10 +86,19 @@ class RunKeys(NamedTuple):
         Mask of the rows whose id and times were understood.
     started : array
         Start of each row as the file gives it.
+    restarts : array, optional
+        How often the job was started before each row, NaN where the file does not say.
+    record : pyarrow.Array, optional
+        The cluster's own id of each record, null where the file does not say.
+    cluster : pyarrow.Array, optional
+        The cluster of each row, null where the file does not say.
     """
 
     known: Mask
     started: Instants
+    restarts: NDArray[np.float64] | None = None
+    record: pa.Array | None = None
+    cluster: pa.Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +122,8 @@ class JobRows:
         Line and original text of each row.
     clusters : frozenset of str
         Clusters that the rows name.
+    remarks : dict of str to array of shape (n_rows,)
+        Masks of rows that contradict themselves, by the text of the note that says how they are read.
     """
 
     jobs: dict[str, Any]
@@ -99,6 +133,7 @@ class JobRows:
     refused: list[Refused]
     texts: RowTexts
     clusters: frozenset[str] = frozenset()
+    remarks: dict[str, Mask] = field(default_factory=dict)
 
     @property
     def line(self) -> NDArray[np.int64]:

@@ -36,10 +36,20 @@ LONGEST_S = 100 * 365.25 * 86_400
 MICROSECONDS = "datetime64[us]"
 NOT_A_TIME = np.datetime64("NaT", "us")
 EARLIEST = np.datetime64("1970-01-01T00:00:00", "us")
+LONGEST_WAIT = np.timedelta64(3_653, "D")
+"""Ten years: no job waits and runs so long."""
 LATEST = np.datetime64("2200-01-01T00:00:00", "us")
 """Times outside are sentinel values or damage. pandas' nanosecond code and the zone files end not far beyond."""
 UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
 """Words of sacct, pandas and people for "unknown". Never applied to names of jobs, users or accounts."""
+
+_NO_TIMES = pa.concat_arrays(
+    [
+        UNKNOWN_TEXTS,
+        pa.array(["0", "0.0", "-1", "0000-00-00 00:00:00", "0000-00-00T00:00:00", "4294967294", "4294967295"]),
+    ]
+)
+"""Texts of times that are not set: 0 in slurmdbd's tables, MySQL's zero date, and slurm.h's NO_VAL and INFINITE."""
 
 # The pattern matches digits in one way only. With two ways, a field of 10^5 digits and a letter took a minute.
 _NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
@@ -65,11 +75,12 @@ _STATES_BY_CODE = {
     "RV": JobState.REVOKED,
     "S": JobState.SUSPENDED,
     "TO": JobState.TIMEOUT,
-    # Flags of a running job that Slurm prints in place of RUNNING while its prolog or epilog runs.
-    "CF": JobState.RUNNING,
-    "CONFIGURING": JobState.RUNNING,
-    "CG": JobState.RUNNING,
-    "COMPLETING": JobState.RUNNING,
+    # slurm.h JOB_STATE_FLAGS: what Slurm prints in place of the base state of a job that holds its nodes,
+    **dict.fromkeys(("CF", "CONFIGURING", "CG", "COMPLETING", "POWER_UP_NODE"), JobState.RUNNING),
+    **dict.fromkeys(("SI", "SIGNALING", "SO", "STAGE_OUT", "ST", "STOPPED"), JobState.RUNNING),
+    # and of one that goes back into the queue. A record with such a flag and an end is that of the run before.
+    **dict.fromkeys(("RF", "REQUEUE_FED", "RH", "REQUEUE_HOLD"), JobState.REQUEUED),
+    **dict.fromkeys(("RD", "RESV_DEL_HOLD", "SE", "SPECIAL_EXIT"), JobState.REQUEUED),
     # American spelling, used by Philly, Alibaba and people.
     "CANCELED": JobState.CANCELLED,
 }
@@ -101,6 +112,7 @@ class Reason(StrEnum):
     END_BEFORE_START = "end before start"
     END_BEFORE_SUBMIT = "end before submit"
     DUPLICATE_ROW = "duplicate row"
+    SIBLING = "sibling of a job that another cluster of the federation ran"
     SUPERSEDED = "superseded by a later row of the same run"
 
 
@@ -167,14 +179,47 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
 
 
+EPOCH_ENDS = EARLIEST + np.timedelta64(1, "D")
+"""Times before it are the epoch in some zone, which databases and pandas write for a time that is not set."""
+EPOCH = "jobs have a time of 1970, as databases write an unknown one: it is read as unknown"
+_LATER_TIMES = ("eligible_at", "started_at", "ended_at")
+
+
+def unset_epoch(jobs: dict[str, Any]) -> dict[str, Mask]:
+    """Make times of the epoch unknown in jobs of a later time.
+
+    Returns the rows by the text of their note. Traces whose own clock begins in 1970 are left as they are.
+    """
+    given = [name for name in ("submitted_at", *_LATER_TIMES) if name in jobs]
+    early = {name: jobs[name] < EPOCH_ENDS for name in given}
+    if not any(times.any() for times in early.values()):
+        return {}
+    is_of_1970 = early["submitted_at"]
+    found = {name: early[name] & (jobs["submitted_at"] >= EPOCH_ENDS) for name in given}
+    latest = np.fmax.reduce([jobs[name] for name in given])
+    found["submitted_at"] = is_of_1970 & (
+        (latest - jobs["submitted_at"] > LONGEST_WAIT) | (jobs["submitted_at"] < EARLIEST)
+    )
+    rows: Mask = np.logical_or.reduce(list(found.values()))
+    if not rows.any():
+        return {}
+    for name, unset in found.items():
+        jobs[name] = np.where(unset, NOT_A_TIME, jobs[name])
+    if "run_time_s" in jobs:  # where it was counted between two of the times
+        run_time_s = jobs["run_time_s"]
+        counted = rows & ((run_time_s < 0) | (run_time_s > LONGEST_WAIT / np.timedelta64(1, "s")))
+        jobs["run_time_s"] = np.where(counted, np.nan, run_time_s)
+    return {EPOCH: rows}
+
+
 def without(texts: pa.Array, word: str) -> pa.Array:
     """Return ``texts`` with ``word`` replaced by null."""
     return pc.if_else(pc.equal(texts, word), pa.scalar(None, pa.string()), texts)
 
 
-def known_values(texts: pa.Array) -> pa.Array:
+def known_values(texts: pa.Array, *, unknown: pa.Array = UNKNOWN_TEXTS) -> pa.Array:
     """Return ``texts`` with words for "unknown" replaced by null."""
-    return pc.if_else(pc.is_in(texts, value_set=UNKNOWN_TEXTS), pa.scalar(None, pa.string()), texts)
+    return pc.if_else(pc.is_in(texts, value_set=unknown), pa.scalar(None, pa.string()), texts)
 
 
 def distinct_texts(texts: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
@@ -336,7 +381,7 @@ class TimeParser:
         ``not_before`` (time of an earlier event, shape (n_rows,)). A local time that daylight saving skips is moved to
         the end of the gap. Both are counted.
         """
-        texts = known_values(texts)
+        texts = known_values(texts, unknown=_NO_TIMES)
         try:
             local = pc.cast(texts, pa.timestamp("us")).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:
@@ -382,7 +427,8 @@ class TimeParser:
 
 
 def _in_range(times: Instants) -> Mask:
-    return (times >= EARLIEST) & (times < LATEST)
+    # The epoch is a day earlier in local times of America.
+    return (times >= EARLIEST - np.timedelta64(1, "D")) & (times < LATEST)
 
 
 def _array(times: list[datetime | None]) -> Instants:

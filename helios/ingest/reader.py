@@ -15,14 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
+from helios.ingest.contradictions import latest, settle
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
-from helios.ingest.lines import RowTexts, file_sha256, file_size, head
-from helios.ingest.parse import REASONS, Reason, TimeParser, check_jobs
-from helios.model import Batch, JobState
+from helios.ingest.lines import file_sha256, file_size, head
+from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Mask, Reason, TimeParser, check_jobs, distinct_texts
+from helios.model import INTERRUPTED, NEVER_US, Batch, JobState, number_runs
 from helios.units import in_number
 
 # To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
@@ -80,7 +84,9 @@ ROWS_PER_BATCH = 50_000
 # Text of a file whose translated rows are kept until all of it is read. They take about twice its size.
 LARGEST_KEPT_BYTES = 256 << 20
 _FIRST_REASONS = 3
-STARTED_EARLY = "jobs have a start before their submission, as clocks or requeues leave it; they are kept"
+
+
+OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
 def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str | None = None) -> TraceFile:
@@ -166,8 +172,10 @@ class TraceFile:
         """
         return next(iter(self._runs.clusters)) if len(self._runs.clusters) == 1 else None
 
-    def read(self, *, rows_per_batch: int = ROWS_PER_BATCH) -> Iterator[Batch]:
+    def read(self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None) -> Iterator[Batch]:
         """Yield the file in batches of about ``rows_per_batch`` rows, in its order.
+
+        Where ``cluster`` is one of several clusters in the file, the rows of the others are left out.
 
         Every row becomes a job, a reject with its line and reason, or a part of the count in a note (rows that are no
         jobs, as Slurm's steps). Notes come with the last batch. The file is never held in memory as a whole.
@@ -182,19 +190,25 @@ class TraceFile:
             No row of it is a job; the message names the commonest reasons.
         """
         reading, drafts = self._drafts(max(1, rows_per_batch))
+        only = cluster if len(self._runs.clusters) > 1 and cluster in self._runs.clusters else None
         jobs, first_reasons, waiting = 0, Counter[str](), None
         for draft in drafts:
             if waiting is not None:
                 yield waiting
+            if only is not None:
+                others = _is_of_another(draft, only)
+                reading.tally[OTHER_CLUSTERS] += int(np.sum(others & ~draft.skipped))
+                draft.skipped[others] = True
+            remarks = settle(draft, as_of=self._runs.latest)
             check_jobs(draft.jobs, draft.results)
-            self._runs.apply(draft)
-            reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
+            self._runs.apply(draft, as_one=only is None)
+            reading.remark(draft, remarks)
             waiting = draft.finished()
             jobs += len(waiting.jobs)
             first_reasons.update(waiting.rejects["reason"])
         if waiting is None or not jobs:
             raise self._nothing_understood(first_reasons)
-        counted = Counter(reading.tally)
+        counted = reading.tally
         counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
             reading.clock.ambiguous
         )
@@ -203,7 +217,7 @@ class TraceFile:
             jobs=waiting.jobs,
             rejects=waiting.rejects,
             bytes_read=waiting.bytes_read,
-            notes=(*self._general_notes(), *(in_number(count, text) for text, count in counted.items() if count)),
+            notes=(*self._general_notes(only), *reading.notes()),
         )
 
     @cached_property
@@ -227,12 +241,15 @@ class TraceFile:
         reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
         return reading, LAYOUTS[self.format].drafts(reading)
 
-    def _general_notes(self) -> Iterator[str]:
+    def _general_notes(self, only: str | None) -> Iterator[str]:
         if self.assumed_timezone:
             yield f"Times in {self.path.name} carry no zone; {self.assumed_timezone} was assumed (--timezone ZONE)"
-        if len(self._runs.clusters) > 1:
+        if len(self._runs.clusters) > 1 and only is None:
             named = ", ".join(sorted(self._runs.clusters))
-            yield f"{self.path.name} holds jobs of several clusters ({named}), read as one"
+            yield (
+                f"{self.path.name} holds jobs of several clusters ({named}), read as one; --cluster with one of these"
+                " names reads its jobs only"
+            )
 
     def _nothing_understood(self, reasons: Counter[str]) -> NothingUnderstood:
         if not reasons:
@@ -249,13 +266,13 @@ class TraceFile:
 # Numbers for the runs of requeued jobs.
 #
 # Slurm keeps a record for each run of a requeued job (``sacct --duplicates``), all with the same id. Such rows may be
-# anywhere in a file, so one pass over all of it comes first.
+# anywhere in a file, so one pass over all of it comes first. ``helios.model.runs`` numbers them.
 
-_NOT_STARTED = np.iinfo(np.int64).max
+_INTERRUPTED = tuple(state.value for state in INTERRUPTED)
 
 
 class Runs:
-    """Rows with the job id and submit time of another one.
+    """Rows with the job id of another one.
 
     Call :meth:`add` for the whole file, then :meth:`number_restarts` once, then :meth:`apply` for each of its rows.
 
@@ -267,94 +284,199 @@ class Runs:
         Its rows; None where they are too many to keep.
     clusters : set of str
         Clusters that the rows name.
+    latest : datetime64
+        The latest time in the file.
     """
 
     def __init__(self, reading: FileReading) -> None:
         self.reading = reading
         self.kept: deque[JobRows] | None = deque()
         self.clusters: set[str] = set()
+        self.latest: np.datetime64 = NOT_A_TIME
         self._kept_bytes = 0
-        self._seen: list[tuple[pd.DataFrame, RowTexts | None]] = []
+        self._seen: list[_Seen] = []
         self._repeated = pd.DataFrame()
 
     def add(self, draft: JobRows) -> None:
         """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
-        self._seen.append((_run_keys(draft), draft.texts))
+        self.latest = np.fmax(self.latest, latest(draft))
+        self._seen.append(_Seen(draft))
         if self.kept is not None:
             self.kept.append(draft)
             self._kept_bytes += draft.texts.size_bytes
             if self._kept_bytes > LARGEST_KEPT_BYTES:
                 self.kept = None
         if self.kept is None:
-            self._seen = [(_with_text(keys, texts), None) for keys, texts in self._seen]
+            for seen in self._seen:
+                seen.drop_texts()
 
     def number_restarts(self) -> None:
         """Give each run its restart number, and find the rows that repeat one.
 
         Call it once, after the last :meth:`add`.
         """
-        jobs = [keys["job"] for keys, _ in self._seen]
-        repeated = pd.concat(jobs, ignore_index=True).duplicated(keep=False).to_numpy() if jobs else np.array([])
-        parts = np.split(repeated, np.cumsum([len(of_one) for of_one in jobs])[:-1])
-        rows = [
-            _with_text(keys[part], texts) for (keys, texts), part in zip(self._seen, parts, strict=False) if part.any()
-        ]
+        ids = [seen.ids for seen in self._seen]
+        repeated = pd.Series(np.concatenate(ids) if ids else []).duplicated(keep=False).to_numpy()
+        parts = np.split(repeated, np.cumsum([len(of_one) for of_one in ids])[:-1])
+        rows = [seen.keys(part) for seen, part in zip(self._seen, parts, strict=False) if part.any()]
         self._seen = []
         if not rows:
             return
         runs = pd.concat(rows, ignore_index=True)
         runs["refused"] = np.int8(-1)  # -1 is a run of its own, else the position of the reason in REASONS
         runs["restart"] = np.int32(0)
-        runs.loc[runs.duplicated(["job", "text"], keep="first"), "refused"] = REASONS.index(Reason.DUPLICATE_ROW)
+        runs.loc[runs.duplicated(["record", "text"], keep="first"), "refused"] = REASONS.index(Reason.DUPLICATE_ROW)
         # A later row of the same run replaces an earlier one, as from exports of one job at two moments of its life.
         left = runs[runs["refused"] < 0]
-        again = (left["start"] != _NOT_STARTED) & left.duplicated(["job", "start"], keep="last")
-        started_later = left["pending"] & (left["line"] < left.groupby("job")["line"].transform("max"))
+        again = (left["started"] != NEVER_US) & left.duplicated(["record", "started"], keep="last")
+        started_later = left["pending"] & (left["line"] < left.groupby("record")["line"].transform("max"))
         runs.loc[left.index[again | started_later], "refused"] = REASONS.index(Reason.SUPERSEDED)
-        left = runs[runs["refused"] < 0].sort_values(["job", "start", "line"], kind="stable")
-        runs.loc[left.index, "restart"] = left.groupby("job").cumcount().astype(np.int32)
+        runs["is_apart"] = False
+        if len(self.clusters) > 1:
+            _part_clusters(runs)
+        left = runs[runs["refused"] < 0].sort_values("line", kind="stable").rename(columns={"id": "job"})
+        runs.loc[left.index, "restart"] = number_runs(left)
         self._repeated = runs.sort_values("line")
 
-    def apply(self, draft: JobRows) -> None:
+    def apply(self, draft: JobRows, *, as_one: bool) -> None:
         """Set the restart numbers of ``draft``.
 
-        Rows that repeat another one, or that a later one supersedes, are refused.
+        Rows that repeat another one, or that a later one supersedes, are refused. Where several clusters are read
+        ``as_one``, jobs with the same id and submission get ids that tell them apart.
         """
-        restart = np.zeros(len(draft.line), dtype=np.int32)
+        restart = _restarts(draft).astype(np.int32)
         if len(self._repeated):
             lines = self._repeated["line"].to_numpy()
             place = np.minimum(np.searchsorted(lines, draft.line), len(lines) - 1)
             found = lines[place] == draft.line
             restart[found] = self._repeated["restart"].to_numpy()[place[found]]
             refused = self._repeated["refused"].to_numpy()[place]
-            for reason in (Reason.DUPLICATE_ROW, Reason.SUPERSEDED):
+            for reason in (Reason.DUPLICATE_ROW, Reason.SIBLING, Reason.SUPERSEDED):
                 draft.results.refuse(found & (refused == REASONS.index(reason)), reason)
+            apart = found & self._repeated["is_apart"].to_numpy()[place]
+            if as_one and apart.any() and draft.runs.cluster is not None:
+                ids = draft.jobs["job_id"].astype(object)
+                ids[apart] += "@" + pd.Series(draft.runs.cluster.to_pandas()).astype(object)[apart]
+                draft.jobs["job_id"] = ids.astype("str")
         draft.jobs.setdefault("restart", restart)  # a format that gives the number is believed
 
 
-def _run_keys(draft: JobRows) -> pd.DataFrame:
-    """Return the keys of the runs in ``draft``."""
-    start = draft.runs.started
-    ids = pd.util.hash_array(draft.jobs["job_id"].astype(object).to_numpy(), categorize=False)
-    if "restart" in draft.jobs:
-        ids = ids + draft.jobs["restart"].astype(np.uint64)
-    # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
-    times = draft.jobs["submitted_at"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    pending = draft.jobs["state"] == JobState.PENDING.value if "state" in draft.jobs else False
-    keys = pd.DataFrame(
-        {
-            "row": np.arange(len(draft.line)),
-            "line": draft.line,
-            "job": ids ^ times,
-            "start": np.where(np.isnat(start), _NOT_STARTED, start.view(np.int64)),
-            "pending": np.asarray(pending) & np.isnat(start),
-        }
-    )
-    counted: pd.DataFrame = keys[~draft.skipped & draft.runs.known & ~np.asarray(draft.jobs["job_id"].isna())]
-    return counted
+def _is_of_another(draft: JobRows, cluster: str) -> NDArray[np.bool_]:
+    """Return which rows name another cluster."""
+    named = draft.runs.cluster
+    if named is None:
+        return np.zeros(len(draft.line), dtype=np.bool_)
+    return np.asarray(pc.fill_null(pc.not_equal(named, cluster), False))
 
 
-def _with_text(keys: pd.DataFrame, texts: RowTexts | None) -> pd.DataFrame:
-    """Return ``keys`` with a hash of the text of each row."""
-    return keys if texts is None else keys.assign(text=texts.fingerprints(keys["row"].to_numpy()))
+def _part_clusters(runs: pd.DataFrame) -> None:
+    """Keep apart jobs of several clusters that have the same id and submission.
+
+    A sibling that the federation revoked is refused, where the job ran on another cluster. Any other job of a later
+    cluster in the file gets an id of its own.
+    """
+    left = runs[runs["refused"] < 0]
+    same = left.groupby(["shown_id", "submitted"], sort=False)
+    ran_elsewhere = left["is_revoked"] & ~same["is_revoked"].transform("all") & (same["id"].transform("nunique") > 1)
+    runs.loc[left.index[ran_elsewhere], "refused"] = REASONS.index(Reason.SIBLING)
+    left = left[~ran_elsewhere].sort_values("line", kind="stable")
+    first = left.groupby(["shown_id", "submitted"], sort=False)["id"].transform("first")
+    runs.loc[left.index[left["id"] != first], "is_apart"] = True
+
+
+class _Seen:
+    """What is kept of translated rows to find those of one job.
+
+    Attributes
+    ----------
+    ids : array of shape (n_counted,)
+        A hash of the id of each row that is counted.
+    """
+
+    def __init__(self, draft: JobRows) -> None:
+        jobs = draft.jobs
+        hashes = pd.util.hash_array(jobs["job_id"].astype(object).to_numpy(), categorize=False)
+        self._rows = np.flatnonzero(~draft.skipped & draft.runs.known & ~np.asarray(jobs["job_id"].isna()))
+        self.ids = hashes[self._rows]
+        names = ("restart", "submitted_at", "ended_at", "state", "user")
+        self._jobs = {name: jobs[name] for name in names if name in jobs}
+        self._runs, self._line, self._least = draft.runs, draft.line, _restarts(draft)
+        self._texts = draft.texts
+        self._fingerprints: NDArray[np.int64] | None = None
+
+    def drop_texts(self) -> None:
+        """Keep hashes of the texts in their place."""
+        if self._fingerprints is None:
+            self._fingerprints = self._texts.fingerprints(self._rows)
+            del self._texts
+
+    def keys(self, chosen: Mask) -> pd.DataFrame:
+        """Return the keys of the runs in the chosen of the counted rows.
+
+        ``shown_id`` is that of the job, ``id`` that of the job on its cluster, ``record`` that of what the cluster
+        keeps of one run, or of several of the same submission. The other columns are those of ``number_runs``, and what
+        tells rows of one record apart.
+        """
+        rows, shown, runs = self._rows[chosen], self.ids[chosen], self._runs
+        jobs = {name: values[rows] for name, values in self._jobs.items()}
+        ids, submitted = shown ^ _hashes(runs.cluster, rows), jobs["submitted_at"]
+        # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
+        record = (ids + np.asarray(jobs.get("restart", 0)).astype(np.uint64)) ^ (
+            submitted.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        )
+        if runs.record is not None:
+            known = np.asarray(runs.record.is_valid())[rows]
+            record = np.where(known, _hashes(runs.record, rows), record)
+        nowhere, started = np.zeros(len(rows), dtype=np.bool_), _microseconds(runs.started[rows])
+        state = jobs.get("state")
+        pending, revoked, interrupted = (
+            nowhere if state is None else np.asarray(state.isin(states))
+            for states in ((JobState.PENDING.value,), (JobState.REVOKED.value,), _INTERRUPTED)
+        )
+        return pd.DataFrame(
+            {
+                "line": self._line[rows],
+                "shown_id": shown,
+                "id": ids,
+                "record": record,
+                "text": self._texts.fingerprints(rows) if self._fingerprints is None else self._fingerprints[chosen],
+                "submitted": submitted.view(np.int64),
+                "started": started,
+                "ended": _microseconds(jobs["ended_at"]) if "ended_at" in jobs else NEVER_US,
+                "is_revoked": revoked,
+                "interrupted": interrupted,
+                "user": _codes(jobs["user"]) if "user" in jobs else -1,
+                "least": self._least[rows],
+                "is_first": nowhere if runs.restarts is None else runs.restarts[rows] == 0,
+                "pending": pending & (started == NEVER_US),
+            }
+        )
+
+
+def _restarts(draft: JobRows) -> NDArray[np.float64]:
+    """Return how often each job was started before, 0 where the file does not say."""
+    found = draft.runs.restarts
+    return np.zeros(len(draft.line)) if found is None else np.nan_to_num(found)
+
+
+def _microseconds(times: Instants) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.where(np.isnat(times), NEVER_US, times.view(np.int64))
+    return found
+
+
+def _hashes(texts: pa.Array | None, rows: NDArray[np.int64]) -> NDArray[np.uint64] | np.uint64:
+    """Return a number for each row's text, 0 where there is none."""
+    if texts is None:
+        return np.uint64(0)
+    codes, distinct = distinct_texts(texts.take(pa.array(rows)))
+    hashes: NDArray[np.uint64] = np.array([*pd.util.hash_array(np.array(distinct, dtype=object)), 0], dtype=np.uint64)
+    return hashes[codes]
+
+
+def _codes(texts: pd.Categorical) -> NDArray[np.int64]:
+    """Return a number for each text, -1 where there is none."""
+    hashes = pd.util.hash_array(texts.categories.to_numpy(dtype=object)) >> np.uint64(1)
+    numbers: NDArray[np.int64] = np.array([*hashes, -1], dtype=np.int64)
+    found: NDArray[np.int64] = numbers[texts.codes]
+    return found

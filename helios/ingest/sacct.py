@@ -56,6 +56,9 @@ _MEMORY_PER_CPU_FLAGS = (2**63, 2**31)
 # printed that number instead of "gpu" where the plugin was not loaded.
 _GPU_NAMES = frozenset({"gpu", str(ord("g") + (ord("p") << 8) + (ord("u") << 16))})
 
+_MOST_RESTARTS = 2**16
+"""Slurm keeps 16 bits of it (slurm.h restart_cnt); larger numbers are NO_VAL."""
+
 # Texts whose values are remembered from one block of rows to the next.
 _REMEMBERED = 50_000
 
@@ -144,7 +147,7 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
-def gpus_per_node(texts: pa.Array) -> DistinctColumn[Tres]:
+def gres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
     Examples are ``gpu:a100:2`` and ``gres:gpu:2(IDX:0-1)``.
@@ -282,7 +285,7 @@ SOURCES = {
 }
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
-    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres"),
+    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -298,8 +301,8 @@ _UNREAD_FIELDS = (
     *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
     *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
     *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
-    *("reqcpufreqmin", "reservation", "reservationid", "reserved", "restarts", "segmentsize", "sluid"),
-    *("suspended", "systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
+    *("reqcpufreqmin", "reservation", "reservationid", "reserved", "segmentsize"),
+    *("systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
 )
 _KNOWN = {
     *RAW_FIELDS,
@@ -311,10 +314,14 @@ _KNOWN = {
 _LONGEST_DELIMITER = 128
 _GUESSABLE_BYTES = 8
 """Shorter delimiters can be guessed, or found by trial."""
-_UNFINISHED = tuple(
-    state.value
-    for state in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.REQUEUED, JobState.RESIZING)
-)
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
+"""Base states of jobs that have not ended, whatever end a row has (``sacct --truncate`` prints that of the window)."""
+_FLAGS = (JobState.REQUEUED.value, JobState.RESIZING.value)
+"""States of records that have ended where they have an end.
+
+slurmdbd stores these flags in place of the base state when it closes the record of a run or of one size
+(as_mysql_job_complete() in as_mysql_job.c); slurmctld prints the same words of jobs that wait or run.
+"""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d.*|\d{9,11}|Unknown|None|N/A|", re.ASCII)
 _TIME_CUT = re.compile(r"[-0-9T: ]*|[A-Z][a-z]*", re.ASCII)
@@ -326,6 +333,16 @@ FORGEABLE = (
     "rows have a delimiter that users can write into the names of their jobs: a crafted name can forge rows of others,"
     " which cannot be told from true ones; export with a random delimiter (docs/formats.md)"
 )
+REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they have neither a start nor hours"
+SUSPENDED = (
+    "jobs were suspended: their run time is Elapsed, without the suspension, and they held their GPUs from start to end"
+)
+ELAPSED_DIFFERS = (
+    "jobs have an Elapsed other than end minus start minus suspension: where it is not 0, their run time is Elapsed"
+)
+END_FROM_ELAPSED = "jobs have an end before their start: it was found from Elapsed"
+ROUNDING_S = 1.0
+"""Difference of Elapsed and the times that is no contradiction, s."""
 NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
 
 
@@ -490,39 +507,64 @@ class _SacctTranslation(Translation):
         if (states := self.rows.column(*SOURCES["state"])) is not None:
             self.read_states(states)
         self.read_times({name: SOURCES[name] for name in ("submitted_at", "eligible_at", "started_at", "ended_at")})
-        self.note_runs()
+        cluster, restarts = self.rows.column("cluster", "clustername"), self.numbers("restarts")
+        self.results.refuse(restarts < 0, Reason.UNREADABLE_NUMBER)
+        self.note_runs(
+            restarts=np.where(np.abs(restarts) <= _MOST_RESTARTS, restarts, np.nan),
+            record=self.rows.column("sluid"),
+            cluster=None if cluster is None else known_values(cluster),
+        )
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
         elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
         self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
-        # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
-        over = np.ones(len(self.rows), dtype=np.bool_) if "state" not in self.jobs else ~self.is_in(_UNFINISHED)
-        start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NOT_A_TIME)
-        span = spans(elapsed)
-        ran = over & (elapsed > 0)
-        start = np.where(np.isnat(start) & ran, end - span, start)
-        end = np.where(np.isnat(end) & ran, start + span, end)
-        start = np.where(self._never_started(start, end), NOT_A_TIME, start)
-        self.jobs["started_at"], self.jobs["ended_at"] = start, end
-        run_time = (end - start) / np.timedelta64(1, "s")
-        self.jobs["run_time_s"] = np.where(np.isnan(run_time) & ran, elapsed, run_time)
+        self._read_run(elapsed)
         asked, given = self._tres("reqtres", "tresreq"), self._tres("alloctres", "tresalloc")
         counts = self.numbers
         # Before a start, NNodes, NCPUS and AllocCPUS are 0, or what was asked for.
         self._read_size("nodes", (counts("reqnodes"), asked), (counts("allocnodes"), counts("nnodes"), given))
         self._read_size("cpus", (counts("reqcpus"), asked), (given, counts("alloccpus"), counts("ncpus")))
-        lists = [gpus_per_node(self.texts(name)) for name in ("reqgres", "allocgres")]
-        asked_each, given_each = (found.floats("gpus") for found in lists)
-        nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
+        lists = [gres_lists(self.texts(name)) for name in ("reqgres", "allocgres")]
+        asked_each, given_total = (found.floats("gpus") for found in lists)
         asked_nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
-        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_each * nodes))
+        # ReqGRES is for each node, AllocGRES the sum over all of them (up to Slurm 20.02).
+        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_total))
         self.jobs["gpus"] = np.nan_to_num(self.jobs["gpus"])
         self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
-        named = self.rows.column("cluster", "clustername")
-        clusters = [] if named is None else pc.unique(known_values(named)).drop_null().to_pylist()
+        named = self.runs.cluster if self.runs else None
+        clusters = [] if named is None else pc.unique(named).drop_null().to_pylist()
         return self.draft(skipped=skipped, clusters=frozenset(clusters))
+
+    def _read_run(self, elapsed: NDArray[np.float64]) -> None:
+        """Set start, end and run time, ``elapsed`` being the time that the job worked, s."""
+        # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
+        start, end = self._time("started_at"), self._time("ended_at")
+        over = np.ones(len(self.rows), dtype=np.bool_)
+        if "state" in self.jobs:
+            over = ~self.is_in(_UNFINISHED) & ~(self.is_in(_FLAGS) & np.isnat(end))
+        end = np.where(over, end, NOT_A_TIME)
+        revoked = self._revoked()
+        start = np.where(revoked, NOT_A_TIME, start)
+        # Elapsed is end minus start minus suspension (as_mysql_jobacct_process.c), and 0 where it is not known.
+        suspended = np.nan_to_num(self.durations("suspended", bare_unit_s=1.0))
+        worked = over & (elapsed > 0) & ~revoked
+        span = spans(np.maximum(elapsed + suspended, 0.0))
+        start = np.where(np.isnat(start) & worked, end - span, start)
+        backwards = worked & (end < start)
+        end = np.where((np.isnat(end) & worked) | backwards, start + span, end)
+        start = np.where(self._never_started(start, end), NOT_A_TIME, start)
+        self.jobs["started_at"], self.jobs["ended_at"] = start, end
+        held = (end - start) / np.timedelta64(1, "s")
+        differs = over & (np.abs(held - elapsed - suspended) > ROUNDING_S)
+        run_time = np.maximum(held - suspended, np.minimum(held, 0.0))
+        self.jobs["run_time_s"] = np.where(worked & (differs | np.isnan(held)), elapsed, run_time)
+        self.remarks |= {
+            SUSPENDED: over & (suspended > 0) & ~differs,
+            ELAPSED_DIFFERS: differs & ~backwards,
+            END_FROM_ELAPSED: backwards,
+        }
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
@@ -540,13 +582,22 @@ class _SacctTranslation(Translation):
     def _time(self, name: str) -> Instants:
         return self.jobs[name] if name in self.jobs else np.full(len(self.rows), NOT_A_TIME)
 
+    def _revoked(self) -> Mask:
+        # slurm.h JOB_REVOKED: another cluster of the federation ran the job. Its start and end may stand here, too.
+        if "state" not in self.jobs:
+            return np.zeros(len(self.rows), dtype=np.bool_)
+        revoked = self.is_in((JobState.REVOKED.value,))
+        self.reading.tally[REVOKED] += int(revoked.sum())
+        return revoked
+
     def _never_started(self, start: Instants, end: Instants) -> Mask:
-        # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end.
+        # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end. A
+        # later start is the one that was planned.
         nodes, state = self.rows.column(*SOURCES["node_list"]), self.jobs.get("state")
         if nodes is None or state is None:
             return np.zeros(len(self.rows), dtype=np.bool_)
         unplaced = np.asarray(pc.fill_null(pc.equal(nodes, "None assigned"), False))
-        never = np.asarray(unplaced & (start == end) & (state == JobState.CANCELLED.value))
+        never = np.asarray(unplaced & ((start > end) | ((start == end) & (state == JobState.CANCELLED.value))))
         self.reading.tally[NEVER_STARTED] += int(never.sum())
         return never
 

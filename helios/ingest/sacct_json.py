@@ -28,9 +28,14 @@ from helios.ingest.lines import head
 UNLIMITED = "UNLIMITED"
 _NOT_SET = (2**32 - 2, 2**64 - 2)  # slurm.h NO_VAL, NO_VAL64, which older plugins print as numbers
 _INFINITE = (2**32 - 1, 2**64 - 1)  # slurm.h INFINITE, INFINITE64
-# slurm.h: flags beside a base state. job_state_string() prints them instead of the base state, and so does sacct
-# --parsable2.
-_STATE_FLAGS = ("COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REVOKED")
+# slurm.h: base states, beside which there may be flags. slurmdbd closes a record with the flag alone (REQUEUED,
+# RESIZING), whose base state is then 0 and printed as PENDING.
+_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
+_ENDED_STATES = (
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+    "OUT_OF_MEMORY",
+)
+_REVOKED = "REVOKED"
 _FAILED = "FAILED"
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,4096}")
 _MEMBER = re.compile(rb'"(jobs|job_id|submission|submit_time)"\s*:')
@@ -80,8 +85,20 @@ LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
 
 FIELDS = (
     *("jobidraw", "jobid", "cluster", "user", "group", "account", "qos", "partition", "state", "exitcode", "submit"),
-    *("eligible", "start", "end", "elapsedraw", "timelimit", "allocnodes", "reqcpus", "reqmem", "reqtres", "alloctres"),
-    *("nodelist", "jobname"),
+    *(
+        "eligible",
+        "start",
+        "end",
+        "elapsedraw",
+        "suspended",
+        "timelimit",
+        "allocnodes",
+        "reqcpus",
+        "reqmem",
+        "reqtres",
+        "alloctres",
+    ),
+    *("nodelist", "jobname", "restarts", "sluid"),
 )
 
 
@@ -99,11 +116,15 @@ def lift_records(job: Mapping[str, Any]) -> Fields:
         "user": as_text(job.get("user")) or as_text(value_at(job, "association", "user")),
         "jobname": as_text(job.get("name")),
         "nodelist": as_text(job.get("nodes")),
-        "state": _state(value_at(job, "state", "current")),
+        "state": _state(job),
         "exitcode": _exit_code(job),
         "start": as_text(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start"),
         "end": _time(job, "end"),
+        # Since v0.0.40 (restart_cnt) and v0.0.43 (sluid).
+        "restarts": _count(job, "restart_cnt"),
+        "sluid": as_text(job.get("sluid")),
         "elapsedraw": _count(job, "time", "elapsed"),
+        "suspended": _count(job, "time", "suspended"),
         "timelimit": _count(job, "time", "limit"),
         "reqmem": _memory(job.get("required")),
         "reqtres": _tres(value_at(job, "tres", "requested")),
@@ -181,10 +202,21 @@ def _ranges(mask: int) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _state(current: Any) -> str | None:
+def _state(job: Mapping[str, Any]) -> str | None:
+    """Return the base state, or the flag that stands for it.
+
+    It is a flag where the record has ended and its base state has not, and where the job ran on another cluster.
+    """
+    current = value_at(job, "state", "current")
     words = current if isinstance(current, list) else [current]
-    flags = [word for word in words if word in _STATE_FLAGS]
-    return as_text((flags or words or [None])[0])
+    if _REVOKED in words:
+        return _REVOKED
+    if ended := [word for word in words if word in _ENDED_STATES]:
+        return as_text(ended[0])
+    active = [word for word in words if word in _ACTIVE_STATES]
+    flags = [word for word in words if word not in _ACTIVE_STATES]
+    chosen = (flags or active) if _time(job, "end") else (active or flags)
+    return as_text(chosen[0]) if chosen else None
 
 
 def _exit_code(job: Mapping[str, Any]) -> str | None:
@@ -194,7 +226,7 @@ def _exit_code(job: Mapping[str, Any]) -> str | None:
     returned = _number(code.get("return_code"))
     signal = _number(value_at(code, "signal", "id")) or _number(value_at(code, "signal", "signal_id")) or 0
     worded_in_one = isinstance(code.get("status"), str)
-    if worded_in_one and not returned and not signal and _state(value_at(job, "state", "current")) == _FAILED:
+    if worded_in_one and not returned and not signal and _state(job) == _FAILED:
         return None
     # v0.0.39 prints -127 where there is no return code.
     return f"{returned if isinstance(returned, int) and returned > 0 else 0}:{signal}"

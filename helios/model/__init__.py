@@ -42,6 +42,7 @@ from helios.model.records import (
     in_submission_order,
     with_sizes_requested,
 )
+from helios.model.runs import INTERRUPTED, LONGEST_EPILOG_US, NEVER_US, number_runs
 from helios.model.slurm_site import (
     NodeGroup,
     PartitionRules,

@@ -44,7 +44,7 @@ _ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,TO"
 
 SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,Group,Account,QOS,Partition,State,ExitCode,Submit,Eligible,Start,End,Elapsed,"
-    "Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
+    "Suspended,Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
 )
 """Fields that ``helios.ingest.sacct`` reads."""
 _HEADER = SACCT_FIELDS.partition(",")[0].encode()
@@ -86,7 +86,8 @@ class Accounting:
             ``sacct`` failed, or did not answer in time.
         """
         window = _window(start, end)
-        words = ["--allusers", "--duplicates", "--allocations", "--noconvert"]
+        # --local: where FederationParameters=fed_display, sacct lists the jobs of the whole federation.
+        words = ["--local", "--allusers", "--duplicates", "--allocations", "--noconvert"]
         delimiter = secrets.token_hex(_WORD_BYTES)
         words += ["--parsable", f"--delimiter=|{delimiter}|"]
         words += [f"--starttime={window[0]}", f"--endtime={window[1]}", f"--format={SACCT_FIELDS}"]
@@ -118,8 +119,8 @@ class Accounting:
         while start < end:
             until = min(start + LONGEST_WINDOW, end)
             window, delimiter = _window(start, until), f"|{secrets.token_hex(_WORD_BYTES)}|"
-            words = [f"--user={','.join(users)}" if users else "--allusers", "--noheader", "--noconvert", "--parsable2"]
-            words += [f"--delimiter={delimiter}", f"--starttime={window[0]}", f"--endtime={window[1]}"]
+            words = [f"--user={','.join(users)}" if users else "--allusers", "--local", "--noheader", "--noconvert"]
+            words += ["--parsable2", f"--delimiter={delimiter}", f"--starttime={window[0]}", f"--endtime={window[1]}"]
             printed = self.shell.run("sacct", *words, f"--format={USAGE_FIELDS}").decode("utf-8", "surrogateescape")
             parts.append(read_usage(printed, delimiter=delimiter))
             start = until
@@ -133,6 +134,7 @@ class Accounting:
         """
         begins, ends = _window(max(since, now - LONGEST_ENDED) - _LATE, now + _LATE)
         sacct = [
+            "--local",
             "--allusers",
             "--allocations",
             "--noheader",

@@ -38,6 +38,7 @@ from helios.warehouse.bulk import (
     with_values,
 )
 from helios.warehouse.engine import reading, writing
+from helios.warehouse.requeues import RunNumbers
 from helios.warehouse.schema import JOB_KEY, coverage, jobs
 
 # Load of a trace.
@@ -117,8 +118,9 @@ def load(connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace:
         return _load_report(connection, earlier, cluster=trace.cluster, already_loaded=True)
     tally, strings = _Tally(), StringTable(connection, bulk)
     load_id = _insert_load(connection, cluster_id, trace)
+    runs = RunNumbers(connection, bulk, cluster_id=cluster_id, strings=strings)
     for batch in batches:
-        rows = stored_jobs(batch.jobs, cluster_id=cluster_id, strings=strings)
+        rows = runs.numbered(stored_jobs(batch.jobs, cluster_id=cluster_id, strings=strings))
         new = bulk.insert(connection, schema.jobs, rows)
         updated = 0
         if new < len(rows):

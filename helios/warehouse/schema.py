@@ -104,6 +104,14 @@ jobs = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# The runs of ``jobs`` that another run of their job may follow, or that follow one.
+requeues = _cluster_table(
+    "requeues",
+    sa.Column("job_id", JobId, nullable=False),
+    *_not_null(sa.BigInteger, "submitted_at"),
+    key=("job_id", "submitted_at"),
+)
+
 loads = sa.Table(
     "loads",
     metadata,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
@@ -219,6 +220,31 @@ def test_a_window_of_the_accounting_lists_every_job_that_was_alive_in_it(rig: Ri
     (mine,) = used[used["job_id"] == job].to_dict("records")
     assert (mine["user"], mine["run_time_s"] > 0, mine["cpus"] > 0) == ("bob", True, True)
     assert np.isnan(mine["used_memory_mib"])  # this cluster gathers nothing
+
+
+def test_runs_of_a_requeued_and_suspended_job_are_read_as_slurm_counts_them(rig: Rig, tmp_path: Path) -> None:
+    started = datetime.now(UTC)
+    job = rig.submit(seconds=600, user="bob")
+    rig.until(lambda: rig.job_state(job) == "RUNNING")
+    rig.run("scontrol", "suspend", job)
+    rig.until(lambda: rig.job_state(job) == "SUSPENDED")
+    rig.run("scontrol", "resume", job)
+    rig.until(lambda: rig.job_state(job) == "RUNNING")
+    rig.run("scontrol", "requeue", job)
+    rig.until(lambda: rig.job_state(job) == "PENDING")
+    rig.run("scancel", job)
+    accounting = Accounting(shell=Shell(environment=rig.environment))
+
+    def runs() -> pd.DataFrame:
+        accounting.sacct_window(started - timedelta(seconds=5), datetime.now(UTC), path=tmp_path / "window.txt")
+        found = pd.concat([batch.jobs for batch in open_trace(tmp_path / "window.txt").read()])
+        return found[found["job_id"] == job].sort_values("restart")
+
+    rig.until(lambda: runs()["state"].tolist() == ["REQUEUED", "CANCELLED"])
+    first, second = runs().to_dict("records")
+    assert (first["restart"], second["restart"]) == (0, 1)
+    elapsed = rig.lines("sacct", "-n", "-X", "-P", "-D", "-j", job, "-o", "ElapsedRaw")[0]
+    assert first["run_time_s"] == float(elapsed) and not pd.isna(first["ended_at"])
 
 
 def test_a_drain_is_an_event_of_its_node(rig: Rig) -> None:

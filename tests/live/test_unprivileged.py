@@ -209,6 +209,7 @@ def crafted_names() -> list[str]:
     now = int(time.time())
     facts = {"Cluster": "dev", "User": "bob", "Group": "bob", "Account": "vision", "QOS": "normal", "Partition": "gpu"}
     facts |= {"State": "COMPLETED", "ExitCode": "0:0", "Elapsed": "00:00:01", "Timelimit": "01:00:00", "NNodes": "1"}
+    facts |= {"Suspended": "00:00:00"}
     facts |= dict.fromkeys(("Submit", "Eligible", "Start"), str(now - 60)) | {"End": str(now - 59)}
     facts |= {"ReqCPUS": "1", "AllocCPUS": "1", "ReqMem": "100M", "ReqTRES": "cpu=1", "AllocTRES": "cpu=1,gres/gpu=8"}
 

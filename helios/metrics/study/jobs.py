@@ -18,6 +18,7 @@ from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.history import (
     COMPLETED,
     FAILED,
+    NEVER_S,
     NODE_FAILED,
     NOT_ENDED,
     TIMEOUT,
@@ -174,11 +175,18 @@ def long_limits(history: StudyHistory) -> Finding:
 
 
 def lost_to_requeues(history: StudyHistory) -> Finding:
-    """Return the share of hours in runs that were started again."""
+    """Return the share of hours in runs that were started again.
+
+    All hours of the runs that were submitted in the window count, since the window of a history ends with its last
+    submission, before the last run of a job.
+    """
     if not (history.restart > 0).any():
         return unknown_finding(19, "runs that were started again", n=int(history.sized.sum()), coverage=0.0)
     again = started_again(history)
-    lost, hours = history.hours_by_block(again), history.hours_by_block()
+    until_s = np.where(history.ended_s < NEVER_S, history.ended_s, np.maximum(history.end_s, history.started_s))
+    held_s = np.where(history.started_s < NEVER_S, until_s - history.started_s, np.nan_to_num(history.run_time_s))
+    held = history.size * held_s / HOUR_S
+    lost, hours = (history.blocks.sum(history.submitted_s, of_runs) for of_runs in (np.where(again, held, 0), held))
     return Finding(
         number=19,
         estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
@@ -190,10 +198,17 @@ def lost_to_requeues(history: StudyHistory) -> Finding:
 
 
 def started_again(history: StudyHistory) -> Flags:
-    """Return whether a later run of the same job is recorded."""
-    keys = history.jobs[["job_id", "submitted_at"]].assign(restart=history.restart)
-    newest = keys.groupby(["job_id", "submitted_at"], sort=False, observed=True)["restart"].transform("max")
-    return history.restart < newest.to_numpy()
+    """Return whether a later run of the same job is recorded.
+
+    The parts of a job that was resized are one run.
+    """
+    rows = pd.DataFrame({"job": pd.factorize(history.jobs["job_id"])[0], "restart": history.restart})
+    rows = rows.assign(submitted_s=history.submitted_s).sort_values(["job", "submitted_s", "restart"], kind="stable")
+    # The id of a job may be used again: a job of its own begins with 0.
+    follows = rows["restart"] > 0
+    is_followed = (follows & (rows["job"] == rows["job"].shift())).shift(-1, fill_value=False)
+    found: Flags = is_followed.sort_index().to_numpy() & (history.state != NOT_ENDED)
+    return found
 
 
 def weighted_median(values: Floats, weight: Floats) -> float:

@@ -80,7 +80,7 @@ def test_a_column_of_time_limits_is_read(tmp_path, text, seconds):
         ({"job_id": ""}, "no job id"),
         ({"submit": ""}, "no submit time"),
         ({"submit": "yesterday"}, "time is not understood"),
-        ({"submit": "0000-00-00 00:00:00"}, "time is not understood"),
+        ({"submit": "0000-00-00 00:00:00"}, "no submit time"),
         ({"submit": "2020-13-01 00:00:00"}, "time is not understood"),
         ({"submit": "9999-12-31 23:59:59"}, "time is not understood"),
         ({"gpus": "-1"}, "negative size"),

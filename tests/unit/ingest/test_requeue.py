@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from helios.ingest import open_trace, reader
 from tests.examples import examples
-from tests.unit.ingest.builders import a_sacct_file, a_sacct_row, read
+from tests.unit.ingest.builders import a_json_file, a_json_job, a_sacct_file, a_sacct_row, read
 
 
 def a_run(number, **fields):
@@ -89,3 +89,86 @@ def test_a_small_file_is_read_once(tmp_path, monkeypatch):
     drafts = lambda reading: passes.append(reading) or layout.drafts(reading)  # noqa: E731
     monkeypatch.setitem(reader.LAYOUTS, trace.format, replace(layout, drafts=drafts))
     assert trace.cluster and list(trace.read()) and len(passes) == 1
+
+
+RESTARTED = {"Submit": "2021-05-01T11:01:01", "Start": "2021-05-01T11:05:00", "End": "2021-05-01T12:05:00"}
+
+
+def numbers(folder, *rows):
+    jobs = read(a_sacct_file(folder, *rows)).jobs
+    return jobs["restart"].tolist()
+
+
+@pytest.mark.parametrize("state", ["REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUE_HOLD"])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_run_follows_one_that_was_interrupted_before_its_submission(tmp_path, state, turn):
+    rows = [a_sacct_row(State=state, User="u"), a_sacct_row(**RESTARTED, User="u")]
+    assert numbers(tmp_path, *rows[::turn]) == [0, 1][::turn]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"State": "COMPLETED"},
+        {"User": "another"},
+        {"End": "2021-05-01T11:03:00"},
+        {"Submit": "2021-04-01T10:00:00", "Start": "2021-04-01T10:01:00", "End": "2021-04-01T11:01:00"},
+        {"Cluster": "another"},
+        {"JobIDRaw": "99", "JobID": "99"},
+    ],
+)
+def test_another_job_with_the_id_of_one_is_no_run_of_it(tmp_path, changed):
+    earlier = a_sacct_row(State="PREEMPTED", User="u", Cluster="c") | changed
+    assert numbers(tmp_path, earlier, a_sacct_row(**RESTARTED, User="u", Cluster="c")) == [0, 0]
+
+
+def test_what_the_cluster_counts_is_believed_where_runs_before_are_missing(tmp_path):
+    assert numbers(tmp_path, a_sacct_row(Restarts="3")) == [3]
+
+
+@pytest.mark.parametrize(("restarts", "expected"), [("0", [0, 0]), ("1", [0, 1]), ("4", [0, 4])])
+def test_what_the_cluster_counts_tells_a_new_job_from_a_run(tmp_path, restarts, expected):
+    rows = [a_sacct_row(State="PREEMPTED", Restarts="0"), a_sacct_row(**RESTARTED, Restarts=restarts)]
+    assert numbers(tmp_path, *rows) == expected
+
+
+@pytest.mark.parametrize("text", ["", "4294967294", "None"])
+def test_a_count_of_restarts_that_is_not_set_says_nothing(tmp_path, text):
+    rows = [a_sacct_row(State="PREEMPTED", Restarts=text), a_sacct_row(**RESTARTED, Restarts=text)]
+    assert numbers(tmp_path, *rows) == [0, 1]
+
+
+def test_runs_of_a_chain_and_a_job_after_it_are_told_apart(tmp_path):
+    moments = ["2021-05-01T10:00:00", "2021-05-01T11:01:30", "2021-05-01T12:02:10", "2021-06-01T10:00:00"]
+    ends = ["2021-05-01T11:01:00", "2021-05-01T12:02:00", "2021-05-01T13:00:00", "2021-06-01T11:00:00"]
+    states = ["PREEMPTED", "NODE_FAIL", "COMPLETED", "COMPLETED"]
+    rows = [
+        a_sacct_row(Submit=moment, Start=moment, End=end, State=state)
+        for moment, end, state in zip(moments, ends, states, strict=True)
+    ]
+    assert numbers(tmp_path, rows[2], rows[0], rows[3], rows[1]) == [2, 0, 0, 1]
+
+
+def test_parts_of_a_resized_job_have_numbers_and_the_next_run_follows(tmp_path):
+    first = a_sacct_row(State="RESIZING", End="2021-05-01T10:30:00", Restarts="0")
+    second = a_sacct_row(Start="2021-05-01T10:30:00", State="PREEMPTED", Restarts="0")
+    assert numbers(tmp_path, first, second, a_sacct_row(**RESTARTED, Restarts="1")) == [0, 1, 2]
+
+
+def test_two_rows_of_one_record_are_one_run_by_its_own_id(tmp_path):
+    running = a_sacct_row(SLUID="s1", State="RUNNING", Start="2021-05-01T10:01:00", End="Unknown")
+    batch = read(a_sacct_file(tmp_path, running, a_sacct_row(SLUID="s1"), a_sacct_row(SLUID="s2", **RESTARTED)))
+    assert len(batch.jobs) == 2 and batch.rejects["reason"].tolist() == ["superseded by a later row of the same run"]
+
+
+def test_json_counts_restarts(tmp_path):
+    jobs = [a_json_job() | {"restart_cnt": 2, "sluid": "s1"}, a_json_job(job_id=2) | {"restart_cnt": None}]
+    assert read(a_json_file(tmp_path, *jobs)).jobs["restart"].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("rows_per_batch", [1, 2, 7])
+def test_runs_far_apart_in_a_file_are_one_job(tmp_path, rows_per_batch):
+    between = [a_sacct_row(JobIDRaw=str(number), JobID=str(number)) for number in range(200, 210)]
+    path = a_sacct_file(tmp_path, a_sacct_row(**RESTARTED), *between, a_sacct_row(State="REQUEUED"))
+    jobs = read(path, rows_per_batch=rows_per_batch).jobs
+    assert jobs.loc[jobs["job_id"] == "100", "restart"].tolist() == [1, 0]

@@ -175,7 +175,8 @@ def test_an_eligible_time_printed_as_the_start_is_found_out_and_told(tmp_path):
 def test_a_job_that_was_suspended_keeps_its_start(tmp_path):
     job = a_json_job(times=(1_700_000_000, 1_700_000_000, 1_700_000_000, 1_700_000_900))
     job["time"] |= {"elapsed": 300, "suspended": 600}
-    assert the_job(a_json_file(tmp_path, job))["run_time_s"] == 900
+    found = the_job(a_json_file(tmp_path, job))
+    assert (found["started_at"], found["run_time_s"]) == (pd.Timestamp(1_700_000_000, unit="s", tz="UTC"), 300)
 
 
 def test_a_user_without_a_name_is_that_of_the_association(tmp_path):

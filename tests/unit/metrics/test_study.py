@@ -233,6 +233,23 @@ def test_requeued_runs_are_lost_but_the_last():
     assert found.estimate.value == pytest.approx(1 / (4 + 60 / 3600))
 
 
+def test_runs_of_their_own_submission_are_lost_also_behind_the_last_one():
+    jobs = [
+        at(0, job_id="7", restart=0, state="PREEMPTED", run_time_s=3600, gpus=1),
+        at(2, job_id="7", restart=1, run_time_s=3 * 3600, gpus=1),
+    ]
+    assert findings.lost_to_requeues(history_of(*jobs)).estimate.value == pytest.approx(1 / 4)
+
+
+def test_parts_of_a_resized_job_and_an_id_used_again_lose_nothing():
+    jobs = [
+        at(0, job_id="7", restart=0, state="RESIZING", run_time_s=3600, gpus=1),
+        at(0, job_id="7", restart=1, run_time_s=3600, gpus=1, started_at=FIRST + 2 * HOUR),
+        at(9, job_id="7", restart=0, run_time_s=3600, gpus=1),
+    ]
+    assert findings.lost_to_requeues(history_of(*jobs)).estimate.value == 0
+
+
 def test_concentration_is_of_users_with_hours():
     jobs = [at(k, user=f"u{k}", gpus=1, run_time_s=3600) for k in range(19)]
     jobs += [at(1, user="heavy", gpus=1, run_time_s=19 * 3600), at(2, user="idle", gpus=0)]

@@ -1,0 +1,91 @@
+"""Rules for rows of any format that contradict themselves.
+
+Each row is counted and named in the load report. Rules that need the fields of one format are with its reader.
+``docs/formats.md`` lists all of them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.ingest.job_rows import JobRows
+from helios.ingest.parse import NOT_A_TIME, Mask, unset_epoch
+from helios.model import JobState
+
+CLOCK_STEP = np.timedelta64(1, "D")
+"""A start may be earlier than the submission by so much, as clocks and zones leave it."""
+RUNAWAY = np.timedelta64(366, "D")
+"""Age at which a job without a limit does not run any more."""
+RUNAWAY_GRACE = np.timedelta64(7, "D")
+"""A job may run so much longer than twice its limit, as Slurm lets suspended ones (OverTimeLimit, gang scheduling)."""
+LIMIT_GRACE_S = 3_600.0
+"""A run above twice its limit and so much more is far above it, s."""
+
+STARTED_EARLY = "jobs have a start before their submission, as clocks or requeues leave it; they are kept"
+STARTED_DAYS_EARLY = "jobs have a start more than a day before their submission: their run counts, without a wait"
+FAR_ABOVE_LIMIT = "jobs ran far above their limit: their run time is kept as it was recorded"
+RUNAWAYS = (
+    "jobs seem to run for longer than any can: each counts as ended when it started, as Slurm's own repair does it"
+    " (sacctmgr show runawayjobs)"
+)
+_RUNNING = (JobState.RUNNING.value, JobState.SUSPENDED.value)
+
+
+def settle(draft: JobRows, *, as_of: np.datetime64) -> dict[str, Mask]:
+    """Settle contradictions in translated rows, and return the rows of each.
+
+    Parameters
+    ----------
+    draft : JobRows
+        Its jobs are changed.
+    as_of : datetime64
+        The latest time in the file.
+
+    Returns
+    -------
+    dict of str to array of shape (n_rows,)
+        Masks by the text of the note.
+    """
+    jobs = draft.jobs
+    found = {**draft.remarks, **unset_epoch(jobs)}
+    submitted, started = jobs["submitted_at"], jobs["started_at"]
+    early = started < submitted
+    if early.any():
+        days_early = submitted - started > CLOCK_STEP
+        found |= {STARTED_EARLY: early & ~days_early, STARTED_DAYS_EARLY: days_early}
+    if "state" in jobs and "ended_at" in jobs:
+        found[RUNAWAYS] = _end_runaways(jobs, as_of)
+    if "time_limit_s" in jobs and "run_time_s" in jobs:
+        found[FAR_ABOVE_LIMIT] = jobs["run_time_s"] > 2 * jobs["time_limit_s"] + LIMIT_GRACE_S
+    return found
+
+
+def latest(draft: JobRows) -> np.datetime64:
+    """Return the latest time in translated rows that is not in the future."""
+    times = [draft.jobs[name] for name in ("submitted_at", "started_at", "ended_at") if name in draft.jobs]
+    known = [found for column in times if not np.isnat(found := np.fmax.reduce(column, initial=NOT_A_TIME))]
+    return min(max(known), np.datetime64(datetime.now(UTC).replace(tzinfo=None), "us")) if known else NOT_A_TIME
+
+
+def _end_runaways(jobs: dict[str, Any], as_of: np.datetime64) -> Mask:
+    # "sacctmgr show runawayjobs" sets the end to the start. The state is unknown rather than COMPLETED, as there.
+    runs: Mask = np.asarray(jobs["state"].isin(_RUNNING)) & np.isnat(jobs["ended_at"])
+    if not runs.any():
+        return runs
+    limit_s = jobs.get("time_limit_s", np.full(len(runs), np.nan))
+    limited = np.isfinite(limit_s)
+    twice = (np.where(limited, 2 * limit_s, 0.0) * 1e6).astype("timedelta64[us]")
+    longest = np.where(limited, twice + RUNAWAY_GRACE, RUNAWAY)
+    runaway: Mask = runs & (as_of - jobs["started_at"] > longest)
+    if runaway.any():
+        state = jobs["state"]
+        codes = np.where(runaway, -1, state.codes)
+        jobs["state"] = pd.Categorical.from_codes(codes, categories=state.categories)
+        jobs["ended_at"] = np.where(runaway, jobs["started_at"], jobs["ended_at"])
+        if "run_time_s" in jobs:
+            jobs["run_time_s"] = np.where(runaway, np.nan, jobs["run_time_s"])
+    return runaway

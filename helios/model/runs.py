@@ -1,0 +1,63 @@
+"""Numbers of the runs of requeued jobs.
+
+Slurm closes the record of a run that is requeued and opens another one with the same id. Its submission is the moment
+at which the epilog of the run before had ended (batch_requeue_fini() in job_mgr.c). The record of a job that is resized
+is closed likewise, and the next one keeps the submission (as_mysql_job_start() in as_mysql_job.c).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.model.records import JobState
+
+INTERRUPTED = (JobState.REQUEUED, JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.RESIZING)
+"""States of records after which the same job may have another one."""
+LONGEST_EPILOG_US = 86_400_000_000
+"""Longest time between the end of a run and the submission of the next one, µs. A node that hangs is one for hours."""
+CLOCK_US = 60_000_000
+"""The next submission may be earlier than the end by so much, µs."""
+NEVER_US = np.iinfo(np.int64).max
+"""Stands for a start or an end that is not known, µs."""
+
+
+def number_runs(runs: pd.DataFrame) -> NDArray[np.int32]:
+    """Return the number of each run of its job, 0 for the first.
+
+    A run follows another one of the same id if both have the same submission, or if the earlier one was interrupted,
+    ended shortly before the submission of the later one, and is of the same user. Any other row with the id of another
+    one is a job of its own, since ids are used again.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        One row for each run: ``job`` (any value that is the same for one id on one cluster), ``submitted``, ``started``
+        and ``ended`` (µs, or ``NEVER_US``), ``interrupted``, ``user`` (a number, negative where it is unknown),
+        ``least`` (a number that the run has at least, as the cluster or an earlier reading says), and ``is_first``
+        (whether the cluster says that it is the first).
+    """
+    order = runs.sort_values(["job", "submitted", "started", "least"], kind="stable").index
+    ordered = runs.loc[order]
+    job, submitted = (ordered[name].to_numpy() for name in ("job", "submitted"))
+    starts_job = np.ones(len(runs), dtype=np.bool_)
+    same_submission = submitted[1:] == submitted[:-1]
+    starts_job[1:] = (job[1:] != job[:-1]) | ~(same_submission | _may_follow(ordered))
+    sequence = np.cumsum(starts_job)
+    place = ordered.groupby(sequence).cumcount().to_numpy()
+    # Each number is at least one more than the one before, and at least what is known of it.
+    surplus = pd.Series(ordered["least"].to_numpy() - place).groupby(sequence).cummax().clip(lower=0).to_numpy()
+    numbers: NDArray[np.int32] = pd.Series(place + surplus, index=order).loc[runs.index].to_numpy().astype(np.int32)
+    return numbers
+
+
+def _may_follow(ordered: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which rows but the first may be the next run of the row before."""
+    submitted, ended, user = (ordered[name].to_numpy() for name in ("submitted", "ended", "user"))
+    interrupted = ordered["interrupted"].to_numpy()[:-1] & (ended[:-1] != NEVER_US)
+    later = submitted[1:] - np.where(interrupted, ended[:-1], 0)
+    same_user = (user[1:] == user[:-1]) | (user[1:] < 0) | (user[:-1] < 0)
+    in_time = (later >= -CLOCK_US) & (later <= LONGEST_EPILOG_US)
+    found: NDArray[np.bool_] = interrupted & in_time & same_user & ~ordered["is_first"].to_numpy()[1:]
+    return found
