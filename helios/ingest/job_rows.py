@@ -44,12 +44,15 @@ class FileReading:
         About how many rows a :class:`JobRows` should have.
     tally : Counter
         Counts of what the notes of the load report, by the text of the note.
+    examples : dict of Reason to str
+        The first text that was not understood for a reason, with its field.
     """
 
     path: Path
     clock: TimeParser
     rows_per_batch: int
     tally: Counter[str] = field(default_factory=Counter)
+    examples: dict[Reason, str] = field(default_factory=dict)
 
 
 class RunKeys(NamedTuple):
