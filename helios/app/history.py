@@ -71,7 +71,7 @@ def ingest(
     Parameters
     ----------
     path : Path
-        The file, gzip or plain.
+        The file, compressed or plain.
     url : str
         The warehouse.
     timezone : str, optional
@@ -214,6 +214,8 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
             hint="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
         )
     known = ", ".join(clusters["name"])
+    if name is None and (has_jobs := clusters["first_submitted_at"].notna()).any():
+        clusters = clusters[has_jobs]  # the others have refused rows only
     if name is None and len(clusters) > 1:
         raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", hint="Choose one: --cluster NAME")
     chosen = clusters if name is None else clusters[clusters["name"] == name]

@@ -46,8 +46,8 @@ def load(
         list[Path],
         Argument(
             metavar="FILE...",
-            help="Trace files, gzip or plain, in one of the formats of --format; - for standard input. Several go into "
-            "one --cluster.",
+            help="Trace files, compressed or plain, in one of the formats of --format; - for standard input. Several "
+            "go into one --cluster.",
         ),
     ],
     trace_format: Format = None,

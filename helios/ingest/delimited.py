@@ -13,7 +13,7 @@ import csv
 import io
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -41,6 +41,8 @@ from helios.ingest.parse import (
 )
 
 MIB_PER_GIB = 1024.0
+LONGEST_EXAMPLE = 60
+"""Most characters of a text that was not understood in a message."""
 Values = TypeVar("Values")
 
 
@@ -96,7 +98,7 @@ class Translation:
         ``not_before`` is the event before; it tells which of two equal local times is meant.
         """
         found = self.reading.clock.read(self.texts(*fields), not_before=not_before)
-        return self._accept(found, Reason.UNREADABLE_TIME)
+        return self._accept(found, Reason.UNREADABLE_TIME, *fields)
 
     def read_times(self, fields: Mapping[str, Sequence[str]]) -> None:
         """Set columns of times from their fields.
@@ -116,7 +118,7 @@ class Translation:
 
     def read_states(self, texts: pa.Array) -> None:
         """Set the column ``state`` from its texts."""
-        self.jobs["state"] = self._accept(job_states(texts), Reason.UNKNOWN_STATE)
+        self.jobs["state"] = self._accept(job_states(texts), Reason.UNKNOWN_STATE, "state", "jobstate")
 
     def read_strings(self, **fields: str) -> None:
         """Set columns of texts that hardly repeat."""
@@ -130,13 +132,25 @@ class Translation:
         self, fields: Sequence[str], read: Callable[[pa.Array], tuple[NDArray[np.float64], Mask]], reason: Reason
     ) -> NDArray[np.float64]:
         texts = self.rows.column(*fields)
-        return np.full(len(self.rows), np.nan) if texts is None else self._accept(read(texts), reason)
+        return np.full(len(self.rows), np.nan) if texts is None else self._accept(read(texts), reason, *fields)
 
-    def _accept(self, found: tuple[Values, Mask], reason: Reason) -> Values:
+    def _accept(self, found: tuple[Values, Mask], reason: Reason, *fields: str) -> Values:
         """Return the read values, and refuse failed rows."""
         values, bad = found
-        self.results.refuse(bad, reason)
+        self.refuse(bad, reason, *fields)
         return values
+
+    def refuse(self, bad: Mask, reason: Reason, *fields: str) -> None:
+        """Refuse rows, and keep the first text of their field as an example.
+
+        Of several ``fields`` the first that the file has counts.
+        """
+        self.results.refuse(bad, reason)
+        if reason not in self.reading.not_understood and bad.any():
+            at, name = int(np.argmax(bad)), self.rows.name(*fields)
+            if name and (text := self.rows.columns[name][at].as_py()) is not None:
+                line = self.rows.texts.line[at]
+                self.reading.not_understood[reason] = f"{text[:LONGEST_EXAMPLE]!r} in {name} on line {line:,}"
 
     def is_in(self, states: tuple[str, ...]) -> Mask:
         """Return the rows in one of ``states``, shape (n_rows,)."""
@@ -209,6 +223,8 @@ class Dialect:
         Whether a line with too few fields looks like the beginning of a row, and not like the continuation of one.
     plausible : callable
         Whether the fields of a repaired row look right.
+    prepare : callable, optional
+        Changes the lines of a block before they are divided; it keeps their number.
     closes : bool
         Whether a separator follows the last field too, as ``sacct --parsable`` writes it. It is for records that are
         counted. Where it does not (``--parsable2``), a record begins after the last newline before its first separator,
@@ -224,6 +240,7 @@ class Dialect:
     free_text: tuple[int, ...] = ()
     begins_row: Callable[[Sequence[str]], bool] = lambda _: False
     plausible: Callable[[Sequence[str]], bool] = lambda _: True
+    prepare: Callable[[bytes], bytes] | None = None
     closes: bool = False
 
     @property
@@ -441,7 +458,11 @@ class DelimitedRows:
 
     def column(self, *names: str) -> pa.Array | None:
         """Return the first of the columns ``names`` that exists, or None."""
-        return next((self.columns[name] for name in names if name in self.columns), None)
+        return self.columns.get(self.name(*names) or "")
+
+    def name(self, *names: str) -> str | None:
+        """Return the first of ``names`` that is a column, or None."""
+        return next((name for name in names if name in self.columns), None)
 
 
 def read_rows(reading: FileReading, dialect: Dialect, columns: Sequence[str]) -> Iterator[DelimitedRows]:
@@ -457,7 +478,7 @@ def read_rows(reading: FileReading, dialect: Dialect, columns: Sequence[str]) ->
     wanted = dialect.wanted(columns)
     for block in blocks(reading.path, lines_per_block=reading.rows_per_batch, continues=dialect.may_continue):
         reading.tally[REPLACED] += block.replaced
-        yield _rows(block, dialect, wanted)
+        yield _rows(replace(block, data=dialect.prepare(block.data)) if dialect.prepare else block, dialect, wanted)
 
 
 def _rows(block: Block, dialect: Dialect, wanted: list[str]) -> DelimitedRows:
@@ -574,6 +595,10 @@ class _DelimitedLines:
         if self.dialect.squeezed:
             found |= data == ord("\t")
             found = _field_starts(data, found)
+        elif self.dialect.quoted and self.quotes_enclose and b'"' in self.data:
+            quotes = np.cumsum(data == ord('"'))
+            before_line = np.concatenate([[0], quotes[self.ends[:-1]]])
+            found &= (quotes - np.repeat(before_line, np.diff(self.ends, prepend=-1))) % 2 == 0
         until = np.searchsorted(np.flatnonzero(found), self.ends)
         return np.diff(until, prepend=0) - int(self.dialect.squeezed)
 

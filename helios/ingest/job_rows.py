@@ -50,6 +50,8 @@ class FileReading:
         Counts of what the notes of the load report, by the text of the note.
     examples : dict of str to list of str
         Ids of the first jobs of a note, by its text.
+    not_understood : dict of Reason to str
+        The first text that was not understood for a reason, with its field and line.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class FileReading:
     rows_per_batch: int
     tally: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    not_understood: dict[Reason, str] = field(default_factory=dict)
 
     def remark(self, draft: JobRows, remarks: Mapping[str, Mask]) -> None:
         """Count rows of ``draft`` that are kept, by the text of a note, with examples."""
@@ -73,6 +76,7 @@ class FileReading:
             if count:
                 shown = [f"{name[:LONGEST_EXAMPLE]!a}" for name in self.examples.get(text, ())]
                 yield in_number(count, text) + (f", such as {', '.join(shown)}" if shown else "")
+        yield from (f"{reason.capitalize()}: first {text}" for reason, text in self.not_understood.items())
 
 
 class RunKeys(NamedTuple):

@@ -21,7 +21,7 @@ import pyarrow as pa
 from helios.errors import FileUnreadable
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, Refused
-from helios.ingest.lines import REPLACED, Block, Decoded, RowTexts, decode
+from helios.ingest.lines import REPLACED, Block, Decoded, RowTexts, decode, head
 from helios.ingest.parse import Reason
 
 Fields = Mapping[str, str | None]
@@ -32,6 +32,9 @@ RECORDS_PER_BATCH = 20_000
 LARGEST_RECORD = 16 << 20
 """Characters and values (as 16 characters each) of one object without its steps."""
 _VALUE_SIZE = 16
+MOST_LINES_BEFORE = 20
+"""Most lines before the JSON, such as warnings that a shell wrote into the same file."""
+LINES_BEFORE = "lines before the JSON, as warnings leave them, were skipped"
 _LARGEST_BATCH = 64 << 20
 UNREAD = frozenset({"steps"})
 """Members of an object that are skipped: a Slurm job may have 40,000 steps (the default of MaxStepCount)."""
@@ -55,11 +58,27 @@ class _Record(NamedTuple):
     reason: Reason | None
 
 
+def lines_before(start: bytes) -> int:
+    """Return how many lines of text come before the JSON of a file.
+
+    ``start`` is the beginning of the file. 0 where no JSON follows soon.
+    """
+    lines = start.split(b"\n", MOST_LINES_BEFORE + 1)[: MOST_LINES_BEFORE + 1]
+    return next((at for at, line in enumerate(lines) if line.lstrip()[:1] in (b"{", b"[")), 0)
+
+
+def without_lines_before(start: bytes) -> bytes:
+    """Return the beginning of a file from its JSON on."""
+    return start.split(b"\n", count)[count] if (count := lines_before(start)) else start
+
+
 def read_records(
     reading: FileReading,
     prefix: str,
     records_of: Callable[[Mapping[str, Any]], Sequence[Fields] | None],
     names: Iterable[str],
+    *,
+    errors: list[Any] | None = None,
 ) -> Iterator[DelimitedRows]:
     """Yield the objects of a JSON list as rows.
 
@@ -75,6 +94,8 @@ def read_records(
         Returns the records of one object, or None where it is not understood.
     names : iterable of str
         Columns to return.
+    errors : list, optional
+        Receives the entries of the list ``errors`` beside that of the objects.
 
     Raises
     ------
@@ -82,9 +103,10 @@ def read_records(
         The file cannot be read to its end, or is not valid JSON.
     """
     names = tuple(names)
+    reading.tally[LINES_BEFORE] += (before := lines_before(head(reading.path)))
     with decode(reading.path) as (raw, text):
-        events = ijson.basic_parse(_Bounded(text), multiple_values=True)
-        objects = _wrap_errors(_items(events, prefix), reading.path)
+        events = ijson.basic_parse(_Bounded(text, lines_before=before), multiple_values=True)
+        objects = _wrap_errors(_items(events, prefix, errors), reading.path)
         records = _number_records(objects, records_of)
         while batch := list(_batch(records, min(reading.rows_per_batch, RECORDS_PER_BATCH))):
             yield _rows(batch, names, raw.tell())
@@ -131,14 +153,19 @@ class _Bounded:
         A number has ``LONGEST_NUMBER`` digits or more, or a string is larger than ``LARGEST_RECORD``.
     """
 
-    def __init__(self, text: Decoded) -> None:
+    def __init__(self, text: Decoded, *, lines_before: int = 0) -> None:
         self._text = text
+        self._lines_before = lines_before
         self._inside = False  # whether the text read so far ends inside a string
         self._open = b""  # trailing digits or backslash, which the next piece may continue
         self._length = 0  # bytes of the open string so far
 
     def read(self, size: int) -> bytes:
         piece = self._text.read(size)
+        while self._lines_before and piece:
+            *skipped, piece = piece.split(b"\n", self._lines_before)
+            self._lines_before -= len(skipped)
+            piece = self._text.read(size) if self._lines_before or not piece else piece
         # Only the beginning and the end of a string matter here, so escaped characters (as quotes) are removed.
         *before, last = _ESCAPED.sub(b"", self._open + piece).split(b'"')
         outside = b'"'.join([*before, last][self._inside :: 2])
@@ -153,8 +180,8 @@ class _Bounded:
         return piece
 
 
-def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
-    """Yield the values of a list from a parser's events.
+def _items(events: Iterator[tuple[str, Any]], prefix: str, errors: list[Any] | None = None) -> Iterator[Any]:
+    """Yield the values of a list from a parser's events, and add those of ``errors`` to the list given.
 
     A value that breaks a bound is replaced by a text that names the bound. The builder of ijson itself has no bounds:
     with 195 KiB of nested brackets it took 4.9 GiB.
@@ -170,6 +197,9 @@ def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
             around.pop()
         elif around == the_list:
             yield _build_value(event, events) if event in _BEGINS else value
+        elif errors is not None and key == "errors" and around == the_list[:-1] and event == "start_array":
+            found = _build_value(event, events)
+            errors += found if isinstance(found, list) else [found]
         elif event in _BEGINS:
             around.append((key if around and around[-1][1] == "start_map" else "", event))
 

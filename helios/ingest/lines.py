@@ -1,21 +1,25 @@
 """Decompression of history files and their division into blocks of lines.
 
-Gzip is recognised by its magic bytes. A file is never held in memory as a whole.
+Compression and UTF-16 are recognised by the first bytes. A file is never held in memory as a whole.
 """
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import hashlib
+import io
+import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FileUnwritable, FormatUnknown
@@ -28,9 +32,18 @@ LONGEST_BROKEN_ROW_LINES = 64
 
 REPLACED = "bytes that are no UTF-8 were read as Latin-1"
 
-_GZIP = b"\x1f\x8b"
-_UNREAD_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+_COMPRESSIONS: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": lambda raw: io.BufferedReader(pa.CompressedInputStream(raw, "zstd")),
+}
+"""What opens a compressed file, by its first bytes."""
+_ARCHIVES = {b"PK\x03\x04": "a zip archive", b"7z\xbc\xaf\x27\x1c": "a 7z archive"}
+_LONGEST_MAGIC = 8
 _UTF8_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""First bytes of a text that PowerShell's > wrote, or a spreadsheet as Unicode text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +124,14 @@ def head(path: Path) -> bytes:
     FileUnreadable
         It cannot be opened or decompressed.
     FormatUnknown
-        It is compressed in a way that Helios does not read.
+        It is an archive of files.
     """
-    with _opened(path) as (raw, plain):
-        raw.seek(0)
-        start = raw.read(8)
-        raw.seek(0)
-        for magic, name in _UNREAD_COMPRESSIONS.items():
-            if start.startswith(magic):
-                raise FormatUnknown(
-                    f"{path} is compressed with {name}.", hint="Decompress it, or compress it with gzip."
-                )
-        return _without_mark(plain.read(HEAD_BYTES)).replace(b"\r\n", b"\n")
+    with _opened(path) as (_, plain):
+        start = _without_mark(plain.read(HEAD_BYTES)).replace(b"\r\n", b"\n")
+    for magic, name in _ARCHIVES.items():
+        if start.startswith(magic):
+            raise FormatUnknown(f"{path} is {name}.", hint="Unpack it, and load the file inside.")
+    return start
 
 
 def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], bool]) -> Iterator[Block]:
@@ -131,7 +140,7 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
     Parameters
     ----------
     path : Path
-        The file, gzip or plain.
+        The file, compressed or plain.
     lines_per_block : int
         About how many lines a block has.
     continues : callable
@@ -230,25 +239,42 @@ def file_size(path: Path) -> int:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     try:
-        with path.open("rb") as raw, unzipped(raw) as plain:
-            yield raw, plain
-    except (OSError, EOFError, zlib.error, ValueError) as reason:
+        with path.open("rb") as raw, decompressed(raw) as plain:
+            is_utf16 = plain.peek(2)[:2] in _UTF16_MARKS  # type: ignore[attr-defined]  # because all of these can peek
+            yield raw, (_Utf16AsUtf8(plain) if is_utf16 else plain)  # type: ignore[misc]  # because only read is used
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as reason:
         raise _unreadable(path, reason) from reason
 
 
 @contextmanager
-def unzipped(raw: IO[bytes]) -> Iterator[IO[bytes]]:
+def decompressed(raw: IO[bytes]) -> Iterator[IO[bytes]]:
     """Open the decompressed content of an open file.
 
     It is the file itself where that is plain.
     """
-    compressed = raw.read(len(_GZIP)) == _GZIP
+    start = raw.read(_LONGEST_MAGIC)
     raw.seek(0)
-    if not compressed:
-        yield raw
-        return
-    with gzip.GzipFile(fileobj=raw, mode="rb") as plain:
-        yield plain  # type: ignore[misc]  # because GzipFile is an IO[bytes] in all but name
+    for magic, opener in _COMPRESSIONS.items():
+        if start.startswith(magic):
+            with opener(raw) as plain:
+                yield plain
+            return
+    yield raw
+
+
+class _Utf16AsUtf8:
+    """A text in UTF-16 with a byte order mark, read as UTF-8."""
+
+    def __init__(self, plain: IO[bytes]) -> None:
+        self._plain = plain
+        self._decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+
+    def read(self, size: int) -> bytes:
+        """Return about ``size`` bytes, none at the end."""
+        while chunk := self._plain.read(size):
+            if text := self._decoder.decode(chunk):
+                return text.encode("utf-8", "replace")
+        return self._decoder.decode(b"", final=True).encode("utf-8", "replace")
 
 
 @contextmanager

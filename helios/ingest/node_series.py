@@ -32,7 +32,7 @@ _HINT = "It needs a header line with the columns time,active,total; or time,acti
 
 
 def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_per_node: int = 8) -> NodeSeries:
-    """Read a file of busy nodes, gzip or plain.
+    """Read a file of busy nodes, compressed or plain.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RunKeys
-from helios.ingest.lines import Block, RowTexts, created, file_size, unzipped
+from helios.ingest.lines import Block, RowTexts, created, decompressed, file_size
 from helios.ingest.parse import (
     NOT_A_TIME,
     CheckResults,
@@ -173,7 +173,7 @@ class RowValues(RowTexts):
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with path.open("rb") as raw, unzipped(raw) as plain:
+        with path.open("rb") as raw, decompressed(raw) as plain:
             if plain.read(len(MAGIC)) != MAGIC:
                 raise FormatUnknown(
                     f"{path} is not Parquet: it does not begin with PAR1.", hint="Leave --format out to detect it."

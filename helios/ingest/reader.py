@@ -7,7 +7,7 @@ requeued jobs. Its translated rows are kept meanwhile; a file that is too large 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -71,8 +71,9 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
         raise FormatUnknown(
             f"{path} is a tar archive of files.", hint=f"Unpack it (tar -xf {path.name}) and load the file inside."
         )
-    if said := sacct.lacks(start):
-        raise FormatUnknown(f"{path} {said}", hint=sacct.EXPORT)
+    for lacks, export in ((sacct.lacks, sacct.EXPORT), (sacct_json.lacks, sacct_json.EXPORT)):
+        if said := lacks(start):
+            raise FormatUnknown(f"{path} {said}", hint=export)
     raise FormatUnknown(
         f"The format of {path} is not recognised from its content.",
         hint=f"Helios reads {', '.join(LAYOUTS)}; say which it is with --format, or export it anew.",
@@ -84,13 +85,15 @@ ROWS_PER_BATCH = 50_000
 # Text of a file whose translated rows are kept until all of it is read. They take about twice its size.
 LARGEST_KEPT_BYTES = 256 << 20
 _FIRST_REASONS = 3
-
-
+TIME_FORMS = (
+    "Times are read as 2026-09-01T08:00:00, with a space for T, or as seconds since the epoch. Export again without "
+    "SLURM_TIME_FORMAT; in a spreadsheet, keep the columns of times as text."
+)
 OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
 def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str | None = None) -> TraceFile:
-    """Open a history file, gzip or plain.
+    """Open a history file, compressed or plain.
 
     Parameters
     ----------
@@ -187,7 +190,7 @@ class TraceFile:
         FileUnreadable
             It cannot be read to its end; raised before the first batch.
         NothingUnderstood
-            No row of it is a job; the message names the commonest reasons.
+            No row of it is a job; the message names the commonest reasons. Raised after the last batch of rejects.
         """
         reading, drafts = self._drafts(max(1, rows_per_batch))
         only = cluster if len(self._runs.clusters) > 1 and cluster in self._runs.clusters else None
@@ -207,7 +210,9 @@ class TraceFile:
             jobs += len(waiting.jobs)
             first_reasons.update(waiting.rejects["reason"])
         if waiting is None or not jobs:
-            raise self._nothing_understood(first_reasons)
+            if waiting is not None:
+                yield waiting  # so that its rejects can be kept
+            raise self._nothing_understood(first_reasons, reading.not_understood)
         counted = reading.tally
         counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
             reading.clock.ambiguous
@@ -251,15 +256,20 @@ class TraceFile:
                 " names reads its jobs only"
             )
 
-    def _nothing_understood(self, reasons: Counter[str]) -> NothingUnderstood:
+    def _nothing_understood(self, reasons: Counter[str], examples: Mapping[Reason, str]) -> NothingUnderstood:
         if not reasons:
             return NothingUnderstood(f"{self.path} holds no jobs.", hint="Check the export that wrote it.")
+        commonest = reasons.most_common(_FIRST_REASONS)
         named = "; ".join(
-            f"{reason} ({in_number(count, 'rows')})" for reason, count in reasons.most_common(_FIRST_REASONS)
+            f"{reason} ({in_number(count, 'rows')}"
+            + (f", first {examples[Reason(reason)]})" if reason in examples else ")")
+            for reason, count in commonest
         )
         return NothingUnderstood(
             f"Not one row of {self.path} was understood as {self.format}: {named}.",
-            hint=f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",
+            hint=TIME_FORMS
+            if commonest[0][0] == Reason.UNREADABLE_TIME
+            else f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",
         )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from helios.errors import FileUnreadable, FormatUnknown
+from helios.errors import FileUnreadable, FormatUnknown, HostlistInvalid
 from helios.ingest.delimited import DelimitedRows, Dialect, Translation, distinct_names, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, RowTexts, decode, file_sha256, head
@@ -44,6 +45,7 @@ from helios.ingest.parse import (
     without,
 )
 from helios.model import JobState
+from helios.model.nodes import expand
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 
@@ -324,7 +326,23 @@ slurmdbd stores these flags in place of the base state when it closes the record
 """
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d.*|\d{9,11}|Unknown|None|N/A|", re.ASCII)
+_OF_CSV = (",", ";", "\t")
+"""Delimiters of files that quote what holds a delimiter, as spreadsheets and pandas write them."""
+_TRES = rb"(?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=,\n]+)=[^=,\n]*"
+_TRES_RUN = re.compile(rb"(?<![^,\n])" + _TRES + rb"(?:," + _TRES + rb")+(?![^,\n])")
+_BRACKETED = re.compile(rb"(?<![^,\n])[\w.-]+\[[-\d]+(?:,[-\d]+)+\][\w.-]*(?![^,\n])")
+_TRES_LIST = re.compile(r"(?:[^=,|]+=[^=,|]*(?:,[^=,|]+=[^=,|]*)*)?")
+_FORMS = {
+    **dict.fromkeys(("submit", "eligible", "start", "end"), _TIME),
+    **dict.fromkeys(("reqtres", "tresreq", "alloctres", "tresalloc"), _TRES_LIST),
+    **dict.fromkeys(("nodelist", "nodes"), re.compile(r"[^=|\s]*|None assigned")),
+    **dict.fromkeys(("nnodes", "reqcpus", "ncpus", "alloccpus", "elapsedraw"), re.compile(r"[\d.KMG]*", re.ASCII)),
+    "state": re.compile(r"[A-Za-z_ +\d]*", re.ASCII),
+}
+"""Forms of fields that tell whether a broken row was put together rightly."""
 _TIME_CUT = re.compile(r"[-0-9T: ]*|[A-Z][a-z]*", re.ASCII)
+_TWO_TIMES = re.compile(rb"^[^\n]*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\n]*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
+_NODES_AND_COUNT = (("nodelist", "nodes"), ("nnodes", "allocnodes"))
 _ID_START = re.compile(r"\d+([_+.]\S*)?", re.ASCII)
 
 STEPS = "job steps are no jobs of their own and were skipped"
@@ -368,6 +386,11 @@ def lacks(start: bytes) -> str:
     words = first.decode("utf-8", errors="replace").lower().split()
     if len(words) > 2 and set(words) <= _KNOWN and re.match(rb"-+( +-+)+ *$", rest.partition(b"\n")[0]):
         return "is sacct's table for a screen, which cuts long values off: it was printed without --parsable."
+    if _TWO_TIMES.search(first) and (count := max(first.count(mark) for mark in (b"|", b",", b";", b"\t"))):
+        return (
+            f"has rows like sacct's and no line of names: put the {count + 1} names that --format had before it, with "
+            "the same delimiter between them."
+        )
     line = first.decode("utf-8", errors="replace").strip().lower()
     names = max((re.split(mark, line) for mark in (r"\|", ";", ",", r"\t")), key=len)
     known = {name.strip() for name in names} & _KNOWN
@@ -390,7 +413,9 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     if dialect is None:
         neither = "is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields."
         raise FormatUnknown(f"{reading.path} {lacks(head(reading.path)) or neither}", hint=EXPORT)
+    is_quoted = dialect.quoted and b'"' in head(reading.path)  # then a name that holds a delimiter is in quotes
     forgeable = len(dialect.separator) < _GUESSABLE_BYTES and not {*_FREE_TEXT}.isdisjoint(dialect.names)
+    forgeable &= not is_quoted
     read = read_counted if len(dialect.separator) > 1 else read_rows
     for rows in read(reading, dialect, FIELDS_READ):
         reading.tally[REJOINED] += rows.rejoined
@@ -420,7 +445,9 @@ def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
     Of all possible delimiters, the one that gives the most known names is taken. None where no line of names is found.
     """
     line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
-    choices = {"|"} | {
+    if '"' in line:
+        line = line.replace('"', "")  # no name of a field holds a delimiter
+    choices = {"|", *_OF_CSV} | {
         line[len(first) : until]
         for first in filter(line.lower().startswith, _KNOWN)
         for second in _KNOWN
@@ -454,7 +481,7 @@ def _dialect(start: bytes) -> Dialect | None:
         return None
     names, delimiter = found or (RAW_FIELDS, "|")
     header = start.partition(b"\n")[0] if found else None
-    separator = delimiter.encode()
+    separator, of_csv = delimiter.encode(), delimiter in _OF_CSV
     closes = len(separator) > 1 and not names[-1]
     if len(separator) > 1 and not closes and names[0] in _FREE_TEXT:
         raise FormatUnknown(
@@ -463,15 +490,45 @@ def _dialect(start: bytes) -> Dialect | None:
         )
     # A field that was requested twice and the empty one that --parsable adds get names of their own.
     names = distinct_names(names[:-1] if closes else names)
+    unclosed = (*_FREE_TEXT, *SOURCES["node_list"]) if separator == b"," else _FREE_TEXT
     return Dialect(
         names=names,
         separator=separator,
         header=header,
         closes=closes,
-        free_text=tuple(names.index(name) for name in _FREE_TEXT if name in names),
+        quoted=of_csv,
+        prepare=_quote_lists if separator == b"," else None,
+        free_text=tuple(names.index(name) for name in unclosed if name in names),
         begins_row=lambda fields: _begins_row(names, fields),
-        plausible=lambda fields: _times_look_right(names, fields),
+        plausible=lambda fields: _look_right(names, fields),
     )
+
+
+def _quote_lists(lines: bytes) -> bytes:
+    """Return lines with quotes around TRES lists and bracketed node lists, which hold commas themselves.
+
+    ``sacct --delimiter=,`` quotes nothing. Lines of a file that quotes are returned as they are.
+    """
+    if b'"' in lines:
+        return lines
+    return _BRACKETED.sub(rb'"\g<0>"', _TRES_RUN.sub(_quoted_lists, lines))
+
+
+def _quoted_lists(run: re.Match[bytes]) -> bytes:
+    """Return neighbouring TRES lists, each in quotes.
+
+    The names in one list ascend and come once (``gpu:a100`` counts as ``gpu``), so that the next list begins where they
+    do not.
+    """
+    lists: list[dict[bytes, bytes]] = [{}]
+    kind_before = b""
+    for entry in run[0].split(b","):
+        name = entry.partition(b"=")[0]
+        kind = name.partition(b":")[0]
+        if name in lists[-1] or kind < kind_before:
+            lists.append({})
+        lists[-1][name], kind_before = entry, kind
+    return b",".join(b'"' + b",".join(entries.values()) + b'"' for entries in lists)
 
 
 def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
@@ -488,6 +545,19 @@ def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
 
 def _times_look_right(names: Sequence[str], fields: Sequence[str]) -> bool:
     return all(_TIME.fullmatch(fields[place]) for place in _time_places(names, len(names)))
+
+
+def _look_right(names: Sequence[str], fields: Sequence[str]) -> bool:
+    """Return whether the fields of a repaired row have the forms that their columns demand."""
+    row = dict(zip(names, fields, strict=True))
+    if not all(form.fullmatch(row[name]) for name, form in _FORMS.items() if name in row):
+        return False
+    nodes, count = (next((row[name] for name in sources if name in row), "") for sources in _NODES_AND_COUNT)
+    if not count.isdecimal() or not nodes or nodes.startswith("None"):
+        return True
+    with suppress(HostlistInvalid):
+        return len(expand(nodes)) == int(count)
+    return False
 
 
 def _time_places(names: Sequence[str], until: int) -> list[int]:
@@ -570,9 +640,9 @@ class _SacctTranslation(Translation):
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
         assert raw is not None and shown is not None  # because the dialect demands one of them
         parts = job_ids(shown)
-        self.results.refuse(parts.is_unreadable, Reason.UNREADABLE_JOB_ID)
+        self.refuse(parts.is_unreadable, Reason.UNREADABLE_JOB_ID, "jobid", "jobidraw")
         if raw is not shown:
-            self.results.refuse(job_ids(raw).is_unreadable, Reason.UNREADABLE_JOB_ID)
+            self.refuse(job_ids(raw).is_unreadable, Reason.UNREADABLE_JOB_ID, "jobidraw")
         self.jobs["job_id"] = strings(pc.coalesce(raw, shown))
         for name in ("array_job_id", "array_task_id", "het_job_id"):
             self.jobs[name] = strings(getattr(parts, name))
@@ -616,7 +686,7 @@ class _SacctTranslation(Translation):
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
         found = DistinctColumn(self.texts(*fields), _tres, Tres())
-        self.results.refuse(found.unreadable, Reason.UNREADABLE_TRES)
+        self.refuse(found.unreadable, Reason.UNREADABLE_TRES, *fields)
         return found
 
     def _first(self, *choices: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -634,7 +704,7 @@ class _SacctTranslation(Translation):
 
     def _memory(self) -> NDArray[np.float64]:
         found = memories(self.texts("reqmem"))
-        self.results.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
+        self.refuse(found.unreadable, Reason.UNREADABLE_NUMBER, "reqmem")
         mib, each_cpu, each_node = (found.floats(name) for name in ("mib", "each_cpu", "each_node"))
         return np.select(
             [each_cpu > 0, each_node > 0],

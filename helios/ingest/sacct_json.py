@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from helios.errors import FormatUnknown
+from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import sacct
 from helios.ingest.job_rows import FileReading, JobRows, Layout
-from helios.ingest.json_records import Fields, as_text, read_records, value_at
+from helios.ingest.json_records import Fields, as_text, read_records, value_at, without_lines_before
 from helios.ingest.lines import head
 
 UNLIMITED = "UNLIMITED"
@@ -37,6 +37,8 @@ _ENDED_STATES = (
 )
 _REVOKED = "REVOKED"
 _FAILED = "FAILED"
+_LONGEST_ERROR = 200
+EXPORT = "Export the accounting with: sacct --allusers --duplicates --json -S 2026-09-01 -E 2026-10-01"
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,4096}")
 _MEMBER = re.compile(rb'"(jobs|job_id|submission|submit_time)"\s*:')
 
@@ -51,7 +53,19 @@ def fits(start: bytes) -> bool:
     The JSON of squeue and scontrol, which also has a list of jobs, does not fit.
     """
     found = set(_MEMBER.findall(start))
-    return start.lstrip()[:1] == b"{" and b"jobs" in found and (b"submission" in found or b"job_id" not in found)
+    return _begins_with_object(start) and b"jobs" in found and (b"submission" in found or b"job_id" not in found)
+
+
+def lacks(start: bytes) -> str:
+    """Return why a file of jobs in JSON has no history, empty where it is none."""
+    found = set(_MEMBER.findall(start))
+    if not (_begins_with_object(start) and {b"jobs", b"submit_time"} <= found):
+        return ""
+    return "is what squeue, scontrol or slurmrestd's /slurm/ prints: the jobs of one moment, and no history."
+
+
+def _begins_with_object(start: bytes) -> bool:
+    return without_lines_before(start).lstrip()[:1] == b"{"
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
@@ -66,19 +80,32 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     """
     start = head(reading.path)
     if not fits(start):
-        raise FormatUnknown(
-            f"{reading.path} is not what sacct --json prints: no object with jobs and their times at its start.",
-            hint="Export it with: sacct --allusers --json --starttime=... (squeue and scontrol print another JSON).",
-        )
+        no_jobs = "is not what sacct --json prints: no object with jobs and their times at its start."
+        raise FormatUnknown(f"{reading.path} {lacks(start) or no_jobs}", hint=EXPORT)
 
     def records_of(job: Mapping[str, Any]) -> list[Fields]:
         fields = lift_records(job)
         reading.tally[REPAIRED_START] += _has_wrong_start(job)
         return [fields]
 
-    wanted = [name for name in sacct.FIELDS_READ if name in FIELDS]
-    for rows in read_records(reading, "jobs.item", records_of, wanted):
+    wanted, errors, is_empty = [name for name in sacct.FIELDS_READ if name in FIELDS], list[Any](), True
+    for rows in read_records(reading, "jobs.item", records_of, wanted, errors=errors):
+        is_empty = False
         yield sacct.translate(rows, reading)
+    if errors and is_empty:
+        raise NothingUnderstood(
+            f"{reading.path} holds no jobs, and says why: {_error_text(errors[0])}.", hint="Export it again."
+        )
+    if errors:
+        reading.tally[f"errors stand in the file beside its jobs, which may lack some: {_error_text(errors[0])}"] = len(
+            errors
+        )
+
+
+def _error_text(error: Any) -> str:
+    """Return what an entry of ``errors`` says."""
+    parts = (as_text(value_at(error, name)) for name in ("description", "error", "source"))
+    return ": ".join(filter(None, parts)) or str(as_text(error))[:_LONGEST_ERROR]
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pandas.api.types import pandas_dtype
 
-from helios.errors import FrameInvalid
+from helios.errors import FrameInvalid, NothingUnderstood
 from helios.model import DECISIONS, JOBS, PREDICTIONS, REJECTS, TIME, Batch, FrameKind, Mode
 from helios.model.pools import MeasuredSpeed, TrialRun
 from helios.warehouse import schema
@@ -103,10 +103,13 @@ class LoadReport:
     notes: tuple[str, ...]
 
 
-def load(connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace: LoadedFile) -> LoadReport:
+def load(
+    connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace: LoadedFile
+) -> tuple[LoadReport, NothingUnderstood | None]:
     """Store ``batches`` as part of the caller's transaction.
 
-    ``batches`` is not read if the same content was loaded before.
+    ``batches`` is not read if the same content was loaded before. Where no row of it was understood, its rejects are
+    stored, and the error is returned to be raised after the transaction.
 
     Raises
     ------
@@ -115,24 +118,40 @@ def load(connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace:
     """
     cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
     if (earlier := _find_load(connection, cluster_id, trace.sha256)) is not None:
-        return _load_report(connection, earlier, cluster=trace.cluster, already_loaded=True)
+        if earlier.rows_read == 0 or earlier.rejected < earlier.rows_read:
+            return _load_report(connection, earlier, cluster=trace.cluster, already_loaded=True), None
+        _remove_load(connection, earlier.load_id)  # not one row was understood: perhaps it is now
     tally, strings = _Tally(), StringTable(connection, bulk)
     load_id = _insert_load(connection, cluster_id, trace)
     runs = RunNumbers(connection, bulk, cluster_id=cluster_id, strings=strings)
-    for batch in batches:
-        rows = runs.numbered(stored_jobs(batch.jobs, cluster_id=cluster_id, strings=strings))
-        new = bulk.insert(connection, schema.jobs, rows)
-        updated = 0
-        if new < len(rows):
-            rows = _most_complete(rows, live=trace.live)
-            updated = revise(connection, bulk, rows, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
-        rejects = {name: stored_column(batch.rejects[name], dtype) for name, dtype in column_types(REJECTS).items()}
-        bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(batch.rejects)} | rejects))
-        tally.count_batch(batch, new=new, updated=updated)
+    failure = None
+    try:
+        for batch in batches:
+            rows = runs.numbered(stored_jobs(batch.jobs, cluster_id=cluster_id, strings=strings))
+            new = bulk.insert(connection, schema.jobs, rows)
+            updated = 0
+            if new < len(rows):
+                rows = _most_complete(rows, live=trace.live)
+                updated = revise(
+                    connection, bulk, rows, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions
+                )
+            types = column_types(REJECTS).items()
+            rejects = {name: stored_column(batch.rejects[name], dtype) for name, dtype in types}
+            bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(batch.rejects)} | rejects))
+            tally.count_batch(batch, new=new, updated=updated)
+    except NothingUnderstood as reason:
+        if not tally.rejects:
+            raise
+        failure = reason
     connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
     finished = _find_load(connection, cluster_id, trace.sha256)
     assert finished is not None
-    return _load_report(connection, finished, cluster=trace.cluster, already_loaded=False)
+    return _load_report(connection, finished, cluster=trace.cluster, already_loaded=False), failure
+
+
+def _remove_load(connection: sa.Connection, load_id: int) -> None:
+    connection.execute(sa.delete(schema.rejects).where(schema.rejects.c.load_id == load_id))
+    connection.execute(sa.delete(schema.loads).where(schema.loads.c.load_id == load_id))
 
 
 def reject_counts(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:

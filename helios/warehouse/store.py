@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from helios import model
 from helios.choices import Domain
-from helios.errors import FrameInvalid, SchemaOutdated, UsageError
+from helios.errors import FrameInvalid, NothingUnderstood, SchemaOutdated, UsageError
 from helios.model import TIME, Batch, FrameKind
 from helios.private_files import require_cluster_name
 from helios.warehouse import jobs as jobs_module
@@ -174,7 +174,8 @@ class Warehouse(ModelStore, TrialStore):
     ) -> LoadReport:
         """Store a trace in one transaction.
 
-        If ``batches`` raises, the database stays as it was.
+        If ``batches`` raises, the database stays as it was. Only the rejects of a file are kept of which no row was
+        understood.
 
         A job is identified by cluster, submit time, id and restart. The row of a known job replaces the stored one
         unless it knows less of the run (see :mod:`helios.warehouse.jobs`). Values that it lacks stay as they were
@@ -196,10 +197,16 @@ class Warehouse(ModelStore, TrialStore):
         ------
         FrameInvalid
             A batch lacks a declared column, or a job its id or submit time.
+        NothingUnderstood
+            Not one row was understood.
         """
         trace = LoadedFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
         with writing(self._engine, alone=True) as connection:
-            return load(connection, self._bulk, batches, trace)
+            report, failure = load(connection, self._bulk, batches, trace)
+        if failure is not None:
+            hint = f"{failure.hint} All rows are kept: helios trace rejects --cluster {cluster}"
+            raise NothingUnderstood(failure.message, hint=hint) from failure
+        return report
 
     def clusters(self, *, counts: bool = False) -> pd.DataFrame:
         """Return all clusters, ordered by name.

@@ -44,12 +44,23 @@ def test_a_missing_file_is_an_error(helios: Helios, tmp_path: Path) -> None:
     assert "nowhere.csv" in helios("trace", "load", tmp_path / "nowhere.csv", code=1).err
 
 
-def test_a_file_of_which_nothing_was_understood_is_an_error_with_the_first_reasons(
-    helios: Helios, tmp_path: Path
-) -> None:
+def test_a_file_of_which_nothing_was_understood_names_text_line_and_column(helios: Helios, tmp_path: Path) -> None:
     answer = helios("trace", "load", trace(tmp_path, "1,ann,v,1,4,1,COMPLETED,yesterday,,,60,"), code=1)
-    assert "time" in answer.err
-    assert nothing_loaded(helios)
+    assert "'yesterday' in submit_time on line 2" in " ".join(answer.err.split())
+
+
+def test_rejects_are_kept_where_no_row_was_understood(helios: Helios, tmp_path: Path) -> None:
+    path = trace(tmp_path, "1,ann,v,1,4,1,COMPLETED,yesterday,,,60,", "2,ann,v,1,4,1,COMPLETED,tomorrow,,,60,")
+    for _ in range(2):
+        assert "trace rejects --cluster trace" in helios("trace", "load", path, code=1).err
+    rows = helios("trace", "rejects", "--cluster", "trace", "--json").json["rows"]
+    assert [row["line"] for row in rows] == [2, 3] and "tomorrow" in rows[1]["text"]
+
+
+def test_a_cluster_with_refused_rows_only_is_no_choice(helios: Helios, tmp_path: Path) -> None:
+    helios("trace", "load", trace(tmp_path, "1,ann,v,1,4,1,COMPLETED,yesterday,,,60,"), "--cluster", "bad", code=1)
+    helios("trace", "load", trace(tmp_path, job(1)), "--cluster", "good")
+    assert helios("trace", "describe", "--json").json["jobs"] == 1
 
 
 def test_rows_that_make_no_sense_are_kept_with_their_line_and_shown(helios: Helios, tmp_path: Path) -> None:

@@ -224,6 +224,35 @@ def test_squeues_json_is_not_taken_for_it(tmp_path):
         read(a_file(tmp_path, '{"jobs": [{"job_id": 1, "submit_time": 5}]}'), format=TraceFormat.SACCT_JSON)
 
 
+def test_an_answer_without_jobs_gives_its_own_error(tmp_path):
+    errors = [{"description": "slurmdbd is away", "error": "cannot connect", "error_number": 7000}]
+    path = a_file(tmp_path, json.dumps({"jobs": [], "errors": errors}))
+    with pytest.raises(NothingUnderstood, match="slurmdbd is away: cannot connect"):
+        read(path)
+
+
+def test_errors_beside_jobs_are_noted(tmp_path):
+    path = a_file(tmp_path, json.dumps({"jobs": [a_json_job()], "errors": [{"description": "cut"}]}))
+    assert read(path).notes == ("1 error stands in the file beside its jobs, which may lack some: cut",)
+
+
+@pytest.mark.parametrize("before", ["sacct: warning: no data_parser\n", "one\n\n two\r\n", "\n\n"])
+def test_text_before_the_json_is_skipped_and_noted(tmp_path, before):
+    path = a_file(tmp_path, before + json.dumps({"jobs": [a_json_job(job_id=7)]}))
+    batch = read(path)
+    assert batch.jobs["job_id"].tolist() == ["7"]
+    assert [note for note in batch.notes if "before the JSON" in note]
+
+
+def test_the_controllers_json_is_refused_with_the_call_that_works(tmp_path):
+    path = a_file(
+        tmp_path, json.dumps({"jobs": [{"job_id": 1, "submit_time": {"number": 5}, "job_state": ["RUNNING"]}]})
+    )
+    with pytest.raises(FormatUnknown, match="jobs of one moment") as refused:
+        open_trace(path)
+    assert "sacct --allusers" in str(refused.value.hint)
+
+
 values = (
     st.none()
     | st.booleans()

@@ -1,8 +1,11 @@
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -32,6 +35,7 @@ from tests.unit.ingest.builders import (
     an_swf_file,
     an_swf_row,
     read,
+    the_job,
 )
 
 CONTENTS = {
@@ -117,7 +121,7 @@ def test_a_file_with_only_a_header_holds_no_jobs(tmp_path):
 
 def test_a_file_of_which_nothing_was_understood_names_the_first_reasons(tmp_path):
     path = a_helios_file(tmp_path, a_helios_row(gpus="x"), a_helios_row(gpus="y"), a_helios_row(state="z"))
-    with pytest.raises(NothingUnderstood, match=r"number is not understood \(2 rows\); unknown state \(1 row\)"):
+    with pytest.raises(NothingUnderstood, match=r"\(2 rows, first 'x' in gpu_num on line 2\); unknown state \(1 row,"):
         read(path)
 
 
@@ -139,10 +143,40 @@ def test_a_folder_is_an_error(tmp_path):
         open_trace(tmp_path)
 
 
-@pytest.mark.parametrize(("magic", "name"), [(b"\xfd7zXZ\x00rest", "xz"), (b"\x28\xb5\x2f\xfdrest", "zstd")])
-def test_other_compressions_are_named(tmp_path, magic, name):
-    with pytest.raises(FormatUnknown, match=name):
-        open_trace(a_file(tmp_path, magic))
+COMPRESSIONS = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": lambda text: pa.Codec("zstd").compress(text, asbytes=True),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_compressed_files_are_read_as_plain_ones(tmp_path, name):
+    path = a_file(tmp_path, COMPRESSIONS[name](f"{HELIOS_HEADER}\n{a_helios_row(job_id='7')}\n".encode()))
+    assert the_job(path)["job_id"] == "7"
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_a_cut_compressed_file_is_an_error(tmp_path, name):
+    rows = "\n".join(a_helios_row(job_id=str(number)) for number in range(2_000))
+    whole = COMPRESSIONS[name](f"{HELIOS_HEADER}\n{rows}\n".encode())
+    with pytest.raises(FileUnreadable, match="decompressed to its end"):
+        read(a_file(tmp_path, whole[:-20]))
+
+
+def test_a_zip_archive_is_named(tmp_path):
+    with pytest.raises(FormatUnknown, match="zip archive"):
+        open_trace(a_file(tmp_path, b"PK\x03\x04rest"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be-mark", "utf-8-sig"])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_texts_of_windows_programs_are_read(tmp_path, encoding, compress):
+    text = f"{HELIOS_HEADER}\r\n{a_helios_row(job_id='7', user='Zoë')}\r\n"
+    mark = "\ufeff" if encoding == "utf-16-be-mark" else ""
+    content = (mark + text).encode(encoding.removesuffix("-mark"))
+    assert the_job(a_file(tmp_path, compress(content)))[["job_id", "user"]].tolist() == ["7", "Zoë"]
 
 
 @settings(deadline=None)
