@@ -59,7 +59,7 @@ class _Record(NamedTuple):
 
 
 def lines_before(start: bytes) -> int:
-    """Return how many lines of text come before the JSON of a file.
+    """Return how many lines come before the JSON of a file.
 
     ``start`` is the beginning of the file. 0 where no JSON follows soon.
     """
@@ -181,7 +181,9 @@ class _Bounded:
 
 
 def _items(events: Iterator[tuple[str, Any]], prefix: str, errors: list[Any] | None = None) -> Iterator[Any]:
-    """Yield the values of a list from a parser's events, and add those of ``errors`` to the list given.
+    """Yield the values of a list from a parser's events.
+
+    The entries of the list ``errors`` beside it are added to ``errors``.
 
     A value that breaks a bound is replaced by a text that names the bound. The builder of ijson itself has no bounds:
     with 195 KiB of nested brackets it took 4.9 GiB.

@@ -57,7 +57,10 @@ def fits(start: bytes) -> bool:
 
 
 def lacks(start: bytes) -> str:
-    """Return why a file of jobs in JSON has no history, empty where it is none."""
+    """Return why a file of jobs in JSON has no history.
+
+    Empty where it is none.
+    """
     found = set(_MEMBER.findall(start))
     if not (_begins_with_object(start) and {b"jobs", b"submit_time"} <= found):
         return ""
