@@ -71,13 +71,13 @@ class Drawn:
         """Return the jobs of the experiment."""
         return [
             Arrival(
-                after_s=float(job.after_s),
-                user=str(job.user),
-                gpus=int(job.gpus),
-                run_time_s=int(job.run_time_s),
-                limit_min=int(job.limit_min),
+                after_s=float(job["after_s"]),
+                user=str(job["user"]),
+                gpus=int(job["gpus"]),
+                run_time_s=int(job["run_time_s"]),
+                limit_min=int(job["limit_min"]),
             )
-            for job in self.jobs(0).itertuples()
+            for job in self.jobs(0).to_dict("records")
         ]
 
     def history(self, now: datetime) -> pd.DataFrame:

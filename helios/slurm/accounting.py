@@ -334,7 +334,10 @@ def _sum_usage(steps: Iterable[Mapping[str, str]]) -> dict[str, float]:
         if np.isnan(peak):
             continue  # nothing was gathered for this step
         seconds = parse.length_s(step["TotalCPU"].partition(".")[0])
-        amounts = (seconds if isinstance(seconds, float) else 0.0, peak / _MIB, used.get("gres/gpuutil", np.nan))
+        # No use of GPUs without any of their memory means that Slurm cannot measure them, as with MIG, GH200 and AMD.
+        is_measured = used.get("gres/gpuutil") or used.get("gres/gpumem")
+        gpu_use = used.get("gres/gpuutil", np.nan) if is_measured else np.nan
+        amounts = (seconds if isinstance(seconds, float) else 0.0, peak / _MIB, gpu_use)
         for name, amount in zip(USED, amounts, strict=True):
             sums[name] = np.nansum([sums[name], amount]) if not np.isnan(amount) else sums[name]
     return sums

@@ -155,7 +155,8 @@ def join_exceptions(own: str, nodes: Sequence[str]) -> str:
 def power(node: RawNode) -> NodePower | None:
     """Return a node's power state.
 
-    None where it is down, does not answer, or its state is unknown.
+    None where it is down, does not answer, or its state is unknown. Slurm starts no job on a node that is powered down
+    and does not answer, and so does not wake it.
     """
     flags = state_flags(node)
     if node["state"] not in _BASES:
@@ -164,9 +165,9 @@ def power(node: RawNode) -> NodePower | None:
         return NodePower.FALLING_ASLEEP
     if flags & {"POWER_UP", "POWERING_UP"}:
         return NodePower.WAKING
-    if "POWERED_DOWN" in flags:
-        return NodePower.ASLEEP
-    return None if "NOT_RESPONDING" in flags else NodePower.AWAKE
+    if "NOT_RESPONDING" in flags:
+        return None
+    return NodePower.ASLEEP if "POWERED_DOWN" in flags else NodePower.AWAKE
 
 
 def is_idle(node: RawNode) -> bool:
@@ -191,6 +192,8 @@ def why_not_wake(node: RawNode) -> str:
         return f"its state is {node['state']}"
     if found := next((text for flag, text in _OVERRIDDEN.items() if flag in state_flags(node)), ""):
         return f"{found}{why}"
+    if {"POWERED_DOWN", "NOT_RESPONDING"} <= state_flags(node):
+        return "it is powered down and does not answer, so that Slurm never uses it (scontrol: state=power_down_force)"
     unknown = state_flags(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
     return f"its flag {min(unknown)} is not known to Helios" if unknown else ""
 

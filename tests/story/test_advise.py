@@ -35,7 +35,7 @@ def helios(tmp_path_factory: pytest.TempPathFactory) -> Helios:
         warehouse.load([a_batch(*jobs)], cluster="venus", path="x", sha256="0", format="sacct", timezone="UTC")
     used = [
         f"{number}|bob|gpu|COMPLETED|3600|{HAD}|00:50:00||||train\n"
-        f"{number}.batch|||COMPLETED|3600|{HAD}|00:50:00|1|3G|cpu=00:50:00,gres/gpuutil=0,mem=3G|batch\n"
+        f"{number}.batch|||COMPLETED|3600|{HAD}|00:50:00|1|3G|cpu=00:50:00,gres/gpumem=400M,gres/gpuutil=0,mem=3G|batch\n"
         for number in range(25)
     ]
     (folder / "used.txt").write_text(f"{HEADER}\n{''.join(used)}")

@@ -7,6 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from helios.slurm.commands import _node
+from helios.slurm.power import power, why_not_wake
 from tests.story.shell import Helios
 
 CASES = Path(os.environ.get("HELIOS_CASES", Path(__file__).parents[3] / "shared" / "cases"))
@@ -97,3 +99,18 @@ def test_the_sibling_that_ran_counts(helios: Helios, tmp_path: Path) -> None:
     answer = load(helios, CASES / "08_federation.txt")
     assert jobs(helios, tmp_path)["state"].tolist() == ["COMPLETED"] and hours(helios) == 4
     assert "sibling of a job that another cluster of the federation ran" in answer.out
+
+
+@needs_cases
+def test_no_use_and_no_memory_of_a_gpu_is_not_measured(helios: Helios) -> None:
+    words = ("advise", "-a", "--trace", CASES / "10_mig_trace.txt", "--usage", CASES / "10_mig_usage.txt")
+    window = ("--from", "2024-05-01", "--to", "2024-06-01")
+    found = helios(*words, *window, "--json").json
+    assert found["jobs_measured"] > 0 and "gpus_unused" not in {one["kind"] for one in found["advice"]}
+
+
+@needs_cases
+def test_a_powered_down_node_that_does_not_answer_is_left_alone() -> None:
+    (text,) = [line for line in (CASES / "15_stuck_cloud_node.txt").read_text().splitlines() if line.startswith("Node")]
+    node = _node(text)
+    assert power(node) is None and "never uses it" in why_not_wake(node)

@@ -335,8 +335,9 @@ def test_a_window_of_jobs_is_asked_for_with_these_words_and_no_others(program: P
     folder = program("sacct", f'printf "%s\\n" "$@" > {tmp_path}/asked; {LINES}')
     Accounting(shell=Shell(folder=str(folder))).sacct_window(NOW, NOW + timedelta(days=31), path=tmp_path / "w.txt")
     *words, fields = (tmp_path / "asked").read_text().splitlines()
-    assert re.fullmatch(r"--delimiter=\|[0-9a-f]{24}\|", words.pop(5))
+    assert re.fullmatch(r"--delimiter=\|[0-9a-f]{24}\|", words.pop(6))
     assert words == [
+        "--local",
         "--allusers",
         "--duplicates",
         "--allocations",
@@ -498,7 +499,8 @@ def test_states_of_a_node_that_is_nobodys() -> None:
     assert why_not_wake(a_raw_node("n1", state="FUTURE")).endswith("FUTURE")
     assert power(a_raw_node("n1", state="FUTURE")) is None
     assert power(a_raw_node("n1", flags="NOT_RESPONDING")) is None
-    assert power(a_raw_node("n1", flags="NOT_RESPONDING+POWERED_DOWN")) is NodePower.ASLEEP
+    assert power(a_raw_node("n1", flags="NOT_RESPONDING+POWERED_DOWN")) is None
+    assert "Slurm never uses it" in why_not_wake(a_raw_node("n1", flags="NOT_RESPONDING+POWERED_DOWN"))
     assert power(a_raw_node("n1", flags="POWER_UP+POWER_DOWN")) is NodePower.FALLING_ASLEEP
 
 
