@@ -411,7 +411,8 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
     """
     orders, path = _has_ordering_service(settings, name), Path(settings.control.state_folder) / TABLE
     if why := why_unsafe(path):
-        hint = f"See who put what there (ls -la {path.parent}), remove it, and close the folder: docs/priority-hook.md"
+        folders = f"{path.parent.parent} {path.parent}"  # PAUSED lies in either
+        hint = f"See who put what there (ls -la {folders}), remove it, and close the folder: docs/priority-hook.md"
         yield _finding("hook", FAIL, why, hint)
         return
     if not settings.hook.publish:

@@ -31,6 +31,8 @@ ANSWER_S = 60.0
 """Longest wait for an answer, s. A forecast far down a long queue takes two on a free core; others may ask before."""
 REQUEST_S = 2.0
 """Longest time that a client may take to send its request or to read, s, since one is answered after the other."""
+MOST_WAITING = 128
+"""Clients that wait for their turn, at most. By default it is 5, and one more is refused at once."""
 LONGEST_REQUEST, LONGEST_ANSWER = 2**12, 2**24
 """Most bytes of each. An audit entry has some hundred bytes, and a job has one in a cycle at most."""
 _CREDENTIALS = struct.Struct("3i")
@@ -131,6 +133,8 @@ class ExplainServer:
 
 
 class _Server(UnixStreamServer):
+    request_queue_size = MOST_WAITING
+
     def __init__(self, path: str, *, fingerprint: str, explain: Explain) -> None:
         self._fingerprint, self._explain = fingerprint, explain
         super().__init__(path, _Handler)

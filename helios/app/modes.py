@@ -208,7 +208,12 @@ def resume_here(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as problem:
-        raise HeliosError(f"{file} cannot be removed: {problem}", hint="Remove it as root.") from problem
+        if not is_paused_here(folder):  # a read-only file system says so before it looks whether the file is there
+            return False
+        raise HeliosError(
+            f"Helios stays paused: {file} cannot be removed: {problem}",
+            hint="Make the folder writable, or remove the file as root.",
+        ) from problem
     return True
 
 

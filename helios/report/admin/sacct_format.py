@@ -265,6 +265,8 @@ def _plain(value: Any) -> Any:
 
 WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-01T08:00, 08:00"
 UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+"""Bounds of a moment. No job is beyond them, and reports of thousands of years take seconds or end in an overflow."""
 _FROM_NOW = re.compile(r"now([+-])(\d{1,6})([a-z]*)")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -287,7 +289,7 @@ def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:
     Raises
     ------
     UsageError
-        It is none of these.
+        It is none of these, or not within ``EARLIEST`` and ``LATEST``.
     """
     word, local = text.strip(), now.astimezone(zone(timezone))
     midnight = _begin(local)
@@ -301,19 +303,28 @@ def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:
     if word.lower() in named:
         return named[word.lower()].astimezone(UTC)
     try:
-        if found := _FROM_NOW.fullmatch(word.lower()):
-            return (now + int(f"{found[1]}{found[2]}") * _unit(found[3])).astimezone(UTC)
-        if _CLOCK.fullmatch(word):
-            clock = time.fromisoformat(word.zfill(5 if word.count(":") == 1 else 8))
-            return datetime.combine(local.date(), clock, local.tzinfo).astimezone(UTC)
-        if not _DATE.match(word):
-            raise ValueError(word)
-        read = datetime.fromisoformat(word)
+        moment = _read_moment(word, now=now, local=local).astimezone(UTC)
     except ValueError as reason:
         raise UsageError(
             f"{word!r} is not a moment that is understood.", hint=f"Write it as one of: {WORDS}"
         ) from reason
-    return (read if read.tzinfo else read.replace(tzinfo=local.tzinfo)).astimezone(UTC)
+    except OverflowError:
+        moment = LATEST  # beyond what a datetime can be
+    if not EARLIEST <= moment < LATEST:
+        raise UsageError(f"{word!r} is not between {EARLIEST:%Y} and {LATEST:%Y}.", hint=f"Write it as one of: {WORDS}")
+    return moment
+
+
+def _read_moment(word: str, *, now: datetime, local: datetime) -> datetime:
+    if found := _FROM_NOW.fullmatch(word.lower()):
+        return now + int(f"{found[1]}{found[2]}") * _unit(found[3])
+    if _CLOCK.fullmatch(word):
+        clock = time.fromisoformat(word.zfill(5 if word.count(":") == 1 else 8))
+        return datetime.combine(local.date(), clock, local.tzinfo)
+    if not _DATE.match(word):
+        raise ValueError(word)
+    read = datetime.fromisoformat(word)
+    return read if read.tzinfo else read.replace(tzinfo=local.tzinfo)
 
 
 def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:

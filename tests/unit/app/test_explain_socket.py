@@ -24,6 +24,7 @@ from helios.errors import UsageError
 from helios.model import Mode
 from helios.predict.live_predictor import LivePredictor
 from tests.unit.app.sites import Town
+from tests.waiting import TEST_TIMEOUT_S
 
 ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
 KINDS = ("pending", "running", "ended")
@@ -224,3 +225,12 @@ def test_an_endless_answer_is_not_read_to_its_end(town: Town, monkeypatch: pytes
     long = JobAnswer(values="x" * 10_000_000, lines=())
     with answering(town.settings, lambda *_: long):
         assert ask_daemon(town.settings, "1", cluster=None) == "the daemon's answer cannot be read"
+
+
+def test_twenty_clients_may_wait_for_their_turn(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(town.settings.control.state_folder)  # unix(7) allows a path of 107 bytes
+    with answering(town.settings, always), ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            client.settimeout(TEST_TIMEOUT_S)
+            client.connect(NAME)

@@ -208,6 +208,19 @@ def test_a_resume_on_a_full_disk_leaves_helios_paused(disk: Path, pause: Callabl
     assert (town.folder / "state" / PAUSE_FILE).exists()
 
 
+@pytest.mark.parametrize("fail", [errno.EROFS], indirect=True)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_resume_on_a_read_only_disk_fails_only_with_a_file(
+    town: Town, fail: Callable[[Path], None], pause: Callable[..., Result], is_there: bool
+) -> None:
+    if is_there:
+        (town.folder / "state" / PAUSE_FILE).touch()
+    fail(town.folder / "state")
+    result = pause(town, "resume")
+    assert result.exit_code == is_there, said(result)
+    assert ("stays paused" in said(result)) == is_there
+
+
 def test_a_table_that_cannot_be_removed_does_not_keep_the_jobs(town: Town, fail: Callable[[Path], None]) -> None:
     table = town.folder / "state" / TABLE
     table.parent.mkdir()

@@ -50,6 +50,14 @@ def test_what_is_no_moment_is_refused_with_examples(words: str) -> None:
         parse_moment(words, now=NOW, timezone="UTC")
 
 
+@pytest.mark.parametrize(
+    "words", ["now+999999weeks", "now-999999weeks", "0001-01-01", "9999-12-31", "9999-12-31T23:59-12:00", "2200-01-02"]
+)
+def test_moments_of_other_centuries_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="is not between 1970 and 2200"):
+        parse_moment(words, now=NOW, timezone=SHANGHAI)
+
+
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-11-20", 24)])
 def test_a_day_is_as_long_as_the_clock_says(day: str, hours: int) -> None:
     named = parse_moment(day, now=NOW, timezone="Europe/Berlin")
