@@ -362,6 +362,12 @@ judge_jobs() {
       "Helios' own, its state folder lost: $0 --by-mark" >&2
   fi
   [ ! -s "$work/strange" ] || problem "$(count "$work/strange") lines of squeue are not understood"
+  # squeue was read first: what only sprio names was submitted in between, or cut away.
+  awk -F '|' 'FILENAME == ARGV[1] { listed[$1]; listed[$2]; next }
+    { gsub(/ /, "", $1) } $1 ~ /^[0-9]+$/ && !($1 in listed) { print $1 }' "$work/squeue" "$work/sprio" >"$work/unlisted"
+  if [ "$(count "$work/unlisted")" -ge 2 ] && [ $((4 * $(count "$work/unlisted"))) -ge "$(count "$work/sprio")" ]; then
+    problem "sprio names $(count "$work/unlisted") pending jobs that squeue does not list: its answer was cut. Run this again"
+  fi
   [ $bad = 0 ] && say "read back: nothing that Helios is known to have set is left on pending jobs"
 }
 

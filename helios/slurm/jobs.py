@@ -40,6 +40,8 @@ MISSING_SHARE = 0.25
 """Share of these jobs that do not start between the answers of squeue and sprio."""
 FEWEST_MISSING = 5
 """Fewest jobs of that share: of a short queue all may start."""
+FEWEST_UNLISTED = 2
+"""Fewest jobs of that share which sprio alone names: one may be submitted in between."""
 
 # One reading of the queue, from which every change is decided.
 
@@ -353,9 +355,16 @@ class SlurmCluster:
         Raises
         ------
         AnswerNotUnderstood
-            Too many jobs that Slurm could start have none. A missing one reads as a value that somebody took away.
+            Too many jobs that Slurm could start have none, where a missing one reads as a value that somebody took
+            away; or it names many jobs that the queue read before does not have, so that this was cut.
         """
         factors = self._sprio(())
+        unlisted = len(factors.keys() - {job["job_id"] for job in jobs})
+        if unlisted >= max(FEWEST_UNLISTED, MISSING_SHARE * len(factors)):
+            raise AnswerNotUnderstood(
+                f"sprio names {unlisted} pending jobs that squeue did not list a moment before: its answer was cut.",
+                hint="Run squeue by hand as the user that runs Helios.",
+            )
         ready = [job["job_id"] for job in jobs if job["state"] == "PENDING" and job["reason"] in _READY]
         missing = len(ready) - len(factors.keys() & set(ready))
         if missing >= max(FEWEST_MISSING, MISSING_SHARE * len(ready)):

@@ -30,7 +30,8 @@ def tasks(text):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 if name == "squeue":
-    for job in named():
+    most = int(open(QUEUE + ".cut").read()) if os.path.exists(QUEUE + ".cut") else None
+    for job in named()[:most]:
         print("|".join(job[column] for column in COLUMNS[:-1]) + "|")
 elif name == "sprio":
     for job_id, factor in {{(job["id"], job["factor"]): None for job in named() if job["factor"] != "hidden"}}:
@@ -95,6 +96,10 @@ class SlurmOnPath:
     def meanwhile(self, old: str, new: str) -> None:
         """Have the queue's text changed right after it was read the next time."""
         self._queue.with_name("queue.next").write_text(self._queue.read_text().replace(old, new))
+
+    def cut_squeue(self, lines: int) -> None:
+        """Have squeue print its first lines only."""
+        self._queue.with_name("queue.cut").write_text(str(lines))
 
     def wrote(self, *lines: str) -> None:
         """Put lines into ``jobs.undo``; ``@`` stands for the submission of all jobs here."""

@@ -82,6 +82,24 @@ def test_a_sprio_that_leaves_out_a_quarter_of_the_ready_jobs_is_not_understood(p
         a_cluster(slurm).snapshot()
 
 
+@pytest.mark.parametrize("listed", [0, 12])
+def test_a_queue_without_jobs_that_sprio_names_is_not_believed(listed: int) -> None:
+    slurm = MemorySlurm(*(a_raw_job(str(number)) for number in range(1, 17)))
+    whole = slurm.queue
+    slurm.queue = lambda _=(): whole()[:listed]  # type: ignore[method-assign]  # because it is a fake
+    cluster = a_cluster(slurm)
+    with pytest.raises(AnswerNotUnderstood, match=f"names {16 - listed} pending jobs that squeue did not list"):
+        cluster.snapshot()
+    assert "squeue did not list" in revert_jobs(cluster, "a stop").failure
+
+
+def test_a_job_submitted_between_squeue_and_sprio_is_no_cut() -> None:
+    slurm = MemorySlurm(*(a_raw_job(str(number)) for number in range(1, 17)))
+    whole = slurm.queue
+    slurm.queue = lambda _=(): whole()[:15]  # type: ignore[method-assign]  # because it is a fake
+    assert len(a_cluster(slurm).snapshot().pending) == 15
+
+
 def test_a_sprio_may_leave_out_jobs_that_cannot_start() -> None:
     slurm = MemorySlurm(*(a_raw_job(str(number), reason="Dependency") for number in range(1, 21)), a_raw_job("30"))
     slurm.sprio = dict  # type: ignore[method-assign]  # because it is a fake

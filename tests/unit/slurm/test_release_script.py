@@ -27,6 +27,16 @@ def test_what_is_recorded_and_bears_the_mark_is_taken_back(slurm: SlurmOnPath) -
     assert slurm.updates == ["jobid=1,2 SiteFactor=0", "jobid=2 TimeMin=0"]
 
 
+@pytest.mark.parametrize("listed", [0, 2])
+def test_a_cut_queue_is_never_read_back_as_clean(slurm: SlurmOnPath, listed: int) -> None:
+    for number in range(1, 6):
+        slurm.job(str(number), 4037)
+        slurm.wrote(f"site_factor {number} @ 4037")
+    slurm.cut_squeue(listed)
+    ran = slurm.release()
+    assert ran.status == 1 and f"sprio names {5 - listed} pending jobs that squeue does not list" in ran.said
+
+
 @pytest.mark.parametrize(
     "record",
     [
