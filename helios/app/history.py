@@ -16,7 +16,7 @@ import pandas as pd
 
 from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
-from helios.model import JOBS, Batch, in_submission_order
+from helios.model import JOBS, Batch, UntrackedGpus, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.private_files import require_cluster_name
 from helios.units import in_number
@@ -181,11 +181,13 @@ def load_history(
         name = str(chosen["name"])
         text = warehouse.remembered(name, MACHINE)
         machine = RecordedMachine(*json.loads(text)) if text else None
+        jobs = warehouse.jobs(name, columns=columns)
+        about_machine = _describe_machine(f"the file of {name}", machine) if machine else ""
         return LoadedHistory(
             cluster=name,
-            jobs=warehouse.jobs(name, columns=columns),
+            jobs=jobs,
             timezone=str(chosen["timezone"] or "UTC"),
-            notes=(_describe_machine(f"the file of {name}", machine),) if machine else (),
+            notes=tuple(filter(None, (about_machine, UntrackedGpus().add(jobs).note()))),
             machine=machine,
         )
 

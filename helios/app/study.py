@@ -28,6 +28,7 @@ from helios.metrics.study.figures import study_figures
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.metrics.study.levels import RecordedLevels, idle_beside_waiting_levels
+from helios.model import UntrackedGpus
 from helios.ports import Progress, no_progress
 from helios.private_files import file_name, make_folder, write_private
 from helios.report.admin.sacct_format import ReportTable
@@ -345,7 +346,8 @@ def read_records(
     jobs = warehouse.jobs(cluster, until=until, unended_at=since, columns=COLUMNS)
     nodes, events = warehouse.nodes(cluster), warehouse.node_events(cluster, since, until, reaching=True)
     records = NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
-    return LoadedHistory(cluster=cluster, jobs=jobs, timezone=timezone), records
+    notes = tuple(filter(None, (UntrackedGpus().add(jobs).note(),)))
+    return LoadedHistory(cluster=cluster, jobs=jobs, timezone=timezone, notes=notes), records
 
 
 def study(

@@ -12,6 +12,7 @@ import pandas as pd
 
 from helios.errors import NoSuchCluster
 from helios.ingest import TraceFormat, open_trace
+from helios.model import UNTRACKED
 from helios.ports import Progress, no_progress
 from helios.warehouse import Warehouse
 from helios.warehouse.jobs import LIVE_SOURCE
@@ -116,6 +117,9 @@ def sync_history(
             notes.update(dict.fromkeys(load_notes))
             found = [have + more for have, more in zip(found, loaded, strict=True)]
             warehouse.add_coverage(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
+        # A window may hold jobs without GPUs only.
+        if any(note.startswith(UNTRACKED) for note in notes) and warehouse.names_gpus(cluster):
+            notes = {note: None for note in notes if not note.startswith(UNTRACKED)}
         events = 0
         for first, last in missing(
             _read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap

@@ -33,8 +33,8 @@ FEWEST_DRAWS = 10
 """Draws below which no range is given."""
 MOST_DRAWN = 2_000_000
 """Most jobs of all draws together, so that a year of a large site takes minutes."""
-NO_GPUS = "No job asked for a GPU here, so there are no trials to share one."
-NO_JOBS = "No job asked for a GPU in this window."
+NO_GPUS = "No job names a GPU in this history, so there are no trials to share one."
+NO_JOBS = "No job names a GPU in this window."
 NO_USERS = "Users are not recorded here, so nobody knows which jobs are repeated."
 
 

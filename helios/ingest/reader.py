@@ -26,7 +26,7 @@ from helios.ingest.contradictions import latest, settle
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import file_sha256, file_size, head
 from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Mask, Reason, TimeParser, check_jobs, distinct_texts
-from helios.model import INTERRUPTED, NEVER_US, Batch, JobState, number_runs
+from helios.model import INTERRUPTED, NEVER_US, Batch, JobState, UntrackedGpus, number_runs
 from helios.units import in_number
 
 # To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
@@ -194,7 +194,7 @@ class TraceFile:
         """
         reading, drafts = self._drafts(max(1, rows_per_batch))
         only = cluster if len(self._runs.clusters) > 1 and cluster in self._runs.clusters else None
-        jobs, first_reasons, waiting = 0, Counter[str](), None
+        jobs, first_reasons, waiting, untracked = 0, Counter[str](), None, UntrackedGpus()
         for draft in drafts:
             if waiting is not None:
                 yield waiting
@@ -208,6 +208,7 @@ class TraceFile:
             reading.remark(draft, remarks)
             waiting = draft.finished()
             jobs += len(waiting.jobs)
+            untracked.add(waiting.jobs)
             first_reasons.update(waiting.rejects["reason"])
         if waiting is None or not jobs:
             if waiting is not None:
@@ -222,7 +223,7 @@ class TraceFile:
             jobs=waiting.jobs,
             rejects=waiting.rejects,
             bytes_read=waiting.bytes_read,
-            notes=(*self._general_notes(only), *reading.notes()),
+            notes=tuple(filter(None, (*self._general_notes(only), *reading.notes(), untracked.note()))),
         )
 
     @cached_property

@@ -58,6 +58,11 @@ _MEMORY_PER_CPU_FLAGS = (2**63, 2**31)
 # printed that number instead of "gpu" where the plugin was not loaded.
 _GPU_NAMES = frozenset({"gpu", str(ord("g") + (ord("p") << 8) + (ord("u") << 16))})
 
+_PARTS = frozenset({"shard", "mps"})
+"""GRES that are parts of a GPU."""
+_MIG = re.compile(r"(?<![a-z0-9])[1-7]g[._-]\d+gb", re.IGNORECASE)
+"""A profile of a MIG slice within a GPU type: ``1g.5gb``, ``a100_3g.20gb``."""
+
 _MOST_RESTARTS = 2**16
 """Slurm keeps 16 bits of it (slurm.h restart_cnt); larger numbers are NO_VAL."""
 
@@ -80,6 +85,8 @@ class Tres(NamedTuple):
     cpus: float = np.nan
     nodes: float = np.nan
     memory_mib: float = np.nan
+    shards: bool = False
+    mps: bool = False
     readable: bool = True
 
 
@@ -200,6 +207,7 @@ def _tres(text: str) -> Tres:
     """
     counts: dict[str, float] = {}
     typed: dict[str, float] = {}
+    parts = set[str]()
     for entry in filter(None, text.split(",")):
         name, _, amount = entry.partition("=")
         value = _memory(amount).mib if name == "mem" else _amount(amount)
@@ -209,6 +217,8 @@ def _tres(text: str) -> Tres:
             typed[name.removeprefix("gres/gpu:")] = value
         else:
             counts[name] = value
+        if value:
+            parts.update(_PARTS & {name.partition(":")[0].removeprefix("gres/")})
     # With both in AccountingStorageTRES, Slurm lists a typed GPU under gres/gpu too: they are the same GPUs.
     gpus = counts.get("gres/gpu", sum(typed.values()) if typed else np.nan)
     return Tres(
@@ -217,22 +227,26 @@ def _tres(text: str) -> Tres:
         cpus=counts.get("cpu", np.nan),
         nodes=counts.get("node", np.nan),
         memory_mib=counts.get("mem", np.nan),
+        shards="shard" in parts,
+        mps="mps" in parts,
     )
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _gres(text: str) -> Tres:
-    gpus, kinds = np.nan, set()
+    gpus, kinds, parts = np.nan, set[str](), set[str]()
     # An index list, as (IDX:0-1), may hold commas itself.
     for entry in re.sub(r"\([^)]*\)", "", text).split(","):
         name, *rest = re.split(r"[:=]", entry.strip().removeprefix("gres:").removeprefix("gres/"))
+        parts.update(_PARTS & {name})
         if name not in _GPU_NAMES:
             continue
         count = _amount(rest[-1]) if rest else 1.0
         kind = rest[:-1] if count is not None else rest
         kinds.update(kind)
         gpus = (0.0 if np.isnan(gpus) else gpus) + (1.0 if count is None else count)
-    return Tres(gpus=gpus, gpu_type=",".join(sorted(kinds)) or None)
+    gpu_type = ",".join(sorted(kinds)) or None
+    return Tres(gpus=gpus, gpu_type=gpu_type, shards="shard" in parts, mps="mps" in parts)
 
 
 def _memory(text: str) -> ParsedTexts:
@@ -361,6 +375,9 @@ ELAPSED_DIFFERS = (
 END_FROM_ELAPSED = "jobs have an end before their start: it was found from Elapsed"
 ROUNDING_S = 1.0
 """Difference of Elapsed and the times that is no contradiction, s."""
+SHARDS = "jobs hold shards of GPUs (gres/shard), which are not counted as GPUs"
+MPS_SHARES = "jobs hold a share of a GPU (gres/mps), which is not counted as a GPU"
+MIG_SLICES = "jobs hold MIG slices, each counted as a GPU"
 NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
 
 
@@ -600,12 +617,22 @@ class _SacctTranslation(Translation):
         self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_total))
         self.jobs["gpus"] = np.nan_to_num(self.jobs["gpus"])
         self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
+        self._note_parts(asked, given, *lists)
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
         named = self.runs.cluster if self.runs else None
         clusters = [] if named is None else pc.unique(named).drop_null().to_pylist()
         return self.draft(skipped=skipped, clusters=frozenset(clusters))
+
+    def _note_parts(self, *lists: DistinctColumn[Tres]) -> None:
+        """Note jobs that hold a part of a GPU."""
+        whole = self.jobs["gpus"] > 0
+        for note, name in ((SHARDS, "shards"), (MPS_SHARES, "mps")):
+            self.remarks[note] = np.logical_or.reduce([found.floats(name) > 0 for found in lists]) & ~whole
+        types = self.jobs["gpu_type"]
+        is_slice = np.array([*map(bool, map(_MIG.search, types.categories)), False])
+        self.remarks[MIG_SLICES] = whole & is_slice[types.codes]
 
     def _read_run(self, elapsed: NDArray[np.float64]) -> None:
         """Set start, end and run time, ``elapsed`` being the time that the job worked, s."""

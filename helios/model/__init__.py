@@ -53,3 +53,4 @@ from helios.model.slurm_site import (
     SlurmSite,
 )
 from helios.model.snapshot import QUEUE, Snapshot, plain_values
+from helios.model.untracked_gpus import UNTRACKED, UntrackedGpus

@@ -39,7 +39,7 @@ class Description:
     Attributes
     ----------
     resource : str
-        ``gpus``; ``cpus`` where no job asks for a GPU. Sizes and hours are of it.
+        ``gpus``; ``cpus`` where no job names a GPU. Sizes and hours are of it.
     resource_hours : float
         Sum of size x run time, h.
     run_time_s, wait_s : dict of float

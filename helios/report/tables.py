@@ -307,7 +307,7 @@ def _overview(description: Description, unit: str) -> RenderableType:
         "Run time": _format_quantiles(run_time_s) if run_time_s else "unknown",
         "Wait": _format_quantiles(wait_s) if wait_s else "unknown (no start is recorded)",
         "Unknown": describe_missing(description),
-        "Resource": "CPUs: no job asks for a GPU" if description.resource == "cpus" else "",
+        "Resource": "CPUs: no job names a GPU in this history" if description.resource == "cpus" else "",
     }
     table = plain_table("", "", right_from=2, rows=(row for row in rows.items() if row[1]))
     table.show_header, table.collapse_padding = False, False

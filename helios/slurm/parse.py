@@ -19,7 +19,9 @@ _LENGTH = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(?:(\d+):)?(\d+)", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?|\.\d+)([KMGTPE]?)", re.ASCII)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 _COUNT = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5, "E": 1024**6}
-_GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:=(,]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?", re.ASCII)
+_GRES = re.compile(
+    r"(?:gres[:/])?gpu(?::(?P<type>(?!\d+(?:\(|$))[^:=(,]+))?(?:[:=](?P<count>\d+))?(?:\(.*\))?", re.ASCII
+)
 _remembered = lru_cache(maxsize=20_000)
 """Cache of parsed values, since a queue repeats the same few texts thousands of times."""
 COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")

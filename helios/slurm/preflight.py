@@ -34,6 +34,9 @@ HOOK = "priority hook"
 """Name of the check whether slurmctld calls Helios' hook for new jobs. How serious its lack is depends on the mode."""
 _WEIGHTS = ("Age", "Assoc", "FairShare", "JobSize", "Partition", "QOS")
 _LEVELS = ("Operator", "Administrator")
+_GPU = "gres/gpu"
+_ALWAYS_TRACKED = frozenset({"", "(null)", "billing", "cpu", "energy", "fs/disk", "mem", "node", "pages", "vmem"})
+"""What Slurm tracks without being told, and prints in ``scontrol show config`` (22.05.8)."""
 
 
 class FindingLevel(StrEnum):
@@ -221,6 +224,28 @@ def _accounting(context: PreflightContext) -> Iterator[PreflightFinding]:
     yield _finding("accounting", f"slurmdbd answers and keeps jobs {reach}", hint=hint)
 
 
+def _gpu_accounting(context: PreflightContext) -> Iterator[PreflightFinding]:
+    tracked = context.configuration.get("AccountingStorageTRES", "").split(",")
+    types = {name.removeprefix(f"{_GPU}:") for name in tracked if name.startswith(f"{_GPU}:")}
+    if _GPU in tracked:
+        yield _finding("gpu accounting", f"AccountingStorageTRES has {_GPU}")
+        return
+    shown = lines(context.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
+    found = (re.search(r" Gres=(\S+)", line) for line in shown)
+    gpus = [parse.gpus(match[1]) for match in found if match]
+    lost = sum(gpu.count for gpu in gpus if gpu.type not in types)
+    if not lost:
+        yield _finding("gpu accounting", "no node has GPUs that AccountingStorageTRES leaves out")
+        return
+    own = [name for name in tracked if name not in _ALWAYS_TRACKED]
+    message = f"AccountingStorageTRES lacks {_GPU}: the history says nothing of the {lost:,} GPUs of these nodes"
+    hint = (
+        f"Set AccountingStorageTRES={','.join([*own, _GPU])} in slurm.conf and restart slurmctld; types such as "
+        f"{_GPU}:a100 are optional. Jobs that ran before stay without GPUs."
+    )
+    yield _finding("gpu accounting", message, hint=hint)
+
+
 def _clock(context: PreflightContext) -> Iterator[PreflightFinding]:
     skew = abs((context.clock() - controllers_time(context.shell)).total_seconds())
     hint = (
@@ -289,6 +314,7 @@ _CHECKS: tuple[Check, ...] = (
     _rate_limit,
     _power,
     _accounting,
+    _gpu_accounting,
     _clock,
     _privileges,
     _private_data,

@@ -356,6 +356,13 @@ class Warehouse(ModelStore, TrialStore):
             )
             return bool(connection.execute(query).scalar_one())
 
+    def names_gpus(self, cluster: str) -> bool:
+        """Return whether any job of a cluster holds a GPU."""
+        jobs = schema.jobs.c
+        with reading(self._engine) as connection:
+            held = sa.select(jobs.gpus).where(jobs.cluster_id == find_cluster_id(connection, cluster), jobs.gpus > 0)
+            return connection.execute(held.limit(1)).first() is not None
+
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return the number of finished jobs submitted at or after ``since``."""
         jobs = schema.jobs.c

@@ -114,3 +114,86 @@ def test_a_powered_down_node_that_does_not_answer_is_left_alone() -> None:
     (text,) = [line for line in (CASES / "15_stuck_cloud_node.txt").read_text().splitlines() if line.startswith("Node")]
     node = _node(text)
     assert power(node) is None and "never uses it" in why_not_wake(node)
+
+
+@needs_cases
+def test_gpus_that_a_site_does_not_account_for_are_unknown(helios: Helios) -> None:
+    answer = load(helios, CASES / "04_gpus_not_tracked.txt")
+    assert "no row names gres/gpu, though partition gpu-a100 looks like a GPU partition" in answer.err
+    assert "Add gres/gpu to AccountingStorageTRES" in answer.err
+    described = " ".join(helios("trace", "describe", "--cluster", "site").out.split())
+    assert "CPUs: no job names a GPU in this history" in described
+    for command in (("trace", "describe"), ("study",), ("whatif", "--nodes", "4", "--gpus-per-node", "64")):
+        assert "though partition gpu-a100 looks" in helios(*command, "--cluster", "site").err
+
+
+UNTRACKED = "1|{user}|{partition}|COMPLETED|2024-03-01T08:00:00|2024-03-01T08:10:00|2024-03-01T12:10:00|14400|1|{tres}"
+
+
+def load_one(helios: Helios, tmp_path: Path, *, tres: str, partition: str = "gpu") -> Any:
+    file = tmp_path / "one.txt"
+    file.write_text(f"{HEADER}\n{UNTRACKED.format(user='u1', partition=partition, tres=tres)}\n")
+    return load(helios, file)
+
+
+@pytest.mark.parametrize("partition", ["gpu", "short_h100", "dgx2", "GPUlong", "mi300x"])
+def test_a_partition_named_after_gpus_is_a_hint(helios: Helios, tmp_path: Path, partition: str) -> None:
+    answer = load_one(helios, tmp_path, tres="cpu=8,node=1", partition=partition)
+    assert f"though partition {partition} looks like a GPU partition" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("partition", "tres"),
+    [
+        ("cpu", "cpu=8,node=1"),
+        ("no-gpu", "cpu=8,node=1"),
+        ("nongpu", "cpu=8,node=1"),
+        ("gpu", "cpu=8,gres/gpu=1,node=1"),
+        ("gpu", "cpu=8,gres/gpu:a100=1,node=1"),
+        ("gpu", "cpu=8,gres/shard=1,node=1"),
+        ("gpu", ""),
+    ],
+)
+def test_no_site_is_suspected_without_reason(helios: Helios, tmp_path: Path, partition: str, tres: str) -> None:
+    assert "AccountingStorageTRES" not in load_one(helios, tmp_path, tres=tres, partition=partition).err
+
+
+@needs_cases
+def test_a_replay_of_slurm_says_that_gpus_are_unknown(helios: Helios) -> None:
+    files = ("--slurm-conf", CASES / "04_slurm.conf", "--trace", CASES / "04_gpus_not_tracked.txt")
+    assert "though partition gpu-a100 looks" in helios("whatif", "slurm", *files).err
+
+
+@pytest.mark.parametrize("gres", ["shard:4", "gres:shard:a100:4", "shard:2,craynetwork:1"])
+def test_shards_of_old_sites_are_named(helios: Helios, tmp_path: Path, gres: str) -> None:
+    file = tmp_path / "one.txt"
+    row = UNTRACKED.format(user="u1", partition="gpu", tres=gres)
+    file.write_text(f"{HEADER.replace('AllocTRES', 'AllocGRES')}\n{row}\n")
+    assert "1 job holds shards of GPUs" in load(helios, file).err
+
+
+@needs_cases
+def test_jobs_that_hold_shards_are_named(helios: Helios) -> None:
+    answer = load(helios, CASES / "05_shards.txt")
+    assert "1 job holds shards of GPUs (gres/shard), which are not counted as GPUs, such as '1'" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("tres", "note"),
+    [
+        ("cpu=8,gres/shard:l40=4,node=1", "1 job holds shards of GPUs (gres/shard)"),
+        ("cpu=8,gres/mps=50,node=1", "1 job holds a share of a GPU (gres/mps)"),
+        ("cpu=8,gres/mps:a100=50,node=1", "1 job holds a share of a GPU (gres/mps)"),
+        ("gres/gpu:1g.5gb=2,gres/gpu=2,node=1", "1 job holds MIG slices, each counted as a GPU"),
+        ("gres/gpu:a100_3g.20gb=1,node=1", "1 job holds MIG slices, each counted as a GPU"),
+        ("gres/gpu:nvidia_h100_80gb_hbm3_1g.10gb+me=1,node=1", "1 job holds MIG slices, each counted as a GPU"),
+    ],
+)
+def test_parts_of_a_gpu_are_named_in_the_load(helios: Helios, tmp_path: Path, tres: str, note: str) -> None:
+    assert note in load_one(helios, tmp_path, tres=tres).err
+
+
+@pytest.mark.parametrize("tres", ["gres/gpu=2,gres/shard=4,node=1", "gres/gpu:a100-80gb=2,node=1"])
+def test_whole_gpus_are_no_parts(helios: Helios, tmp_path: Path, tres: str) -> None:
+    answer = load_one(helios, tmp_path, tres=tres)
+    assert "shards of" not in answer.err and "MIG" not in answer.err

@@ -93,6 +93,30 @@ def test_a_job_that_was_running_is_known_to_have_ended_later(url: str) -> None:
     assert "10" in ended(url)
 
 
+class Quiet(Site):
+    """A site whose first job holds a GPU, or none is recorded, and that runs CPU jobs on its GPU partition."""
+
+    def __init__(self, *, tracks: bool) -> None:
+        super().__init__()
+        self.tracks = tracks
+
+    def row(self, job: int, began: datetime, now: datetime) -> str:
+        row = super().row(job, began, now).replace("alice", "alice|gpu")
+        return row if self.tracks and job == 1 else row.replace(",gres/gpu=1", "")
+
+    def write(self, start: datetime, end: datetime, path: Path) -> None:
+        super().write(start, end, path)
+        path.write_text(path.read_text().replace("User|", "User|Partition|", 1))
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_a_day_without_gpu_jobs_is_no_sign_of_untracked_gpus(url: str, tracks: bool) -> None:
+    site = Quiet(tracks=tracks)
+    read(site, url, MIDNIGHT + DAY)
+    notes = read(site, url, MIDNIGHT + 2 * DAY).notes
+    assert any("no row names gres/gpu, though partition gpu looks" in note for note in notes) is not tracks
+
+
 def test_reading_twice_changes_nothing(url: str) -> None:
     site = Site()
     read(site, url, MIDNIGHT + DAY)

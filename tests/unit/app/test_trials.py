@@ -90,9 +90,9 @@ def test_draws_give_ranges_that_hold_for_the_same_seed() -> None:
 @pytest.mark.parametrize(
     ("jobs", "why"),
     [
-        ([sent(0, gpus=0)], "No job asked for a GPU here"),
+        ([sent(0, gpus=0)], "No job names a GPU in this history"),
         ([sent(0, user=None)], "Users are not recorded here"),
-        ([sent(-9 * 86_400)], "No job asked for a GPU in this window."),
+        ([sent(-9 * 86_400)], "No job names a GPU in this window."),
     ],
 )
 def test_what_is_not_known_is_said(jobs: list[dict[str, Any]], why: str) -> None:

@@ -92,7 +92,7 @@ def test_a_description_fits_eighty_columns() -> None:
 
 def test_a_trace_without_gpus_is_said_to_be_measured_in_cpus() -> None:
     lines = printed(*description_tables(describe(jobs_frame(a_job(gpus=0)), cluster="x", timezone="UTC")))
-    assert "no job asks for a GPU" in row_of("Resource", lines)
+    assert "no job names a GPU in this history" in row_of("Resource", lines)
 
 
 def test_what_jobs_lack_is_named_in_words_few_jobs_by_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ GOOD = {
     "SuspendProgram": "(null)",
     "SuspendTime": "INFINITE",
     "JobSubmitPlugins": "lua",
+    "AccountingStorageTRES": "cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu",
 }
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
@@ -37,8 +39,9 @@ Examine = Callable[..., dict[str, PreflightFinding]]
 @pytest.fixture
 def examined(program: Program) -> Examine:
     def run(
-        *, user: str = "helios", level: str = "Operator", skew_s: int = 0, **settings: str
+        *, user: str = "helios", level: str = "Operator", skew_s: int = 0, nodes: str = "", **settings: str
     ) -> dict[str, PreflightFinding]:
+        program("scontrol", f"echo '{nodes}'")
         folder = program("sdiag", f"echo 'sdiag output at Sat ({int(NOW.timestamp()) + skew_s})'")
         program("sacctmgr", f"case $* in *config) echo 'PurgeJobAfter = 12 months';; *) echo '{level}';; esac")
         findings = run_checks(
@@ -56,7 +59,7 @@ def examined(program: Program) -> Examine:
 def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> None:
     findings = examined()
     assert {finding.verdict for finding in findings.values()} == {FindingLevel.OK}
-    assert len(findings) == 10
+    assert len(findings) == 11
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,54 @@ def test_a_setting_is_judged(examined: Examine, check: str, verdict: FindingLeve
     found = examined(**settings)[check]
     assert found.verdict is verdict, found
     assert bool(found.hint) == (verdict is not FindingLevel.OK)
+
+
+DEFAULT_TRES = "cpu,mem,energy,node,billing,fs/disk,vmem,pages"
+
+
+@pytest.mark.parametrize(
+    ("tracked", "gres", "line"),
+    [
+        (DEFAULT_TRES, "gpu:a100:8(S:0-1)", "AccountingStorageTRES=gres/gpu "),
+        (f"{DEFAULT_TRES},license/ansys", "gpu:2", "AccountingStorageTRES=license/ansys,gres/gpu "),
+        (f"{DEFAULT_TRES},gres/shard", "gpu:l40:4,shard:l40:32", "AccountingStorageTRES=gres/shard,gres/gpu "),
+        (f"{DEFAULT_TRES},gres/gpumem,gres/gpuutil", "gpu:1g.5gb:7", "AccountingStorageTRES=gres/gpumem,gres/gpuutil,"),
+        (f"{DEFAULT_TRES},gres/gpu:a100", "gpu:h100:8", "AccountingStorageTRES=gres/gpu:a100,gres/gpu "),
+    ],
+)
+def test_gpus_that_slurm_does_not_account_for_are_found(examined: Examine, tracked: str, gres: str, line: str) -> None:
+    found = examined(AccountingStorageTRES=tracked, nodes=f"NodeName=n1 Gres={gres} State=IDLE")["gpu accounting"]
+    assert found.verdict is FindingLevel.WARN
+    assert line in found.hint
+
+
+RECORDED = Path(__file__).parents[2] / "golden"
+
+
+@pytest.mark.parametrize("folder", sorted(RECORDED.glob("slurm-*")), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("drops", [(), ("gres/gpu", "gres/gpumem", "gres/gpuutil")])
+def test_recorded_clusters_account_for_their_gpus(examined: Examine, folder: Path, drops: tuple[str, ...]) -> None:
+    config = (folder / "scontrol-show-config.txt").read_text()
+    (tracked,) = re.findall(r"^AccountingStorageTRES *= (\S+)$", config, re.MULTILINE)
+    kept = ",".join(name for name in tracked.split(",") if name not in drops)
+    nodes = (folder / "scontrol-show-node.txt").read_text()
+    found = examined(AccountingStorageTRES=kept, nodes=nodes)["gpu accounting"]
+    assert found.verdict is (FindingLevel.WARN if drops else FindingLevel.OK)
+    assert not drops or "Set AccountingStorageTRES=gres/gpu in slurm.conf" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("tracked", "gres"),
+    [
+        (f"{DEFAULT_TRES},gres/gpu", "gpu:a100:8"),
+        (f"{DEFAULT_TRES},gres/gpu:a100", "gpu:a100:8"),
+        (DEFAULT_TRES, "(null)"),
+        (DEFAULT_TRES, "craynetwork:4"),
+    ],
+)
+def test_tracked_gpus_and_clusters_without_are_fine(examined: Examine, tracked: str, gres: str) -> None:
+    found = examined(AccountingStorageTRES=tracked, nodes=f"NodeName=n1 Gres={gres} State=IDLE")["gpu accounting"]
+    assert found.verdict is FindingLevel.OK
 
 
 def test_a_script_of_the_site_that_does_not_call_the_hook_is_found(examined: Examine, tmp_path: Path) -> None:

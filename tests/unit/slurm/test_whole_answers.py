@@ -677,6 +677,7 @@ GOOD = {
     "BatchStartTimeout": "60 sec",
     "MessageTimeout": "10 sec",
     "PrivateData": "jobs,usage",
+    "AccountingStorageTRES": "cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu",
 }
 
 Examined = Callable[..., dict[str, PreflightFinding]]
@@ -717,6 +718,7 @@ def test_every_finding_of_a_well_set_cluster_says_what_was_found(examined: Exami
         "rate limit": ["not limited"],
         "power": ["on", "604800 sec"],
         "accounting": ["360 days"],
+        "gpu accounting": ["gres/gpu"],
         "clock": [" 4 s"],
         "privileges": ["helios", "Operator"],
         "private data": ["jobs,usage"],
