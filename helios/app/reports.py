@@ -45,6 +45,8 @@ DEFAULT_LENGTH = timedelta(days=7)
 """Length of a window without a start."""
 LONGEST_HELD = timedelta(days=60)
 """Time before a window from which jobs are read. A job submitted earlier that is still in the window is missed."""
+CLOCK_SKEW = timedelta(days=1)
+"""Time after a window up to which jobs are read: a recorded start may be before the submission."""
 WARM_UP = timedelta(days=3)
 """Time before the day that is replayed too, so that the day's jobs do not start on an empty cluster."""
 _COLUMNS = [
@@ -141,13 +143,17 @@ class ReportContext:
         By default that is the window. With ``unended_at``, only those that had not ended before that time.
         Only the columns that reports use have values.
         """
-        jobs = self.warehouse.jobs(
-            self.cluster,
-            since=since or self.since,
-            until=until or self.until,
-            columns=_COLUMNS,
-            unended_at=unended_at,
-        )
+        return self._select(since or self.since, until or self.until, unended_at)
+
+    def jobs_of_window(self) -> pd.DataFrame:
+        """Return the jobs submitted or running in the window.
+
+        A few others are among them: those submitted up to ``CLOCK_SKEW`` after it.
+        """
+        return self._select(None, self.until + CLOCK_SKEW, self.since)
+
+    def _select(self, since: datetime | None, until: datetime, unended_at: datetime | None) -> pd.DataFrame:
+        jobs = self.warehouse.jobs(self.cluster, since=since, until=until, columns=_COLUMNS, unended_at=unended_at)
         query = self.query
         return select_jobs(JOBS.conform(jobs), users=query.users, accounts=query.accounts, partitions=query.partitions)
 
@@ -232,18 +238,20 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
 
 
 def usage_report(query: ReportQuery, *, group: str) -> ReportTable:
-    """Report jobs, hours, waits and failures by user, account or partition.
+    """Report hours, jobs, waits and failures by user, account or partition.
 
-    Counts the jobs submitted in the window.
+    Hours are those held in the window; all else is of the jobs submitted in it.
     """
     with open_context(query) as context:
         return context.with_coverage(
             usage_by(
                 group,
-                context.jobs(),
+                context.jobs_of_window(),
                 predictions=context.predictions(),
-                at=context.until,
-                title=context.title(f"Jobs by {group}"),
+                since=context.since,
+                until=context.until,
+                now=query.now,
+                title=context.title(f"Hours held and jobs submitted by {group}"),
                 timezone=context.timezone,
             )
         )

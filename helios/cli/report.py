@@ -143,7 +143,10 @@ def _add_usage_command(group: str, example: str) -> None:
         form.check(fields_by(group))
         _show(reports.usage_report(jobs.query(), group=group), form)
 
-    usage.__doc__ = f"Show jobs, hours, waits and failures of each {group}.\n\nCounts the jobs submitted in the window."
+    usage.__doc__ = (
+        f"Show hours, jobs, waits and failures of each {group}.\n\n"
+        "Hours are those held in the window; all else is of the jobs submitted in it."
+    )
     _command(f"{group}s", f"{group}s {example}")(usage)
 
 

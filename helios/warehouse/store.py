@@ -292,7 +292,8 @@ class Warehouse(ModelStore, TrialStore):
         last : int, optional
             Only this number of jobs, those submitted last, and all others with the submit time of the first of them.
         unended_at : datetime, optional
-            Only jobs that had not ended before this time. Jobs submitted before ``since`` are left out too.
+            Only jobs that had not ended before this time, or were submitted since. Jobs submitted before ``since`` are
+            left out too.
 
         Raises
         ------
@@ -309,7 +310,9 @@ class Warehouse(ModelStore, TrialStore):
             query = jobs_module.select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *_ORDER]))
             query = _between(query, submitted_at, since, until)
             if unended_at is not None:
-                query = query.where(ended_at.is_(None) | (ended_at >= stored_time(unended_at)))
+                moment = stored_time(unended_at)
+                # A recorded end may be before the submission.
+                query = query.where(ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment))
             if last is not None:
                 newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()

@@ -101,6 +101,15 @@ def test_users_are_reported_as_sacct_would(helios: Helios) -> None:
     ]
 
 
+def test_hours_are_those_held_in_the_window(helios: Helios) -> None:
+    window = ("-S", "2026-11-20T01:05", "-E", "2026-11-20T01:25")
+    found = helios("report", "users", *window, "--json").json["rows"]
+    # Bob's job of 00:00 runs until 01:10, Alice's of 01:00 from then on. Nobody submits one.
+    assert {row["group"]: row["gpu_hours"] for row in found} == pytest.approx({"alice": 1.0, "bob": 1 / 3})
+    assert [row["jobs"] for row in found] == [0, 0]
+    assert "held in the window" in helios("report", "users", *window).err
+
+
 def test_p_is_parsable_r_is_partition_and_n_takes_the_header_away(helios: Helios) -> None:
     answer = helios("report", "partitions", *WINDOW, "-n", "-p", "-r", "gpu", "-A", "lab", "-o", "partition,jobs")
     assert answer.out == "gpu|20|\n"
@@ -299,11 +308,14 @@ def test_reports_of_real_traces_add_up(
     with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as opened:
         name = opened.clusters()["name"].iloc[0]
         begin, end = (datetime.fromisoformat(f"{day}T00:00:00+00:00") for day in (since, until))
-        jobs = opened.jobs(name, since=begin, until=end)
+        jobs, every = opened.jobs(name, since=begin, until=end), opened.jobs(name)
+    held_s = every["ended_at"].clip(upper=end) - every["started_at"].clip(lower=begin)
+    hours = (every["gpus"] * held_s.dt.total_seconds().clip(lower=0).fillna(0)).sum() / 3600
+    unstarted = jobs[jobs["started_at"].isna()]  # of Philly's no start is recorded
+    hours += (unstarted["gpus"] * unstarted["run_time_s"].fillna(0)).sum() / 3600
     for report in ("users", "accounts", "partitions"):
         found = helios("report", report, "-S", since, "-E", until, "--json").json
         assert sum(row["jobs"] for row in found["rows"]) == found["total"]["jobs"] == len(jobs)
-        hours = (jobs["gpus"] * jobs["run_time_s"].fillna(0)).sum() / 3600
         assert sum(row["gpu_hours"] for row in found["rows"]) == pytest.approx(hours)
     text = helios("report", "nightly", "--day", since, "--folder", tmp_path / "nights")
     assert max(map(len, Path(text.out.splitlines()[2]).read_text().splitlines())) <= 76

@@ -151,10 +151,12 @@ def nightly_digest(night: Night) -> Digest:
     daily = daily_waits(night)
     services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=zone)
     # Predictions are compared on jobs that ended in the day: of those submitted in it, mostly short ones have ended.
-    submitted, ended = _jobs_of_day(night, "submitted_at"), _jobs_of_day(night, "ended_at")
-    at_end: Any = {"predictions": night.predictions, "at": night.end, "timezone": zone}
-    partitions = usage_by("partition", submitted, title="Partitions", **at_end)
-    waiting = queue_at(night.jobs, title="Waiting longest", **at_end)
+    ended = _jobs_of_day(night, "ended_at")
+    known: Any = {"predictions": night.predictions, "timezone": zone}
+    partitions = usage_by(
+        "partition", night.jobs, since=night.begin, until=night.end, now=night.end, title="Partitions", **known
+    )
+    waiting = queue_at(night.jobs, at=night.end, title="Waiting longest", **known)
     waiting = replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None)
     shadow = shadow_table(night.shadow, title="The shadow's day")
     decisions, failed_wakes = night.decisions, list(_failed_wake_sentences(night.decisions))

@@ -1,6 +1,6 @@
 """Reports of usage, waits and the queue.
 
-Every figure is over the jobs submitted in the window.
+Hours are those held in the window. Every other figure of usage is over the jobs submitted in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.ingest.contradictions import RUNAWAY, RUNAWAY_GRACE
 from helios.metrics.queue import mean_level_over_time
 from helios.model import JobState
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
@@ -25,6 +26,8 @@ FAILURES = frozenset({JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAI
 """Ends that nobody wanted; a time limit reached and a cancellation may be a choice."""
 STILL_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
 STILL_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
+
+SECOND = np.timedelta64(1, "s")
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -97,15 +100,44 @@ def wait_so_far_s(jobs: pd.DataFrame, at: datetime) -> Floats:
     return np.asarray((pd.Timestamp(at) - eligible_since(jobs)).dt.total_seconds(), dtype=np.float64)
 
 
-def used_s(jobs: pd.DataFrame, at: datetime) -> Floats:
-    """Return the run time of each job's last run, in s.
+def submitted_in(jobs: pd.DataFrame, since: datetime, until: datetime) -> Flags:
+    """Return which jobs were submitted in [since, until)."""
+    submitted = jobs["submitted_at"]
+    return ((submitted >= pd.Timestamp(since)) & (submitted < pd.Timestamp(until))).to_numpy()
 
-    For a running job it is the time until ``at``. It is 0 without a run.
+
+def held_s(jobs: pd.DataFrame, *, since: datetime, until: datetime, now: datetime) -> tuple[Floats, Floats]:
+    """Return how long each run held resources in [since, until), in s.
+
+    A run that goes on has held them until ``now``, or for as long as any can run. Where no start is recorded, the whole
+    run counts in the window of its submission.
+
+    Returns
+    -------
+    held, worked : arrays of shape (n_jobs,)
+        From start to end, and without suspensions. When a job was suspended is unknown, so that they are spread evenly
+        over its run.
     """
-    known = jobs["run_time_s"].to_numpy(dtype=np.float64)
-    so_far = np.asarray((pd.Timestamp(at) - jobs["started_at"]).dt.total_seconds(), dtype=np.float64)
-    running = np.isnan(known) & running_at(jobs, at)
-    return np.where(running, np.maximum(so_far, 0.0), np.nan_to_num(known))
+    run_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
+    begin_s, end_s = (_seconds_after(since, jobs[name]) for name in ("started_at", "ended_at"))
+    runs = np.isnan(end_s) & is_in(jobs, STILL_RUNNING)
+    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    # Else jobs that ran when an old history was recorded would hold nodes until today.
+    most_s = np.where(np.isfinite(limit_s), 2 * limit_s + RUNAWAY_GRACE / SECOND, RUNAWAY / SECOND)
+    end_s = np.where(runs, np.minimum((now - since).total_seconds(), begin_s + most_s), end_s)
+    # Some traces have a start and a length, but no end.
+    end_s = np.where(runs | (end_s > begin_s), end_s, begin_s + run_s)
+    inside_s = np.minimum(end_s, (until - since).total_seconds()) - np.maximum(begin_s, 0.0)
+    whole_s = np.where(submitted_in(jobs, since, until), run_s, 0.0)
+    held = np.maximum(np.nan_to_num(np.where(np.isnan(begin_s), whole_s, inside_s)), 0.0)
+    length_s = end_s - begin_s
+    suspended = ~runs & (run_s < length_s)
+    # slurmdbd takes suspensions off CPUs only, because a suspended job keeps its GPUs and memory.
+    return held, held * np.divide(run_s, length_s, out=np.ones_like(held), where=suspended)
+
+
+def _seconds_after(since: datetime, times: pd.Series[Any]) -> Floats:
+    return np.asarray((times - pd.Timestamp(since)).dt.total_seconds(), dtype=np.float64)
 
 
 def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
@@ -125,30 +157,42 @@ SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "F
 FIGURES = declare_fields(
     ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window"),
     ("Waiting", "waiting", FieldKind.COUNT, 7, "Of these, still waiting at its end"),
-    ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x run time; running jobs so far"),
-    ("CPUHours", "cpu_hours", FieldKind.DECIMAL, 9, "CPUs x run time; running jobs so far"),
+    ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x time held in the window; running jobs so far"),
+    ("CPUHours", "cpu_hours", FieldKind.DECIMAL, 9, "CPUs x time held in the window, without suspensions"),
+    ("NodeHours", "node_hours", FieldKind.DECIMAL, 9, "Nodes x time held in the window, shared nodes in full"),
+    ("Share", "hours_share", FieldKind.SHARE, 6, "Share of the total of GPU hours, else of CPU hours"),
     ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Eligible (else submitted) to start, mean"),
     ("P50Wait", "p50_wait_s", FieldKind.LENGTH, 10, "Wait that half of the started jobs stay below"),
     ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one started job in 20 exceeds"),
     ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Longest wait; of waiting jobs so far"),
-    ("P50Run", "p50_run_time_s", FieldKind.LENGTH, 10, "Median run time of ended jobs"),
+    ("P50Run", "p50_run_time_s", FieldKind.LENGTH, 10, "Median run time of the ended jobs, whole"),
     ("Failed", "failed_share", FieldKind.SHARE, 6, "Share of ended jobs FAILED, OUT_OF_MEMORY, NODE_FAIL or BOOT_FAIL"),
     ("TimedOut", "timeout_share", FieldKind.SHARE, 8, "Share of ended jobs cut by their limit"),
-    ("LostGPUh", "lost_gpu_hours", FieldKind.DECIMAL, 8, "GPU hours of failed jobs"),
-    ("LostCPUh", "lost_cpu_hours", FieldKind.DECIMAL, 8, "CPU hours of failed jobs"),
+    ("LostGPUh", "lost_gpu_hours", FieldKind.DECIMAL, 8, "Of GPUHours, those of failed jobs"),
+    ("LostCPUh", "lost_cpu_hours", FieldKind.DECIMAL, 8, "Of CPUHours, those of failed jobs"),
     ("OverAsk", "over_asked", FieldKind.FACTOR, 7, "Limit over run time, median of jobs completed or timed out"),
     ("Predicted", "predicted", FieldKind.COUNT, 9, "Ended jobs that had been predicted"),
     ("OffBy", "off_by", FieldKind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
 )
+COUNTED = "Hours are those held in the window; jobs, waits and ends are of what was submitted in it."
 GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
 
 
 def usage_by(
-    group: str, jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime, title: str, timezone: str = "UTC"
+    group: str,
+    jobs: pd.DataFrame,
+    *,
+    predictions: pd.DataFrame,
+    since: datetime,
+    until: datetime,
+    now: datetime,
+    title: str,
+    timezone: str = "UTC",
 ) -> ReportTable:
-    """Report jobs, hours, waits and failures by group.
+    """Report hours, jobs, waits and failures by group.
 
-    A group is a user, an account or a partition; the one with most hours comes first. The errors of predictions are
+    A group is a user, an account or a partition; the one with most hours comes first. Hours are those held in the
+    window, also by jobs submitted before it; all else is of the jobs submitted in it. The errors of predictions are
     reported too.
 
     Parameters
@@ -156,25 +200,27 @@ def usage_by(
     group : str
         A key of ``GROUPS``.
     jobs : DataFrame
-        Columns of ``JOBS``: those submitted in the window.
+        Columns of ``JOBS``, with all jobs that were submitted in the window or held resources in it.
     predictions : DataFrame
         As the warehouse gives them, with ``made_at``; of several for a job the first counts.
-    at : datetime
-        End of the window: until when jobs waited that had not started.
+    since, until : datetime
+        The window, without its end.
+    now : datetime
+        Until when running jobs have held their resources.
     """
-    table = _table(with_first_prediction(jobs, predictions), group, at)
-    gpus = bool((jobs["gpus"] > 0).any())
+    table = _table(jobs, predictions, group, since=since, until=until, now=now)
+    gpus = bool(table["has_gpus"].any())
     by = "gpu_hours" if gpus else "cpu_hours"
-    rows = _figures(table).sort_values([by, "jobs", "group"], ascending=[False, False, True])
+    rows = _figures(table, by).sort_values([by, "jobs", "group"], ascending=[False, False, True])
     name = GROUPS[group]
     return ReportTable(
         title=title,
         fields=fields_by(group),
         shown=(name, *(SHOWN_GPU if gpus else SHOWN_CPU)),
         rows=rows.reset_index(drop=True),
-        total=_total(table),
-        empty="No job was submitted in this window.",
-        notes=tuple(_notes(jobs)),
+        total=_total(table, by),
+        empty="No job was submitted in this window and none held anything in it.",
+        notes=tuple(_notes(table)),
         timezone=timezone,
     )
 
@@ -185,36 +231,43 @@ def fields_by(group: str) -> tuple[Field, ...]:
     return (Field(name=name, column="group", kind=FieldKind.TEXT, width=12, doc=f"{name} of the jobs"), *FIGURES)
 
 
-def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
-    """Return the figures that are summed, a row for each job.
+def _table(
+    jobs: pd.DataFrame, predictions: pd.DataFrame, group: str, *, since: datetime, until: datetime, now: datetime
+) -> pd.DataFrame:
+    """Return the figures that are summed, a row for each job of the window.
 
     NaN where a figure does not apply to the job.
     """
-    hours = used_s(jobs, at) / 3600
-    gpu_hours = hours * jobs["gpus"].to_numpy()
-    cpu_hours = hours * np.nan_to_num(jobs["cpus"].to_numpy(dtype=np.float64))
-    known = (jobs["run_time_s"].notna() & jobs["state"].notna()).to_numpy()
-    failed, waiting = is_in(jobs, FAILURES), waiting_at(jobs, at)
-    waited = wait_s(jobs)
+    held, worked = (seconds / 3600 for seconds in held_s(jobs, since=since, until=until, now=now))
+    counts = submitted_in(jobs, since, until) | (held > 0)
+    jobs, held, worked = with_first_prediction(jobs[counts], predictions), held[counts], worked[counts]
+    submitted = submitted_in(jobs, since, until)
+    gpus, cpus = (np.nan_to_num(jobs[name].to_numpy(dtype=np.float64)) for name in ("gpus", "cpus"))
+    known = submitted & (jobs["run_time_s"].notna() & jobs["state"].notna()).to_numpy()
+    failed, waiting = is_in(jobs, FAILURES), submitted & waiting_at(jobs, until)
     # A start after the window's end is not known at that end.
-    waited[waiting] = np.nan
+    waited = np.where(submitted & ~waiting, wait_s(jobs), np.nan)
     limit_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("time_limit_s", "run_time_s"))
-    whole = is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy()
+    whole = submitted & (is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy())
     return pd.DataFrame(
         {
             "group": jobs[group].cat.add_categories([UNKNOWN]).fillna(UNKNOWN).array,
+            "has_gpus": gpus > 0,
+            "started": jobs["started_at"].notna().to_numpy(),
+            "jobs": submitted,
             "waiting": waiting,
-            "gpu_hours": gpu_hours,
-            "cpu_hours": cpu_hours,
+            "gpu_hours": gpus * held,
+            "cpu_hours": cpus * worked,
+            "node_hours": jobs["nodes"].to_numpy(dtype=np.float64) * held,
             "wait_s": waited,
-            "longest_s": np.where(waiting, wait_so_far_s(jobs, at), waited),
-            "run_time_s": jobs["run_time_s"].to_numpy(dtype=np.float64),
+            "longest_s": np.where(waiting, wait_so_far_s(jobs, until), waited),
+            "run_time_s": np.where(submitted, run_s, np.nan),
             "failed": np.where(known, failed.astype(np.float64), np.nan),
             "timeout": np.where(known, is_in(jobs, {JobState.TIMEOUT}).astype(np.float64), np.nan),
-            "lost_gpu_hours": gpu_hours * failed,
-            "lost_cpu_hours": cpu_hours * failed,
+            "lost_gpu_hours": gpus * held * failed,
+            "lost_cpu_hours": cpus * worked * failed,
             "over_asked": np.where(whole & np.isfinite(limit_s), limit_s / np.maximum(run_s, 1.0), np.nan),
-            "log_off": _log_off(jobs),
+            "log_off": np.where(submitted, _log_off(jobs), np.nan),
         }
     )
 
@@ -228,9 +281,10 @@ def _log_off(jobs: pd.DataFrame) -> Floats:
     return np.asarray(np.abs(np.log1p(p50_s) - np.log1p(run_s)), dtype=np.float64)
 
 
-def _figures(table: pd.DataFrame) -> pd.DataFrame:
+def _figures(table: pd.DataFrame, by: str) -> pd.DataFrame:
     groups = table.groupby("group", observed=True, sort=False)
     figures = groups.agg(
+        jobs=("jobs", "sum"),
         waiting=("waiting", "sum"),
         gpu_hours=("gpu_hours", "sum"),
         cpu_hours=("cpu_hours", "sum"),
@@ -247,21 +301,26 @@ def _figures(table: pd.DataFrame) -> pd.DataFrame:
         off_by=("log_off", "median"),
     )
     figures = figures.assign(
-        jobs=groups.size(), p95_wait_s=groups["wait_s"].quantile(0.95), off_by=np.exp(figures["off_by"])
+        node_hours=groups["node_hours"].sum(min_count=1),
+        hours_share=figures[by] / (table[by].sum() or np.nan),
+        p95_wait_s=groups["wait_s"].quantile(0.95),
+        off_by=np.exp(figures["off_by"]),
     )
     return figures.reset_index(names="group").astype({"group": "object"})
 
 
-def _total(table: pd.DataFrame) -> dict[str, Any]:
+def _total(table: pd.DataFrame, by: str) -> dict[str, Any]:
     if table.empty:
         return {}
-    return dict(_figures(table.assign(group="Total")).iloc[0])
+    return dict(_figures(table.assign(group="Total"), by).iloc[0])
 
 
-def _notes(jobs: pd.DataFrame) -> list[str]:
-    if jobs.empty or jobs["started_at"].notna().any():
+def _notes(table: pd.DataFrame) -> list[str]:
+    if table.empty:
         return []
-    return ["No start is recorded in this window, so that no wait is known."]
+    if table["started"].any():
+        return [COUNTED]
+    return ["No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."]
 
 
 Times = NDArray[np.int64]

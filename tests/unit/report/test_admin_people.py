@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.report.admin.sacct_format import ReportTable
-from helios.report.admin.usage import select_jobs, usage_by, used_s, wait_s, waiting_at
+from helios.report.admin.usage import held_s, select_jobs, usage_by, wait_s, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
@@ -17,7 +17,7 @@ END = DAY + pd.Timedelta(days=1)
 
 def usage(*jobs: dict[str, Any], group: str = "user", predictions: pd.DataFrame | None = None) -> ReportTable:
     known = predictions_frame() if predictions is None else predictions
-    return usage_by(group, jobs_frame(*jobs), predictions=known, at=END, title="Users")
+    return usage_by(group, jobs_frame(*jobs), predictions=known, since=DAY, until=END, now=END, title="Users")
 
 
 def row(answer: ReportTable, name: str) -> dict[str, Any]:
@@ -126,13 +126,13 @@ def test_jobs_without_a_user_are_counted_as_unknown() -> None:
 
 
 def test_where_no_start_is_recorded_that_is_said() -> None:
-    assert "no wait is known" in usage(a_job(started_at=None, ended_at=None)).notes[0]
+    assert "no wait is known" in usage(a_job(submitted_at=at("08:00"), started_at=None, ended_at=None)).notes[0]
 
 
 def test_no_job_is_no_error() -> None:
     answer = usage()
     assert answer.rows.empty
-    assert answer.empty == "No job was submitted in this window."
+    assert answer.empty == "No job was submitted in this window and none held anything in it."
 
 
 def test_jobs_are_chosen_by_user_account_and_partition_together() -> None:
@@ -180,7 +180,8 @@ def test_figures_are_those_of_a_plain_loop(history: list[dict[str, Any]]) -> Non
         assert found["jobs"] == len(mine)
         assert found["waiting"] == len(so_far)
         assert found["longest_wait_s"] == max(waits + so_far)
-        assert found["gpu_hours"] == pytest.approx(sum(job["gpus"] * job["run_time_s"] / 3600 for job in ended))
+        ran = [(job, min(job["ended_at"], END) - min(job["started_at"], END)) for job in ended]
+        assert found["gpu_hours"] == pytest.approx(sum(job["gpus"] * held.total_seconds() / 3600 for job, held in ran))
         assert found["mean_wait_s"] == pytest.approx(np.mean(waits)) if waits else np.isnan(found["mean_wait_s"])
         failed = [job["state"] == "FAILED" for job in ended]
         assert found["failed_share"] == pytest.approx(np.mean(failed)) if ended else np.isnan(found["failed_share"])
@@ -197,6 +198,7 @@ def test_a_job_that_cannot_start_yet_does_not_wait() -> None:
     assert waiting_at(jobs, at("19:00")).tolist() == [True]
 
 
-def test_a_job_that_never_ran_used_nothing() -> None:
+def test_a_job_that_never_ran_held_nothing() -> None:
     jobs = jobs_frame(a_job(state="CANCELLED", started_at=None, ended_at=at("09:00"), run_time_s=float("nan")))
-    assert used_s(jobs, END).tolist() == [0.0]
+    held, worked = held_s(jobs, since=DAY, until=END, now=END)
+    assert (held.tolist(), worked.tolist()) == ([0.0], [0.0])

@@ -99,6 +99,14 @@ def test_use_is_counted_by_user_and_a_user_has_a_page(web: TestClient) -> None:
     assert web.get("/users/bob", headers=JSON).json()["use"]["rows"][0]["jobs"] == 40
 
 
+def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
+    # The last five of bob's hourly jobs run on then, one of them for 53 minutes. Nobody submits one.
+    window = "/users?from=now-12hours&to=now-11hours"
+    (row,) = web.get(window, headers=JSON).json()["rows"]
+    assert (row["group"], row["jobs"], row["gpu_hours"]) == ("bob", 0, pytest.approx(4.89, abs=0.01))
+    assert "held in the window" in web.get(window, headers=HTML).text
+
+
 def test_nothing_is_shown_without_the_token(town: Town, web: TestClient) -> None:
     for path in ("/", "/users", "/openapi.json", "/reports/x.html", "/jobs/1"):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "helios_token=wrong"}):
