@@ -1,4 +1,4 @@
-"""Slurm's commands, of which ``sprio`` has something happen right after its next answer."""
+"""Slurm's commands, of which ``sprio`` has something happen right beside its next answer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from tests.waiting import until
 
 COMMANDS = ("scontrol", "squeue", "sinfo", "sprio", "sacct", "sacctmgr", "sdiag", "sshare")
 _PROGRAM = """#!/bin/sh
-{real} "$@"
-status=$?
-left=$(cat {folder}/armed 2>/dev/null)
-if [ "${{left:-0}}" -gt 1 ]; then
-  echo $((left - 1)) >{folder}/armed
-elif [ -n "$left" ] && mv {folder}/armed {folder}/answered; then
+act() {{
+  mv {folder}/armed {folder}/answered || return
   until [ -e {folder}/happened ]; do sleep 0.05; done
   rm {folder}/answered {folder}/happened
-fi
+}}
+when=$(cat {folder}/armed 2>/dev/null)
+case "$when $*" in "block "*--jobs=*) act ;; esac
+{real} "$@"
+status=$?
+[ "$when" != answer ] || act
 exit $status
 """
 
@@ -44,8 +45,11 @@ class Meanwhile:
             (folder / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
         return cls(folder)
 
-    def __call__(self, happens: Callable[[], object], *, answer: int = 1) -> None:
-        """Have ``happens`` called after one of the next answers, before who asked can go on."""
+    def __call__(self, happens: Callable[[], object], *, before_a_block: bool = False) -> None:
+        """Have ``happens`` called after the next answer, before who asked can go on.
+
+        With ``before_a_block`` it is called before the next answer about the jobs of a block, whatever was read before.
+        """
 
         def act() -> None:
             until((self.folder / "answered").exists)
@@ -54,5 +58,5 @@ class Meanwhile:
             finally:
                 (self.folder / "happened").touch()
 
-        (self.folder / "armed").write_text(f"{answer}\n")
+        (self.folder / "armed").write_text("block\n" if before_a_block else "answer\n")
         threading.Thread(target=act, daemon=True).start()

@@ -170,8 +170,7 @@ def test_what_an_admin_sets_while_a_cycle_reads_stands_and_is_named(helios: Heli
     through = helios.another(slurm={"backend": "commands", "commands": str(meanwhile.folder)})
     job = next(iter(helios.rig.site_factors()))
     words = ("scontrol", "update", f"JobId={job}", "SiteFactor=-500")
-    # The first answer is for the services, the second for what is to be written.
-    meanwhile(lambda: helios.rig.run(*words), answer=2)
+    meanwhile(lambda: helios.rig.run(*words), before_a_block=True)
     report = helios.cycle_that_asks(through)
     through.cycles.site.close()
     assert helios.rig.site_factors()[job] == -500

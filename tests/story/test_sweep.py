@@ -273,7 +273,9 @@ def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
     assert plans[0].slurm["jobs"] >= 1
     assert f"{len(whole):,} replays" in text
     assert replace(whole[0].request, plans=()) != replace(whole[-1].request, plans=())
-    assert {name for cell in of_options for name, _ in cell.plan.options} == {"wait_share", "bound_share", "patience_s"}
+    assert {name for cell in of_options for name, _ in cell.plan.options} == {
+        *("wait_share", "bound_share", "large_divisor", "patience_s"),
+    }
 
 
 def test_every_key_of_a_plan_is_in_the_documentation() -> None:

@@ -51,7 +51,7 @@ def replays(
     ("order", "options"),
     [
         (shortest_service_first, {"ageing": Ageing.constant(7_200.0), "reads": RUN_TIME.truncated_mean}),
-        (divide_large_jobs(shortest_service_first, 4.0), {"guard": WaitBound.constant(9_000)}),
+        (divide_large_jobs(shortest_service_first, 4.0, node=9), {"guard": WaitBound.constant(9_000)}),
         (ORDERS["sjf"], {"backfill": Backfill.NONE}),
         (ORDERS["fifo"], {"plan_quantile": None}),
     ],
@@ -70,7 +70,7 @@ def test_predictions_inside_start_every_job_when_those_at_each_submission_do(ord
     ("order", "options"),
     [
         (shortest_service_first, {"ageing": Ageing.constant(7_200.0), "reads": RUN_TIME.truncated_mean}),
-        (divide_large_jobs(shortest_service_first, 4.0), {"guard": WaitBound.constant(9_000)}),
+        (divide_large_jobs(shortest_service_first, 4.0, node=9), {"guard": WaitBound.constant(9_000)}),
         (ORDERS["sjf"], {"backfill": Backfill.NONE}),
         (shortest_service_first, {"reads": RUN_TIME.p90}),
     ],
