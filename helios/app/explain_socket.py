@@ -27,7 +27,7 @@ from helios.errors import HeliosError, UsageError
 from helios.private_files import OWN
 
 NAME = "explain.sock"
-ANSWER_S = 60.0
+ANSWER_S = 20.0
 """Longest wait for an answer, s. A forecast far down a long queue takes two on a free core; others may ask before."""
 REQUEST_S = 2.0
 """Longest time that a client may take to send its request or to read, s, since one is answered after the other."""

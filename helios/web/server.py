@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,8 @@ ANSWERED_AT_ONCE = 4
 """Readers who are answered at once. Pages are made in threads, which share one processor for the most part."""
 MOST_READERS = 64
 """Readers who are answered or wait for it. More are told to come later."""
+MOST_OF_READER = 8
+"""Of these, those of one user of the proxy, so that nobody keeps all others waiting."""
 ANSWER_S = 120.0
 """Time in which an answer must be made and read, s."""
 USER = re.compile(r"[A-Za-z0-9_.@\\+$-]{1,200}")
@@ -141,6 +143,7 @@ class _Admission:
         self.application, self._access = application, access
         self._semaphore = asyncio.Semaphore(ANSWERED_AT_ONCE)
         self._readers = 0
+        self._of_user: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -150,15 +153,17 @@ class _Admission:
         reader = _authenticate(request, self._access)
         if isinstance(reader, Response):
             await reader(scope, receive, send)
-        elif self._readers >= MOST_READERS:
+        elif self._readers >= MOST_READERS or (reader.user and self._of_user[reader.user] >= MOST_OF_READER):
             await _refuse(request, 503, "Too many pages are asked for. Ask again in a minute.")(scope, receive, send)
         else:
             self._readers += 1
+            self._of_user[reader.user] += 1
             try:
                 async with self._semaphore:
                     await self.application(scope, receive, send)
             finally:
                 self._readers -= 1
+                self._of_user[reader.user] -= 1
 
 
 def web_application(site: Site, access: Access) -> ASGIApp:

@@ -19,7 +19,7 @@ import pytest
 from helios.config import Settings
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.web import server as web_server
-from helios.web.server import MOST_READERS, Access, open_server
+from helios.web.server import MOST_OF_READER, MOST_READERS, Access, open_server
 from tests.waiting import TEST_TIMEOUT_S, until
 
 TOKEN = "a token of this test"
@@ -158,18 +158,42 @@ def test_a_page_of_few_descriptors_answers_and_complains_once(tmp_path: Path) ->
         page.end()
 
 
+async def status(application: web_server.ASGIApp, *, token: str = TOKEN, user: str = "") -> int:
+    """Return the status of an answer to a reader."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())]
+    headers += [(b"x-remote-user", user.encode())] if user else []
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+    await application(scope, _nothing, send)
+    return int(sent[0]["status"])
+
+
+def test_one_user_does_not_keep_the_others_waiting() -> None:
+    async def run() -> None:
+        go = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            await go.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        access = Access(token=TOKEN, user_header="X-Remote-User")
+        application = web_server._Admission(slow, access)
+        many = [asyncio.create_task(status(application, user="eve")) for _ in range(MOST_READERS)]
+        other = asyncio.create_task(status(application, user="bob"))
+        while sum(task.done() for task in many) < MOST_READERS - MOST_OF_READER:
+            await asyncio.sleep(0)
+        go.set()
+        assert sorted(await asyncio.gather(*many)) == [200] * MOST_OF_READER + [503] * (MOST_READERS - MOST_OF_READER)
+        assert await other == 200 and await status(application, user="eve") == 200
+
+    asyncio.run(run())
+
+
 def test_few_readers_are_answered_at_once_and_strangers_do_not_wait() -> None:
-    async def status(application: web_server.ASGIApp, *, token: str = TOKEN) -> int:
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())]
-        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
-        await application(scope, _nothing, send)
-        return int(sent[0]["status"])
-
     async def run() -> None:
         go, at_once = asyncio.Event(), []
 
