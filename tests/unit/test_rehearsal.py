@@ -256,7 +256,7 @@ def test_a_service_replay_shows_today_the_naive_control_and_the_service_measured
     result = simulated(a_history(), {"toy": Toy()})
     assert [run.label for run in result.whatif.runs] == [
         "FIFO + EASY (limit)",
-        "Fewest GPUs + EASY (limit), bound_share 0.9, wait_share 0.5",
+        "Fewest GPUs + EASY (limit), bound_share 0.9, large_divisor 4, wait_share 0.5",
         "toy + EASY (limit)",
     ]
     today, _, service = result.whatif.runs
