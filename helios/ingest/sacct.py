@@ -426,11 +426,12 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     FormatUnknown
         There is neither a header line with a job id and a submit time, nor the 26 fields of a raw dump.
     """
-    dialect = _dialect(head(reading.path))
+    start = head(reading.path)
+    dialect = _dialect(start)
     if dialect is None:
         neither = "is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields."
-        raise FormatUnknown(f"{reading.path} {lacks(head(reading.path)) or neither}", hint=EXPORT)
-    is_quoted = dialect.quoted and b'"' in head(reading.path)  # then a name that holds a delimiter is in quotes
+        raise FormatUnknown(f"{reading.path} {lacks(start) or neither}", hint=EXPORT)
+    is_quoted = dialect.quoted and b'"' in start  # then a name that holds a delimiter is in quotes
     forgeable = len(dialect.separator) < _GUESSABLE_BYTES and not {*_FREE_TEXT}.isdisjoint(dialect.names)
     forgeable &= not is_quoted
     read = read_counted if len(dialect.separator) > 1 else read_rows

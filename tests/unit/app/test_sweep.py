@@ -166,14 +166,14 @@ def test_options_that_would_be_passed_over_are_refused(options: dict[str, Any], 
 
 
 def test_options_change_the_replay_and_are_told_in_its_name(history: LoadedHistory, tmp_path: Path) -> None:
-    plan = a_plan(policies=["fewest_gpus"], controls=False, options={"fewest_gpus": {"patience": ["1h", "never"]}})
-    found = swept(history, tmp_path, plan)
+    options = {"fewest_gpus": {"patience": ["1h", "never"], "large_divisor": [1.0]}}
+    found = swept(history, tmp_path, a_plan(policies=["fewest_gpus"], controls=False, options=options))
     bounded, free = found.groups[0].rows
     assert (bounded.label, free.label) == (
-        "Fewest GPUs, large_divisor 4, patience 1 h, wait_share 0.5",
-        "Fewest GPUs, large_divisor 4, patience never, wait_share 0.5",
+        "Fewest GPUs, large_divisor 1, patience 1 h, wait_share 0.5",
+        "Fewest GPUs, large_divisor 1, patience never, wait_share 0.5",
     )
-    assert bounded.figures["max_wait_s"] != free.figures["max_wait_s"]
+    assert bounded.figures["max_wait_s"] < free.figures["max_wait_s"]
     assert "patience_s=3600" in sweep_csv(found)
 
 
