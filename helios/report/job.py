@@ -28,7 +28,7 @@ from helios.units import count_in_words, duration, duration_in_words
 REASONS = {
     "None": "Slurm has not considered it yet",
     "Priority": "other jobs come before it",
-    "Resources": "it is next in line and waits for free nodes",
+    "Resources": "Slurm tried to start it, and the nodes that it needs are not free",
     "Dependency": "it waits for another job that it depends on",
     "DependencyNeverSatisfied": "the job it depends on failed: it will never start; cancel it",
     "BeginTime": "its begin time has not come",
