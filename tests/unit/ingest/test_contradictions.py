@@ -194,6 +194,33 @@ def test_a_row_that_contradicts_itself_is_named(tmp_path, fields, told):
     assert [note for note in batch.notes if note.startswith(told) and note.endswith("such as '100'")]
 
 
+CHANGED = "2021-05-01T10:31:00"
+
+
+@pytest.mark.parametrize(
+    ("fields", "run_time_s"),
+    [
+        ({"ElapsedRaw": "3600"}, 1800),
+        ({"ElapsedRaw": "3000", "Suspended": "00:10:00"}, 1200),
+        ({"ElapsedRaw": "1800", "End": CHANGED}, 0),
+        ({"ElapsedRaw": "3600", "State": "RUNNING", "End": "Unknown"}, np.nan),
+    ],
+)
+def test_a_later_size_of_a_job_counts_from_the_change(tmp_path, fields, run_time_s):
+    row = a_sacct_row(Submit=CHANGED, Eligible=CHANGED, **fields)
+    batch = read(a_sacct_file(tmp_path, row))
+    assert batch.jobs["started_at"].tolist() == [pd.Timestamp(CHANGED, tz="UTC")]
+    assert np.array_equal(batch.jobs["run_time_s"], [run_time_s], equal_nan=True)
+    told = "1 job was resized: the row of a later size counts from its Submit"
+    assert [note for note in batch.notes if note.startswith(told) and note.endswith("such as '100'")]
+
+
+def test_a_start_after_which_the_job_ended_before_its_submission_stays(tmp_path):
+    later = "2021-05-09T10:00:00"
+    job = a_job(tmp_path, Submit=later, Eligible=later, ElapsedRaw="3600")
+    assert job["run_time_s"] == HOUR_S
+
+
 def test_a_planned_start_of_a_job_without_nodes_is_none(tmp_path):
     job = a_job(tmp_path, State="REQUEUED", Start="2021-05-02T10:00:00", NodeList="None assigned", ElapsedRaw="0")
     assert pd.isna(job["started_at"]) and not pd.isna(job["ended_at"])
