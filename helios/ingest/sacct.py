@@ -369,7 +369,9 @@ REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they ha
 SUSPENDED = (
     "jobs were suspended: their run time is Elapsed, without the suspension, and they held their GPUs from start to end"
 )
-RESIZED = "jobs were resized: the row of a later size counts from its Submit, not from the start of the first"
+RESIZED = (
+    "jobs have a start before their submission, as later sizes of a resized job have: they count from their submission"
+)
 ELAPSED_DIFFERS = (
     "jobs have an Elapsed other than end minus start minus suspension: where it is not 0, their run time is Elapsed"
 )
@@ -646,9 +648,11 @@ class _SacctTranslation(Translation):
         end = np.where(over, end, NOT_A_TIME)
         revoked = self._revoked()
         start = np.where(revoked, NOT_A_TIME, start)
+        submitted = self._time("submitted_at")
+        # It ended by the clock of the cluster that ran the job.
+        end = np.where(revoked & (end < submitted), submitted, end)
         # slurmdbd gives each size of a resized job the start of the job, and the moment of the change as Submit and
         # Eligible (22.05.8); sreport counts it from the hour of that moment.
-        submitted = self._time("submitted_at")
         resized = (start < submitted) & (submitted == self._time("eligible_at")) & ~(end < submitted)
         elapsed = np.where(resized, elapsed - (submitted - start) / np.timedelta64(1, "s"), elapsed)
         start = np.where(resized, submitted, start)

@@ -50,6 +50,11 @@ def test_a_revoked_sibling_never_ran_here(tmp_path):
     assert pd.isna(job["started_at"]) and np.isnan(job["run_time_s"]) and not pd.isna(job["ended_at"])
 
 
+def test_a_revoked_sibling_may_end_before_its_submission_on_another_clock(tmp_path):
+    job = a_job(tmp_path, State="REVOKED", Start="2021-05-01T09:59:59", End="2021-05-01T09:59:59")
+    assert job["ended_at"] == job["submitted_at"] and pd.isna(job["started_at"])
+
+
 @pytest.mark.parametrize(
     ("words", "state", "ended"),
     [
@@ -211,7 +216,7 @@ def test_a_later_size_of_a_job_counts_from_the_change(tmp_path, fields, run_time
     batch = read(a_sacct_file(tmp_path, row))
     assert batch.jobs["started_at"].tolist() == [pd.Timestamp(CHANGED, tz="UTC")]
     assert np.array_equal(batch.jobs["run_time_s"], [run_time_s], equal_nan=True)
-    told = "1 job was resized: the row of a later size counts from its Submit"
+    told = "1 job has a start before its submission, as later sizes of a resized job have"
     assert [note for note in batch.notes if note.startswith(told) and note.endswith("such as '100'")]
 
 
