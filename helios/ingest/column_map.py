@@ -25,8 +25,6 @@ from helios.model import JOBS, TIME
 FOLDER = Path(__file__).parent / "maps"
 NEEDED = ("job_id", "submitted_at")
 SACCT_NEEDED = ("jobidraw", "submit")
-CLUSTER = "*"
-"""Column of what the star stands for in the name of a dump's table."""
 SLURM_STATE, WAIT_STATUS, TRES_IDS = "slurm state", "wait status", "tres ids"
 
 EPOCH_UNITS = {"epoch s": 1.0, "epoch ms": 1e3, "epoch us": 1e6, "epoch ns": 1e9}
@@ -190,8 +188,7 @@ class ColumnMap:
         UsageError
             The message names the column, where it is used, and what is near.
         """
-        there = {*names, CLUSTER}
-        for place, missing in self._missing(there):
+        for place, missing in self._missing({*names}):
             near = get_close_matches(missing, names, n=1)
             raise UsageError(
                 f"{file} has no column {missing!r}, which {self.name} names for {place}."

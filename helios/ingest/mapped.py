@@ -7,6 +7,7 @@ into columns of ``JOBS``, or into sacct's fields, which are then read as those o
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,12 +19,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
 from helios.ingest import parquet, sacct, sql_dump
 from helios.ingest.column_map import (
-    CLUSTER,
     COUNT_UNITS,
     COUNTS,
     DURATION_UNITS,
@@ -52,6 +51,7 @@ from helios.ingest.parse import (
     distinct_texts,
     durations,
     has_utc_offset,
+    instants,
     known_values,
     numbers,
     spans,
@@ -75,7 +75,9 @@ _STATE_FLAGS = {
 """Flags of slurm.h ``JOB_STATE_FLAGS`` that slurmdbd writes in place of a base state that has ended."""
 _TRES = {1: "cpu", 2: "mem", 3: "energy", 4: "node", 5: "billing", 6: "fs/disk", 7: "vmem", 8: "pages"}
 """Names of slurmdbd's fixed TRES (slurmdb.h ``tres_types_t``)."""
-_NOT_SET = 2**64 - 2
+_NOT_SET = str(2**64 - 2)
+_CLUSTER = "*"
+"""Column of what the star stands for in the name of a dump's table."""
 _TRES_TABLE = "tres_table"
 
 REJOINED = "rows broken by a newline or a separator in a field were put together again"
@@ -216,7 +218,7 @@ def _read_sql(reading: FileReading, columns: ColumnMap, tables: _Tables) -> Iter
         )
     for table in fitting:
         columns.check_columns(reading.path, tables.columns[table])
-    yield from sql_dump.read_dump(reading, str(pattern), columns.wanted, cluster=CLUSTER)
+    yield from sql_dump.read_dump(reading, str(pattern), columns.wanted, cluster=_CLUSTER)
 
 
 _READERS = {"text": _read_text, "parquet": _read_parquet, "json": _read_json, "sql": _read_sql}
@@ -266,18 +268,23 @@ class _MappedRows(Translation):
     def translated(self) -> JobRows:
         """Return the rows, translated."""
         skipped = self._skipped()
+        cluster = self.rows.column(_CLUSTER) if "*" in (self._map.keys.table or "") else None
         if self._map.is_sacct:
             found = {name: texts for name in self._map.sources if (texts := self._texts(name)) is not None}
+            if cluster is not None:
+                found.setdefault("cluster", cluster)
             draft = sacct.translate(replace(self.rows, columns=found), self.reading)
             draft.skipped[skipped] = True
+            draft.remarks.update(self.remarks)
             return draft
         self._read_texts()
         self._read_times()
-        self.note_runs()
+        self.note_runs(cluster=cluster)
         for name in (name for name in COUNTS if name in self._map.sources):
             self._read_number(name)
         self._complete_run()
-        return self.draft(skipped=skipped)
+        clusters = [] if cluster is None else pc.unique(cluster).to_pylist()
+        return self.draft(skipped=skipped, clusters=frozenset(clusters))
 
     def _skipped(self) -> Mask:
         skipped = np.zeros(len(self.rows), dtype=np.bool_)
@@ -302,7 +309,9 @@ class _MappedRows(Translation):
             texts = self._looked_up(texts, source.lookup)
         if source.values:
             texts = _replaced(texts, lambda text: source.values.get(text.removesuffix(".0"), text))
-        worded = {SLURM_STATE: _state, WAIT_STATUS: _exit_code, TRES_IDS: self._tres}.get(source.unit)
+        if source.unit == TRES_IDS:
+            return self._named_tres(texts)
+        worded = {SLURM_STATE: _state, WAIT_STATUS: _exit_code}.get(source.unit)
         return _replaced(texts, worded) if worded else texts
 
     def _alternative(self, source: ColumnSource, parts: list[str]) -> pa.Array | None:
@@ -320,26 +329,35 @@ class _MappedRows(Translation):
         before, star, after = lookup.table.partition("*")
         if not star:
             return _replaced(texts, self._tables.names(lookup.table, lookup.key, lookup.value).get)
-        clusters = self.rows.columns[CLUSTER]
+        clusters = self.rows.columns[_CLUSTER]
         found = pa.nulls(len(texts), pa.string())
         for cluster in pc.unique(clusters).to_pylist():
             names = self._tables.names(f"{before}{cluster}{after}", lookup.key, lookup.value)
             found = pc.if_else(pc.equal(clusters, cluster), _replaced(texts, names.get), found)
         return found
 
-    def _tres(self, text: str) -> str:
-        """Return a TRES list with names in place of numbers, as sacct prints it."""
-        named, unknown = dict[str, str](), []
-        for entry in filter(None, text.split(",")):
-            number, _, amount = entry.partition("=")
-            if number not in self._tables.tres:
-                unknown.append(number)
-            elif amount != str(_NOT_SET):  # energy that was not measured
-                name = self._tables.tres[number]
-                named[name] = f"{amount}M" if name == "mem" else amount
-        for number in unknown:
-            self.reading.tally[f"lists hold a TRES without a name, which was left out: {number} ([tres] of a map)"] += 1
-        return ",".join(f"{name}={amount}" for name, amount in sorted(named.items()))
+    def _named_tres(self, texts: pa.Array) -> pa.Array:
+        """Return TRES lists with names in place of numbers, as sacct prints them."""
+        nameless = set[str]()
+
+        def named(text: str) -> str:
+            amounts = dict(entry.split("=", 1) for entry in text.split(",") if "=" in entry)
+            nameless.update(amounts.keys() - self._tables.tres.keys())
+            known = {self._tables.tres[number]: amounts[number] for number in amounts.keys() - nameless}
+            # Energy that was not measured is NO_VAL64.
+            entries = (
+                f"{name}={amount}{'M' * (name == 'mem')}"
+                for name, amount in sorted(known.items())
+                if amount != _NOT_SET
+            )
+            return ",".join(entries)
+
+        found = _replaced(texts, named)
+        for number in sorted(nameless):
+            rows = pc.fill_null(pc.match_substring_regex(texts, rf"(^|,){re.escape(number)}="), False)
+            note = f"jobs hold the TRES {number}, which nothing names: it was left out ([tres] of a map names it)"
+            self.remarks[note] = self.remarks.get(note, False) | np.asarray(rows)
+        return found
 
     def _read_texts(self) -> None:
         for name in JOBS.names:
@@ -357,7 +375,7 @@ class _MappedRows(Translation):
 
     def _amounts(self, texts: pa.Array, source: ColumnSource) -> sacct.DistinctColumn[sacct.Tres]:
         found = sacct.tres_lists(texts) if source.tres else sacct.gres_lists(texts)
-        self.results.refuse(found.unreadable, Reason.UNREADABLE_TRES)
+        self.refuse(found.unreadable, Reason.UNREADABLE_TRES, *source.column)
         return found
 
     def _read_times(self) -> None:
@@ -367,22 +385,23 @@ class _MappedRows(Translation):
             if texts is None:
                 continue
             if source.unit in EPOCH_UNITS:
-                times = self.instants(self._numbers(texts) / EPOCH_UNITS[source.unit])
+                seconds = self._accept(numbers(texts), Reason.UNREADABLE_TIME, *source.column)
+                times = self._accept(
+                    instants(seconds / EPOCH_UNITS[source.unit]), Reason.UNREADABLE_TIME, *source.column
+                )
             else:
                 bad = _are_numbers(texts)
                 if "%" in source.unit:
                     texts, bad = _parsed_times(texts, source.unit)
-                self.results.refuse(bad, Reason.UNREADABLE_TIME)
+                self.refuse(bad, Reason.UNREADABLE_TIME, *source.column)
                 texts = pc.if_else(pa.array(bad), _NOTHING, texts)
-                times = self._accept(self.reading.clock.read(texts, not_before=before), Reason.UNREADABLE_TIME)
+                found = self.reading.clock.read(texts, not_before=before)
+                times = self._accept(found, Reason.UNREADABLE_TIME, *source.column)
             if source.plus:
                 times = times + spans(self.numbers(source.plus.column) * DURATION_UNITS[source.plus.unit])
             self.jobs[name] = times
             before = times if before is None else np.fmax(before, times)
         self.remarks |= unset_epoch(self.jobs)
-
-    def _numbers(self, texts: pa.Array) -> NDArray[np.float64]:
-        return self._accept(numbers(texts), Reason.UNREADABLE_NUMBER)
 
     def _read_number(self, name: str) -> None:
         texts, source = self._texts(name), self._map.sources[name]
@@ -392,9 +411,10 @@ class _MappedRows(Translation):
             values = self._amounts(texts, source).floats(TRES_NAMES[source.tres or "gres/gpu"])
         elif name in DURATIONS:
             seconds = durations(texts, bare_unit_s=DURATION_UNITS[source.unit])
-            values = self._accept(seconds, Reason.UNREADABLE_DURATION)
+            values = self._accept(seconds, Reason.UNREADABLE_DURATION, *source.column)
         else:
-            values = self._numbers(texts) * {**COUNT_UNITS, **MEMORY_UNITS}[source.unit]
+            values = self._accept(numbers(texts), Reason.UNREADABLE_NUMBER, *source.column)
+            values = values * {**COUNT_UNITS, **MEMORY_UNITS}[source.unit]
         if source.times:
             values = values * self.numbers(source.times)
         if JOBS.by_name[name].dtype == "int32":

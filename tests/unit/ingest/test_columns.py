@@ -225,7 +225,7 @@ def test_a_tres_without_a_name_is_noted(tmp_path):
         f'timezone = "UTC"\n[columns]\njob_id = "id"\nsubmitted_at = {{ column = "t", unit = "epoch s" }}\n{source}\n'
     )
     found = a_table(tmp_path, f'7,{AT},"1=8,1001=5"', text=text, header="id,t,x")
-    assert [note for note in found.notes if "1001" in note and "without a name" in note]
+    assert [note for note in found.notes if "the TRES 1001" in note and "'7'" in note]
 
 
 @pytest.mark.parametrize(
@@ -424,3 +424,23 @@ def test_statements_longer_than_a_chunk_are_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("helios.ingest.sql_dump.CHUNK_BYTES", 7)
     found = a_dump(tmp_path, "INSERT INTO jobs VALUES (7,'2023-11-14','a;b'),\n(8,'2023-11-14','--');")
     assert found.jobs["name"].tolist() == ["a;b", "--"]
+
+
+def test_a_text_that_is_not_understood_is_named_with_its_column(tmp_path):
+    found = a_table(tmp_path, ROW, ROW.replace("7,", "8,", 1).replace("2.5", "much"))
+    assert "Number is not understood: first 'much' in mem on line 3" in found.notes
+
+
+def two_tables(folder: Path) -> Path:
+    tables = [JOBS_TABLE.replace("jobs", f"{name}_jobs") for name in ("mars", "venus")]
+    rows = [
+        f"INSERT INTO {name}_jobs VALUES ({number},'2023-11-14','x');" for number, name in ((7, "mars"), (8, "venus"))
+    ]
+    return a_file(folder, "\n".join([*tables, *rows]))
+
+
+def test_tables_of_several_clusters_are_never_read_as_one(tmp_path):
+    columns = a_map(tmp_path, DUMP_MAP.replace('"jobs"', '"*_jobs"'))
+    with pytest.raises(UsageError, match=r"several clusters: mars, venus(.|\n)*--cluster"):
+        read(two_tables(tmp_path), columns)
+    assert read(two_tables(tmp_path), columns, cluster="venus").jobs["job_id"].tolist() == ["8"]
