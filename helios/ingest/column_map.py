@@ -218,7 +218,7 @@ def read_map(given: str) -> ColumnMap:
     try:
         content = path.read_bytes()
         document = tomllib.loads(content.decode())
-    except (OSError, ValueError) as reason:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
+    except (OSError, ValueError, RecursionError) as reason:  # ValueErrors: no UTF-8, no TOML; the last by nesting
         if not path.is_file():
             raise UsageError(
                 f"There is no map {given!r}.",

@@ -76,6 +76,8 @@ _STATE_FLAGS = {
 _TRES = {1: "cpu", 2: "mem", 3: "energy", 4: "node", 5: "billing", 6: "fs/disk", 7: "vmem", 8: "pages"}
 """Names of slurmdbd's fixed TRES (slurmdb.h ``tres_types_t``)."""
 _NOT_SET = str(2**64 - 2)
+_LARGEST_MISSING = 2.0**100
+"""Larger numbers are texts only."""
 _CLUSTER = "*"
 """Column of what the star stands for in the name of a dump's table."""
 _TRES_TABLE = "tres_table"
@@ -237,10 +239,7 @@ class _Tables:
             self._found = sql_dump.read_tables(
                 reading.path, lambda table: any(sql_dump.star(table, each) is not None for each in patterns)
             )
-        own = {
-            row["id"]: "/".join(filter(None, (row["type"], row["name"])))
-            for row in self._found.rows.get(_TRES_TABLE, [])
-        }
+        own = {id_: "/".join(filter(None, names)) for id_, *names in self._rows(_TRES_TABLE, "id", "type", "name")}
         self.tres = {str(number): name for number, name in _TRES.items()} | own | columns.keys.tres
 
     @property
@@ -251,11 +250,19 @@ class _Tables:
     def names(self, table: str, key: str, value: str) -> dict[str, str | None]:
         """Return the values of a table by key."""
         if (table, key, value) not in self._names:
-            rows = self._found.rows.get(table, [])
-            if not rows:
+            if table not in self._found.rows:
                 self._reading.tally[f"tables are not in the dump, so that names are unknown: {table}"] = 1
-            self._names[table, key, value] = {row[key]: row[value] for row in rows}
+            self._names[table, key, value] = dict(self._rows(table, key, value))
         return self._names[table, key, value]
+
+    def _rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
+        for row in self._found.rows.get(table, []):
+            if missing := [name for name in names if name not in row]:
+                raise FormatUnknown(
+                    f"The table {table} of the dump has no column {missing[0]}, in which a name is looked up.",
+                    hint=f"Its columns are: {', '.join(row)}",
+                )
+            yield tuple(row[name] for name in names)
 
 
 class _MappedRows(Translation):
@@ -441,10 +448,11 @@ class _MappedRows(Translation):
 
 def _spellings(values: Sequence[str | float]) -> pa.Array:
     """Return the texts that some values may have in a file."""
-    spelled = [
-        [str(value)] if isinstance(value, str) else [str(value), f"{value}.0", repr(float(value))] for value in values
-    ]
-    return pa.array([*chain.from_iterable(spelled)], pa.string())
+    spelled = [str(value) for value in values]
+    for value in values:
+        if not isinstance(value, str) and abs(value) < _LARGEST_MISSING:
+            spelled += [f"{value}.0", repr(float(value))]
+    return pa.array(spelled, pa.string())
 
 
 def _replaced(texts: pa.Array, change: Callable[[str], str | None]) -> pa.Array:

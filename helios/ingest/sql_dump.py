@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.delimited import DelimitedRows
+from helios.ingest.delimited import DelimitedRows, one_array
 from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import CHUNK_BYTES, REPLACED, Decoded, decode
 from helios.ingest.parquet import RowValues
@@ -39,7 +39,7 @@ _STATEMENT = re.compile(
 _COMMENTS = re.compile(rb"(?:\s++|--[^\n]*+\n|#[^\n]*+\n|/\*(?:[^*]++|\*(?!/))*+\*/)*+", re.DOTALL)
 _NAME = rb"(?:[`\"]?[\w$-]+[`\"]?\.)?[`\"]?([\w$ -]+?)[`\"]?"
 _CREATE = re.compile(rb"CREATE TABLE\s+(?:IF NOT EXISTS\s+)?" + _NAME + rb"\s*\(", re.IGNORECASE)
-_COLUMN = re.compile(rb"^\s*[`\"]([^`\"]+)[`\"]\s", re.MULTILINE)
+_COLUMN = re.compile(rb"^[ \t]*+[`\"]([^`\"\n]+)[`\"]\s", re.MULTILINE)
 _INSERT = re.compile(
     rb"(?:INSERT|REPLACE)\s+(?:IGNORE\s+)?INTO\s+" + _NAME + rb"\s*(?:\(([^)]*)\)\s*)?VALUES\s*", re.IGNORECASE
 )
@@ -125,10 +125,10 @@ def read_dump(reading: FileReading, pattern: str, wanted: Sequence[str], *, clus
             refused += [Refused(done + size + rows + 1, Reason.WRONG_FIELD_COUNT, row) for row in broken]
             waiting.append({**dict(zip(names, values, strict=True)), cluster: pa.repeat(name, rows)})
             size += rows
-            if size >= reading.rows_per_batch:
+            if size >= reading.rows_per_batch and size:
                 yield _joined(waiting, refused, done, raw)
                 done, size, waiting, refused = done + size, 0, [], []
-        if waiting:
+        if size or refused:
             yield _joined(waiting, refused, done, raw)
         reading.tally[REPLACED] += text.replaced
 
@@ -136,9 +136,9 @@ def read_dump(reading: FileReading, pattern: str, wanted: Sequence[str], *, clus
 def _joined(parts: list[dict[str, pa.Array]], refused: list[Refused], done: int, raw: IO[bytes]) -> DelimitedRows:
     names = dict.fromkeys(chain.from_iterable(parts))
     tables = [pa.table({name: found[name] for name in names if name in found}) for found in parts]
-    batch = pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()
-    texts = RowValues.numbered(batch[0], after=done, bytes_read=raw.tell())
-    columns = dict(zip(batch[0].schema.names, batch[0].columns, strict=True))
+    table = pa.concat_tables(tables, promote_options="default")
+    columns = {name: one_array(table.column(name)) for name in names}
+    texts = RowValues.numbered(pa.RecordBatch.from_pydict(columns), after=done, bytes_read=raw.tell())
     return DelimitedRows(columns=columns, texts=texts, refused=refused, rejoined=0)
 
 
