@@ -84,7 +84,7 @@ class ColumnSource(_Strict):
     column : list of str
         Columns of the file; the first known value of a row counts.
     template : list of str
-        Texts with names of columns in braces; the first counts whose columns are known.
+        Texts with names of columns in braces; the first counts whose columns are known. Without any it is a constant.
     unit : str
         Unit of the numbers, form of the texts, or format of the times.
     missing : list

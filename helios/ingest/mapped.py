@@ -325,6 +325,8 @@ class _MappedRows(Translation):
         found = [self.rows.column(name) for name in parts[1::2]]
         if any(texts is None for texts in found):
             return None
+        if not found:
+            return pa.repeat(pa.scalar(parts[0]), len(self.rows))
         unknown = _spellings(source.missing)
         known = [known_values(texts, unknown=unknown) for texts in found]
         if source.column:
@@ -424,8 +426,9 @@ class _MappedRows(Translation):
             values = values * {**COUNT_UNITS, **MEMORY_UNITS}[source.unit]
         if source.times:
             values = values * self.numbers(source.times)
-        if JOBS.by_name[name].dtype == "int32":
+        if name == "restart":
             values = np.nan_to_num(values)
+            self.refuse((values != np.floor(values)) | (values < 0), Reason.UNREADABLE_NUMBER, *source.column)
         self.jobs[name] = values
 
     def _complete_run(self) -> None:

@@ -183,6 +183,20 @@ def test_a_template_joins_columns_where_all_are_known(tmp_path):
     assert [one(tmp_path, source, "a,b", row)["name"] for row in ("x,2", "x,0")] == ["x/2", "x"]
 
 
+def test_a_template_without_columns_is_a_constant(tmp_path):
+    assert one(tmp_path, 'gpus = { template = "0" }', "a", "x")["gpus"] == 0
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5"])
+def test_a_number_of_a_restart_is_whole(tmp_path, text):
+    with pytest.raises(NothingUnderstood, match=f"number is not understood.*'{text}' in r"):
+        one(tmp_path, 'restart = "r"', "r", text)
+
+
+def test_gpus_that_the_map_leaves_out_are_unknown(tmp_path):
+    assert pd.isna(one(tmp_path, 'user = "a"', "a", "x")["gpus"])
+
+
 def test_numbers_are_multiplied_by_another_column(tmp_path):
     source = 'memory_mib = { column = "each", unit = "GiB", times = "n" }'
     assert one(tmp_path, source, "each,n", "2,4")["memory_mib"] == 8 * 1024

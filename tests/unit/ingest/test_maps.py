@@ -188,6 +188,7 @@ def test_jobcomp_mysql_says_that_it_has_no_submissions(tmp_path):
     assert jobs[["state", "time_limit_s", "cpus"]].values.tolist() == [["TIMEOUT", 5400, 8], ["CANCELLED", np.inf, 8]]
     assert moments(jobs, "submitted_at") == [AT, AT + 5400] and moments(jobs, "started_at") == [AT, None]
     assert [note for note in found.notes if "does not record submissions" in note]
+    assert jobs["gpus"].isna().all()
 
 
 def test_jobcomp_elasticsearch_reads_its_documents(tmp_path):
@@ -233,7 +234,7 @@ def test_f_data_is_read(tmp_path):
         2,
         96,
     )
-    assert (job["time_limit_s"], job["run_time_s"]) == (7200, 3600)
+    assert (job["time_limit_s"], job["run_time_s"], job["gpus"]) == (7200, 3600, 0)
     assert [job[name].timestamp() - AT for name in ("submitted_at", "eligible_at", "started_at")] == [0, 5, 60]
 
 
@@ -282,9 +283,9 @@ def test_alibaba_2023_is_read(tmp_path):
     rows = [
         "pod-1,88000,327680,8,1000,,Burstable,Succeeded,900,4600,960",
         "pod-2,4500,15258,0,0,V100M16|V100M32,BE,Running,1000,1500,1000.0",
-        "pod-3,1000,1024,1,1000,,LS,Pending,2000,3000,",
+        "pod-3,1000,1024,1,220,,LS,Pending,2000,3000,",
     ]
     jobs = read(a_file(tmp_path, "\n".join([names, *rows]) + "\n"), "alibaba-2023").jobs
-    assert jobs["gpus"].tolist() == [8, 0, 1] and jobs["cpus"].tolist() == [88, 4.5, 1]
+    assert jobs["gpus"].tolist() == [8, 0, 0.22] and jobs["cpus"].tolist() == [88, 4.5, 1]
     assert jobs["run_time_s"].tolist()[:2] == [3640, 500] and jobs["ended_at"].isna().tolist() == [False, False, True]
     assert jobs["state"].astype(object).fillna("").tolist() == ["COMPLETED", "", "PENDING"]
