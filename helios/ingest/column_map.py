@@ -38,10 +38,8 @@ COUNT_UNITS = {"": 1.0, "milli": 1e-3, "percent": 1e-2}
 """Parts of a whole one."""
 TRES_NAMES = {"gres/gpu": "gpus", "cpu": "cpus", "node": "nodes", "mem": "memory_mib"}
 """Attributes of ``sacct.Tres``."""
-DURATIONS, COUNTS = (
-    ("run_time_s", "time_limit_s"),
-    tuple(c.name for c in JOBS.columns if c.dtype in ("float64", "int32")),
-)
+DURATIONS = ("run_time_s", "time_limit_s")
+COUNTS = tuple(column.name for column in JOBS.columns if column.dtype in ("float64", "int32"))
 SACCT_TIMES = ("submit", "eligible", "start", "end")
 TIMES = tuple(column.name for column in JOBS.columns if column.dtype == TIME)
 
@@ -66,13 +64,6 @@ class Lookup(_Strict):
     value: str
 
 
-class Added(_Strict):
-    """A duration that is added to a time."""
-
-    column: str
-    unit: str
-
-
 Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 
@@ -95,8 +86,6 @@ class ColumnSource(_Strict):
         What is taken from a TRES or GRES list.
     times : str, optional
         Column by which the numbers are multiplied.
-    plus : Added, optional
-        What is added to the times.
     lookup : Lookup, optional
         Table of a dump in which the values are looked up.
     optional : bool
@@ -111,7 +100,6 @@ class ColumnSource(_Strict):
     tres: str | None = None
     gres: str | None = None
     times: str | None = None
-    plus: Added | None = None
     lookup: Lookup | None = None
     optional: bool = False
 
@@ -122,11 +110,6 @@ class ColumnSource(_Strict):
         The first and the last are texts.
         """
         return [["", name, ""] for name in self.column] + [re.split(r"{([^{}]+)}", text) for text in self.template]
-
-    @property
-    def others(self) -> list[str]:
-        """Columns that must be there besides."""
-        return [name for name in (self.times, self.plus and self.plus.column) if name]
 
 
 class _Keys(_Strict):
@@ -163,6 +146,11 @@ class ColumnMap:
         return bool(self.keys.sacct)
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the id and of the submission among the sources."""
+        return SACCT_NEEDED if self.is_sacct else NEEDED
+
+    @property
     def sources(self) -> dict[str, ColumnSource]:
         """Sources by the name of the column or field that they give."""
         return self.keys.sacct or self.keys.columns
@@ -177,7 +165,7 @@ class ColumnMap:
     def wanted(self) -> tuple[str, ...]:
         """Columns of the file that are read."""
         named = [name for source in self.sources.values() for parts in source.alternatives for name in parts[1::2]]
-        others = [name for source in self.sources.values() for name in source.others]
+        others = [source.times for source in self.sources.values() if source.times]
         return tuple(dict.fromkeys([*named, *others, *self.keys.keep]))
 
     def check_columns(self, file: Path, names: list[str]) -> None:
@@ -201,7 +189,8 @@ class ColumnMap:
             choices = [parts[1::2] for parts in source.alternatives]
             if not source.optional and not any(map(there.issuperset, choices)):
                 yield name, next(column for column in choices[0] if column not in there)
-            yield from ((name, column) for column in source.others if column not in there)
+            if source.times and source.times not in there:
+                yield name, source.times
         yield from (("keep", column) for column in self.keys.keep if column not in there)
 
 
@@ -271,35 +260,28 @@ def _check(given: str, content: bytes, keys: _Keys) -> None:
             raise place.error(what, name, known)
         if bool(source.column) == bool(source.template):
             raise place.error("needs either a column or a template")
-        units = _sacct_units(name) if keys.sacct else _units(name, source)
+        units = _units(name, source)
         if source.unit not in units and not ("%" in source.unit and name in TIMES):
             what = f"has the unit {source.unit!r}, which is none" if source.unit else "needs the unit of its numbers"
             raise place.error(what, source.unit, units)
         if source.tres and source.tres not in TRES_NAMES:
             raise place.error(f"has no TRES {source.tres!r}", source.tres, TRES_NAMES)
-        if source.plus and source.plus.unit not in DURATION_UNITS:
-            raise place.error(f"adds the unit {source.plus.unit!r}, which is none", source.plus.unit, DURATION_UNITS)
-        if (source.plus and name not in TIMES) or (source.times and name not in COUNTS):
-            raise place.error("cannot be added to or multiplied: plus is for times, and times is for numbers")
+        if source.times and name not in COUNTS:
+            raise place.error("cannot be multiplied: times is for numbers")
     for name in needed:
         if name not in sources:
             raise _Place(given, content, (section,)).error(f"lacks {name}")
 
 
-def _sacct_units(name: str) -> tuple[str, ...]:
-    kinds = {"state": SLURM_STATE, "exitcode": WAIT_STATUS, "reqtres": TRES_IDS, "alloctres": TRES_IDS}
-    return ("", kinds[name]) if name in kinds else ("",)
-
-
 def _units(name: str, source: ColumnSource) -> Iterable[str]:
-    """Return the units that a column may have."""
+    """Return the units that a column or a field of sacct may have."""
     kinds: dict[str, Iterable[str]] = {
         **dict.fromkeys(TIMES, ("", *EPOCH_UNITS)),
         **dict.fromkeys(COUNTS, COUNT_UNITS),
         **dict.fromkeys(DURATIONS, DURATION_UNITS),
-        **dict.fromkeys(("tres_requested", "tres_allocated"), ("", TRES_IDS)),
+        **dict.fromkeys(("tres_requested", "tres_allocated", "reqtres", "alloctres"), ("", TRES_IDS)),
+        **dict.fromkeys(("exit_code", "exitcode"), ("", WAIT_STATUS)),
         "memory_mib": MEMORY_UNITS,
         "state": ("", SLURM_STATE),
-        "exit_code": ("", WAIT_STATUS),
     }
     return ("", TRES_IDS) if source.tres or source.gres else kinds.get(name, ("",))

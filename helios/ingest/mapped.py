@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -21,27 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from helios.errors import FormatUnknown
-from helios.ingest import parquet, sacct, sql_dump
-from helios.ingest.column_map import (
-    COUNT_UNITS,
-    COUNTS,
-    DURATION_UNITS,
-    DURATIONS,
-    EPOCH_UNITS,
-    MEMORY_UNITS,
-    SLURM_STATE,
-    TIMES,
-    TRES_IDS,
-    TRES_NAMES,
-    WAIT_STATUS,
-    ColumnMap,
-    ColumnSource,
-    Lookup,
-)
+from helios.ingest import column_map, parquet, sacct, sql_dump
+from helios.ingest.column_map import COUNTS, DURATION_UNITS, EPOCH_UNITS, TIMES, ColumnMap, ColumnSource, Lookup
 from helios.ingest.delimited import DelimitedRows, Dialect, Translation, distinct_names, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import as_text, read_records
-from helios.ingest.lines import REPLACED, head
+from helios.ingest.lines import LATIN_1, REPLACED, head
 from helios.ingest.parse import (
     NOT_A_TIME,
     Instants,
@@ -76,8 +61,7 @@ _STATE_FLAGS = {
 _TRES = {1: "cpu", 2: "mem", 3: "energy", 4: "node", 5: "billing", 6: "fs/disk", 7: "vmem", 8: "pages"}
 """Names of slurmdbd's fixed TRES (slurmdb.h ``tres_types_t``)."""
 _NOT_SET = str(2**64 - 2)
-_LARGEST_MISSING = 2.0**100
-"""Larger numbers are texts only."""
+"""slurm.h NO_VAL64, as for energy that was not measured."""
 _CLUSTER = "*"
 """Column of what the star stands for in the name of a dump's table."""
 _TRES_TABLE = "tres_table"
@@ -90,21 +74,15 @@ RUN_TIME_DIFFERS = "jobs have a run time other than end minus start: it is kept 
 def layout(columns: ColumnMap, path: Path) -> Layout:
     """Return how a file is read by a map."""
     start = head(path)
-    kind = _kind(start)
+    is_parquet, is_dump = parquet.fits(start), sql_dump.fits(start)
+    is_json = start.lstrip()[:1] in (b"{", b"[")
+    read = _read_parquet if is_parquet else _read_json if is_json else _read_sql if is_dump else _read_text
     return Layout(
         fits=lambda _: True,
-        drafts=partial(drafts, columns=columns, read=_READERS[kind]),
-        local_times=lambda start: columns.has_local_times and (kind == "parquet" or not has_utc_offset(start)),
-        apart=kind == "sql",
+        drafts=partial(drafts, columns=columns, read=read),
+        local_times=lambda start: columns.has_local_times and (is_parquet or not has_utc_offset(start)),
+        apart=read is _read_sql,
     )
-
-
-def _kind(start: bytes) -> str:
-    if parquet.fits(start):
-        return "parquet"
-    if start.lstrip()[:1] in (b"{", b"["):
-        return "json"
-    return "sql" if sql_dump.fits(start) else "text"
 
 
 def drafts(
@@ -154,8 +132,7 @@ def _read_text(reading: FileReading, columns: ColumnMap, _: _Tables) -> Iterator
 
 def _identity(columns: ColumnMap) -> list[str]:
     """Return the columns of the id and the submission."""
-    named = ("jobidraw", "submit") if columns.is_sacct else ("job_id", "submitted_at")
-    return [name for each in named for name in columns.sources[each].alternatives[0][1::2]]
+    return [name for each in columns.needed for name in columns.sources[each].alternatives[0][1::2]]
 
 
 def _read_parquet(reading: FileReading, columns: ColumnMap, _: _Tables) -> Iterator[DelimitedRows]:
@@ -182,15 +159,12 @@ def _as_texts(column: pa.Array, reading: FileReading) -> pa.Array:
     if pa.types.is_floating(column.type):  # pandas makes floats of whole numbers beside missing ones
         whole = pc.cast(column, pa.int64(), safe=False)
         column = whole if pc.all(pc.equal(pc.cast(whole, column.type), column)).as_py() else column
-    values = pc.cast(column, pa.binary()) if pa.types.is_string(column.type) else column
-    try:
-        texts = pc.cast(values, pa.string())
-    except pa.ArrowInvalid:
-        read = [None if each is None else each.decode("utf-8", errors="helios-latin-1") for each in values.to_pylist()]
+    texts = pc.cast(column, pa.string(), safe=False)
+    if not parquet.is_utf8(texts):
+        stored = pc.cast(texts, pa.binary())
+        read = [None if each is None else each.decode("utf-8", errors=LATIN_1) for each in stored.to_pylist()]
         texts = pa.array(read, pa.string())
-        reading.tally[REPLACED] += (
-            sum(len(each.encode()) for each in read if each) - pc.sum(pc.binary_length(values)).as_py()
-        )
+        reading.tally[REPLACED] += pc.sum(pc.subtract(pc.binary_length(texts), pc.binary_length(stored))).as_py()
     return without(pc.replace_substring(texts, "\0", "\ufffd"), "")
 
 
@@ -223,40 +197,28 @@ def _read_sql(reading: FileReading, columns: ColumnMap, tables: _Tables) -> Iter
     yield from sql_dump.read_dump(reading, str(pattern), columns.wanted, cluster=_CLUSTER)
 
 
-_READERS = {"text": _read_text, "parquet": _read_parquet, "json": _read_json, "sql": _read_sql}
-
-
 class _Tables:
     """Other tables of a dump, in which values are looked up."""
 
     def __init__(self, columns: ColumnMap, reading: FileReading) -> None:
-        self._reading = reading
-        self._found = sql_dump.Tables()
-        self._names: dict[tuple[str, str, str], dict[str, str | None]] = {}
+        self._reading, self._names = reading, dict[tuple[str, str, str], dict[str, str | None]]()
+        self.columns, self._found = dict[str, list[str]](), dict[str, sql_dump.Rows]()
         if sql_dump.fits(head(reading.path)):
-            looked_up = [source.lookup.table for source in columns.sources.values() if source.lookup]
-            patterns = [*looked_up, _TRES_TABLE]
-            self._found = sql_dump.read_tables(
-                reading.path, lambda table: any(sql_dump.star(table, each) is not None for each in patterns)
-            )
+            patterns = [_TRES_TABLE, *(source.lookup.table for source in columns.sources.values() if source.lookup)]
+            self.columns, self._found = sql_dump.read_tables(reading.path, patterns)
         own = {id_: "/".join(filter(None, names)) for id_, *names in self._rows(_TRES_TABLE, "id", "type", "name")}
         self.tres = {str(number): name for number, name in _TRES.items()} | own | columns.keys.tres
-
-    @property
-    def columns(self) -> dict[str, list[str]]:
-        """Names of columns by table."""
-        return self._found.columns
 
     def names(self, table: str, key: str, value: str) -> dict[str, str | None]:
         """Return the values of a table by key."""
         if (table, key, value) not in self._names:
-            if table not in self._found.rows:
+            if table not in self._found:
                 self._reading.tally[f"tables are not in the dump, so that names are unknown: {table}"] = 1
             self._names[table, key, value] = dict(self._rows(table, key, value))
         return self._names[table, key, value]
 
     def _rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
-        for row in self._found.rows.get(table, []):
+        for row in self._found.get(table, []):
             if missing := [name for name in names if name not in row]:
                 raise FormatUnknown(
                     f"The table {table} of the dump has no column {missing[0]}, in which a name is looked up.",
@@ -287,8 +249,7 @@ class _MappedRows(Translation):
         self._read_texts()
         self._read_times()
         self.note_runs(cluster=cluster)
-        for name in (name for name in COUNTS if name in self._map.sources):
-            self._read_number(name)
+        self._read_numbers()
         self._complete_run()
         clusters = [] if cluster is None else pc.unique(cluster).to_pylist()
         return self.draft(skipped=skipped, clusters=frozenset(clusters))
@@ -300,6 +261,12 @@ class _MappedRows(Translation):
             skipped |= ~kept.to_numpy(zero_copy_only=False)
         self.reading.tally[NOT_KEPT] += int(skipped.sum())
         return skipped
+
+    def _given(self, names: Collection[str]) -> Iterator[tuple[str, ColumnSource, pa.Array]]:
+        """Yield those of some columns that the map and the file have, with their sources and texts."""
+        for name in JOBS.names:
+            if name in names and name in self._map.sources and (texts := self._texts(name)) is not None:
+                yield name, self._map.sources[name], texts
 
     def _texts(self, name: str) -> pa.Array | None:
         """Return the texts of a column of the map.
@@ -316,9 +283,9 @@ class _MappedRows(Translation):
             texts = self._looked_up(texts, source.lookup)
         if source.values:
             texts = _replaced(texts, lambda text: source.values.get(text.removesuffix(".0"), text))
-        if source.unit == TRES_IDS:
+        if source.unit == column_map.TRES_IDS:
             return self._named_tres(texts)
-        worded = {SLURM_STATE: _state, WAIT_STATUS: _exit_code}.get(source.unit)
+        worded = {column_map.SLURM_STATE: _state, column_map.WAIT_STATUS: _exit_code}.get(source.unit)
         return _replaced(texts, worded) if worded else texts
 
     def _alternative(self, source: ColumnSource, parts: list[str]) -> pa.Array | None:
@@ -335,13 +302,10 @@ class _MappedRows(Translation):
         return known_values(pc.binary_join_element_wise(*pieces, ""), unknown=unknown)
 
     def _looked_up(self, texts: pa.Array, lookup: Lookup) -> pa.Array:
-        before, star, after = lookup.table.partition("*")
-        if not star:
-            return _replaced(texts, self._tables.names(lookup.table, lookup.key, lookup.value).get)
-        clusters = self.rows.columns[_CLUSTER]
-        found = pa.nulls(len(texts), pa.string())
+        clusters, found = self.rows.column(_CLUSTER), pa.nulls(len(texts), pa.string())
+        clusters = pa.repeat("", len(texts)) if clusters is None else clusters
         for cluster in pc.unique(clusters).to_pylist():
-            names = self._tables.names(f"{before}{cluster}{after}", lookup.key, lookup.value)
+            names = self._tables.names(lookup.table.replace("*", cluster), lookup.key, lookup.value)
             found = pc.if_else(pc.equal(clusters, cluster), _replaced(texts, names.get), found)
         return found
 
@@ -353,13 +317,8 @@ class _MappedRows(Translation):
             amounts = dict(entry.split("=", 1) for entry in text.split(",") if "=" in entry)
             nameless.update(amounts.keys() - self._tables.tres.keys())
             known = {self._tables.tres[number]: amounts[number] for number in amounts.keys() - nameless}
-            # Energy that was not measured is NO_VAL64.
-            entries = (
-                f"{name}={amount}{'M' * (name == 'mem')}"
-                for name, amount in sorted(known.items())
-                if amount != _NOT_SET
-            )
-            return ",".join(entries)
+            measured = sorted((name, amount) for name, amount in known.items() if amount != _NOT_SET)
+            return ",".join(f"{name}={amount}{'M' * (name == 'mem')}" for name, amount in measured)
 
         found = _replaced(texts, named)
         for number in sorted(nameless):
@@ -369,18 +328,12 @@ class _MappedRows(Translation):
         return found
 
     def _read_texts(self) -> None:
-        for name in JOBS.names:
-            if name in TIMES or name in COUNTS or name not in self._map.sources:
-                continue
-            texts, source = self._texts(name), self._map.sources[name]
-            if texts is None:
-                continue
-            if source.tres or source.gres:
-                texts = self._amounts(texts, source).texts(name)
+        for name, source, texts in self._given(JOBS.by_name.keys() - {*TIMES, *COUNTS}):
             if name == "state":
                 self.read_states(known_values(texts))
-            else:
-                self.jobs[name] = (strings if JOBS.by_name[name].dtype == "str" else category)(texts)
+                continue
+            found = self._amounts(texts, source).texts(name) if source.tres or source.gres else texts
+            self.jobs[name] = (strings if JOBS.by_name[name].dtype == "str" else category)(found)
 
     def _amounts(self, texts: pa.Array, source: ColumnSource) -> sacct.DistinctColumn[sacct.Tres]:
         found = sacct.tres_lists(texts) if source.tres else sacct.gres_lists(texts)
@@ -389,47 +342,35 @@ class _MappedRows(Translation):
 
     def _read_times(self) -> None:
         before: Instants | None = None
-        for name in (name for name in TIMES if name in self._map.sources):
-            texts, source = self._texts(name), self._map.sources[name]
-            if texts is None:
-                continue
+        for name, source, texts in self._given(TIMES):
             if source.unit in EPOCH_UNITS:
-                seconds = self._accept(numbers(texts), Reason.UNREADABLE_TIME, *source.column)
-                times = self._accept(
-                    instants(seconds / EPOCH_UNITS[source.unit]), Reason.UNREADABLE_TIME, *source.column
-                )
+                ticks = self._accept(numbers(texts), Reason.UNREADABLE_TIME, *source.column)
+                found = instants(ticks / EPOCH_UNITS[source.unit])
             else:
-                bad = _are_numbers(texts)
-                if "%" in source.unit:
-                    texts, bad = _parsed_times(texts, source.unit)
+                written, bad = _parsed_times(texts, source.unit) if source.unit else (texts, _are_numbers(texts))
                 self.refuse(bad, Reason.UNREADABLE_TIME, *source.column)
-                texts = pc.if_else(pa.array(bad), _NOTHING, texts)
-                found = self.reading.clock.read(texts, not_before=before)
-                times = self._accept(found, Reason.UNREADABLE_TIME, *source.column)
-            if source.plus:
-                times = times + spans(self.numbers(source.plus.column) * DURATION_UNITS[source.plus.unit])
+                found = self.reading.clock.read(pc.if_else(pa.array(bad), _NOTHING, written), not_before=before)
+            times = self._accept(found, Reason.UNREADABLE_TIME, *source.column)
             self.jobs[name] = times
             before = times if before is None else np.fmax(before, times)
         self.remarks |= unset_epoch(self.jobs)
 
-    def _read_number(self, name: str) -> None:
-        texts, source = self._texts(name), self._map.sources[name]
-        if texts is None:
-            return
-        if source.tres or source.gres:
-            values = self._amounts(texts, source).floats(TRES_NAMES[source.tres or "gres/gpu"])
-        elif name in DURATIONS:
-            seconds = durations(texts, bare_unit_s=DURATION_UNITS[source.unit])
-            values = self._accept(seconds, Reason.UNREADABLE_DURATION, *source.column)
-        else:
-            values = self._accept(numbers(texts), Reason.UNREADABLE_NUMBER, *source.column)
-            values = values * {**COUNT_UNITS, **MEMORY_UNITS}[source.unit]
-        if source.times:
-            values = values * self.numbers(source.times)
-        if name == "restart":
-            values = np.nan_to_num(values)
-            self.refuse((values != np.floor(values)) | (values < 0), Reason.UNREADABLE_NUMBER, *source.column)
-        self.jobs[name] = values
+    def _read_numbers(self) -> None:
+        for name, source, texts in self._given(COUNTS):
+            if source.tres or source.gres:
+                values = self._amounts(texts, source).floats(column_map.TRES_NAMES[source.tres or "gres/gpu"])
+            elif name in column_map.DURATIONS:
+                seconds = durations(texts, bare_unit_s=DURATION_UNITS[source.unit])
+                values = self._accept(seconds, Reason.UNREADABLE_DURATION, *source.column)
+            else:
+                values = self._accept(numbers(texts), Reason.UNREADABLE_NUMBER, *source.column)
+                values = values * {**column_map.COUNT_UNITS, **column_map.MEMORY_UNITS}[source.unit]
+            if source.times:
+                values = values * self.numbers(source.times)
+            if name == "restart":
+                values = np.nan_to_num(values)
+                self.refuse((values != np.floor(values)) | (values < 0), Reason.UNREADABLE_NUMBER, *source.column)
+            self.jobs[name] = values
 
     def _complete_run(self) -> None:
         """Set start, end and run time, of which two give the third."""
@@ -451,11 +392,7 @@ class _MappedRows(Translation):
 
 def _spellings(values: Sequence[str | float]) -> pa.Array:
     """Return the texts that some values may have in a file."""
-    spelled = [str(value) for value in values]
-    for value in values:
-        if not isinstance(value, str) and abs(value) < _LARGEST_MISSING:
-            spelled += [f"{value}.0", repr(float(value))]
-    return pa.array(spelled, pa.string())
+    return pa.array([text for value in values for text in (str(value), f"{value}.0")], pa.string())
 
 
 def _replaced(texts: pa.Array, change: Callable[[str], str | None]) -> pa.Array:
@@ -485,10 +422,9 @@ def _state(text: str) -> str:
 
     It is the base state, or the flag that stands for it where that has not ended.
     """
-    try:
-        number = int(float(text))
-    except ValueError:
+    if not (text := text.removesuffix(".0")).isdecimal():
         return text
+    number = int(text)
     flags = [state for flag, state in _STATE_FLAGS.items() if number & flag]
     base = number & 0xFF
     if JobState.REVOKED in flags or (flags and base < _FIRST_ENDED):

@@ -288,7 +288,7 @@ def _texts(column: pa.Array, results: CheckResults) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     texts = pc.cast(column, pa.string())
-    if not _is_utf8(texts):
+    if not is_utf8(texts):
         values = texts.cast(pa.binary()).to_pylist()
         bad = np.array([value is not None and not _decodes(value) for value in values], dtype=np.bool_)
         results.refuse(bad, Reason.INVALID_UTF8)
@@ -298,7 +298,8 @@ def _texts(column: pa.Array, results: CheckResults) -> pa.Array:
     return without(texts, "")
 
 
-def _is_utf8(texts: pa.Array) -> bool:
+def is_utf8(texts: pa.Array) -> bool:
+    """Return whether all texts are valid."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

@@ -7,13 +7,12 @@ forge a row.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,20 +50,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "0": "\0", "Z": "\x1a"}
 _BINARY = re.compile(r"(?:0[xX]|[xX]')([0-9A-Fa-f]+)'?")
 
 
-@dataclass(slots=True)
-class Tables:
-    """Names of columns of the tables in a dump, and rows of the small ones.
-
-    Attributes
-    ----------
-    columns : dict of str to list of str
-        By table.
-    rows : dict of str to list of dict
-        Rows of the tables that were asked for.
-    """
-
-    columns: dict[str, list[str]] = field(default_factory=dict)
-    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+Rows = list[dict[str, Any]]
 
 
 def fits(start: bytes) -> bool:
@@ -83,20 +69,16 @@ def star(table: str, pattern: str) -> str | None:
     return table[len(before) : len(table) - len(after)]
 
 
-def read_tables(path: Path, wanted: Callable[[str], bool]) -> Tables:
-    """Read the names of all columns, and the rows of the tables that are ``wanted``."""
-    found = Tables()
+def read_tables(path: Path, patterns: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Rows]]:
+    """Return the columns of all tables, and the rows of those whose names fit one of the patterns."""
+    columns, rows = dict[str, list[str]](), dict[str, Rows]()
     with decode(path) as (_, text):
-        for statement in _statements(path, text):
-            if created := _CREATE.match(statement):
-                found.columns[created[1].decode()] = [name.decode() for name in _COLUMN.findall(statement)]
-            elif insert := _Insert.of(statement, found.columns):
-                found.columns.setdefault(insert.table, insert.names)
-                if wanted(insert.table):
-                    columns = [column.to_pylist() for column in insert.values(insert.names)[0]]
-                    rows = (dict(zip(insert.names, row, strict=True)) for row in zip(*columns, strict=True))
-                    found.rows.setdefault(insert.table, []).extend(rows)
-    return found
+        for insert in _inserts(path, text, columns):
+            if any(star(insert.table, pattern) is not None for pattern in patterns):
+                values = (column.to_pylist() for column in insert.values(insert.names)[0])
+                found = [dict(zip(insert.names, row, strict=True)) for row in zip(*values, strict=True)]
+                rows.setdefault(insert.table, []).extend(found)
+    return columns, rows
 
 
 def read_dump(reading: FileReading, pattern: str, wanted: Sequence[str], *, cluster: str) -> Iterator[DelimitedRows]:
@@ -109,17 +91,12 @@ def read_dump(reading: FileReading, pattern: str, wanted: Sequence[str], *, clus
     FileUnreadable
         The file cannot be read to its end, or has a statement beyond 1 GiB.
     """
-    columns: dict[str, list[str]] = {}
     done, size, waiting, refused = 0, 0, list[dict[str, pa.Array]](), list[Refused]()
     with decode(reading.path) as (raw, text):
-        for statement in _statements(reading.path, text):
-            if created := _CREATE.match(statement):
-                columns[created[1].decode()] = [name.decode() for name in _COLUMN.findall(statement)]
-            insert = _Insert.of(statement, columns)
-            name = star(insert.table, pattern) if insert else None
-            if insert is None or name is None:
-                continue
+        for insert in _inserts(reading.path, text, {}):
             names = [each for each in insert.names if each in wanted]
+            if (name := star(insert.table, pattern)) is None or not names:
+                continue
             values, broken = insert.values(names)
             rows = len(values[0])
             refused += [Refused(done + size + rows + 1, Reason.WRONG_FIELD_COUNT, row) for row in broken]
@@ -161,26 +138,27 @@ def _statements(path: Path, text: Decoded) -> Iterator[bytes]:
         raise FileUnreadable(f"{path} ends within a statement.", hint="It was cut or damaged; export or copy it again.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Insert:
+def _inserts(path: Path, text: Decoded, columns: dict[str, list[str]]) -> Iterator[_Insert]:
+    """Yield the INSERTs of a dump, and set the columns of its tables."""
+    for statement in _statements(path, text):
+        if created := _CREATE.match(statement):
+            columns[created[1].decode()] = [name.decode() for name in _COLUMN.findall(statement)]
+        elif found := _INSERT.match(statement):
+            table, listed = found[1].decode(), found[2]
+            names = [name.strip(b'`" \n').decode() for name in listed.split(b",")] if listed else columns.get(table)
+            if names is None:
+                raise FormatUnknown(
+                    f"The dump does not say which columns the table {table} has.",
+                    hint="Dump it with its CREATE TABLE (without --no-create-info), or with --complete-insert.",
+                )
+            columns.setdefault(table, names)
+            yield _Insert(table, names, statement[found.end() :].decode())
+
+
+class _Insert(NamedTuple):
     table: str
     names: list[str]
     body: str
-
-    @classmethod
-    def of(cls, statement: bytes, columns: dict[str, list[str]]) -> _Insert | None:
-        """Return an INSERT, None where the statement is another one."""
-        found = _INSERT.match(statement)
-        if found is None:
-            return None
-        table, listed = found[1].decode(), found[2]
-        names = [name.strip(b'`" \n').decode() for name in listed.split(b",")] if listed else columns.get(table)
-        if names is None:
-            raise FormatUnknown(
-                f"The dump does not say which columns the table {table} has.",
-                hint="Dump it with its CREATE TABLE (without --no-create-info), or with --complete-insert.",
-            )
-        return cls(table, names, statement[found.end() :].decode())
 
     def values(self, wanted: Sequence[str]) -> tuple[list[pa.Array], list[bytes]]:
         """Return the values of some columns, and the texts of broken rows.
