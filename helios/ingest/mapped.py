@@ -263,7 +263,7 @@ class _MappedRows(Translation):
         return skipped
 
     def _given(self, names: Collection[str]) -> Iterator[tuple[str, ColumnSource, pa.Array]]:
-        """Yield those of some columns that the map and the file have, with their sources and texts."""
+        """Yield those of some columns that are given, with their sources and texts."""
         for name in JOBS.names:
             if name in names and name in self._map.sources and (texts := self._texts(name)) is not None:
                 yield name, self._map.sources[name], texts

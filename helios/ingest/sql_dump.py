@@ -70,7 +70,10 @@ def star(table: str, pattern: str) -> str | None:
 
 
 def read_tables(path: Path, patterns: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Rows]]:
-    """Return the columns of all tables, and the rows of those whose names fit one of the patterns."""
+    """Return the columns of all tables, and the rows of some.
+
+    Those are read whose names fit one of the ``patterns``.
+    """
     columns, rows = dict[str, list[str]](), dict[str, Rows]()
     with decode(path) as (_, text):
         for insert in _inserts(path, text, columns):
