@@ -156,6 +156,11 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
+def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
+    """Parse TRES lists, as ``cpu=8,gres/gpu=2,mem=62.50G``."""
+    return DistinctColumn(texts, _tres, Tres())
+
+
 def gres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
@@ -725,7 +730,7 @@ class _SacctTranslation(Translation):
         self.jobs[f"{name}_requested"] = np.where(requested > 0, requested, np.nan)
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
-        found = DistinctColumn(self.texts(*fields), _tres, Tres())
+        found = tres_lists(self.texts(*fields))
         self.refuse(found.unreadable, Reason.UNREADABLE_TRES, *fields)
         return found
 
