@@ -22,7 +22,8 @@ from helios.warehouse.bulk import CHUNK, Bulk, StringTable
 from helios.warehouse.schema import jobs, requeues
 
 _KEY = ["job_id", "submitted_at", "restart"]
-_RECORD = ["job_id", "submitted_at"]
+_RECORD_TYPES = {"job_id": pa.string(), "submitted_at": pa.int64()}
+_RECORD = list(_RECORD_TYPES)
 _COLUMNS = (*_KEY, "started_at", "ended_at", "state", "user")
 
 
@@ -82,7 +83,11 @@ class RunNumbers:
         new = found[~found["is_stored"]]
         restart[new["place"].to_numpy()] = new["number"].to_numpy()
         place = rows.column_names.index("restart")
-        return rows.set_column(place, "restart", pa.array(restart)), restart > 0
+        has_several = found.groupby("job_id", sort=False)["number"].transform("max") > 0
+        is_part = restart > 0
+        is_part[new["place"][has_several]] = True
+        self._list(found[found["is_stored"] & has_several])
+        return rows.set_column(place, "restart", pa.array(restart)), is_part
 
     def _stored(self, rows: pa.Table, is_part: NDArray[np.bool_]) -> pd.DataFrame:
         """Return the stored runs that may be of the same jobs."""
@@ -144,10 +149,13 @@ class RunNumbers:
             for row in changed.sort_values("restart", ascending=False).itertuples()  # numbers only rise
         ]
         self._connection.execute(sa.update(jobs).where(*key).values(restart=sa.bindparam("to")), values)
-        listed = {name: pa.array(changed[name].tolist()) for name in _RECORD}
-        self._bulk.insert(
-            self._connection, requeues, pa.table({"cluster_id": [self._cluster_id] * len(changed), **listed})
-        )
+
+    def _list(self, stored: pd.DataFrame) -> None:
+        """List stored runs that another run follows, or that follow one."""
+        stored = stored.drop_duplicates(_RECORD)
+        listed = {name: pa.array(stored[name].tolist(), kind) for name, kind in _RECORD_TYPES.items()}
+        rows = pa.table({"cluster_id": pa.array([self._cluster_id] * len(stored), pa.int64()), **listed})
+        self._bulk.insert(self._connection, requeues, rows)
 
 
 _MISSING = {"started_at": NEVER_US, "ended_at": NEVER_US, "state": -1, "user": -1}
@@ -180,6 +188,9 @@ def _numbers(rows: pd.DataFrame, interrupted: list[int]) -> NDArray[np.int64]:
             "started": run["started_at"].min(),
             "ended": run["ended_at"].min(),
             "interrupted": run["interrupted"].any(),
+            # Slurm marks the record of a job that was requeued by hand. Stored jobs that finished are not looked for,
+            # so that the order of the loads does not matter.
+            "finished": False,
             "user": run["user"].max(),
             "least": run["restart"].max(),
             "is_first": False,
