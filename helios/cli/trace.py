@@ -103,12 +103,19 @@ def sync(
         str | None,
         Option("--from", help="Begin of the history (UTC). Default: setting history.start, else 30 days ago."),
     ] = None,
+    again: Annotated[
+        str | None,
+        Option("--again", metavar="SINCE", help="Read everything anew that was in any state since this time (UTC)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read missing history from the live cluster's accounting.
 
     It reads limited periods one after the other. After an interruption, the next run goes on. The daemon does the same
     every few minutes.
+
+    With --again, stored jobs are overwritten by what the accounting says, and the columns that changed are listed with
+    an example each. It mends what an older Helios read wrongly. It may be repeated.
     """
     from helios.app.operations import Operations  # noqa: PLC0415 - everything that a live cluster takes
 
@@ -116,8 +123,14 @@ def sync(
     if since is not None:
         history = settings.history.model_copy(update={"start": str(moment(since, timezone="UTC"))})
         settings = settings.model_copy(update={"history": history})
+    if again is not None and since is not None:
+        raise UsageError("--from and --again exclude each other.", hint="--again SINCE reads what is missing, too.")
+    start = moment(again, timezone="UTC")
     with progress_bars() as progress:
-        reading = Operations(settings, cluster=cluster).read(progress=progress)
+        operations = Operations(settings, cluster=cluster)
+        reading = (
+            operations.read(progress=progress) if start is None else operations.read_again(start, progress=progress)
+        )
     print_result(asdict(reading), reading.line(), as_json=as_json)
 
 

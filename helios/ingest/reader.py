@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -178,10 +179,13 @@ class TraceFile:
         """
         return next(iter(self._runs.clusters)) if len(self._runs.clusters) == 1 else None
 
-    def read(self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None) -> Iterator[Batch]:
+    def read(
+        self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None, as_of: datetime | None = None
+    ) -> Iterator[Batch]:
         """Yield the file in batches of about ``rows_per_batch`` rows, in its order.
 
-        Where ``cluster`` is one of several clusters in the file, the rows of the others are left out.
+        Where ``cluster`` is one of several clusters in the file, the rows of the others are left out. ``as_of`` is the
+        time of which its rows tell, where they can be later than all times in the file.
 
         Every row becomes a job, a reject with its line and reason, or a part of the count in a note (rows that are no
         jobs, as Slurm's steps). Notes come with the last batch. The file is never held in memory as a whole.
@@ -197,6 +201,8 @@ class TraceFile:
         """
         reading, drafts = self._drafts(max(1, rows_per_batch))
         only = cluster if len(self._runs.clusters) > 1 and cluster in self._runs.clusters else None
+        last = self._runs.latest if as_of is None else np.datetime64(as_of.astimezone(UTC).replace(tzinfo=None), "us")
+        any_ended = self._runs.any_ended or as_of is not None
         jobs, first_reasons, waiting, untracked = 0, Counter[str](), None, UntrackedGpus()
         for draft in drafts:
             if waiting is not None:
@@ -205,7 +211,7 @@ class TraceFile:
                 others = _is_of_another(draft, only)
                 reading.tally[OTHER_CLUSTERS] += int(np.sum(others & ~draft.skipped))
                 draft.skipped[others] = True
-            remarks = settle(draft, as_of=self._runs.latest, any_ended=self._runs.any_ended)
+            remarks = settle(draft, as_of=last, any_ended=any_ended)
             check_jobs(draft.jobs, draft.results)
             remarks[CONTRADICTING_KEYS] = self._runs.apply(draft, as_one=only is None)
             reading.remark(draft, remarks)

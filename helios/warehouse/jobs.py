@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,7 +38,7 @@ from helios.warehouse.bulk import (
     with_values,
 )
 from helios.warehouse.engine import reading, writing
-from helios.warehouse.requeues import RunNumbers
+from helios.warehouse.requeues import ColumnChange, RunNumbers
 from helios.warehouse.schema import JOB_KEY, coverage, jobs
 
 # Load of a trace.
@@ -60,6 +60,8 @@ class LoadedFile:
         The zone assumed for times without one. None if it is unknown, or if every time had a UTC offset.
     live : bool
         Whether the rows come from the live accounting. No file replaces them.
+    again : bool
+        Whether to load content that was loaded before once more, and to list what changes.
     """
 
     cluster: str
@@ -68,6 +70,7 @@ class LoadedFile:
     format: str
     timezone: str | None
     live: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,8 @@ class LoadReport:
         Whether the same content was loaded before. Then nothing was done, and the figures are those of that load.
     notes : tuple of str
         Messages for people, in the order in which they arose.
+    changes : dict of str to ColumnChange
+        What changed in stored jobs, by column, where content was to be loaded again.
     """
 
     load_id: int
@@ -101,6 +106,7 @@ class LoadReport:
     rejects: dict[str, int]
     already_loaded: bool
     notes: tuple[str, ...]
+    changes: dict[str, ColumnChange] = field(default_factory=dict)
 
 
 def load(
@@ -118,10 +124,11 @@ def load(
     """
     cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
     if (earlier := _find_load(connection, cluster_id, trace.sha256)) is not None:
-        if earlier.rows_read == 0 or earlier.rejected < earlier.rows_read:
+        was_understood = earlier.rows_read == 0 or earlier.rejected < earlier.rows_read
+        if was_understood and not trace.again:
             return _load_report(connection, earlier, cluster=trace.cluster, already_loaded=True), None
-        _remove_load(connection, earlier.load_id)  # not one row was understood: perhaps it is now
-    tally, strings = _Tally(), StringTable(connection, bulk)
+        _remove_load(connection, earlier.load_id)  # where not one row was understood: perhaps it is now
+    tally, strings = _Tally(revisions=Revisions(lists_changes=trace.again)), StringTable(connection, bulk)
     load_id = _insert_load(connection, cluster_id, trace)
     runs = RunNumbers(connection, bulk, cluster_id=cluster_id, strings=strings)
     failure = None
@@ -146,7 +153,8 @@ def load(
     connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
     finished = _find_load(connection, cluster_id, trace.sha256)
     assert finished is not None
-    return _load_report(connection, finished, cluster=trace.cluster, already_loaded=False), failure
+    report = _load_report(connection, finished, cluster=trace.cluster, already_loaded=False)
+    return replace(report, changes=tally.revisions.changes | runs.changes), failure
 
 
 def _remove_load(connection: sa.Connection, load_id: int) -> None:
@@ -244,10 +252,16 @@ class Revisions:
         (``_SUSPICIOUS``), and rows of a file that contradict the live accounting (``_KEPT``).
     examples : dict of str to list of str
         Up to ``EXAMPLES`` of each, as text.
+    lists_changes : bool
+        Whether to count the changes of each column.
+    changes : dict of str to ColumnChange
+        These, by column.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: {_CORRECTED: [], _SUSPICIOUS: [], _KEPT: []})
+    lists_changes: bool = False
+    changes: dict[str, ColumnChange] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Return messages for people about the changes."""
@@ -320,11 +334,11 @@ class RevisionRule:
 
     def conflict(self, new: Any) -> tuple[dict[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]:
         """Return the values that a stored job gets from ``new``, and the condition for it."""
-        return self._values(new), sa.and_(self.differs(new), self.wins(new))
+        return self.values(new), sa.and_(self.differs(new), self.wins(new))
 
     def differs(self, new: Any) -> sa.ColumnElement[bool]:
         """Return the condition that ``new`` would change a stored value."""
-        return sa.or_(*(jobs.c[name].is_distinct_from(value) for name, value in self._values(new).items()))
+        return sa.or_(*(jobs.c[name].is_distinct_from(value) for name, value in self.values(new).items()))
 
     def wins(self, new: Any) -> sa.ColumnElement[bool]:
         """Return the condition that ``new`` replaces a stored row that differs."""
@@ -343,7 +357,8 @@ class RevisionRule:
         overlaps = [sa.and_(ended_at >= start, jobs.c.submitted_at < end) for start, end in self.live_periods]
         return sa.and_(_has_ended(jobs.c), sa.or_(sa.false(), *overlaps))
 
-    def _values(self, new: Any) -> dict[str, sa.ColumnElement[Any]]:
+    def values(self, new: Any) -> dict[str, sa.ColumnElement[Any]]:
+        """Return the values that a stored job gets from ``new``."""
         names = [name for name in self.names if name not in JOB_KEY]
         return {name: new[name] if self.live else sa.func.coalesce(new[name], jobs.c[name]) for name in names}
 
@@ -378,7 +393,10 @@ def revise(
     rows = rows if live else with_values(rows)
     rule = RevisionRule(live=live, names=rows.column_names, live_periods=_live_periods(connection, cluster_id))
     with bulk.staged(connection, rows) as incoming:
-        _record_revisions(connection, incoming, rule, StringTable(connection, bulk), revisions)
+        strings = StringTable(connection, bulk)
+        _record_revisions(connection, incoming, rule, strings, revisions)
+        if revisions.lists_changes:
+            _record_changes(connection, incoming, rule, strings, revisions)
         return bulk.upsert_jobs(connection, incoming, rule.conflict)
 
 
@@ -427,6 +445,41 @@ def _record_revisions(
             query = pairs.where(same_job, condition)
             query = query.order_by(jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart).limit(room)
             revisions.examples[kind] += [_example(*row, strings=strings) for row in connection.execute(query).all()]
+
+
+def _record_changes(
+    connection: sa.Connection, incoming: sa.TableClause, rule: RevisionRule, strings: StringTable, revisions: Revisions
+) -> None:
+    """Count the columns that staged rows will change, with an example of each."""
+    new, order = incoming.c, (jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart)
+    replaced = sa.and_(*(new[name] == jobs.c[name] for name in JOB_KEY), rule.wins(new))
+    values = rule.values(new)
+    differs = {name: jobs.c[name].is_distinct_from(value) for name, value in values.items()}
+    sums = [sa.func.coalesce(sa.func.sum(sa.case((condition, 1), else_=0)), 0) for condition in differs.values()]
+    for name, count in zip(differs, map(int, connection.execute(sa.select(*sums).where(replaced)).one()), strict=True):
+        if not count:
+            continue
+        first = sa.select(jobs.c.job_id, jobs.c[name], values[name].label("after")).where(replaced, differs[name])
+        job_id, before, after = connection.execute(first.order_by(*order).limit(1)).one()
+        texts = strings.texts([value for value in (before, after) if value is not None]) if _is_text(name) else {}
+        shown = " -> ".join(_shown(name, value, texts) for value in (before, after))
+        change = ColumnChange(jobs=count, example=f"{job_id[:40]!a} ({shown})")
+        revisions.changes[name] = revisions.changes[name] + change if name in revisions.changes else change
+
+
+def _is_text(name: str) -> bool:
+    return JOBS.by_name[name].dtype == "category"
+
+
+def _shown(name: str, value: Any, texts: Mapping[int, str]) -> str:
+    """Return a stored value as text."""
+    if value is None:
+        return "unknown"
+    if JOBS.by_name[name].dtype == TIME:
+        return f"{datetime.fromtimestamp(value // _US, UTC):%Y-%m-%d %H:%M:%S}"
+    return (
+        ascii(texts[value][:40]) if _is_text(name) else f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
+    )
 
 
 def _example(job_id: str, user: int, ended_at: int, new_user: int, new_ended_at: int, *, strings: StringTable) -> str:

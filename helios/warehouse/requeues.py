@@ -8,6 +8,7 @@ run may follow, or that follow one.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,26 @@ _KEY = ["job_id", "submitted_at", "restart"]
 _RECORD_TYPES = {"job_id": pa.string(), "submitted_at": pa.int64()}
 _RECORD = list(_RECORD_TYPES)
 _COLUMNS = (*_KEY, "started_at", "ended_at", "state", "user")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnChange:
+    """Stored jobs of which one column was changed.
+
+    Attributes
+    ----------
+    jobs : int
+        Number of them.
+    example : str
+        The first one, with its value before and after.
+    """
+
+    jobs: int
+    example: str
+
+    def __add__(self, later: ColumnChange) -> ColumnChange:
+        """Return both changes as one."""
+        return ColumnChange(jobs=self.jobs + later.jobs, example=self.example)
 
 
 class RunNumbers:
@@ -49,6 +70,8 @@ class RunNumbers:
         self._interrupted = strings.numbers([state.value for state in INTERRUPTED])
         in_cluster = sa.select(jobs.c.cluster_id).where(jobs.c.cluster_id == cluster_id).limit(1)
         self._is_new = connection.execute(in_cluster).first() is None
+        self.changes: dict[str, ColumnChange] = {}
+        """Stored runs that got another number."""
 
     def numbered(self, rows: pa.Table) -> pa.Table:
         """Return stored columns of jobs with the numbers of their runs.
@@ -131,7 +154,7 @@ class RunNumbers:
         return _frame(pa.table(columns))
 
     def _renumber(self, stored: pd.DataFrame) -> None:
-        """Change the numbers of stored runs."""
+        """ColumnChange the numbers of stored runs."""
         # Two rows that turn out to be one run stay as they are.
         clash = stored.duplicated([*_RECORD, "number"], keep=False).groupby([stored[name] for name in _RECORD])
         changed = stored[(stored["number"] != stored["restart"]) & ~clash.transform("any")]
@@ -149,6 +172,11 @@ class RunNumbers:
             for row in changed.sort_values("restart", ascending=False).itertuples()  # numbers only rise
         ]
         self._connection.execute(sa.update(jobs).where(*key).values(restart=sa.bindparam("to")), values)
+        first = changed.iloc[0]
+        change = ColumnChange(
+            jobs=len(changed), example=f"{first['job_id'][:40]!a} ({first['restart']} -> {first['number']})"
+        )
+        self.changes["restart"] = self.changes["restart"] + change if self.changes else change
 
     def _list(self, stored: pd.DataFrame) -> None:
         """List stored runs that another run follows, or that follow one."""

@@ -172,6 +172,7 @@ class Warehouse(ModelStore, TrialStore):
         format: str,
         timezone: str | None,
         live: bool = False,
+        again: bool = False,
     ) -> LoadReport:
         """Store a trace in one transaction.
 
@@ -191,6 +192,8 @@ class Warehouse(ModelStore, TrialStore):
         live : bool
             Whether the rows come from the live accounting. Then they replace all others, no file replaces them, and a
             value that they lack is removed.
+        again : bool
+            Whether to load content that was loaded before once more, and to list what changes.
         path, sha256, format, timezone
             Recorded with the load; see :class:`~helios.warehouse.jobs.LoadedFile`.
 
@@ -201,7 +204,9 @@ class Warehouse(ModelStore, TrialStore):
         NothingUnderstood
             Not one row was understood.
         """
-        trace = LoadedFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
+        trace = LoadedFile(
+            cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live, again=again
+        )
         with writing(self._engine, alone=True) as connection:
             report, failure = load(connection, self._bulk, batches, trace)
         if failure is not None:
