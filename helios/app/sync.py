@@ -134,6 +134,8 @@ def sync_history(
                 for name, change in report.changes.items():
                     changes[name] = changes[name] + change if name in changes else change
             warehouse.add_coverage(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
+        if again:
+            warehouse.note_read_again(cluster, begin)
         # A window may hold jobs without GPUs only.
         if any(note.startswith(UNTRACKED) for note in notes) and warehouse.names_gpus(cluster):
             notes = {note: None for note in notes if not note.startswith(UNTRACKED)}

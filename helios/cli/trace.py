@@ -57,8 +57,8 @@ def load(
 ) -> None:
     """Load job traces into the warehouse.
 
-    Each file is loaded as a whole or not at all. Loading it again changes nothing. Invalid rows are counted by reason
-    and stored with their line number (helios trace rejects).
+    Each file is loaded as a whole or not at all. Loading it again changes nothing, unless an older Helios loaded it.
+    Invalid rows are counted by reason and stored with their line number (helios trace rejects).
     """
     from helios.app.history import ingest, ingest_stdin  # noqa: PLC0415 - pandas; no help needs it
     from helios.report.tables import load_table  # noqa: PLC0415 - as above
@@ -86,7 +86,8 @@ def load(
                 if found:
                     print_message(f"Loaded before the error: {', '.join(it['file'] for it in found)}.")
                 raise
-            print_notes(report.notes)
+            changes = (f"{name} of {it.jobs:,} changed, such as {it.example}" for name, it in report.changes.items())
+            print_notes([*report.notes, *changes])
             found.append({"file": str(file), **load_answer(report)})
     if len(found) == 1:
         del found[0]["file"]
@@ -362,17 +363,27 @@ db_commands = typer.Typer(no_args_is_help=True, help="Upgrade the database and g
 def upgrade(as_json: AsJson = False) -> None:
     """Upgrade the database to the schema of this version.
 
-    An empty database gets its tables.
+    An empty database gets its tables. Rows that an older Helios read wrongly are counted, each kind with an example
+    and the command that mends them; helios doctor repeats it.
     """
+    from helios.app.history import misread_rows  # noqa: PLC0415 - pandas; no help needs it
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
 
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         applied = warehouse.upgrade()
         head = warehouse.head()
+        misread = {name: misread_rows(warehouse, name) for name in warehouse.clusters()["name"]} if applied else {}
     shown = without_password(url)
     now = f"now at {head} ({len(applied)} applied: {', '.join(applied)})" if applied else f"already at {head}"
-    print_result({"database": shown, "applied": applied, "revision": head}, f"{shown} is {now}.", as_json=as_json)
+    found = {"database": shown, "applied": applied, "revision": head}
+    found["misread"] = {name: messages for name, (messages, _) in misread.items() if messages}
+    print_result(found, f"{shown} is {now}.", as_json=as_json)
+    print_notes(
+        f"{name}: read wrongly by an older Helios: {'; '.join(messages)}. {hint}"
+        for name, (messages, hint) in misread.items()
+        if messages
+    )
 
 
 @db_commands.command("status", epilog="Example: helios db status --json")

@@ -26,7 +26,7 @@ from pandas.api.types import pandas_dtype
 from helios.errors import FrameInvalid, NothingUnderstood
 from helios.model import DECISIONS, JOBS, PREDICTIONS, REJECTS, TIME, Batch, FrameKind, Mode
 from helios.model.pools import MeasuredSpeed, TrialRun
-from helios.warehouse import schema
+from helios.warehouse import old_readings, schema
 from helios.warehouse.bulk import (
     Bulk,
     StringTable,
@@ -125,9 +125,13 @@ def load(
     cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
     if (earlier := _find_load(connection, cluster_id, trace.sha256)) is not None:
         was_understood = earlier.rows_read == 0 or earlier.rejected < earlier.rows_read
-        if was_understood and not trace.again:
+        noted = old_readings.read_note(connection, cluster_id)
+        is_old = noted is not None and earlier.loaded_at < noted["upgraded"]
+        if was_understood and not (trace.again or is_old):
             return _load_report(connection, earlier, cluster=trace.cluster, already_loaded=True), None
-        _remove_load(connection, earlier.load_id)  # where not one row was understood: perhaps it is now
+        # Where not one row was understood, perhaps it is now.
+        _remove_load(connection, earlier.load_id)
+        trace = replace(trace, again=trace.again or is_old)
     tally, strings = _Tally(revisions=Revisions(lists_changes=trace.again)), StringTable(connection, bulk)
     load_id = _insert_load(connection, cluster_id, trace)
     runs = RunNumbers(connection, bulk, cluster_id=cluster_id, strings=strings)
@@ -151,6 +155,7 @@ def load(
             raise
         failure = reason
     connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
+    old_readings.forget_if_loaded(connection, cluster_id)
     finished = _find_load(connection, cluster_id, trace.sha256)
     assert finished is not None
     report = _load_report(connection, finished, cluster=trace.cluster, already_loaded=False)
@@ -326,11 +331,14 @@ class RevisionRule:
         Columns of the new rows.
     live_periods : sequence of (int, int)
         Periods for which the live accounting was read, as start and end in microseconds.
+    misread : condition
+        Which stored jobs have times that an older Helios read wrongly. They get those of the new row, also none.
     """
 
     live: bool
     names: Sequence[str]
     live_periods: Sequence[tuple[int, int]]
+    misread: sa.ColumnElement[bool] = field(default_factory=sa.false)
 
     def conflict(self, new: Any) -> tuple[dict[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]:
         """Return the values that a stored job gets from ``new``, and the condition for it."""
@@ -346,7 +354,9 @@ class RevisionRule:
             return sa.true()
         stored_completeness, completeness = _completeness(jobs.c), _completeness(new)
         is_equal = stored_completeness == completeness
-        return sa.or_(stored_completeness < completeness, sa.and_(is_equal, ~self.was_read_live()))
+        return sa.or_(
+            stored_completeness < completeness, sa.and_(sa.or_(is_equal, self.misread), ~self.was_read_live())
+        )
 
     def was_read_live(self) -> sa.ColumnElement[bool]:
         """Return the condition that the live accounting has reported the end of a stored job.
@@ -360,7 +370,11 @@ class RevisionRule:
     def values(self, new: Any) -> dict[str, sa.ColumnElement[Any]]:
         """Return the values that a stored job gets from ``new``."""
         names = [name for name in self.names if name not in JOB_KEY]
-        return {name: new[name] if self.live else sa.func.coalesce(new[name], jobs.c[name]) for name in names}
+        if self.live:
+            return {name: new[name] for name in names}
+        known = {name: sa.func.coalesce(new[name], jobs.c[name]) for name in names}
+        times = [name for name in ("started_at", "ended_at", "run_time_s") if name in known]
+        return known | {name: sa.case((self.misread, new[name]), else_=known[name]) for name in times}
 
 
 def revise(
@@ -390,10 +404,15 @@ def revise(
     """
     if not len(rows):
         return 0
-    rows = rows if live else with_values(rows)
-    rule = RevisionRule(live=live, names=rows.column_names, live_periods=_live_periods(connection, cluster_id))
+    strings, again = StringTable(connection, bulk), revisions.lists_changes
+    rows = rows if live or again else with_values(rows)
+    rule = RevisionRule(
+        live=live,
+        names=rows.column_names,
+        live_periods=_live_periods(connection, cluster_id),
+        misread=old_readings.has_misread_times(connection) if again else sa.false(),
+    )
     with bulk.staged(connection, rows) as incoming:
-        strings = StringTable(connection, bulk)
         _record_revisions(connection, incoming, rule, strings, revisions)
         if revisions.lists_changes:
             _record_changes(connection, incoming, rule, strings, revisions)

@@ -17,7 +17,7 @@ from helios.errors import FrameInvalid, NothingUnderstood, SchemaOutdated, Usage
 from helios.model import TIME, Batch, FrameKind, columns_of_id
 from helios.private_files import require_cluster_name
 from helios.warehouse import jobs as jobs_module
-from helios.warehouse import migrate, schema
+from helios.warehouse import migrate, old_readings, schema
 from helios.warehouse.bulk import (
     CLUSTERS,
     Bulk,
@@ -51,6 +51,7 @@ from helios.warehouse.engine import (
 )
 from helios.warehouse.jobs import Horizon, LoadedFile, LoadReport, TrialStore, count_rows, forget, load, remove_cluster
 from helios.warehouse.models import ModelStore, incumbent_id
+from helios.warehouse.old_readings import OldRows
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
@@ -630,6 +631,17 @@ class Warehouse(ModelStore, TrialStore):
             return connection.execute(
                 sa.delete(schema.node_tallies).where(in_cluster, tallies.taken_at < stored_time(before))
             ).rowcount
+
+    def old_rows(self, cluster: str) -> list[OldRows]:
+        """Return the rows of a cluster that an older Helios read wrongly, by kind."""
+        with reading(self._engine) as connection:
+            return old_readings.find_old_rows(connection, find_cluster_id(connection, cluster))
+
+    def note_read_again(self, cluster: str, since: datetime) -> None:
+        """Note that all jobs of a cluster since a moment were read anew."""
+        with writing(self._engine) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
+            old_readings.note_read_again(connection, cluster_id, stored_time(since))
 
     def add_coverage(
         self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime
