@@ -132,7 +132,7 @@ def _kinds(connection: sa.Connection, cluster_id: int) -> dict[str, sa.ColumnEle
         ),
     }
     if largest:
-        kinds[f"hold more GPUs than their nodes have ({largest} each at most)"] = job.gpus > job.nodes * largest
+        kinds[f"hold more GPUs than their nodes have ({largest:g} each at most)"] = job.gpus > job.nodes * largest
     return kinds
 
 

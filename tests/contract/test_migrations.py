@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +17,7 @@ from sqlalchemy import inspect, make_url, text
 
 from helios.app.controllers import grant_roles
 from helios.config import Settings
-from helios.errors import SchemaOutdated
+from helios.errors import HeliosError, SchemaOutdated
 from helios.model import CYCLES, ModelRecord
 from helios.ports import Domain
 from helios.warehouse import Warehouse, migrate
@@ -103,7 +105,7 @@ def test_everything_is_found_under_its_new_name_and_after_a_downgrade_under_the_
     move(database, "up", "0005")
     fill(database, OF_0005)
     with Warehouse.open(database, create=False) as warehouse:
-        assert warehouse.upgrade() == ["0006", "0007", "0008", "0009", "0010", "0011", "0013"]
+        assert warehouse.upgrade() == ["0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013"]
         assert read(warehouse) == NEW_NAMES
     move(database, "down", "0005")
     assert {table: stored(database, table, rows) for table, rows in OF_0005.items()} == OF_0005
@@ -244,6 +246,7 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
             "0009",
             "0010",
             "0011",
+            "0012",
             "0013",
         ]
     with Warehouse.open(database) as newer:
@@ -293,7 +296,55 @@ def test_runs_stored_by_an_older_schema_are_continued_by_later_readings(database
         first.load([batch], cluster="venus", path="p", sha256="1", format="sacct", timezone="UTC")
     move(database, "down", "0010")
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0011", "0013"]
+        assert older.upgrade() == ["0011", "0012", "0013"]
         again = a_job(job_id="7", submitted_at=later, eligible_at=later, started_at=later, ended_at=later + MINUTE)
         older.load([a_batch(again)], cluster="venus", path="p", sha256="2", format="sacct", timezone="UTC")
         assert older.jobs("venus")["restart"].tolist() == [0, 1]
+
+
+def stored_gpus(database: str) -> list[Any]:
+    """Return the GPUs of the stored jobs, by job, as SQL by hand sees them."""
+    with engine_for(database).connect() as connection:
+        return [row[0] for row in connection.execute(text("SELECT gpus FROM jobs_readable ORDER BY job_id"))]
+
+
+@pytest.fixture
+def parts(database: str) -> str:
+    """Return a database with a job of two GPUs, one of a quarter, one of unknown GPUs and one of none."""
+    jobs = [a_job(job_id=str(number), gpus=gpus) for number, gpus in enumerate((2.0, 0.25, math.nan, 0.0))]
+    with Warehouse.open(database) as warehouse:
+        warehouse.load([a_batch(*jobs)], cluster="venus", path="p", sha256="1", format="sacct", timezone="UTC")
+    return database
+
+
+def test_parts_of_a_gpu_and_unknown_ones_are_read_as_stored(parts: str) -> None:
+    with Warehouse.open(parts) as warehouse:
+        assert warehouse.jobs("venus")["gpus"].tolist()[:2] == [2.0, 0.25]
+        assert warehouse.jobs("venus")["gpus"].isna().tolist() == [False, False, True, False]
+    assert stored_gpus(parts) == [2.0, 0.25, None, 0.0]
+
+
+def test_a_downgrade_stores_whole_gpus_and_none_for_unknown(parts: str) -> None:
+    move(parts, "down", "0011")
+    assert stored_gpus(parts) == [2, 1, 0, 0]
+    columns = {column["name"]: column for column in inspect(engine_for(parts)).get_columns("jobs")}
+    assert (str(columns["gpus"]["type"]), columns["gpus"]["nullable"]) == ("INTEGER", False)
+
+
+def test_jobs_of_an_older_schema_take_parts_of_a_gpu(parts: str) -> None:
+    move(parts, "down", "0011")
+    with Warehouse.open(parts, create=False) as warehouse:
+        assert warehouse.upgrade() == ["0012", "0013"]
+        later = a_batch(a_job(job_id="1", gpus=0.5), a_job(job_id="8", gpus=math.nan))
+        warehouse.load([later], cluster="venus", path="p", sha256="2", format="sacct", timezone="UTC")
+    assert stored_gpus(parts) == [2.0, 0.5, 0.0, 0.0, None]
+
+
+def test_a_table_of_jobs_changed_by_hand_is_not_upgraded(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'helios.db'}"
+    move(database, "up", "0011")
+    with engine_for(database).begin() as connection:
+        connection.execute(text("ALTER TABLE jobs RENAME COLUMN gpus TO devices"))
+    with Warehouse.open(database, create=False) as warehouse, pytest.raises(HeliosError, match="changed by hand"):
+        warehouse.upgrade()
+    assert migrate.revision(engine_for(database)) == "0011"

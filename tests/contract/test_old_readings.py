@@ -52,7 +52,7 @@ def upgraded(warehouse: Warehouse, database: str, *jobs: dict[str, Any]) -> None
     """Store jobs as an older Helios would have, and upgrade."""
     load(warehouse, *jobs, A_DAY_LATER, content="old")
     warehouse.add_nodes("venus", nodes_frame({"gpus": 4}))
-    move(database, "down", "0011")
+    move(database, "down", "0012")
     warehouse.upgrade()
 
 
@@ -76,7 +76,7 @@ def test_later_runs_with_the_number_0_are_counted(warehouse: Warehouse, database
     load(warehouse, *(a_run(number) for number in range(3)), A_DAY_LATER, content="old")
     with engine_for(database).begin() as connection:
         connection.execute(text("UPDATE jobs SET restart = 0"))
-    move(database, "down", "0011")
+    move(database, "down", "0012")
     warehouse.upgrade()
     (told,) = kinds(warehouse)
     assert told.startswith("2 jobs have the number 0") and told.endswith("such as 7")
@@ -137,7 +137,7 @@ def test_a_file_that_was_loaded_again_is_loaded_once_only(warehouse: Warehouse, 
 
 
 def test_an_empty_warehouse_is_upgraded_without_a_note(database: str) -> None:
-    move(database, "up", "0011")
+    move(database, "up", "0012")
     with Warehouse.open(database, create=False) as older:
         assert older.upgrade() == [migrate.HEAD]
         assert older.clusters().empty

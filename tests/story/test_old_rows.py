@@ -23,7 +23,7 @@ def helios(tmp_path: Path) -> Helios:
     helios("trace", "load", "west.txt", "--timezone", "UTC")
     with closing(sqlite3.connect(tmp_path / "helios.db")) as database, database:
         database.execute("UPDATE jobs SET ended_at = NULL, run_time_s = NULL WHERE job_id = '7'")
-    move(f"sqlite:///{tmp_path / 'helios.db'}", "down", "0011")
+    move(f"sqlite:///{tmp_path / 'helios.db'}", "down", "0012")
     return helios
 
 
