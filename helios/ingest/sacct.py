@@ -307,6 +307,7 @@ SOURCES = {
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
     *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
+    "dbindex",
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -318,7 +319,7 @@ _FREE_TEXT = (
 """Fields that users write freely. Those likeliest to hold separators and newlines come first."""
 _UNREAD_FIELDS = (
     *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss"),
-    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex"),
+    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw"),
     *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
     *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
     *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
@@ -608,6 +609,7 @@ class _SacctTranslation(Translation):
         self.note_runs(
             restarts=np.where(np.abs(restarts) <= _MOST_RESTARTS, restarts, np.nan),
             record=self.rows.column("sluid"),
+            serial=self.rows.column("dbindex"),
             cluster=None if cluster is None else known_values(cluster),
         )
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
