@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,6 +146,16 @@ class SiteGpus:
         """Return the GPUs of a partition's nodes together, of all nodes where it is not known."""
         names = [name for part in (partition or "").split(",") for name in self.partitions.get(part, ())]
         return NodeGpus.together(self.nodes[name] for name in names if name in self.nodes) if names else self._all
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the counts, in hex digits."""
+        return sha256(repr((sorted(self.nodes.items()), sorted(self.exclusive))).encode()).hexdigest()
+
+    @cached_property
+    def has_slices(self) -> bool:
+        """Whether some node's GPUs are MIG slices."""
+        return any(node.slices > node.gpus for node in self.nodes.values())
 
     @cached_property
     def _all(self) -> NodeGpus:
