@@ -24,6 +24,7 @@ from helios.units import length
 if TYPE_CHECKING:
     from helios.app.history import LoadedHistory
     from helios.ingest import RecordedMachine
+    from helios.model.gpu_parts import SiteGpus
     from helios.ports import Progress
 
 
@@ -45,6 +46,14 @@ Timezone = Annotated[
     str | None,
     Option(
         "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
+    ),
+]
+GpusFrom = Annotated[
+    Path | None,
+    Option(
+        "--gpus-from",
+        help="Count parts of GPUs, and GPUs that no row names, by the nodes in this file: slurm.conf, the output of "
+        "scontrol show node, or a table name,gpus[,cpus,shards,mps]. Default: setting ingest.gpus_from.",
     ),
 ]
 Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
@@ -134,9 +143,16 @@ class HistoryOptions:
     trace: Trace = None
     trace_format: Format = None
     timezone: Timezone = None
+    gpus_from: GpusFrom = None
 
-    def read(self, progress: Progress) -> LoadedHistory:
-        """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
+    def read(self, progress: Progress, *, site: SiteGpus | None = None) -> LoadedHistory:
+        """Return the jobs of ``--trace FILE``, else those of the loaded cluster.
+
+        Parameters
+        ----------
+        site : SiteGpus, optional
+            GPUs of the nodes where no option and no setting names a file of them.
+        """
         from helios.app.history import load_history, read_file  # noqa: PLC0415 - pandas; no help needs it
 
         settings = configuration()
@@ -147,6 +163,7 @@ class HistoryOptions:
                 timezone=named_timezone(self.timezone, settings),
                 trace_format=self.trace_format,
                 cluster=self.cluster,
+                site=named_site(self.gpus_from, settings) or site,
                 progress=progress,
             )
         progress("Reading the warehouse", 0.0)
@@ -161,7 +178,8 @@ class HistoryOptions:
         """
         if self.trace is None:
             return ["--cluster", history.cluster]
-        given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone))
+        given = [("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone)]
+        given.append(("--gpus-from", self.gpus_from and self.gpus_from.resolve()))
         return _given_options(*given, ("--cluster", self.cluster))
 
     def refuse_file_options(self) -> None:
@@ -172,10 +190,11 @@ class HistoryOptions:
         UsageError
             Such an option was given without ``--trace``.
         """
-        if self.trace is None and (given := self.timezone or self.trace_format):
-            option = "--timezone" if self.timezone else "--format"
+        options = {"--timezone": self.timezone, "--format": self.trace_format, "--gpus-from": self.gpus_from}
+        if self.trace is None and (given := [option for option, value in options.items() if value]):
+            option, rule = given[0], "is for files, and the jobs of a loaded cluster are stored as they were read"
             raise UsageError(
-                f"{option} {given} is for files, and the jobs of a loaded cluster are stored as they were read.",
+                f"{option} {options[option]} {rule}.",
                 hint=f"Leave {option} out, or read a file: --trace FILE",
             )
 
@@ -365,6 +384,22 @@ def named_timezone(option: str | None, settings: LoadedSettings) -> str | None:
     if option is None and "ingest.timezone" in settings.origins:
         return settings.settings.ingest.timezone
     return option
+
+
+def named_site(option: Path | None, settings: LoadedSettings) -> SiteGpus | None:
+    """Return the GPUs of the nodes in the file that the option or else the configuration names.
+
+    Raises
+    ------
+    HeliosError
+        The file cannot be read.
+    """
+    file = option or settings.settings.ingest.gpus_from
+    if not file:
+        return None
+    from helios.slurm.gpu_nodes import read_site_gpus  # noqa: PLC0415 - pandas; no help needs it
+
+    return read_site_gpus(Path(file))
 
 
 def moment(text: str | None, *, timezone: str) -> datetime | None:

@@ -16,6 +16,7 @@ from helios.cli.options import (
     AsJson,
     Cluster,
     Format,
+    GpusFrom,
     HistoryOptions,
     Report,
     Timezone,
@@ -23,6 +24,7 @@ from helios.cli.options import (
     duration,
     expand,
     moment,
+    named_site,
     named_timezone,
     select_cluster,
 )
@@ -53,6 +55,7 @@ def load(
     trace_format: Format = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
+    gpus_from: GpusFrom = None,
     as_json: AsJson = False,
 ) -> None:
     """Load job traces into the warehouse.
@@ -72,6 +75,7 @@ def load(
         "url": settings.settings.database.url,
         "timezone": named_timezone(timezone, settings),
         "trace_format": trace_format,
+        "site": named_site(gpus_from, settings),
     }
     found = list[dict[str, Any]]()
     with progress_bars() as progress:

@@ -189,7 +189,6 @@ def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRo
     job.note_runs()
     _read_run(job, wording)
     job.jobs |= {name: job.numbers(field) for name, field in _SIZES.items()}
-    job.jobs["gpus"] = np.nan_to_num(job.jobs["gpus"])
     job.jobs["time_limit_s"] = job.durations("time_limit", bare_unit_s=1.0)
     if wording.gib_each_node is not None:
         job.jobs["memory_mib"] = job.numbers(wording.gib_each_node) * MIB_PER_GIB * job.jobs["nodes"]

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
-from helios.ingest.contradictions import latest, settle
+from helios.ingest.contradictions import latest, settle, settle_gpus
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import file_sha256, file_size, head
 from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Mask, Reason, TimeParser, check_jobs, distinct_texts
 from helios.model import INTERRUPTED, NEVER_US, Batch, JobState, UntrackedGpus, number_runs
+from helios.model.gpu_parts import SiteGpus
 from helios.units import in_number
 
 # To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
@@ -92,7 +93,14 @@ TIME_FORMS = (
 OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
-def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str | None = None) -> TraceFile:
+def open_trace(
+    path: Path,
+    *,
+    format: TraceFormat | None = None,
+    timezone: str | None = None,
+    site: SiteGpus | None = None,
+    tracks_gpus: bool | None = None,
+) -> TraceFile:
     """Open a history file, compressed or plain.
 
     Parameters
@@ -104,6 +112,10 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     timezone : str, optional
         IANA zone of times that carry none. None means the home zone of the format, or UTC if it has none; a note then
         says which zone was assumed.
+    site : SiteGpus, optional
+        GPUs of the cluster's nodes, by which parts of a GPU, and GPUs that no row names, are counted.
+    tracks_gpus : bool, optional
+        Whether the accounting names the GPUs of every job that holds some. None where only the rows tell it.
 
     Raises
     ------
@@ -124,7 +136,13 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     clock = TimeParser(timezone or layout.own_zone(path) or layout.zone)
     assumed = layout.zone if timezone is None and layout.local_times(start) else None
     return TraceFile(
-        path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed, machine=layout.machine(start)
+        path=path,
+        format=chosen,
+        timezone=clock.zone,
+        assumed_timezone=assumed,
+        machine=layout.machine(start),
+        site=site,
+        tracks_gpus=tracks_gpus,
     )
 
 
@@ -144,6 +162,8 @@ class TraceFile:
         That zone if nobody gave it. None if somebody did, or if the file's times have a UTC offset.
     machine : RecordedMachine, optional
         The cluster's nodes, where the file describes them.
+    site, tracks_gpus
+        As in :func:`open_trace`.
     """
 
     path: Path
@@ -151,6 +171,8 @@ class TraceFile:
     timezone: str
     assumed_timezone: str | None
     machine: RecordedMachine | None = None
+    site: SiteGpus | None = None
+    tracks_gpus: bool | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -164,8 +186,10 @@ class TraceFile:
         For a file with companions, it is the SHA-256 of all their digests joined.
         """
         layout = LAYOUTS[self.format]
+        # Read with other counts of GPUs, the same content gives other jobs.
+        site = [self.site.digest] if self.site else []
         hashes = [layout.digest(self.path), *map(file_sha256, companions := layout.companions(self.path))]
-        return sha256("".join(hashes).encode()).hexdigest() if companions else hashes[0]
+        return sha256("".join(hashes + site).encode()).hexdigest() if companions or site else hashes[0]
 
     @property
     def cluster(self) -> str | None:
@@ -174,6 +198,14 @@ class TraceFile:
         The first call reads the whole file.
         """
         return next(iter(self._runs.clusters)) if len(self._runs.clusters) == 1 else None
+
+    @property
+    def names_gpus(self) -> bool:
+        """Whether rows name GPUs or parts of them, so that a row without holds none.
+
+        The first call reads the whole file.
+        """
+        return self._runs.names_gpus if self.tracks_gpus is None else self.tracks_gpus
 
     def read(self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None) -> Iterator[Batch]:
         """Yield the file in batches of about ``rows_per_batch`` rows, in its order.
@@ -202,7 +234,7 @@ class TraceFile:
                 others = _is_of_another(draft, only)
                 reading.tally[OTHER_CLUSTERS] += int(np.sum(others & ~draft.skipped))
                 draft.skipped[others] = True
-            remarks = settle(draft, as_of=self._runs.latest)
+            remarks = settle(draft, as_of=self._runs.latest) | settle_gpus(draft, named=self.names_gpus, site=self.site)
             check_jobs(draft.jobs, draft.results)
             self._runs.apply(draft, as_one=only is None)
             reading.remark(draft, remarks)
@@ -244,7 +276,9 @@ class TraceFile:
         return reading, (kept.popleft() for _ in range(len(kept)))
 
     def _read_again(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
-        reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
+        reading = FileReading(
+            path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch, site=self.site
+        )
         return reading, LAYOUTS[self.format].drafts(reading)
 
     def _general_notes(self, only: str | None) -> Iterator[str]:
@@ -297,6 +331,8 @@ class Runs:
         Clusters that the rows name.
     latest : datetime64
         The latest time in the file.
+    names_gpus : bool
+        Whether a row names GPUs, or parts of them.
     """
 
     def __init__(self, reading: FileReading) -> None:
@@ -304,6 +340,7 @@ class Runs:
         self.kept: deque[JobRows] | None = deque()
         self.clusters: set[str] = set()
         self.latest: np.datetime64 = NOT_A_TIME
+        self.names_gpus = False
         self._kept_bytes = 0
         self._seen: list[_Seen] = []
         self._repeated = pd.DataFrame()
@@ -312,6 +349,7 @@ class Runs:
         """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
         self.latest = np.fmax(self.latest, latest(draft))
+        self.names_gpus |= draft.unnamed is not None and not (draft.unnamed | draft.skipped).all()
         self._seen.append(_Seen(draft))
         if self.kept is not None:
             self.kept.append(draft)

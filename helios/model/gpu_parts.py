@@ -162,6 +162,10 @@ class SiteGpus:
         return NodeGpus.together(self.nodes.values())
 
 
+Texts = Sequence[Any] | NDArray[np.object_]
+"""Texts of rows, None or NaN where there is none."""
+
+
 class Places(NamedTuple):
     """What is known of the nodes of each row.
 
@@ -184,7 +188,7 @@ class Places(NamedTuple):
         return np.array([np.nan if it is None else getattr(it, name) for it in self.nodes])
 
 
-def places(site: SiteGpus | None, node_lists: Sequence[Any], partitions: Sequence[Any]) -> Places:
+def places(site: SiteGpus | None, node_lists: Texts, partitions: Texts) -> Places:
     """Return what is known of each row's nodes."""
     if site is None:
         return Places(np.zeros(len(node_lists), dtype=np.int64), [None], np.zeros(len(node_lists), dtype=np.bool_))
@@ -229,8 +233,8 @@ WAYS = ("none", "exclusive", "whole nodes", "asked")
 def gpus_from_nodes(
     site: SiteGpus,
     *,
-    node_lists: Sequence[Any],
-    partitions: Sequence[Any],
+    node_lists: Texts,
+    partitions: Texts,
     cpus: NDArray[np.float64],
     asked: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -88,6 +88,10 @@ class RawJob(TypedDict):
     """GPUs of ONE task of the record over all its nodes, allocated or requested."""
     gpu_type: str | None
     """GRES type such as ``a100``. None for any type, and without GPUs."""
+    shards: int
+    """Shards of GPUs (``gres/shard``), counted as ``gpus``. A job has GPUs or shares of them, never both."""
+    mps: int
+    """MPS shares (``gres/mps``), counted likewise."""
     memory_mib: float | None
     """Memory of ONE task of the record over all its nodes."""
     node_list: str | None
@@ -115,7 +119,10 @@ class RawNode(TypedDict):
     cpus: int
     cpus_held: int
     gpus: int
-    gpus_held: int
+    gpus_held: float
+    """GPUs that jobs hold, with shards and MPS shares as parts of one."""
+    gres: str | None
+    """Its GRES in Slurm's text, such as ``gpu:a100:2,shard:8``."""
     gpu_type: str | None
     memory_mib: float | None
     weight: int | None
