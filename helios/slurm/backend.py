@@ -84,8 +84,8 @@ class RawJob(TypedDict):
     """Allocated nodes, otherwise the least number requested."""
     cpus: int | None
     """CPUs of ONE task of the record, allocated or requested."""
-    gpus: int
-    """GPUs of ONE task of the record over all its nodes, allocated or requested."""
+    gpus: float
+    """Whole GPUs and MIG slices of ONE task of the record over all its nodes, allocated or requested."""
     gpu_type: str | None
     """GRES type such as ``a100``. None for any type, and without GPUs."""
     shards: int
