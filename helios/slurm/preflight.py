@@ -236,7 +236,9 @@ def _gpu_accounting(context: PreflightContext) -> Iterator[PreflightFinding]:
         if name not in tracked and (count := sum(it.count for it in counts if it.type not in types)):
             lost[name] = count
     if not lost:
-        yield _finding("gpu accounting", "AccountingStorageTRES leaves out no GPUs of the nodes, and no shares of them")
+        has = ", ".join(name for name in _GPU_TRES if name in tracked)
+        none_lost = "no node has GPUs or shares of them that AccountingStorageTRES leaves out"
+        yield _finding("gpu accounting", f"AccountingStorageTRES has {has}" if has else none_lost)
         return
     own = [name for name in tracked if name not in _ALWAYS_TRACKED]
     nothing_of = " and ".join(f"the {count:,} {_GPU_TRES[name]}" for name, count in lost.items())

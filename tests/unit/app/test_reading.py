@@ -126,7 +126,7 @@ def test_a_live_cluster_tells_whether_it_accounts_for_gpus(url: str, tracked: bo
     quiet, found = Quiet(tracks=False), GpuAccounting(site=site, is_tracked=tracked)
     quiet.nodes = "n1"
     accounting = replace(quiet.accounting(), gpus=lambda: found)
-    sync_history(accounting, url=url, cluster="dev", now=MIDNIGHT + HOUR, start=MIDNIGHT, window=DAY, overlap=HOUR)
+    sync_history(accounting, url=url, cluster="dev", now=MIDNIGHT + 2 * HOUR, start=MIDNIGHT, window=DAY, overlap=HOUR)
     with Warehouse.open(url) as warehouse:
         assert warehouse.jobs("dev")["gpus"].tolist() == [gpus]
 

@@ -740,6 +740,7 @@ def test_the_doctor_asks_slurms_programs_with_these_words(examined: Examined, tm
     assert (tmp_path / "asked").read_text().splitlines() == [
         "--noheader --parsable2 show cluster format=cluster",
         "show config",
+        "--all --oneliner show node",
         "--noheader --parsable2 show user name=helios format=AdminLevel",
         "update NodeName=helios-probe Weight=1",
         "--all --oneliner show node",
