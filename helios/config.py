@@ -142,6 +142,8 @@ class Ingest(_Section):
 
     timezone: Annotated[str, AfterValidator(zone_name)] = "UTC"
     """Time zone assumed for times that carry none"""
+    gpus_from: str = ""
+    """slurm.conf or table of nodes whose GPUs count parts, and GPUs that no row names; empty: none"""
 
 
 class ModelSection(_Section):

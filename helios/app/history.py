@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ import pandas as pd
 from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace, read_map
 from helios.model import JOBS, Batch, UntrackedGpus, in_submission_order, unknown_gpus_note
+from helios.model.gpu_parts import SiteGpus
 from helios.ports import Progress, no_progress
 from helios.private_files import require_cluster_name
 from helios.units import in_number
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 MACHINE = "machine"
 """Name under which the warehouse keeps the machine of a loaded file's header."""
+GPUS = "gpus"
+"""Name under which it keeps whether rows of a cluster name GPUs."""
+NAMED, UNNAMED, FROM_NODES = "named", "unnamed", "from nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ def ingest(
     columns: str | None = None,
     cluster: str | None = None,
     shown: str | None = None,
+    site: SiteGpus | None = None,
     progress: Progress = no_progress,
 ) -> LoadReport:
     """Load a trace file into the warehouse, all of it or nothing.
@@ -86,6 +91,8 @@ def ingest(
         Name to load under; else the cluster that the file names, else the file's own name.
     shown : str, optional
         What the file is called in messages and records; else its path.
+    site : SiteGpus, optional
+        GPUs of the cluster's nodes, by which parts of a GPU, and GPUs that no row names, are counted.
 
     Raises
     ------
@@ -94,9 +101,10 @@ def ingest(
     """
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; a history read from a file needs none
 
-    trace = _opened(path, trace_format, columns, timezone)
+    trace = _opened(path, trace_format, columns, timezone, site)
     name = _loaded_name(cluster, trace, path)
     with Warehouse.open(url) as warehouse:
+        trace = replace(trace, tracks_gpus=tracks_gpus(warehouse, name))
         report = warehouse.load(
             _reporting(trace, f"Loading {shown or path.name}", progress, cluster=name),
             cluster=name,
@@ -105,6 +113,8 @@ def ingest(
             format=trace.format,
             timezone=trace.timezone,
         )
+        if not report.already_loaded:
+            remember_gpus(warehouse, name, trace)
         if trace.machine:
             warehouse.remember(report.cluster, MACHINE, json.dumps(trace.machine), at=datetime.now(UTC))
         known = warehouse.timezone(report.cluster)
@@ -114,6 +124,32 @@ def ingest(
             hint="Load it under another name: --cluster NAME",
         )
     return report
+
+
+def tracks_gpus(warehouse: Warehouse, cluster: str) -> bool | None:
+    """Return True where rows of a cluster name GPUs, so that a row without holds none.
+
+    None where no row did so far.
+    """
+    try:
+        known = warehouse.remembered(cluster, GPUS) or (NAMED if warehouse.names_gpus(cluster) else None)
+    except NoSuchCluster:
+        return None
+    return True if known == NAMED else None
+
+
+def remember_gpus(warehouse: Warehouse, cluster: str, trace: TraceFile) -> None:
+    """Remember whether rows of a loaded file name GPUs.
+
+    The first that do settle what was loaded before: a job of an earlier file that names none held none. Where the GPUs
+    of earlier jobs were found from the nodes, they stay as they are.
+    """
+    before = warehouse.remembered(cluster, GPUS)
+    now = NAMED if trace.names_gpus else before or (FROM_NODES if trace.site else UNNAMED)
+    if now == NAMED and before == UNNAMED:
+        warehouse.settle_unnamed_gpus(cluster)
+    if now != before:
+        warehouse.remember(cluster, GPUS, now, at=datetime.now(UTC))
 
 
 def ingest_stdin(*, cluster: str, progress: Progress = no_progress, **options: Any) -> LoadReport:
@@ -135,13 +171,14 @@ def read_file(
     trace_format: TraceFormat | None = None,
     columns: str | None = None,
     cluster: str | None = None,
+    site: SiteGpus | None = None,
     progress: Progress = no_progress,
 ) -> LoadedHistory:
     """Read a trace file without a warehouse.
 
     Parameters are as in :func:`ingest`.
     """
-    trace = _opened(path, trace_format, columns, timezone)
+    trace = _opened(path, trace_format, columns, timezone, site)
     name = _loaded_name(cluster, trace, path)
     batches = list(_reporting(trace, f"Reading {path.name}", progress, cluster=name))
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
@@ -261,11 +298,17 @@ def choose_cluster_by(path: Path) -> str:
     return path.name.split(".")[0] or path.name
 
 
-def _opened(path: Path, trace_format: TraceFormat | None, columns: str | None, timezone: str | None) -> TraceFile:
+def _opened(
+    path: Path,
+    trace_format: TraceFormat | None,
+    columns: str | None,
+    timezone: str | None,
+    site: SiteGpus | None,
+) -> TraceFile:
     if columns and trace_format:
         raise UsageError("--columns says how a file is read, and so does --format.", hint="Leave --format out.")
     found = read_map(columns) if columns else None
-    return open_trace(path, format=trace_format, timezone=timezone, columns=found)
+    return open_trace(path, format=trace_format, timezone=timezone, columns=found, site=site)
 
 
 def _loaded_name(given: str | None, trace: TraceFile, path: Path) -> str:

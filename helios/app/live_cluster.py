@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.app.sync import AccountingSource
+from helios.app.sync import AccountingSource, GpuAccounting
 from helios.choices import Domain
 from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, HeliosError, UsageError
@@ -25,7 +25,9 @@ from helios.services.registry import build, domain_of, find, installed, list_opt
 from helios.slurm import accounting
 from helios.slurm.accounting import Accounting as SlurmAccounting
 from helios.slurm.backend import Backend
+from helios.slurm.commands import show_config
 from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, partition_names
+from helios.slurm.gpu_nodes import live_site_gpus
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
 from helios.slurm.preflight import (
@@ -208,7 +210,9 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         name=cluster.name,
         cluster=cluster,
         accounting=AccountingSource(
-            jobs=lambda start, end, path: applied.sacct_window(start, end, path=path), node_events=applied.node_events
+            jobs=lambda start, end, path: applied.sacct_window(start, end, path=path),
+            node_events=applied.node_events,
+            gpus=lambda: _gpu_accounting(shell),
         ),
         controller=lambda: _controller(cluster.backend),
         clock_skew_s=lambda: _clock_skew_s(shell),
@@ -222,6 +226,14 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         notes=cluster.notes,
         close=cluster.close,
     )
+
+
+def _gpu_accounting(shell: Shell) -> GpuAccounting:
+    site, tracked = live_site_gpus(shell), show_config(shell).get("AccountingStorageTRES", "")
+    # Nodes without GPUs leave nothing to account for.
+    has_gpus = any(node.gpus for node in site.nodes.values())
+    names = {word.strip().partition(":")[0] for word in tracked.lower().split(",")}
+    return GpuAccounting(site=site, is_tracked=not has_gpus or "gres/gpu" in names)
 
 
 def preflight(settings: Settings) -> list[PreflightFinding]:

@@ -10,15 +10,33 @@ from pathlib import Path
 
 import pandas as pd
 
+from helios.app.history import remember_gpus, tracks_gpus
 from helios.errors import HeliosError, NoSuchCluster
 from helios.ingest import TraceFormat, open_trace
 from helios.model import UNTRACKED
+from helios.model.gpu_parts import SiteGpus
 from helios.ports import Progress, no_progress
 from helios.warehouse import ColumnChange, LoadReport, Warehouse
 from helios.warehouse.jobs import LIVE_SOURCE
 
 JOBS, NODE_EVENTS = LIVE_SOURCE, "node_events"
 FIRST_READING = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAccounting:
+    """How a live cluster accounts for GPUs.
+
+    Attributes
+    ----------
+    site : SiteGpus, optional
+        GPUs of its nodes.
+    is_tracked : bool, optional
+        Whether it accounts for all GPUs, so that a job whose lists name none held none. None where it is not known.
+    """
+
+    site: SiteGpus | None = None
+    is_tracked: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +50,13 @@ class AccountingSource:
         prints it. Raise ClusterUnavailable, and leave no partial file.
     node_events : callable
         Given start and end, return the node events of that time, columns of ``NODE_EVENTS``.
+    gpus : callable
+        Return how GPUs are counted now. By default it is known from the rows alone.
     """
 
     jobs: Callable[[datetime, datetime, Path], None]
     node_events: Callable[[datetime, datetime], pd.DataFrame]
+    gpus: Callable[[], GpuAccounting] = GpuAccounting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +137,14 @@ def sync_history(
         covered = [] if again else _read_periods(coverage, JOBS)
         begin = start or (covered[0][0] if covered else now - FIRST_READING)
         intervals = list(missing(covered, begin=begin, now=now, window=window, overlap=overlap))
+        gpus = accounting.gpus() if intervals else GpuAccounting()
         found = [0, 0, 0]
         notes: dict[str, None] = {}
         changes: dict[str, ColumnChange] = {}
         for number, (first, last) in enumerate(intervals):
             progress("Reading the accounting", number / len(intervals))
             try:
-                report = _load(warehouse, accounting, cluster, first, last, now=now, again=again)
+                report = _load(warehouse, accounting, gpus, cluster, (first, last), now=now, again=again)
             except HeliosError as reason:
                 if again:
                     reason.hint += f" Before {first:%Y-%m-%d %H:%M} it was read anew; go on from there."
@@ -137,8 +159,8 @@ def sync_history(
         if again:
             warehouse.note_read_again(cluster, begin)
         # A window may hold jobs without GPUs only.
-        if any(note.startswith(UNTRACKED) for note in notes) and warehouse.names_gpus(cluster):
-            notes = {note: None for note in notes if not note.startswith(UNTRACKED)}
+        if any(UNTRACKED in note for note in notes) and tracks_gpus(warehouse, cluster):
+            notes = {note: None for note in notes if UNTRACKED not in note}
         events = 0
         for first, last in missing(
             _read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap
@@ -202,14 +224,15 @@ def _read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[date
 def _load(
     warehouse: Warehouse,
     accounting: AccountingSource,
+    gpus: GpuAccounting,
     cluster: str,
-    first: datetime,
-    last: datetime,
+    window: tuple[datetime, datetime],
     *,
     now: datetime,
     again: bool,
 ) -> LoadReport | None:
     """Read and store one window, and return None where it has no jobs."""
+    first, last = window
     with tempfile.TemporaryDirectory(prefix="helios-") as folder:
         path = Path(folder) / "sacct.txt"
         accounting.jobs(first, last, path)
@@ -217,8 +240,9 @@ def _load(
             next(lines, None)
             if next(lines, None) is None:  # there is only the header
                 return None
-        trace = open_trace(path, format=TraceFormat.SACCT, timezone="UTC")
-        return warehouse.load(
+        tracked = tracks_gpus(warehouse, cluster) if gpus.is_tracked is None else gpus.is_tracked
+        trace = open_trace(path, format=TraceFormat.SACCT, timezone="UTC", site=gpus.site, tracks_gpus=tracked)
+        report = warehouse.load(
             trace.read(cluster=cluster, as_of=now),  # sacct tells of now, whatever the window
             cluster=cluster,
             path=f"sacct {first:%Y-%m-%dT%H:%M:%S}Z to {last:%Y-%m-%dT%H:%M:%S}Z",
@@ -228,3 +252,6 @@ def _load(
             live=True,
             again=again,
         )
+        if not report.already_loaded and gpus.is_tracked is None:
+            remember_gpus(warehouse, cluster, trace)
+    return report

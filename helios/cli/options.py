@@ -24,6 +24,7 @@ from helios.units import length
 if TYPE_CHECKING:
     from helios.app.history import LoadedHistory
     from helios.ingest import RecordedMachine
+    from helios.model.gpu_parts import SiteGpus
     from helios.ports import Progress
 
 
@@ -54,6 +55,14 @@ Timezone = Annotated[
     str | None,
     Option(
         "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
+    ),
+]
+GpusFrom = Annotated[
+    Path | None,
+    Option(
+        "--gpus-from",
+        help="Count parts of GPUs, and GPUs that no row names, by the nodes in this file: slurm.conf, the output of "
+        "scontrol show node, or a table name,gpus[,cpus,shards,mps]. Default: setting ingest.gpus_from.",
     ),
 ]
 Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
@@ -144,9 +153,16 @@ class HistoryOptions:
     trace_format: Format = None
     columns: Columns = None
     timezone: Timezone = None
+    gpus_from: GpusFrom = None
 
-    def read(self, progress: Progress) -> LoadedHistory:
-        """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
+    def read(self, progress: Progress, *, site: SiteGpus | None = None) -> LoadedHistory:
+        """Return the jobs of ``--trace FILE``, else those of the loaded cluster.
+
+        Parameters
+        ----------
+        site : SiteGpus, optional
+            GPUs of the nodes where no option and no setting names a file of them.
+        """
         from helios.app.history import load_history, read_file  # noqa: PLC0415 - pandas; no help needs it
 
         settings = configuration()
@@ -158,6 +174,7 @@ class HistoryOptions:
                 trace_format=self.trace_format,
                 columns=self.columns,
                 cluster=self.cluster,
+                site=named_site(self.gpus_from, settings) or site,
                 progress=progress,
             )
         progress("Reading the warehouse", 0.0)
@@ -173,8 +190,9 @@ class HistoryOptions:
         if self.trace is None:
             return ["--cluster", history.cluster]
         columns = Path(self.columns).resolve() if self.columns and Path(self.columns).is_file() else self.columns
-        given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--columns", columns))
-        return _given_options(*given, ("--timezone", self.timezone), ("--cluster", self.cluster))
+        given = [("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--columns", columns)]
+        given += [("--timezone", self.timezone), ("--gpus-from", self.gpus_from and self.gpus_from.resolve())]
+        return _given_options(*given, ("--cluster", self.cluster))
 
     def refuse_file_options(self) -> None:
         """Refuse options for files where none is given.
@@ -184,10 +202,16 @@ class HistoryOptions:
         UsageError
             Such an option was given without ``--trace``.
         """
-        if self.trace is None and (given := self.timezone or self.trace_format or self.columns):
-            option = "--timezone" if self.timezone else "--format" if self.trace_format else "--columns"
+        options = {
+            "--timezone": self.timezone,
+            "--format": self.trace_format,
+            "--columns": self.columns,
+            "--gpus-from": self.gpus_from,
+        }
+        option = next((option for option, value in options.items() if value), None)
+        if self.trace is None and option:
             raise UsageError(
-                f"{option} {given} is for files, and the jobs of a loaded cluster are stored as they were read.",
+                f"{option} {options[option]} is for files, and jobs of a loaded cluster are stored as they were read.",
                 hint=f"Leave {option} out, or read a file: --trace FILE",
             )
 
@@ -377,6 +401,22 @@ def named_timezone(option: str | None, settings: LoadedSettings) -> str | None:
     if option is None and "ingest.timezone" in settings.origins:
         return settings.settings.ingest.timezone
     return option
+
+
+def named_site(option: Path | None, settings: LoadedSettings) -> SiteGpus | None:
+    """Return the GPUs of the nodes in the file that the option or else the configuration names.
+
+    Raises
+    ------
+    HeliosError
+        The file cannot be read.
+    """
+    file = option or settings.settings.ingest.gpus_from
+    if not file:
+        return None
+    from helios.slurm.gpu_nodes import read_site_gpus  # noqa: PLC0415 - pandas; no help needs it
+
+    return read_site_gpus(Path(file))
 
 
 def moment(text: str | None, *, timezone: str) -> datetime | None:

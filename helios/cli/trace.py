@@ -17,6 +17,7 @@ from helios.cli.options import (
     Cluster,
     Columns,
     Format,
+    GpusFrom,
     HistoryOptions,
     Report,
     Timezone,
@@ -24,6 +25,7 @@ from helios.cli.options import (
     duration,
     expand,
     moment,
+    named_site,
     named_timezone,
     select_cluster,
 )
@@ -59,6 +61,7 @@ def load(
     columns: Columns = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
+    gpus_from: GpusFrom = None,
     as_json: AsJson = False,
 ) -> None:
     """Load job traces into the warehouse.
@@ -79,6 +82,7 @@ def load(
         "timezone": named_timezone(timezone, settings),
         "trace_format": trace_format,
         "columns": columns,
+        "site": named_site(gpus_from, settings),
     }
     found = list[dict[str, Any]]()
     with progress_bars() as progress:

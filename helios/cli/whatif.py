@@ -297,6 +297,7 @@ def slurm(
         fidelity_table,
         whatif_table,
     )
+    from helios.slurm.gpu_nodes import site_gpus  # noqa: PLC0415 - as above
     from helios.slurm.site import read_site  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif slurm --slurm-conf FILE --trace FILE")
@@ -307,7 +308,8 @@ def slurm(
     site = read_site(conf, **texts)
     otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:
-        history = source.read(progress)
+        nodes = site_gpus(site.nodes, site.partitions, source=slurm_conf.name)
+        history = source.read(progress, site=nodes)
         request = SlurmWhatIfRequest(
             site=site,
             otherwise=otherwise,

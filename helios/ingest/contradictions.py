@@ -15,6 +15,7 @@ import pandas as pd
 from helios.ingest.job_rows import JobRows
 from helios.ingest.parse import NOT_A_TIME, Mask, unset_epoch
 from helios.model import JobState
+from helios.model.gpu_parts import WAYS, SiteGpus, gpus_from_nodes
 
 CLOCK_STEP = np.timedelta64(1, "D")
 """A start may be earlier than the submission by so much, as clocks and zones leave it."""
@@ -36,6 +37,17 @@ OLD_RUNNING = (
     "jobs have run for longer than any can by today's date, and no job of the file has ended; they are kept as RUNNING,"
     " which is true only of a file as old; else they are runaways (sacctmgr show runawayjobs)"
 )
+NO_RECORD = "jobs have no record of their GPUs, as no row names gres/gpu"
+_FROM_NODES = {
+    WAYS.index("none"): "jobs ran on nodes without GPUs and held none; their lists name no GPU",
+    WAYS.index("exclusive"): "jobs of exclusive partitions held all GPUs of their nodes; their lists name no GPU",
+    WAYS.index(
+        "whole nodes"
+    ): "jobs held all CPUs of their nodes, and count with all GPUs of these; their lists name no GPU",
+    WAYS.index("asked"): "jobs count with the GPUs that their SubmitLine asks for; their lists name no GPU",
+    -1: "jobs may hold some of their nodes' GPUs, which is not recorded; their lists name no GPU",
+}
+"""How GPUs that no row names are counted where the nodes are known."""
 _RUNNING = (JobState.RUNNING.value, JobState.SUSPENDED.value)
 
 
@@ -71,6 +83,33 @@ def settle(draft: JobRows, *, as_of: np.datetime64, any_ended: bool) -> dict[str
     if "time_limit_s" in jobs and "run_time_s" in jobs:
         found[FAR_ABOVE_LIMIT] = jobs["run_time_s"] > 2 * jobs["time_limit_s"] + LIMIT_GRACE_S
     return found
+
+
+def settle_gpus(draft: JobRows, *, named: bool, site: SiteGpus | None) -> dict[str, Mask]:
+    """Set the GPUs of rows that name none, and return the rows of each way in which they are known.
+
+    Parameters
+    ----------
+    named : bool
+        Whether the site accounts for GPUs, so that such rows hold none.
+    """
+    jobs, rows = draft.jobs, draft.unnamed
+    if rows is None or not rows.any():
+        return {}
+    if named:
+        jobs["gpus"] = np.where(rows, 0.0, jobs["gpus"])
+        return {}
+    if site is None:
+        return {NO_RECORD: rows}
+    lists, partitions = (
+        np.asarray(jobs[name], dtype=object) if name in jobs else np.full(len(rows), None)
+        for name in ("node_list", "partition")
+    )
+    unknown = np.full(len(rows), np.nan)
+    cpus, asked = jobs.get("cpus", unknown), unknown if draft.asked is None else draft.asked
+    gpus, way = gpus_from_nodes(site, node_lists=lists, partitions=partitions, cpus=cpus, asked=asked)
+    jobs["gpus"] = np.where(rows, gpus, jobs["gpus"])
+    return {note: rows & (way == number) for number, note in _FROM_NODES.items()}
 
 
 def latest(draft: JobRows) -> np.datetime64:

@@ -65,6 +65,7 @@ class Translation:
     runs : RunKeys, optional
         See :meth:`note_runs`.
     remarks : dict of str to array
+    unnamed : array, optional
         See :class:`JobRows`.
     """
 
@@ -75,6 +76,7 @@ class Translation:
         self.results = CheckResults(len(rows))
         self.runs: RunKeys | None = None
         self.remarks: dict[str, Mask] = {}
+        self.unnamed: Mask | None = None
 
     def texts(self, *fields: str) -> pa.Array:
         """Return the texts of a field."""
@@ -170,7 +172,13 @@ class Translation:
         lasted: NDArray[np.float64] = (self.jobs["ended_at"] - self.jobs["started_at"]) / np.timedelta64(1, "s")
         return lasted
 
-    def draft(self, *, skipped: Mask | None = None, clusters: frozenset[str] = frozenset()) -> JobRows:
+    def draft(
+        self,
+        *,
+        skipped: Mask | None = None,
+        clusters: frozenset[str] = frozenset(),
+        asked: NDArray[np.float64] | None = None,
+    ) -> JobRows:
         """Return the translated rows.
 
         The arguments are described at :class:`JobRows`. With ``skipped`` None, no row is skipped.
@@ -187,6 +195,8 @@ class Translation:
             texts=self.rows.texts,
             clusters=clusters,
             remarks=self.remarks,
+            unnamed=self.unnamed,
+            asked=asked,
         )
 
 

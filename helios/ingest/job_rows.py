@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from helios.ingest.lines import RowTexts, file_sha256
 from helios.ingest.parse import CheckResults, Instants, Mask, Reason, TimeParser
 from helios.model import JOBS, REJECTS, Batch
+from helios.model.gpu_parts import SiteGpus
 from helios.units import in_number
 
 LONGEST_REJECT_CHARACTERS = 2_000
@@ -44,6 +45,8 @@ class FileReading:
         The file.
     clock : TimeParser
         Parses its times.
+    site : SiteGpus, optional
+        GPUs of the cluster's nodes, by which parts of a GPU are counted.
     rows_per_batch : int
         About how many rows a :class:`JobRows` should have.
     tally : Counter
@@ -57,6 +60,7 @@ class FileReading:
     path: Path
     clock: TimeParser
     rows_per_batch: int
+    site: SiteGpus | None = None
     tally: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     not_understood: dict[Reason, str] = field(default_factory=dict)
@@ -131,6 +135,10 @@ class JobRows:
         Clusters that the rows name.
     remarks : dict of str to array of shape (n_rows,)
         Masks of rows that contradict themselves, by the text of the note that says how they are read.
+    unnamed : array of shape (n_rows,), optional
+        Mask of rows that hold no GPU where other rows of the history name some, and are unknown where none does.
+    asked : array of shape (n_rows,), optional
+        GPUs that the submission asked for, NaN where it does not say so; for rows that are ``unnamed``.
     """
 
     jobs: dict[str, Any]
@@ -141,6 +149,8 @@ class JobRows:
     texts: RowTexts
     clusters: frozenset[str] = frozenset()
     remarks: dict[str, Mask] = field(default_factory=dict)
+    unnamed: Mask | None = None
+    asked: NDArray[np.float64] | None = None
 
     @property
     def line(self) -> NDArray[np.int64]:

@@ -371,6 +371,8 @@ class _MappedRows(Translation):
                 values = np.nan_to_num(values)
                 self.refuse((values != np.floor(values)) | (values < 0), Reason.UNREADABLE_NUMBER, *source.column)
             self.jobs[name] = values
+            if name == "gpus" and (source.tres or source.gres):
+                self.unnamed = np.isnan(values)
 
     def _complete_run(self) -> None:
         """Set start, end and run time, of which two give the third."""

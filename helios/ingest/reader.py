@@ -24,11 +24,12 @@ from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood, UsageError
 from helios.ingest import alibaba, helios_csv, mapped, parquet, philly, sacct, sacct_json, swf
 from helios.ingest.column_map import ColumnMap
-from helios.ingest.contradictions import latest, settle
+from helios.ingest.contradictions import latest, settle, settle_gpus
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import file_sha256, file_size, head
 from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Mask, Reason, TimeParser, check_jobs, distinct_texts
 from helios.model import FINISHED, INTERRUPTED, NEVER_US, Batch, JobState, UntrackedGpus, number_runs
+from helios.model.gpu_parts import SiteGpus
 from helios.units import in_number
 
 # To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
@@ -98,7 +99,13 @@ OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
 def open_trace(
-    path: Path, *, format: TraceFormat | None = None, timezone: str | None = None, columns: ColumnMap | None = None
+    path: Path,
+    *,
+    format: TraceFormat | None = None,
+    timezone: str | None = None,
+    columns: ColumnMap | None = None,
+    site: SiteGpus | None = None,
+    tracks_gpus: bool | None = None,
 ) -> TraceFile:
     """Open a history file, compressed or plain.
 
@@ -113,6 +120,10 @@ def open_trace(
         says which zone was assumed.
     columns : ColumnMap, optional
         Says which columns of the file are read as which. Its zone comes before ``timezone``.
+    site : SiteGpus, optional
+        GPUs of the cluster's nodes, by which parts of a GPU, and GPUs that no row names, are counted.
+    tracks_gpus : bool, optional
+        Whether the accounting names the GPUs of every job that holds some. None where only the rows tell it.
 
     Raises
     ------
@@ -135,7 +146,13 @@ def open_trace(
     clock = TimeParser(timezone or layout.own_zone(path) or layout.zone)
     assumed = layout.zone if timezone is None and layout.local_times(start) else None
     return TraceFile(
-        path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed, machine=layout.machine(start)
+        path=path,
+        format=chosen,
+        timezone=clock.zone,
+        assumed_timezone=assumed,
+        machine=layout.machine(start),
+        site=site,
+        tracks_gpus=tracks_gpus,
     )
 
 
@@ -168,6 +185,8 @@ class TraceFile:
         The cluster's nodes, where the file describes them.
     columns : ColumnMap, optional
         Says which columns of the file are read as which.
+    site, tracks_gpus
+        As in :func:`open_trace`.
     """
 
     path: Path
@@ -176,6 +195,8 @@ class TraceFile:
     assumed_timezone: str | None
     machine: RecordedMachine | None = None
     columns: ColumnMap | None = None
+    site: SiteGpus | None = None
+    tracks_gpus: bool | None = None
 
     @property
     def _layout(self) -> Layout:
@@ -193,7 +214,9 @@ class TraceFile:
         For a file with companions or a map, it is the SHA-256 of all their digests joined.
         """
         hashes = [self._layout.digest(self.path), *map(file_sha256, self._layout.companions(self.path))]
+        # Read with another map, or with other counts of GPUs, the same content gives other jobs.
         hashes += [self.columns.sha256] if self.columns else []
+        hashes += [self.site.digest] if self.site else []
         return sha256("".join(hashes).encode()).hexdigest() if len(hashes) > 1 else hashes[0]
 
     @property
@@ -203,6 +226,14 @@ class TraceFile:
         The first call reads the whole file.
         """
         return next(iter(self._runs.clusters)) if len(self._runs.clusters) == 1 else None
+
+    @property
+    def names_gpus(self) -> bool:
+        """Whether rows name GPUs or parts of them, so that a row without holds none.
+
+        The first call reads the whole file.
+        """
+        return self._runs.names_gpus if self.tracks_gpus is None else self.tracks_gpus
 
     def read(
         self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None, as_of: datetime | None = None
@@ -244,6 +275,7 @@ class TraceFile:
                 reading.tally[OTHER_CLUSTERS] += int(np.sum(others & ~draft.skipped))
                 draft.skipped[others] = True
             remarks = settle(draft, as_of=last, any_ended=any_ended)
+            remarks |= settle_gpus(draft, named=self.names_gpus, site=self.site)
             check_jobs(draft.jobs, draft.results)
             remarks[CONTRADICTING_KEYS] = self._runs.apply(draft, as_one=only is None)
             reading.remark(draft, remarks)
@@ -285,7 +317,9 @@ class TraceFile:
         return reading, (kept.popleft() for _ in range(len(kept)))
 
     def _read_again(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
-        reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
+        reading = FileReading(
+            path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch, site=self.site
+        )
         return reading, self._layout.drafts(reading)
 
     def _general_notes(self, only: str | None) -> Iterator[str]:
@@ -343,6 +377,8 @@ class Runs:
         The latest time in the file.
     any_ended : bool
         Whether any of the rows has an end.
+    names_gpus : bool
+        Whether a row names GPUs, or parts of them.
     """
 
     def __init__(self, reading: FileReading) -> None:
@@ -351,6 +387,7 @@ class Runs:
         self.clusters: set[str] = set()
         self.latest: np.datetime64 = NOT_A_TIME
         self.any_ended = False
+        self.names_gpus = False
         self._kept_bytes = 0
         self._seen: list[_Seen] = []
         self._repeated = pd.DataFrame()
@@ -360,6 +397,7 @@ class Runs:
         self.clusters |= draft.clusters
         self.latest = np.fmax(self.latest, latest(draft))
         self.any_ended |= "ended_at" in draft.jobs and not np.isnat(draft.jobs["ended_at"]).all()
+        self.names_gpus |= draft.unnamed is not None and not (draft.unnamed | draft.skipped).all()
         self._seen.append(_Seen(draft))
         if self.kept is not None:
             self.kept.append(draft)

@@ -14,7 +14,7 @@ delimiters is one field, whatever line breaks it holds, and a fixed number of fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -45,6 +45,15 @@ from helios.ingest.parse import (
     without,
 )
 from helios.model import JobState
+from helios.model.gpu_parts import (
+    USUAL_MPS,
+    Places,
+    gpus_asked,
+    gpus_of_shares,
+    is_slice,
+    part_of_gpu,
+    places,
+)
 from helios.model.nodes import expand
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
@@ -58,10 +67,8 @@ _MEMORY_PER_CPU_FLAGS = (2**63, 2**31)
 # printed that number instead of "gpu" where the plugin was not loaded.
 _GPU_NAMES = frozenset({"gpu", str(ord("g") + (ord("p") << 8) + (ord("u") << 16))})
 
-_PARTS = frozenset({"shard", "mps"})
-"""GRES that are parts of a GPU."""
-_MIG = re.compile(r"(?<![a-z0-9])[1-7]g[._-]\d+gb", re.IGNORECASE)
-"""A profile of a MIG slice within a GPU type: ``1g.5gb``, ``a100_3g.20gb``."""
+_PER = re.compile(r"PER_(JOB|NODE|SOCKET|TASK):")
+"""What the entries behind it are for each of, in ReqGRES of Slurm 19.05 and 20.02."""
 
 _MOST_RESTARTS = 2**16
 """Slurm keeps 16 bits of it (slurm.h restart_cnt); larger numbers are NO_VAL."""
@@ -75,9 +82,20 @@ _JOB_ID = r"^(?P<master>\d+)(?:_(?P<task>\d+|\[[^\]]*\]?))?(?:\+(?P<offset>\d{1,
 
 
 class Tres(NamedTuple):
-    """Amounts in a TRES list.
+    """Amounts in a TRES or GRES list.
 
     NaN and None where the list does not name them.
+
+    Attributes
+    ----------
+    gpus : float
+        GPUs, each MIG slice as its part of one.
+    shards, mps : float
+        Shares of ``gres/shard`` and ``gres/mps``.
+    per : str
+        What the GPUs and shares of a list in ``ReqGRES`` are for each of: JOB, NODE, SOCKET or TASK.
+    slices, odd_slices : bool
+        Whether it names MIG slices, and some that are counted as whole GPUs.
     """
 
     gpus: float = np.nan
@@ -85,8 +103,11 @@ class Tres(NamedTuple):
     cpus: float = np.nan
     nodes: float = np.nan
     memory_mib: float = np.nan
-    shards: bool = False
-    mps: bool = False
+    shards: float = np.nan
+    mps: float = np.nan
+    per: str = "NODE"
+    slices: bool = False
+    odd_slices: bool = False
     readable: bool = True
 
 
@@ -211,47 +232,78 @@ def _tres(text: str) -> Tres:
     An example of one is ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``.
     """
     counts: dict[str, float] = {}
-    typed: dict[str, float] = {}
-    parts = set[str]()
+    typed: dict[str, dict[str, float]] = {}
     for entry in filter(None, text.split(",")):
         name, _, amount = entry.partition("=")
         value = _memory(amount).mib if name == "mem" else _amount(amount)
         if value is None:
             return Tres(readable=False)
-        if name.startswith("gres/gpu:"):
-            typed[name.removeprefix("gres/gpu:")] = value
+        if name.startswith("gres/") and ":" in name:
+            of, _, kind = name.partition(":")
+            typed.setdefault(of, {})[kind] = value
         else:
             counts[name] = value
-        if value:
-            parts.update(_PARTS & {name.partition(":")[0].removeprefix("gres/")})
+    kinds = typed.get("gres/gpu", {})
     # With both in AccountingStorageTRES, Slurm lists a typed GPU under gres/gpu too: they are the same GPUs.
-    gpus = counts.get("gres/gpu", sum(typed.values()) if typed else np.nan)
+    untyped = counts.get("gres/gpu", np.nan) - sum(kinds.values())
+    shards, mps = (
+        counts.get(name, sum(typed[name].values()) if name in typed else np.nan) for name in ("gres/shard", "gres/mps")
+    )
     return Tres(
-        gpus=gpus,
-        gpu_type=",".join(sorted(kind for kind, count in typed.items() if count)) or None,
+        **_counted(kinds, untyped),
         cpus=counts.get("cpu", np.nan),
         nodes=counts.get("node", np.nan),
         memory_mib=counts.get("mem", np.nan),
-        shards="shard" in parts,
-        mps="mps" in parts,
+        shards=shards,
+        mps=mps,
     )
+
+
+def _counted(kinds: Mapping[str, float], untyped: float) -> dict[str, Any]:
+    """Return the GPUs of each type and those without a type as fields of ``Tres``."""
+    held = [kind for kind, count in kinds.items() if count]
+    parts = {kind: part_of_gpu(kind) for kind in held}
+    total = sum(count * (parts.get(kind) or 1.0) for kind, count in kinds.items())
+    slices = any(map(is_slice, held))
+    if not kinds:
+        total = untyped
+    elif not np.isnan(untyped):
+        # Fewer in all than by type is a contradiction, which Slurm does not print.
+        total += max(untyped, 0.0) if slices else untyped
+    return {
+        "gpus": total,
+        "gpu_type": ",".join(sorted(held)) or None,
+        "slices": slices,
+        "odd_slices": None in parts.values(),
+    }
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _gres(text: str) -> Tres:
-    gpus, kinds, parts = np.nan, set[str](), set[str]()
+    amounts: dict[str, dict[str, dict[str, float]]] = {}
+    per = ""
     # An index list, as (IDX:0-1), may hold commas itself.
-    for entry in re.sub(r"\([^)]*\)", "", text).split(","):
-        name, *rest = re.split(r"[:=]", entry.strip().removeprefix("gres:").removeprefix("gres/"))
-        parts.update(_PARTS & {name})
-        if name not in _GPU_NAMES:
-            continue
+    for word in re.sub(r"\([^)]*\)", "", text).split(","):
+        entry = word.strip()
+        if prefix := _PER.match(entry):
+            per, entry = prefix[1], entry[prefix.end() :]
+        name, *rest = re.split(r"[:=]", entry.removeprefix("gres:").removeprefix("gres/"))
+        name = "gpu" if name in _GPU_NAMES else name
         count = _amount(rest[-1]) if rest else 1.0
-        kind = rest[:-1] if count is not None else rest
-        kinds.update(kind)
-        gpus = (0.0 if np.isnan(gpus) else gpus) + (1.0 if count is None else count)
-    gpu_type = ",".join(sorted(kinds)) or None
-    return Tres(gpus=gpus, gpu_type=gpu_type, shards="shard" in parts, mps="mps" in parts)
+        kind = ":".join(rest[:-1] if count is not None else rest)
+        kinds = amounts.setdefault(per, {}).setdefault(name, {})
+        kinds[kind] = kinds.get(kind, 0.0) + (1.0 if count is None else count)
+    # A job may ask for GPUs in several ways, of which the sum for the job says most.
+    known = [
+        per for per in ("JOB", "NODE", "", "TASK", "SOCKET") if {"gpu", "shard", "mps"} & amounts.get(per, {}).keys()
+    ]
+    if not known:
+        return Tres()
+    found = amounts[known[0]]
+    gpus = found.get("gpu", {})
+    shards, mps = (sum(found[name].values()) if name in found else np.nan for name in ("shard", "mps"))
+    untyped = gpus.pop("", 0.0 if gpus else np.nan)
+    return Tres(**_counted(gpus, untyped), shards=shards, mps=mps, per=known[0] or "NODE")
 
 
 def _memory(text: str) -> ParsedTexts:
@@ -304,10 +356,11 @@ SOURCES = {
     "tres_allocated": ("alloctres", "tresalloc"),
     "node_list": ("nodelist", "nodes"),
 }
+_SUBMIT_LINE = "submitline"
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
     *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
-    "dbindex",
+    *("dbindex", "ntasks", _SUBMIT_LINE),
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -384,9 +437,19 @@ ELAPSED_DIFFERS = (
 END_FROM_ELAPSED = "jobs have an end before their start: it was found from Elapsed"
 ROUNDING_S = 1.0
 """Difference of Elapsed and the times that is no contradiction, s."""
-SHARDS = "jobs hold shards of GPUs (gres/shard), which are not counted as GPUs"
-MPS_SHARES = "jobs hold a share of a GPU (gres/mps), which is not counted as a GPU"
-MIG_SLICES = "jobs hold MIG slices, each counted as a GPU"
+SHARDS = "jobs hold shards of GPUs (gres/shard), counted by the shards of a GPU on their nodes"
+UNKNOWN_SHARDS = (
+    "jobs hold shards of GPUs (gres/shard), and the shards of a GPU are not known: their GPUs are not recorded; give"
+    " the nodes with --gpus-from slurm.conf (docs/formats.md, Parts of a GPU)"
+)
+MPS_SHARES = "jobs hold a share of a GPU (gres/mps), counted by the shares of a GPU on their nodes"
+ASSUMED_MPS = (
+    f"jobs hold a share of a GPU (gres/mps), counted as per cent: {USUAL_MPS:g} shares of a GPU are assumed; give the"
+    " nodes with --gpus-from slurm.conf"
+)
+MIG_SLICES = "jobs hold MIG slices, each counted by its compute slices: 1g is 1/7 of a GPU, 1/4 of an A30"
+ODD_SLICES = "jobs hold MIG slices of an unknown profile, each counted as a whole GPU"
+ASKED_PER_TASK = "jobs asked for GPUs for each task or socket, whose number is not recorded: so is that of their GPUs"
 NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
 
 
@@ -444,7 +507,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     forgeable = len(dialect.separator) < _GUESSABLE_BYTES and not {*_FREE_TEXT}.isdisjoint(dialect.names)
     forgeable &= not is_quoted
     read = read_counted if len(dialect.separator) > 1 else read_rows
-    for rows in read(reading, dialect, FIELDS_READ):
+    for rows in read(reading, dialect, fields_read(reading)):
         reading.tally[REJOINED] += rows.rejoined
         reading.tally[FORGEABLE] += len(rows) * forgeable
         yield translate(rows, reading)
@@ -456,6 +519,11 @@ def _digest(path: Path) -> str:
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not has_utc_offset(start), digest=_digest)
+
+
+def fields_read(reading: FileReading) -> Sequence[str]:
+    """Return the fields that ``translate`` reads, without long ones that are not needed."""
+    return FIELDS_READ if reading.site else [name for name in FIELDS_READ if name != _SUBMIT_LINE]
 
 
 def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
@@ -621,29 +689,87 @@ class _SacctTranslation(Translation):
         # Before a start, NNodes, NCPUS and AllocCPUS are 0, or what was asked for.
         self._read_size("nodes", (counts("reqnodes"), asked), (counts("allocnodes"), counts("nnodes"), given))
         self._read_size("cpus", (counts("reqcpus"), asked), (given, counts("alloccpus"), counts("ncpus")))
-        lists = [gres_lists(self.texts(name)) for name in ("reqgres", "allocgres")]
-        asked_each, given_total = (found.floats("gpus") for found in lists)
-        asked_nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
-        # ReqGRES is for each node, AllocGRES the sum over all of them (up to Slurm 20.02).
-        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_total))
-        self.jobs["gpus"] = np.nan_to_num(self.jobs["gpus"])
-        self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
-        self._note_parts(asked, given, *lists)
+        self._read_gpus(asked, given)
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
         named = self.runs.cluster if self.runs else None
         clusters = [] if named is None else pc.unique(named).drop_null().to_pylist()
-        return self.draft(skipped=skipped, clusters=frozenset(clusters))
+        return self.draft(skipped=skipped, clusters=frozenset(clusters), asked=self._asked())
 
-    def _note_parts(self, *lists: DistinctColumn[Tres]) -> None:
-        """Note jobs that hold a part of a GPU."""
-        whole = self.jobs["gpus"] > 0
-        for note, name in ((SHARDS, "shards"), (MPS_SHARES, "mps")):
-            self.remarks[note] = np.logical_or.reduce([found.floats(name) > 0 for found in lists]) & ~whole
-        types = self.jobs["gpu_type"]
-        is_slice = np.array([*map(bool, map(_MIG.search, types.categories)), False])
-        self.remarks[MIG_SLICES] = whole & is_slice[types.codes]
+    def _read_gpus(self, asked: DistinctColumn[Tres], given: DistinctColumn[Tres]) -> None:
+        """Set GPUs, with the parts of them that jobs hold."""
+        old_asked, old_given = (gres_lists(self.texts(name)) for name in ("reqgres", "allocgres"))
+        lists, times = (asked, given, old_asked, old_given), self._times_asked(old_asked)
+        named = np.zeros(len(self.rows), dtype=np.bool_)
+        sides: list[dict[str, NDArray[np.float64]]] = [{}, {}]
+        for name in ("gpus", "shards", "mps"):
+            found = [column.floats(name) for column in lists]
+            named |= np.logical_or.reduce([~np.isnan(amounts) for amounts in found])
+            # ReqGRES is for each node, AllocGRES the sum over all of them (up to Slurm 20.02).
+            sides[0][name], sides[1][name] = self._first(found[0], found[2] * times), self._first(found[1], found[3])
+        held = [self._with_shares(side) for side in sides]
+        self._read_size("gpus", (held[0],), (held[1],))
+        self.unnamed = ~named
+        self.jobs["gpu_type"] = category(pc.coalesce(*(column.texts("gpu_type") for column in lists)))
+        self._count_untyped_slices()
+        odd, slices = (
+            np.logical_or.reduce([column.floats(name) > 0 for column in lists]) for name in ("odd_slices", "slices")
+        )
+        self.remarks |= {
+            MIG_SLICES: slices & ~odd,
+            ODD_SLICES: odd,
+            ASKED_PER_TASK: np.isnan(self.jobs["gpus"]) & ~np.isnan(old_asked.floats("gpus")),
+        }
+
+    def _asked(self) -> NDArray[np.float64] | None:
+        """Return the GPUs in the command lines of submissions, NaN where they do not say so."""
+        lines = self.rows.column(_SUBMIT_LINE)
+        if lines is None or self.reading.site is None:
+            return None
+        nodes, tasks = np.nan_to_num(self._requested("nodes"), nan=1.0), self.numbers("ntasks")
+        sizes = zip(lines.to_pylist(), nodes.tolist(), tasks.tolist(), strict=True)
+        return np.array([np.nan if text is None else gpus_asked(text, nodes=n, tasks=t) for text, n, t in sizes])
+
+    def _times_asked(self, old_asked: DistinctColumn[Tres]) -> NDArray[np.float64]:
+        """Return how often each job gets what its ReqGRES lists, NaN where not known."""
+        each = np.array([entry.per for entry in old_asked.entries])[old_asked.codes]
+        nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
+        return np.select([each == "NODE", each == "JOB", each == "TASK"], [nodes, 1.0, self.numbers("ntasks")], np.nan)
+
+    def _with_shares(self, side: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return GPUs, with shards and MPS shares as their part of one where a job has no whole ones."""
+        held = side["gpus"].copy()
+        for name, counted, unknown in (("mps", MPS_SHARES, ASSUMED_MPS), ("shards", SHARDS, UNKNOWN_SHARDS)):
+            rows = np.flatnonzero((side[name] > 0) & ~(side["gpus"] > 0))
+            if not len(rows):
+                continue
+            gpus, assumed = gpus_of_shares(side[name][rows], name, self._places(rows))
+            held[rows] = gpus
+            for note, chosen in ((unknown, assumed | np.isnan(gpus)), (counted, ~assumed & ~np.isnan(gpus))):
+                mask = self.remarks.setdefault(note, np.zeros(len(self.rows), dtype=np.bool_))
+                mask[rows[chosen]] = True
+        return held
+
+    def _places(self, rows: NDArray[np.int64]) -> Places:
+        """Return what is known of the nodes of some rows."""
+        lists, partitions = (
+            self.texts(*SOURCES[name]).take(pa.array(rows)).to_pylist() for name in ("node_list", "partition")
+        )
+        return places(self.reading.site, lists, partitions)
+
+    def _count_untyped_slices(self) -> None:
+        """Count GPUs without a type on nodes whose GPUs are MIG slices as these."""
+        if self.reading.site is None or not self.reading.site.has_slices:
+            return
+        untyped = self.jobs["gpu_type"].codes < 0
+        nowhere = np.zeros(len(self.rows), dtype=np.bool_)
+        shared = np.logical_or.reduce([self.remarks.get(note, nowhere) for note in (SHARDS, MPS_SHARES, ASSUMED_MPS)])
+        rows = np.flatnonzero(untyped & (self.jobs["gpus"] > 0) & ~shared)
+        where = self._places(rows)
+        part = np.where(where.named, (where.each("gpus") / where.each("slices"))[where.codes], 1.0)
+        for name in ("gpus", "gpus_requested"):
+            self.jobs[name][rows] *= np.nan_to_num(part, nan=1.0)
 
     def _read_run(self, elapsed: NDArray[np.float64]) -> None:
         """Set start, end and run time, ``elapsed`` being the time that the job worked, s."""

@@ -91,7 +91,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
         reading.tally[REPAIRED_START] += _has_wrong_start(job)
         return [fields]
 
-    wanted, errors, is_empty = [name for name in sacct.FIELDS_READ if name in FIELDS], list[Any](), True
+    wanted, errors, is_empty = [name for name in sacct.fields_read(reading) if name in FIELDS], list[Any](), True
     for rows in read_records(reading, "jobs.item", records_of, wanted, errors=errors):
         is_empty = False
         yield sacct.translate(rows, reading)
@@ -128,7 +128,7 @@ FIELDS = (
         "reqtres",
         "alloctres",
     ),
-    *("nodelist", "jobname", "restarts", "sluid"),
+    *("nodelist", "jobname", "restarts", "sluid", "submitline"),
 )
 
 
@@ -153,6 +153,7 @@ def lift_records(job: Mapping[str, Any]) -> Fields:
         # Since v0.0.40 (restart_cnt) and v0.0.43 (sluid).
         "restarts": _count(job, "restart_cnt"),
         "sluid": as_text(job.get("sluid")),
+        "submitline": as_text(job.get("submit_line")),
         "elapsedraw": _count(job, "time", "elapsed"),
         "suspended": _count(job, "time", "suspended"),
         "timelimit": _count(job, "time", "limit"),

@@ -236,7 +236,6 @@ def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> Jo
     given, asked = job.numbers("procs"), job.numbers("requested_procs")
     job.jobs["cpus"] = np.where(given > 0, given, asked)
     job.jobs["cpus_requested"] = np.where(asked > 0, asked, np.nan)
-    job.jobs["gpus"] = np.zeros(len(rows))
     job.jobs["time_limit_s"] = job.numbers("requested_time")
     job.jobs["memory_mib"] = job.numbers("requested_memory") / KIB_PER_MIB * np.where(asked > 0, asked, given)
     job.read_categories(user="user", group="group")

@@ -28,6 +28,8 @@ class NodeGroup:
         Memory that can be allocated on each, MiB.
     gpus : mapping of str to int
         GPUs of each type on each; ``UNTYPED`` where the type is not given.
+    shards, mps : int
+        Shares into which the GPUs of each are divided (``gres/shard``, ``gres/mps``); 0 for none.
     weight : int
         Lowest is filled first.
     features : tuple of str
@@ -37,6 +39,8 @@ class NodeGroup:
     cpus: int = 1
     memory_mib: int = 1
     gpus: Mapping[str, int] = field(default_factory=dict)
+    shards: int = 0
+    mps: int = 0
     weight: int = 1
     features: tuple[str, ...] = ()
 

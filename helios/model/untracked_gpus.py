@@ -73,7 +73,8 @@ class UntrackedGpus:
             looks = f"{kinds} {shown} look like GPU {kinds}"
         return (
             f"{UNTRACKED}, though {looks}: this site may not account for GPUs, and those that jobs held are"
-            " not known. Add gres/gpu to AccountingStorageTRES in slurm.conf (docs/formats.md, Parts of a GPU)"
+            " not known. Add gres/gpu to AccountingStorageTRES in slurm.conf; for jobs that ran before, give the nodes:"
+            " --gpus-from slurm.conf (docs/formats.md, Parts of a GPU)"
         )
 
 

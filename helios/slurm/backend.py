@@ -85,9 +85,13 @@ class RawJob(TypedDict):
     cpus: int | None
     """CPUs of ONE task of the record, allocated or requested."""
     gpus: float
-    """GPUs of ONE task of the record over all its nodes, parts of one included, allocated or requested."""
+    """Whole GPUs and MIG slices of ONE task of the record over all its nodes, allocated or requested."""
     gpu_type: str | None
     """GRES type such as ``a100``. None for any type, and without GPUs."""
+    shards: int
+    """Shards of GPUs (``gres/shard``), counted as ``gpus``. A job has GPUs or shares of them, never both."""
+    mps: int
+    """MPS shares (``gres/mps``), counted likewise."""
     memory_mib: float | None
     """Memory of ONE task of the record over all its nodes."""
     node_list: str | None
@@ -116,6 +120,9 @@ class RawNode(TypedDict):
     cpus_held: int
     gpus: int
     gpus_held: float
+    """GPUs that jobs hold, with shards and MPS shares as parts of one."""
+    gres: str | None
+    """Its GRES in Slurm's text, such as ``gpu:a100:2,shard:8``."""
     gpu_type: str | None
     memory_mib: float | None
     weight: int | None

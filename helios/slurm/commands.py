@@ -18,7 +18,7 @@ from functools import lru_cache
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 from helios.slurm import parse
 from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, check_records, write_in_batches
-from helios.slurm.pyslurm_worker import BASE_STATE
+from helios.slurm.pyslurm_worker import BASE_STATE, gpus_held
 from helios.slurm.shell import Shell, lines, quoted, settings
 
 _FIELDS = (
@@ -285,7 +285,7 @@ def _job(record: list[str], cron: frozenset[str]) -> RawJob:
     het_job_id = parse.text(field["HetJobID"]) if field["HetJobID"] != "0" else None
     start = parse.time_s(field["StartTime"])
     held = parse.tres(field["tres-alloc"])
-    gpus = _job_gpus(field)
+    gpus, shards, mps = (_job_gres(field, name) for name in ("gpu", "shard", "mps"))
     return {
         "job_id": field["JobID"],
         "restart": parse.whole(field["RestartCnt"]) or 0,
@@ -312,6 +312,8 @@ def _job(record: list[str], cron: frozenset[str]) -> RawJob:
         "cpus": parse.whole(held.get("cpu") or field["NumCPUs"]),
         "gpus": gpus.count,
         "gpu_type": gpus.type,
+        "shards": shards.count,
+        "mps": mps.count,
         "memory_mib": parse.memory_mib(held.get("mem", "")),
         "node_list": None if pending else parse.text(field["NodeList"]),
         "priority": parse.whole(field["PriorityLong"]),
@@ -321,20 +323,20 @@ def _job(record: list[str], cron: frozenset[str]) -> RawJob:
     }
 
 
-def _job_gpus(field: Mapping[str, str]) -> parse.Gpus:
-    """Return a job's GPUs, from TRES or from its request.
+def _job_gres(field: Mapping[str, str], name: str) -> parse.Gpus:
+    """Return a job's GPUs, shards or MPS shares, from TRES or from its request.
 
-    The request counts where the site does not account for GPUs as TRES.
+    The request counts where the site does not account for them as TRES.
     """
     nodes, tasks = parse.whole(field["NumNodes"]) or 1, parse.whole(field["NumTasks"]) or 1
     asked = ((field["tres-per-job"], 1), (field["tres-per-node"], nodes), (field["tres-per-task"], tasks))
-    return _count_gpus(field["tres-alloc"], tuple(pair for pair in asked if "gpu" in pair[0]))
+    return _count_gres(field["tres-alloc"], tuple(pair for pair in asked if name in pair[0]), name)
 
 
 @lru_cache(maxsize=20_000)
-def _count_gpus(counted_text: str, asked: tuple[tuple[str, int], ...]) -> parse.Gpus:
-    counted = parse.gpus(counted_text)
-    found = [(parse.gpus(text), times) for text, times in asked]
+def _count_gres(counted_text: str, asked: tuple[tuple[str, int], ...], name: str) -> parse.Gpus:
+    counted = parse.gpus(counted_text, name)
+    found = [(parse.gpus(text, name), times) for text, times in asked]
     total = max((gpus.count * times for gpus, times in found), default=0)
     kinds = {gpus.type for gpus in (counted, *(gpus for gpus, _ in found))} - {None}
     return parse.Gpus(count=counted.count or total, type=kinds.pop() if len(kinds) == 1 else None)
@@ -343,7 +345,8 @@ def _count_gpus(counted_text: str, asked: tuple[tuple[str, int], ...]) -> parse.
 def _node(record: str) -> RawNode:
     field = dict(_node_fields(record))
     state, *flags = field["State"].replace("*", "+NOT_RESPONDING").split("+")
-    held, has = parse.tres(field.get("AllocTRES", "")), parse.gpus(field.get("Gres", ""))
+    held, gres = parse.tres(field.get("AllocTRES", "")), field.get("Gres", "")
+    has, has_held = parse.gpus(gres), ",".join(f"{name}={count}" for name, count in held.items())
     return {
         "name": field["NodeName"],
         "partitions": field.get("Partitions", ""),
@@ -352,7 +355,14 @@ def _node(record: str) -> RawNode:
         "cpus": int(field["CPUTot"]),
         "cpus_held": int(field["CPUAlloc"]),
         "gpus": has.count,
-        "gpus_held": parse.gpus(",".join(f"{name}={count}" for name, count in held.items())).count,
+        "gpus_held": gpus_held(
+            has.count,
+            {
+                name: (parse.gpus(has_held, name).count, parse.gpus(gres, name).count)
+                for name in ("gpu", "shard", "mps")
+            },
+        ),
+        "gres": parse.text(gres),
         "gpu_type": has.type,
         "memory_mib": parse.memory_mib(field.get("RealMemory", "")),
         "weight": parse.whole(field.get("Weight", "")),

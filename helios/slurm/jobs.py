@@ -252,15 +252,17 @@ class SlurmCluster:
         taken_at = self._clock()
         self._undo.refresh()
         jobs = self.backend.queue()
-        factors = self._factors_of(jobs)
+        factors, nodes = self._factors_of(jobs), self.backend.nodes()
         if self._release is None:
             self._release = parse.release(self.backend.configuration().get("SLURM_VERSION", ""))
         return Snapshot(
             taken_at=taken_at,
             cluster=self.name,
-            pending=translate.pending(jobs, factors, most=self._most, release=self._release, undo=self._undo),
-            running=translate.running(jobs, release=self._release, undo=self._undo),
-            nodes=translate.node_states(self.backend.nodes()),
+            pending=translate.pending(
+                jobs, factors, most=self._most, release=self._release, undo=self._undo, nodes=nodes
+            ),
+            running=translate.running(jobs, release=self._release, undo=self._undo, nodes=nodes),
+            nodes=translate.node_states(nodes),
         )
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:

@@ -377,13 +377,13 @@ class SlurmNodes:
             The cluster cannot be reached, or did not answer in time.
         """
         taken_at = self._clock()
-        powering, jobs = self.operations(), self.backend.queue()
+        powering, jobs, nodes = self.operations(), self.backend.queue(), self.backend.nodes()
         return Snapshot(
             taken_at=taken_at,
             cluster=self.name,
-            pending=translate.pending(jobs, {}, most=self._most, release=powering.release),
-            running=translate.running(jobs, release=powering.release),
-            nodes=translate.node_states(self.backend.nodes(), powering.surroundings),
+            pending=translate.pending(jobs, {}, most=self._most, release=powering.release, nodes=nodes),
+            running=translate.running(jobs, release=powering.release, nodes=nodes),
+            nodes=translate.node_states(nodes, powering.surroundings),
             power=powering.settings,
         )
 

@@ -20,7 +20,8 @@ _SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?|\.\d+)([KMGTPE]?)", re.ASCII)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 _COUNT = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5, "E": 1024**6}
 _GRES = re.compile(
-    r"(?:gres[:/])?gpu(?::(?P<type>(?!\d+(?:\(|$))[^:=(,]+))?(?:[:=](?P<count>\d+))?(?:\(.*\))?", re.ASCII
+    r"(?:gres[:/])?(?P<name>gpu|shard|mps)(?::(?P<type>(?!\d+(?:\(|$))[^:=(,]+))?(?:[:=](?P<count>\d+))?(?:\(.*\))?",
+    re.ASCII,
 )
 _remembered = lru_cache(maxsize=20_000)
 """Cache of parsed values, since a queue repeats the same few texts thousands of times."""
@@ -93,23 +94,28 @@ class Gpus:
 
 
 @_remembered
-def gpus(value: str) -> Gpus:
-    """Parse the GPUs in a list of TRES or GRES.
+def gres(value: str) -> Mapping[str, Mapping[str, int]]:
+    """Parse the GPUs, shards and MPS shares of each type in a list of TRES or GRES.
 
-    Examples: ``gres/gpu=2``, ``gres:gpu:a100:2``, ``gpu:a100:8(S:0-1)``. Where a list has the same GPUs once with and
-    once without types, as TRES do, they are counted once.
+    Examples: ``gres/gpu=2``, ``gres:gpu:a100:2``, ``gpu:a100:8(S:0-1),shard:a100:32``. Those without a type have "".
     """
-    typed: dict[str, int] = {}
-    plain = 0
+    counts: dict[str, dict[str, int]] = {}
     for part in COMMA_OUTSIDE_BRACKETS.split(value):
         if found := _GRES.fullmatch(part.strip()):
-            count = int(found["count"] or 1)
-            if found["type"]:
-                typed[found["type"]] = typed.get(found["type"], 0) + count
-            else:
-                plain += count
-    kind = next(iter(typed)) if len(typed) == 1 else None
-    return Gpus(count=max(plain, sum(typed.values())), type=kind)
+            kinds, kind = counts.setdefault(found["name"], {}), found["type"] or ""
+            kinds[kind] = kinds.get(kind, 0) + int(found["count"] or 1)
+    return MappingProxyType(counts)
+
+
+def gpus(value: str, name: str = "gpu") -> Gpus:
+    """Return the GPUs in a list of TRES or GRES, or the shares of another ``name``.
+
+    Where a list has the same GPUs once with and once without types, as TRES do, they are counted once.
+    """
+    kinds = gres(value).get(name, {})
+    typed = [kind for kind in kinds if kind]
+    total = max(kinds.get("", 0), sum(kinds[kind] for kind in typed))
+    return Gpus(count=total, type=typed[0] if len(typed) == 1 else None)
 
 
 @_remembered

@@ -34,7 +34,8 @@ HOOK = "priority hook"
 """Name of the check whether slurmctld calls Helios' hook for new jobs. How serious its lack is depends on the mode."""
 _WEIGHTS = ("Age", "Assoc", "FairShare", "JobSize", "Partition", "QOS")
 _LEVELS = ("Operator", "Administrator")
-_GPU = "gres/gpu"
+_GPU_TRES = {"gres/gpu": "GPUs", "gres/shard": "shards", "gres/mps": "MPS shares"}
+"""TRES of GPUs and their shares, and what each counts."""
 _ALWAYS_TRACKED = frozenset({"", "(null)", "billing", "cpu", "energy", "fs/disk", "mem", "node", "pages", "vmem"})
 """What Slurm tracks without being told, and prints in ``scontrol show config`` (22.05.8)."""
 
@@ -226,22 +227,25 @@ def _accounting(context: PreflightContext) -> Iterator[PreflightFinding]:
 
 def _gpu_accounting(context: PreflightContext) -> Iterator[PreflightFinding]:
     tracked = context.configuration.get("AccountingStorageTRES", "").split(",")
-    types = {name.removeprefix(f"{_GPU}:") for name in tracked if name.startswith(f"{_GPU}:")}
-    if _GPU in tracked:
-        yield _finding("gpu accounting", f"AccountingStorageTRES has {_GPU}")
-        return
     shown = lines(context.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
-    found = (re.search(r" Gres=(\S+)", line) for line in shown)
-    gpus = [parse.gpus(match[1]) for match in found if match]
-    lost = sum(gpu.count for gpu in gpus if gpu.type not in types)
+    gres = [found[1] for line in shown if (found := re.search(r" Gres=(\S+)", line))]
+    lost: dict[str, int] = {}
+    for name in _GPU_TRES:
+        types = {word.removeprefix(f"{name}:") for word in tracked if word.startswith(f"{name}:")}
+        counts = [parse.gpus(text, name.removeprefix("gres/")) for text in gres]
+        if name not in tracked and (count := sum(it.count for it in counts if it.type not in types)):
+            lost[name] = count
     if not lost:
-        yield _finding("gpu accounting", "no node has GPUs that AccountingStorageTRES leaves out")
+        has = ", ".join(name for name in _GPU_TRES if name in tracked)
+        none_lost = "no node has GPUs or shares of them that AccountingStorageTRES leaves out"
+        yield _finding("gpu accounting", f"AccountingStorageTRES has {has}" if has else none_lost)
         return
     own = [name for name in tracked if name not in _ALWAYS_TRACKED]
-    message = f"AccountingStorageTRES lacks {_GPU}: the history says nothing of the {lost:,} GPUs of these nodes"
+    nothing_of = " and ".join(f"the {count:,} {_GPU_TRES[name]}" for name, count in lost.items())
+    message = f"AccountingStorageTRES lacks {', '.join(lost)}: the history says nothing of {nothing_of} of these nodes"
     hint = (
-        f"Set AccountingStorageTRES={','.join([*own, _GPU])} in slurm.conf and restart slurmctld; types such as "
-        f"{_GPU}:a100 are optional. Jobs that ran before stay without GPUs."
+        f"Set AccountingStorageTRES={','.join([*own, *lost])} in slurm.conf and restart slurmctld; types such as "
+        "gres/gpu:a100 are optional. Jobs that ran before stay as they are."
     )
     yield _finding("gpu accounting", message, hint=hint)
 

@@ -50,7 +50,7 @@ BASE_STATE = {
 }
 """Flags that Slurm names in place of the base state (slurm.h ``JOB_STATE_FLAGS``)."""
 
-_GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<kind>.+))?")
+_GRES = re.compile(r"(?:gres[/:])?(?P<name>gpu|shard|mps)(?::(?P<kind>.+))?")
 
 
 @cache
@@ -150,12 +150,9 @@ def raw_job(job: Any) -> dict[str, Any]:
     tres = job.tres  # parsed anew by each access, like the others of this kind
     # The request counts where the site does not account for GPUs as TRES.
     per_task = job.tres_per_task
-    counted = count_gpus(tres.gres if tres else None)
-    by_node = count_gpus(job.gres_per_node)
-    by_task = count_gpus(per_task.gres if per_task else None)
-    asked = max(by_node["count"] * (_number(job.num_nodes) or 1), by_task["count"] * (_number(job.ntasks) or 1))
-    kinds = {gpus["kind"] for gpus in (counted, by_node, by_task)} - {None}
-    gpus = {"count": counted["count"] or asked, "kind": kinds.pop() if len(kinds) == 1 else None}
+    lists = (tres.gres if tres else None, job.gres_per_node, per_task.gres if per_task else None)
+    times = (_number(job.num_nodes) or 1, _number(job.ntasks) or 1)
+    gpus, shards, mps = (_count_held(lists, times, name) for name in ("gpu", "shard", "mps"))
     memory = tres.mem if tres else None
     reason = read(job, "state_reason")
     return {
@@ -184,6 +181,8 @@ def raw_job(job: Any) -> dict[str, Any]:
         "cpus": _number(job.cpus),
         "gpus": gpus["count"],
         "gpu_type": gpus["kind"],
+        "shards": shards["count"],
+        "mps": mps["count"],
         "memory_mib": float(memory.count) if memory else _number(job.memory),
         "node_list": None if pending else read(job, "allocated_nodes"),
         "priority": _number(job.priority),
@@ -196,7 +195,8 @@ def raw_job(job: Any) -> dict[str, Any]:
 def raw_node(node: Any) -> dict[str, Any]:
     """Return a node as ``backend.RawNode``."""
     state, *flags = node.state.replace("*", "+NOT_RESPONDING").split("+")
-    has, held = count_gpus(node.configured_gres), count_gpus(node.allocated_gres)
+    has, held = node.configured_gres or {}, node.allocated_gres or {}
+    gpus, names = count_gpus(has), ("gpu", "shard", "mps")
     return {
         "name": node.name,
         "partitions": ",".join(node.partitions),
@@ -204,9 +204,12 @@ def raw_node(node: Any) -> dict[str, Any]:
         "flags": "+".join(dict.fromkeys(flags)) or None,
         "cpus": node.total_cpus,
         "cpus_held": node.allocated_cpus,
-        "gpus": has["count"],
-        "gpus_held": held["count"],
-        "gpu_type": has["kind"],
+        "gpus": gpus["count"],
+        "gpus_held": gpus_held(
+            gpus["count"], {name: (count_gpus(held, name)["count"], count_gpus(has, name)["count"]) for name in names}
+        ),
+        "gres": ",".join(f"{name}:{getattr(count, 'count', count)}" for name, count in has.items()) or None,
+        "gpu_type": gpus["kind"],
         "memory_mib": node.real_memory,
         "weight": node.weight or 0,  # pyslurm reads a weight of 0 as None
         "features": ",".join(node.active_features) or None,
@@ -226,19 +229,38 @@ def read(record: Any, attribute: str) -> Any:
         return reason.object.decode("utf-8", "surrogateescape")
 
 
-def count_gpus(counts: Any) -> dict[str, Any]:
-    """Return number and type of the GPUs in GRES or TRES.
+def count_gpus(counts: Any, name: str = "gpu") -> dict[str, Any]:
+    """Return number and type of the GPUs in GRES or TRES, or of the shares of another ``name``.
 
     GPUs that are listed both with and without a type count once.
     """
     plain, kinds = 0, {}
-    for name, count in (counts or {}).items():
-        found = _GPU.fullmatch(name)
-        if found and found["kind"]:
+    for listed, count in (counts or {}).items():
+        found = _GRES.fullmatch(listed)
+        if not found or found["name"] != name:
+            continue
+        if found["kind"]:
             kinds[found["kind"]] = int(getattr(count, "count", count))
-        elif found:
+        else:
             plain = int(getattr(count, "count", count))
     return {"count": max(plain, sum(kinds.values())), "kind": next(iter(kinds)) if len(kinds) == 1 else None}
+
+
+def gpus_held(gpus: int, held: dict[str, tuple[int, int]]) -> float:
+    """Return the GPUs of a node that jobs hold, with shards and MPS shares as parts of one.
+
+    ``held`` has, by the name of the GRES, how many are held and how many the node's ``gpus`` are divided into.
+    """
+    parts = sum(gpus * used / total for name, (used, total) in held.items() if name != "gpu" and total)
+    return held["gpu"][0] + parts
+
+
+def _count_held(lists: Sequence[Any], times: tuple[int, int], name: str) -> dict[str, Any]:
+    """Return what TRES say that a job holds of a GRES, else what it asks for on each node or for each task."""
+    counted, by_node, by_task = (count_gpus(counts, name) for counts in lists)
+    asked = max(by_node["count"] * times[0], by_task["count"] * times[1])
+    kinds = {found["kind"] for found in (counted, by_node, by_task)} - {None}
+    return {"count": counted["count"] or asked, "kind": kinds.pop() if len(kinds) == 1 else None}
 
 
 def count_tasks(tasks: str) -> int:

@@ -38,6 +38,7 @@ _DEFAULT = "default"
 _DOWN_STATES = ("future", "down", "drain", "fail")
 """States of a ``NodeName`` line in which a node runs no job."""
 _UNSET_VALUES = frozenset({"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"})
+_GPU_GRES = frozenset({"gpu", "shard", "mps"})
 _NODE_KEYS = frozenset({
     "nodename", "cpus", "procs", "sockets", "socketsperboard", "corespersocket", "threadspercore", "boards",
     "realmemory", "memspeclimit", "gres", "corespeccount", "cpuspeclist", "weight", "feature", "features", "state",
@@ -287,6 +288,7 @@ class MachineCounts:
     """Nodes and partitions, collected line by line.
 
     ``notes`` says what is not simulated. ``with_rules`` is False where only the nodes of the partitions are known.
+    ``with_down`` keeps the nodes that are out of service.
     """
 
     nodes: dict[str, NodeGroup] = field(default_factory=dict)
@@ -294,6 +296,7 @@ class MachineCounts:
     sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     with_rules: bool = True
+    with_down: bool = False
     _node_defaults: dict[str, str] = field(default_factory=dict)
     _partition_defaults: dict[str, str] = field(default_factory=dict)
     _waiting: list[ConfLine] = field(default_factory=list)
@@ -336,11 +339,14 @@ class MachineCounts:
         cpus = line.whole("cpus", line.whole("procs", 0)) or sockets * line.whole("corespersocket", 1) * threads
         reserved = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
         features = line.text("features") or line.text("feature")
+        gres = _gres_of_node(line)
         group = NodeGroup(
             names=names,
             cpus=max(1, cpus - reserved),
             memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
-            gpus=_gpus_of_node(line),
+            gpus=gres.get("gpu", {}),
+            shards=sum(gres.get("shard", {}).values()),
+            mps=sum(gres.get("mps", {}).values()),
             weight=line.whole("weight", 1),
             features=tuple(re.split(r"[,&|]", features)) if features else (),
         )
@@ -371,7 +377,7 @@ class MachineCounts:
         line = replace(line, words={**self._node_defaults, **line.words})
         names = _expand_names(line, "nodename", line.text("nodename"))
         self._note_unknown_keys(line, _NODE_KEYS, f"nodes {line.text('nodename')}")
-        if line.text("state").lower().startswith(_DOWN_STATES):
+        if not self.with_down and line.text("state").lower().startswith(_DOWN_STATES):
             self.notes.append(f"Nodes {line.text('nodename')} are left out: State={line.words['state']}.")
             return
         self.add(line, names)
@@ -710,22 +716,23 @@ def _mib(line: ConfLine, key: str) -> int:
     return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
 
 
-def _gpus_of_node(line: ConfLine) -> dict[str, int]:
-    """Return the GPUs of each type in a line's GRES.
+def _gres_of_node(line: ConfLine) -> dict[str, dict[str, int]]:
+    """Return the GPUs, shards and MPS shares of each type in a line's GRES.
 
-    Example: ``gpu:a100:4(S:0-1),gpu:8``.
+    Example: ``gpu:a100:4(S:0-1),gpu:8,shard:32``.
     """
-    gpus: dict[str, int] = {}
+    found: dict[str, dict[str, int]] = {}
     for part in COMMA_OUTSIDE_BRACKETS.split(line.text("gres")):
         words = [word for word in re.sub(r"\(.*\)", "", part.strip()).split(":") if word.lower() != "no_consume"]
-        if words[0].lower() != "gpu":
+        if (name := words[0].lower()) not in _GPU_GRES:
             continue
         try:
             kind, count = (words[1] if len(words) > 2 else UNTYPED), amount(words[-1]) if len(words) > 1 else 1
         except ValueError:
             raise line.error("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
-        gpus[kind] = gpus.get(kind, 0) + count
-    return gpus
+        kinds = found.setdefault(name, {})
+        kinds[kind] = kinds.get(kind, 0) + count
+    return found
 
 
 def _expand_names(line: ConfLine, key: str, text: str) -> tuple[str, ...]:

@@ -9,13 +9,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobSetting
 from helios.changes import NO_RECORD
 from helios.model import NODE_STATES, QUEUE, TIME, JobState
-from helios.slurm import power
+from helios.model.gpu_parts import NodeGpus, Places, SiteGpus, gpus_of_shares, is_slice, part_of_gpu, places
+from helios.slurm import parse, power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
 from helios.slurm.commands import SiteFactor
 from helios.slurm.undo_file import JOBS_FILE, JobsUndo
@@ -29,7 +32,7 @@ _EMPTY_RECORD = JobsUndo()
 _HOLDING = {"RUNNING": JobState.RUNNING, "SUSPENDED": JobState.SUSPENDED, "COMPLETING": JobState.RUNNING}
 _COPIED_COLUMNS = (
     "restart", "array_job_id", "tasks", "het_job_id", "het_job_offset", "user", "group", "account", "qos", "partition",
-    "nodes", "cpus", "gpus", "gpu_type", "memory_mib", "node_list", "priority",
+    "nodes", "cpus", "gpu_type", "memory_mib", "node_list", "priority",
 )  # fmt: skip
 _TIMES = {
     "submitted_at": "submitted",
@@ -111,17 +114,18 @@ def pending(
     most: int,
     release: tuple[int, int],
     undo: JobsUndo = _EMPTY_RECORD,
+    nodes: Sequence[RawNode] = (),
 ) -> pd.DataFrame:
     """Return the pending jobs as ``QUEUE``, in Slurm's order.
 
-    They are sorted by descending priority, then submit time, then id.
+    They are sorted by descending priority, then submit time, then id. Parts of a GPU are counted by the ``nodes``.
     """
     waiting = [job for job in jobs if job["state"] == "PENDING"]
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
     soft_limits_of_helios = [is_helios_time_min(job, undo, release=release) for job in waiting]
     soft = [_seconds(job["time_min_s"]) for job in waiting]
     factors_of_jobs = [factors.get(job["job_id"]) for job in waiting]
-    columns = _columns(waiting) | {
+    columns = _columns(waiting, nodes) | {
         "state": [JobState.PENDING.value] * len(waiting),
         "reason": [job["reason"] for job in waiting],
         "urgency": [
@@ -139,7 +143,13 @@ def pending(
     return QUEUE.conform(pd.DataFrame(columns))
 
 
-def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _EMPTY_RECORD) -> pd.DataFrame:
+def running(
+    jobs: Iterable[RawJob],
+    *,
+    release: tuple[int, int],
+    undo: JobsUndo = _EMPTY_RECORD,
+    nodes: Sequence[RawNode] = (),
+) -> pd.DataFrame:
     """Return the jobs that hold resources as ``QUEUE``, oldest start first.
 
     ``reason`` shows which are completing. Helios' soft limits are left out, because they have no effect on a running
@@ -147,7 +157,7 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo 
     """
     holding = [job for job in jobs if job["state"] in _HOLDING]
     holding.sort(key=lambda job: (job["started"] or 0, int(job["job_id"])))
-    columns = _columns(holding) | {
+    columns = _columns(holding, nodes) | {
         "state": [_HOLDING[job["state"]].value for job in holding],
         "reason": ["Completing" if job["state"] == "COMPLETING" else job["reason"] for job in holding],
         "urgency": [0.0] * len(holding),
@@ -168,10 +178,19 @@ def node_states(nodes: Sequence[RawNode], around: power.NodeSurroundings = _NO_C
         Nodes that the cluster itself keeps awake, and racks. By default no node is kept awake and no rack is known.
     """
     ordered = sorted(nodes, key=lambda node: (len(node["name"]), node["name"]))
-    plain = [name for name in RawNode.__annotations__ if name != "idle_since"]
+    plain = [name for name in RawNode.__annotations__ if name not in ("idle_since", "gres")]
     kept = power.kept_awake(ordered, around.exclusions)
     columns: dict[str, Any] = {name: [_readable_value(dict(node)[name]) for node in ordered] for name in plain}
     columns["idle_since"] = times(node["idle_since"] for node in ordered)
+    if any(map(_has_slices, ordered)):
+        site = _site(ordered).nodes
+        # Where not all of a GPU is divided, the rest of it is nobody's.
+        columns["gpus"] = [math.ceil(site[node["name"]].gpus) for node in ordered]
+        columns["gpus_held"] = [
+            node["gpus_held"] * (has.gpus / has.slices if has.slices else 1.0)
+            for node in ordered
+            for has in [site[node["name"]]]
+        ]
     columns["power"] = [power.power(node) for node in ordered]
     columns["excluded_reason"] = [
         _readable_value(power.excluded_reason(node, around.exclusions)) or None for node in ordered
@@ -193,14 +212,55 @@ def readable(text: str) -> str:
     return text
 
 
-def _columns(jobs: Sequence[RawJob]) -> dict[str, Any]:
+def _columns(jobs: Sequence[RawJob], nodes: Sequence[RawNode]) -> dict[str, Any]:
     rows = [dict(job) for job in jobs]
     columns: dict[str, Any] = {
         name: [_readable_value(row[name]) for row in rows] for name in ("job_id", "name", *_COPIED_COLUMNS)
     }
     columns["array_task_id"] = [job["array_tasks"] for job in jobs]
+    columns["gpus"] = _gpus(jobs, nodes)
     columns["time_limit_s"] = [_seconds(job["time_limit_s"]) for job in jobs]
     return columns | {column: times(row[key] for row in rows) for column, key in _TIMES.items()}
+
+
+def _gpus(jobs: Sequence[RawJob], nodes: Sequence[RawNode]) -> NDArray[np.float64]:
+    """Return the GPUs of each job, with shards, MPS shares and MIG slices as parts of one."""
+    gpus = np.array([job["gpus"] * (part_of_gpu(job["gpu_type"] or "") or 1.0) for job in jobs], dtype=np.float64)
+    shares = {kind: np.array([dict(job)[kind] or 0 for job in jobs], dtype=np.float64) for kind in ("shards", "mps")}
+    untyped = np.array([not job["gpu_type"] for job in jobs], dtype=np.bool_) & (gpus > 0)
+    slices = np.flatnonzero(untyped & any(map(_has_slices, nodes)))
+    rows = {kind: np.flatnonzero((held > 0) & (gpus == 0)) for kind, held in shares.items()}
+    if not any(map(len, (*rows.values(), slices))):
+        return gpus
+    site = _site(nodes)
+
+    def where(chosen: Iterable[int]) -> Places:
+        return places(site, [jobs[at]["node_list"] for at in chosen], [jobs[at]["partition"] for at in chosen])
+
+    for kind, chosen in rows.items():
+        found, _ = gpus_of_shares(shares[kind][chosen], kind, where(chosen))
+        gpus[chosen] = np.nan_to_num(found, nan=1.0)  # without a node that is divided so, none can run the job
+    on = where(slices)
+    gpus[slices] *= np.nan_to_num(on.each("gpus") / on.each("slices"), nan=1.0)[on.codes]
+    return gpus
+
+
+def _has_slices(node: RawNode) -> bool:
+    return any(map(is_slice, parse.gres(node["gres"] or "").get("gpu", ())))
+
+
+def _site(nodes: Iterable[RawNode]) -> SiteGpus:
+    """Return the GPUs of nodes, and what they are divided into."""
+    counts: dict[str, NodeGpus] = {}
+    partitions: dict[str, list[str]] = {}
+    for node in nodes:
+        gres = parse.gres(node["gres"] or "")
+        gpus = gres.get("gpu", {node["gpu_type"] or "": node["gpus"]})
+        shards, mps = (parse.gpus(node["gres"] or "", name).count for name in ("shard", "mps"))
+        counts[node["name"]] = NodeGpus.of_node(gpus, cpus=node["cpus"], shards=shards, mps=mps)
+        for partition in node["partitions"].split(","):
+            partitions.setdefault(partition, []).append(node["name"])
+    return SiteGpus(source="nodes", nodes=counts, partitions=partitions)
 
 
 def _readable_value(value: Any) -> Any:

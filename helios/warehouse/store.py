@@ -393,6 +393,28 @@ class Warehouse(ModelStore, TrialStore):
             held = sa.select(jobs.gpus).where(jobs.cluster_id == find_cluster_id(connection, cluster), jobs.gpus > 0)
             return connection.execute(held.limit(1)).first() is not None
 
+    def settle_unnamed_gpus(self, cluster: str) -> int:
+        """Store that jobs hold no GPU where no list of theirs names one, and return how many these are.
+
+        It is for a cluster of which other jobs turned out to name theirs.
+        """
+        jobs, texts = schema.jobs.c, schema.names.c
+        shares = sa.or_(texts.text.like("%gres/shard%"), texts.text.like("%gres/mps%"))
+        lists = (jobs.tres_requested, jobs.tres_allocated)
+        with writing(self._engine) as connection:
+            with_shares = connection.execute(sa.select(texts.name_id).where(shares)).scalars().all()
+            unnamed = (
+                sa.update(schema.jobs)
+                .values(gpus=0.0)
+                .where(
+                    jobs.cluster_id == find_cluster_id(connection, cluster),
+                    jobs.gpus.is_(None),
+                    sa.or_(*(column.is_not(None) for column in lists)),
+                    *(sa.func.coalesce(column, -1).not_in(with_shares) for column in lists),
+                )
+            )
+            return int(connection.execute(unnamed).rowcount)
+
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return the number of finished jobs submitted at or after ``since``."""
         jobs = schema.jobs.c

@@ -175,7 +175,8 @@ def test_shards_of_old_sites_are_named(helios: Helios, tmp_path: Path, gres: str
 @needs_cases
 def test_jobs_that_hold_shards_are_named(helios: Helios) -> None:
     answer = load(helios, CASES / "05_shards.txt")
-    assert "1 job holds shards of GPUs (gres/shard), which are not counted as GPUs, such as '1'" in answer.err
+    assert "1 job holds shards of GPUs (gres/shard), and the shards of a GPU are not known" in answer.err
+    assert "--gpus-from slurm.conf" in answer.err and "such as '1'" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -184,9 +185,12 @@ def test_jobs_that_hold_shards_are_named(helios: Helios) -> None:
         ("cpu=8,gres/shard:l40=4,node=1", "1 job holds shards of GPUs (gres/shard)"),
         ("cpu=8,gres/mps=50,node=1", "1 job holds a share of a GPU (gres/mps)"),
         ("cpu=8,gres/mps:a100=50,node=1", "1 job holds a share of a GPU (gres/mps)"),
-        ("gres/gpu:1g.5gb=2,gres/gpu=2,node=1", "1 job holds MIG slices, each counted as a GPU"),
-        ("gres/gpu:a100_3g.20gb=1,node=1", "1 job holds MIG slices, each counted as a GPU"),
-        ("gres/gpu:nvidia_h100_80gb_hbm3_1g.10gb+me=1,node=1", "1 job holds MIG slices, each counted as a GPU"),
+        ("gres/gpu:1g.5gb=2,gres/gpu=2,node=1", "1 job holds MIG slices, each counted by its compute slices"),
+        ("gres/gpu:a100_3g.20gb=1,node=1", "1 job holds MIG slices, each counted by its compute slices"),
+        (
+            "gres/gpu:nvidia_h100_80gb_hbm3_1g.10gb+me=1,node=1",
+            "1 job holds MIG slices, each counted by its compute slices",
+        ),
     ],
 )
 def test_parts_of_a_gpu_are_named_in_the_load(helios: Helios, tmp_path: Path, tres: str, note: str) -> None:

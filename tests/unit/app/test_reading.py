@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from helios.app.controller_state import hold_lock, read_until
 from helios.app.history import ingest
 from helios.app.operations import SYNC_LOCK, Operations
-from helios.app.sync import AccountingSource, SyncResult, missing, sync_history
+from helios.app.sync import AccountingSource, GpuAccounting, SyncResult, missing, sync_history
 from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import NODE_EVENTS
+from helios.model.gpu_parts import NodeGpus, SiteGpus
 from helios.warehouse import Warehouse
 from tests.unit.app.sites import Town, put_empty_database
 
@@ -102,14 +104,15 @@ class Quiet(Site):
     def __init__(self, *, tracks: bool) -> None:
         super().__init__()
         self.tracks = tracks
+        self.nodes = ""
 
     def row(self, job: int, began: datetime, now: datetime) -> str:
-        row = super().row(job, began, now).replace("alice", "alice|gpu")
+        row = super().row(job, began, now).replace("alice", f"alice|gpu|{self.nodes}")
         return row if self.tracks and job == 1 else row.replace(",gres/gpu=1", "")
 
     def write(self, start: datetime, end: datetime, path: Path) -> None:
         super().write(start, end, path)
-        path.write_text(path.read_text().replace("User|", "User|Partition|", 1))
+        path.write_text(path.read_text().replace("User|", "User|Partition|NodeList|", 1))
 
 
 @pytest.mark.parametrize("tracks", [True, False])
@@ -118,6 +121,25 @@ def test_a_day_without_gpu_jobs_is_no_sign_of_untracked_gpus(url: str, tracks: b
     read(site, url, MIDNIGHT + DAY)
     notes = read(site, url, MIDNIGHT + 2 * DAY).notes
     assert any("no row names gres/gpu, though partition gpu looks" in note for note in notes) is not tracks
+
+
+@pytest.mark.parametrize(("tracked", "gpus"), [(True, 0.0), (False, 4.0)])
+def test_a_live_cluster_tells_whether_it_accounts_for_gpus(url: str, tracked: bool, gpus: float) -> None:
+    site = SiteGpus(source="live", nodes={"n1": NodeGpus.of_node({"a100": 4}, cpus=1)}, exclusive=frozenset({"gpu"}))
+    quiet, found = Quiet(tracks=False), GpuAccounting(site=site, is_tracked=tracked)
+    quiet.nodes = "n1"
+    accounting = replace(quiet.accounting(), gpus=lambda: found)
+    sync_history(accounting, url=url, cluster="dev", now=MIDNIGHT + 2 * HOUR, start=MIDNIGHT, window=DAY, overlap=HOUR)
+    with Warehouse.open(url) as warehouse:
+        assert warehouse.jobs("dev")["gpus"].tolist() == [gpus]
+
+
+def test_a_day_without_gpu_jobs_before_the_first_one_holds_none(url: str) -> None:
+    site = Quiet(tracks=True)
+    site.jobs = [(number, began) for number, began in site.jobs if number > 1] + [(1, MIDNIGHT + DAY + HOUR)]
+    read(site, url, MIDNIGHT + 2 * DAY)
+    with Warehouse.open(url) as warehouse:
+        assert sorted(warehouse.jobs("dev")["gpus"].unique()) == [0, 1]
 
 
 def test_reading_twice_changes_nothing(url: str) -> None:

@@ -20,6 +20,7 @@ def a_raw_job(job_id: str, **overrides: Any) -> RawJob:
     job |= {"job_id": job_id, "restart": 0, "tasks": 1, "name": "train", "user": "alice", "group": "alice"}
     job |= {"account": "vision", "qos": "normal", "partition": "gpu", "state": "PENDING", "reason": "Priority"}
     job |= {"submitted": START, "eligible": START, "time_limit_s": 3600.0, "nodes": 1, "cpus": 4, "gpus": 1}
+    job |= {"shards": 0, "mps": 0}
     job |= {"memory_mib": 100.0, "priority": 100_000, "cron": False, "nice": 0}
     unknown = set(overrides) - set(job)
     assert not unknown, f"a raw job has no {unknown}"

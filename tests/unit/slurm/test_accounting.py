@@ -55,7 +55,7 @@ def test_a_name_that_is_a_whole_record_is_a_name(program: Program, tmp_path: Pat
     folder = program("sacct", AS_SACCT.replace("{name}", str(tmp_path / "name")))
     accounting, path = Accounting(shell=Shell(folder=str(folder))), tmp_path / "window.txt"
     accounting.sacct_window(START, END, path=path)
-    (batch,) = open_trace(path, timezone="UTC").read()
+    (batch,) = open_trace(path, timezone="UTC", tracks_gpus=True).read()
     assert batch.jobs[["job_id", "user", "name"]].values.tolist() == [["1", "alice", FORGED]]
     assert not batch.notes and not len(batch.rejects)
 

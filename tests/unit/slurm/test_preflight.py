@@ -98,6 +98,9 @@ DEFAULT_TRES = "cpu,mem,energy,node,billing,fs/disk,vmem,pages"
     [
         (DEFAULT_TRES, "gpu:a100:8(S:0-1)", "AccountingStorageTRES=gres/gpu "),
         (f"{DEFAULT_TRES},license/ansys", "gpu:2", "AccountingStorageTRES=license/ansys,gres/gpu "),
+        (f"{DEFAULT_TRES},gres/gpu", "gpu:l40:4,shard:l40:32", "AccountingStorageTRES=gres/gpu,gres/shard "),
+        (f"{DEFAULT_TRES},gres/gpu", "gpu:l40:4,mps:400", "AccountingStorageTRES=gres/gpu,gres/mps "),
+        (DEFAULT_TRES, "gpu:l40:4,shard:l40:32", "AccountingStorageTRES=gres/gpu,gres/shard "),
         (f"{DEFAULT_TRES},gres/shard", "gpu:l40:4,shard:l40:32", "AccountingStorageTRES=gres/shard,gres/gpu "),
         (f"{DEFAULT_TRES},gres/gpumem,gres/gpuutil", "gpu:1g.5gb:7", "AccountingStorageTRES=gres/gpumem,gres/gpuutil,"),
         (f"{DEFAULT_TRES},gres/gpu:a100", "gpu:h100:8", "AccountingStorageTRES=gres/gpu:a100,gres/gpu "),
@@ -129,6 +132,7 @@ def test_recorded_clusters_account_for_their_gpus(examined: Examine, folder: Pat
     [
         (f"{DEFAULT_TRES},gres/gpu", "gpu:a100:8"),
         (f"{DEFAULT_TRES},gres/gpu:a100", "gpu:a100:8"),
+        (f"{DEFAULT_TRES},gres/gpu,gres/shard", "gpu:a100:8,shard:32"),
         (DEFAULT_TRES, "(null)"),
         (DEFAULT_TRES, "craynetwork:4"),
     ],

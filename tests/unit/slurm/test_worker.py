@@ -131,6 +131,8 @@ def test_a_pending_job_is_read_with_every_key(site: Site) -> None:
         "cpus": 4,
         "gpus": 2,
         "gpu_type": None,
+        "shards": 0,
+        "mps": 0,
         "memory_mib": 2048.0,
         "node_list": None,
         "priority": 100,
@@ -231,6 +233,7 @@ def test_a_node_is_read_with_every_key(site: Site) -> None:
         "cpus_held": 0,
         "gpus": 8,
         "gpus_held": 0,
+        "gres": "gpu:a100:8",
         "gpu_type": "a100",
         "memory_mib": 512_000,
         "weight": 20,
@@ -401,3 +404,14 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_shards_are_read_beside_gpus(site: Site) -> None:
+    job = site.job(tres={"gres": {"shard": 4, "shard:a100": 4}})
+    assert (job["gpus"], job["shards"], job["mps"]) == (0, 4, 0)
+    assert site.job(tres={"mem": 1}, gres_per_node={"gres/mps": 50}, num_nodes=2)["mps"] == 100
+
+
+def test_a_node_tells_what_its_gpus_are_divided_into(site: Site) -> None:
+    node = site.node(configured_gres={"gpu:a100": 2, "shard": 8}, allocated_gres={"gpu": 1, "shard": 2})
+    assert (node["gpus"], node["gpus_held"], node["gres"]) == (2, 1.5, "gpu:a100:2,shard:8")
