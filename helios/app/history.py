@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -202,6 +203,27 @@ def _describe_machine(file: str, machine: RecordedMachine) -> str:
         f"The header of {file} gives {machine.nodes:,} nodes and {machine.cpus:,} CPUs: replays have as many where "
         "--nodes and --gpus-per-node do not say otherwise."
     )
+
+
+def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
+    """Return what an older Helios read wrongly, and the command that mends it.
+
+    Both are empty where there is nothing.
+    """
+    from helios.warehouse.jobs import LIVE_SOURCE  # noqa: PLC0415 - as above
+
+    found = warehouse.old_rows(cluster)
+    if not found:
+        return [], ""
+    messages = [in_number(it.jobs, f"jobs {it.kind}") + f", such as {it.example}" for it in found]
+    since = min(it.first_at for it in found)
+    if (warehouse.coverage(cluster)["source"] == LIVE_SOURCE).any():
+        return messages, f"Read them anew: helios trace sync --again {since:%Y-%m-%d}"
+    loads = warehouse.loads(cluster)
+    files = " ".join(shlex.quote(path) for path in dict.fromkeys(loads["path"]))
+    zone = warehouse.timezone(cluster)
+    options = f"--cluster {shlex.quote(cluster)}" + (f" --timezone {zone}" if zone else "")
+    return messages, f"Load the files again: helios trace load {files} {options}"
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -27,7 +28,7 @@ from helios.ingest.contradictions import latest, settle
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import file_sha256, file_size, head
 from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Mask, Reason, TimeParser, check_jobs, distinct_texts
-from helios.model import INTERRUPTED, NEVER_US, Batch, JobState, UntrackedGpus, number_runs
+from helios.model import FINISHED, INTERRUPTED, NEVER_US, Batch, JobState, UntrackedGpus, number_runs
 from helios.units import in_number
 
 # To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
@@ -89,6 +90,9 @@ _FIRST_REASONS = 3
 TIME_FORMS = (
     "Times are read as 2026-09-01T08:00:00, with a space for T, or as seconds since the epoch. Export again without "
     "SLURM_TIME_FORMAT; in a spreadsheet, keep the columns of times as text."
+)
+CONTRADICTING_KEYS = (
+    "rows have Restarts, SLUID or DBIndex that contradict the submissions: Restarts is believed, a shared SLUID is not"
 )
 OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
@@ -200,10 +204,13 @@ class TraceFile:
         """
         return next(iter(self._runs.clusters)) if len(self._runs.clusters) == 1 else None
 
-    def read(self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None) -> Iterator[Batch]:
+    def read(
+        self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None, as_of: datetime | None = None
+    ) -> Iterator[Batch]:
         """Yield the file in batches of about ``rows_per_batch`` rows, in its order.
 
-        Where ``cluster`` is one of several clusters in the file, the rows of the others are left out.
+        Where ``cluster`` is one of several clusters in the file, the rows of the others are left out. ``as_of`` is the
+        time of which its rows tell, where they can be later than all times in the file.
 
         Every row becomes a job, a reject with its line and reason, or a part of the count in a note (rows that are no
         jobs, as Slurm's steps). Notes come with the last batch. The file is never held in memory as a whole.
@@ -226,6 +233,8 @@ class TraceFile:
                 f"{self.path} holds several clusters: {', '.join(sorted(self._runs.clusters))}.",
                 hint="Load one after the other: --cluster with one of these names.",
             )
+        last = self._runs.latest if as_of is None else np.datetime64(as_of.astimezone(UTC).replace(tzinfo=None), "us")
+        any_ended = self._runs.any_ended or as_of is not None
         jobs, first_reasons, waiting, untracked = 0, Counter[str](), None, UntrackedGpus()
         for draft in drafts:
             if waiting is not None:
@@ -234,9 +243,9 @@ class TraceFile:
                 others = _is_of_another(draft, only)
                 reading.tally[OTHER_CLUSTERS] += int(np.sum(others & ~draft.skipped))
                 draft.skipped[others] = True
-            remarks = settle(draft, as_of=self._runs.latest)
+            remarks = settle(draft, as_of=last, any_ended=any_ended)
             check_jobs(draft.jobs, draft.results)
-            self._runs.apply(draft, as_one=only is None)
+            remarks[CONTRADICTING_KEYS] = self._runs.apply(draft, as_one=only is None)
             reading.remark(draft, remarks)
             waiting = draft.finished()
             jobs += len(waiting.jobs)
@@ -316,8 +325,6 @@ class TraceFile:
 # Slurm keeps a record for each run of a requeued job (``sacct --duplicates``), all with the same id. Such rows may be
 # anywhere in a file, so one pass over all of it comes first. ``helios.model.runs`` numbers them.
 
-_INTERRUPTED = tuple(state.value for state in INTERRUPTED)
-
 
 class Runs:
     """Rows with the job id of another one.
@@ -334,6 +341,8 @@ class Runs:
         Clusters that the rows name.
     latest : datetime64
         The latest time in the file.
+    any_ended : bool
+        Whether any of the rows has an end.
     """
 
     def __init__(self, reading: FileReading) -> None:
@@ -341,6 +350,7 @@ class Runs:
         self.kept: deque[JobRows] | None = deque()
         self.clusters: set[str] = set()
         self.latest: np.datetime64 = NOT_A_TIME
+        self.any_ended = False
         self._kept_bytes = 0
         self._seen: list[_Seen] = []
         self._repeated = pd.DataFrame()
@@ -349,6 +359,7 @@ class Runs:
         """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
         self.latest = np.fmax(self.latest, latest(draft))
+        self.any_ended |= "ended_at" in draft.jobs and not np.isnat(draft.jobs["ended_at"]).all()
         self._seen.append(_Seen(draft))
         if self.kept is not None:
             self.kept.append(draft)
@@ -372,6 +383,8 @@ class Runs:
         if not rows:
             return
         runs = pd.concat(rows, ignore_index=True)
+        runs["contradicts"] = _is_shared(runs, "sluid") | _is_shared(runs, "serial")
+        runs["record"] = runs["record"].where((runs["sluid"] == 0) | _is_shared(runs, "sluid"), runs["sluid"])
         runs["refused"] = np.int8(-1)  # -1 is a run of its own, else the position of the reason in REASONS
         runs["restart"] = np.int32(0)
         runs.loc[runs.duplicated(["record", "text"], keep="first"), "refused"] = REASONS.index(Reason.DUPLICATE_ROW)
@@ -385,15 +398,19 @@ class Runs:
             _part_clusters(runs)
         left = runs[runs["refused"] < 0].sort_values("line", kind="stable").rename(columns={"id": "job"})
         runs.loc[left.index, "restart"] = number_runs(left)
+        # The parts of a resized job have the same submission and the same count.
+        counted = left["restarts"].notna() & ~left.duplicated(["job", "submitted"], keep=False)
+        too_few = number_runs(left.assign(is_first=False, least=0)) > left["restarts"]
+        runs.loc[left.index[counted & too_few], "contradicts"] = True
         self._repeated = runs.sort_values("line")
 
-    def apply(self, draft: JobRows, *, as_one: bool) -> None:
-        """Set the restart numbers of ``draft``.
+    def apply(self, draft: JobRows, *, as_one: bool) -> Mask:
+        """Set the restart numbers of ``draft``, and return the rows whose keys contradict each other.
 
         Rows that repeat another one, or that a later one supersedes, are refused. Where several clusters are read
         ``as_one``, jobs with the same id and submission get ids that tell them apart.
         """
-        restart = _restarts(draft).astype(np.int32)
+        restart, contradicts = _restarts(draft).astype(np.int32), np.zeros(len(draft.line), dtype=np.bool_)
         if len(self._repeated):
             lines = self._repeated["line"].to_numpy()
             place = np.minimum(np.searchsorted(lines, draft.line), len(lines) - 1)
@@ -402,12 +419,20 @@ class Runs:
             refused = self._repeated["refused"].to_numpy()[place]
             for reason in (Reason.DUPLICATE_ROW, Reason.SIBLING, Reason.SUPERSEDED):
                 draft.results.refuse(found & (refused == REASONS.index(reason)), reason)
+            contradicts = found & self._repeated["contradicts"].to_numpy()[place]
             apart = found & self._repeated["is_apart"].to_numpy()[place]
             if as_one and apart.any() and draft.runs.cluster is not None:
                 ids = draft.jobs["job_id"].astype(object)
                 ids[apart] += "@" + pd.Series(draft.runs.cluster.to_pandas()).astype(object)[apart]
                 draft.jobs["job_id"] = ids.astype("str")
         draft.jobs.setdefault("restart", restart)  # a format that gives the number is believed
+        return contradicts
+
+
+def _is_shared(runs: pd.DataFrame, name: str) -> pd.Series[bool]:
+    """Return which rows share the key of one record over several submissions."""
+    submissions = runs.groupby(["id", name], sort=False)["submitted"].transform("nunique")
+    return (runs[name] != 0) & (submissions > 1)
 
 
 def _is_of_another(draft: JobRows, cluster: str) -> NDArray[np.bool_]:
@@ -473,14 +498,11 @@ class _Seen:
         record = (ids + np.asarray(jobs.get("restart", 0)).astype(np.uint64)) ^ (
             submitted.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         )
-        if runs.record is not None:
-            known = np.asarray(runs.record.is_valid())[rows]
-            record = np.where(known, _hashes(runs.record, rows), record)
         nowhere, started = np.zeros(len(rows), dtype=np.bool_), _microseconds(runs.started[rows])
         state = jobs.get("state")
-        pending, revoked, interrupted = (
-            nowhere if state is None else np.asarray(state.isin(states))
-            for states in ((JobState.PENDING.value,), (JobState.REVOKED.value,), _INTERRUPTED)
+        pending, revoked, interrupted, finished = (
+            nowhere if state is None else np.asarray(state.isin([known.value for known in states]))
+            for states in ((JobState.PENDING,), (JobState.REVOKED,), INTERRUPTED, FINISHED)
         )
         return pd.DataFrame(
             {
@@ -488,12 +510,16 @@ class _Seen:
                 "shown_id": shown,
                 "id": ids,
                 "record": record,
+                "sluid": _hashes(runs.record, rows),
+                "serial": _hashes(runs.serial, rows),
+                "restarts": np.nan if runs.restarts is None else runs.restarts[rows],
                 "text": self._texts.fingerprints(rows) if self._fingerprints is None else self._fingerprints[chosen],
                 "submitted": submitted.view(np.int64),
                 "started": started,
                 "ended": _microseconds(jobs["ended_at"]) if "ended_at" in jobs else NEVER_US,
                 "is_revoked": revoked,
                 "interrupted": interrupted,
+                "finished": finished,
                 "user": _codes(jobs["user"]) if "user" in jobs else -1,
                 "least": self._least[rows],
                 "is_first": nowhere if runs.restarts is None else runs.restarts[rows] == 0,
