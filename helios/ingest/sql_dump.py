@@ -36,7 +36,7 @@ _STATEMENT = re.compile(
     re.DOTALL,
 )
 _COMMENTS = re.compile(rb"(?:\s++|--[^\n]*+\n|#[^\n]*+\n|/\*(?:[^*]++|\*(?!/))*+\*/)*+", re.DOTALL)
-_NAME = rb"(?:[`\"]?[\w$-]+[`\"]?\.)?[`\"]?([\w$ -]+?)[`\"]?"
+_NAME = rb"(?:[`\"]?[\w$-]++[`\"]?\.)?[`\"]?([\w$-]++)[`\"]?"
 _CREATE = re.compile(rb"CREATE TABLE\s+(?:IF NOT EXISTS\s+)?" + _NAME + rb"\s*\(", re.IGNORECASE)
 _COLUMN = re.compile(rb"^[ \t]*+[`\"]([^`\"\n]+)[`\"]\s", re.MULTILINE)
 _INSERT = re.compile(

@@ -57,7 +57,8 @@ def submitted(rig: Rig) -> list[str]:
     for job in (requeued, cancelled, suspended):
         rig.until(lambda job=job: rig.job_state(job) == "RUNNING")
     rig.run("scontrol", "suspend", suspended)
-    rig.until(lambda: rig.job_state(suspended) == "SUSPENDED")
+    asked = ("sacct", "-n", "-P", "-X", "-o", "Suspended", "-j", suspended)
+    rig.until(lambda: rig.lines(*asked) > ["00:00:01"])
     rig.run("scontrol", "requeue", requeued)
     rig.run("scancel", cancelled)
     rig.run("scontrol", "resume", suspended)
@@ -89,5 +90,7 @@ def test_a_dump_gives_the_rows_of_sacct(rig: Rig, tmp_path: Path) -> None:
     read = rows(dumped(rig, tmp_path / "dump.sql.gz"), jobs, columns="slurmdbd")
     assert {"COMPLETED", "FAILED", "CANCELLED", "REQUEUED"} <= {*told["state"]} and {*NAMES} <= {*told["name"]}
     assert told["het_job_id"].notna().any() and told["array_task_id"].notna().any() and told["restart"].max() == 1
+    held = (told["ended_at"] - told["started_at"]).dt.total_seconds()
+    assert (held > told["run_time_s"]).sum() == 1  # it was suspended
     both = read.merge(told[["job_id", "submitted_at"]])  # sacct leaves out what was never eligible
     pd.testing.assert_frame_equal(both, told, check_categorical=False, check_dtype=False)
