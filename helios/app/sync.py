@@ -223,7 +223,7 @@ def _load(
             cluster=cluster,
             path=f"sacct {first:%Y-%m-%dT%H:%M:%S}Z to {last:%Y-%m-%dT%H:%M:%S}Z",
             sha256=trace.sha256,
-            format=trace.format.value,
+            format=trace.format,
             timezone="UTC",
             live=True,
             again=again,

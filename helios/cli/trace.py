@@ -15,6 +15,7 @@ from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     Cluster,
+    Columns,
     Format,
     HistoryOptions,
     Report,
@@ -40,7 +41,11 @@ LoadName = Annotated[
 ]
 
 
-@commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
+@commands.command(
+    "load",
+    epilog="Examples: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai, "
+    "helios trace load slurm_acct_db.sql.gz --columns slurmdbd",
+)
 def load(
     files: Annotated[
         list[Path],
@@ -51,6 +56,7 @@ def load(
         ),
     ],
     trace_format: Format = None,
+    columns: Columns = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
     as_json: AsJson = False,
@@ -72,6 +78,7 @@ def load(
         "url": settings.settings.database.url,
         "timezone": named_timezone(timezone, settings),
         "trace_format": trace_format,
+        "columns": columns,
     }
     found = list[dict[str, Any]]()
     with progress_bars() as progress:

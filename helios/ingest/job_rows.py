@@ -215,6 +215,8 @@ class Layout:
         Returns the SHA-256 by which a file's content is recognised.
     machine : callable
         Returns the machine that the first bytes of a file describe, or None.
+    apart : bool
+        Whether jobs of several clusters in a file are never read as one.
     """
 
     fits: Callable[[bytes], bool]
@@ -225,6 +227,7 @@ class Layout:
     companions: Callable[[Path], tuple[Path, ...]] = lambda _: ()
     digest: Callable[[Path], str] = file_sha256
     machine: Callable[[bytes], RecordedMachine | None] = lambda _: None
+    apart: bool = False
 
 
 def readable(text: bytes) -> str:

@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.choices import TraceFormat
-from helios.errors import FormatUnknown, NothingUnderstood
-from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
+from helios.errors import FormatUnknown, NothingUnderstood, UsageError
+from helios.ingest import alibaba, helios_csv, mapped, parquet, philly, sacct, sacct_json, swf
+from helios.ingest.column_map import ColumnMap
 from helios.ingest.contradictions import latest, settle
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import file_sha256, file_size, head
@@ -96,7 +97,9 @@ CONTRADICTING_KEYS = (
 OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
-def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str | None = None) -> TraceFile:
+def open_trace(
+    path: Path, *, format: TraceFormat | None = None, timezone: str | None = None, columns: ColumnMap | None = None
+) -> TraceFile:
     """Open a history file, compressed or plain.
 
     Parameters
@@ -108,6 +111,8 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     timezone : str, optional
         IANA zone of times that carry none. None means the home zone of the format, or UTC if it has none; a note then
         says which zone was assumed.
+    columns : ColumnMap, optional
+        Says which columns of the file are read as which. Its zone comes before ``timezone``.
 
     Raises
     ------
@@ -118,11 +123,13 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     NothingUnderstood
         The file is empty.
     UsageError
-        There is no such time zone.
+        There is no such time zone, or a map does not say that of its times.
     """
     start = head(path)
     if not start.strip():
         raise NothingUnderstood(f"{path} is empty.", hint="Check the export that wrote it.")
+    if columns is not None:
+        return _open_mapped(path, start, columns, timezone)
     chosen = sniff(path, start) if format is None else TraceFormat(format)
     layout = LAYOUTS[chosen]
     clock = TimeParser(timezone or layout.own_zone(path) or layout.zone)
@@ -130,6 +137,17 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     return TraceFile(
         path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed, machine=layout.machine(start)
     )
+
+
+def _open_mapped(path: Path, start: bytes, columns: ColumnMap, timezone: str | None) -> TraceFile:
+    zone = columns.keys.timezone or timezone
+    if zone is None and mapped.layout(columns, path).local_times(start):
+        raise UsageError(
+            f"{columns.name} does not say which zone the times of {path} have.",
+            hint='Write timezone = "Europe/Berlin" at its top, or "UTC"; or give --timezone ZONE.',
+        )
+    zone = TimeParser(zone or "UTC").zone
+    return TraceFile(path=path, format="columns", timezone=zone, assumed_timezone=None, columns=columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,21 +158,28 @@ class TraceFile:
     ----------
     path : Path
         The file.
-    format : TraceFormat
-        Its format.
+    format : str
+        Its format, ``columns`` where a map says how it is read.
     timezone : str
         Zone of times that carry none.
     assumed_timezone : str or None
         That zone if nobody gave it. None if somebody did, or if the file's times have a UTC offset.
     machine : RecordedMachine, optional
         The cluster's nodes, where the file describes them.
+    columns : ColumnMap, optional
+        Says which columns of the file are read as which.
     """
 
     path: Path
-    format: TraceFormat
+    format: str
     timezone: str
     assumed_timezone: str | None
     machine: RecordedMachine | None = None
+    columns: ColumnMap | None = None
+
+    @property
+    def _layout(self) -> Layout:
+        return mapped.layout(self.columns, self.path) if self.columns else LAYOUTS[TraceFormat(self.format)]
 
     @property
     def size_bytes(self) -> int:
@@ -165,11 +190,11 @@ class TraceFile:
     def sha256(self) -> str:
         """SHA-256 of the file's content, in hex digits.
 
-        For a file with companions, it is the SHA-256 of all their digests joined.
+        For a file with companions or a map, it is the SHA-256 of all their digests joined.
         """
-        layout = LAYOUTS[self.format]
-        hashes = [layout.digest(self.path), *map(file_sha256, companions := layout.companions(self.path))]
-        return sha256("".join(hashes).encode()).hexdigest() if companions else hashes[0]
+        hashes = [self._layout.digest(self.path), *map(file_sha256, self._layout.companions(self.path))]
+        hashes += [self.columns.sha256] if self.columns else []
+        return sha256("".join(hashes).encode()).hexdigest() if len(hashes) > 1 else hashes[0]
 
     @property
     def cluster(self) -> str | None:
@@ -198,9 +223,16 @@ class TraceFile:
             It cannot be read to its end; raised before the first batch.
         NothingUnderstood
             No row of it is a job; the message names the commonest reasons. Raised after the last batch of rejects.
+        UsageError
+            It is a dump of several clusters, and ``cluster`` is none of them.
         """
         reading, drafts = self._drafts(max(1, rows_per_batch))
         only = cluster if len(self._runs.clusters) > 1 and cluster in self._runs.clusters else None
+        if only is None and len(self._runs.clusters) > 1 and self._layout.apart:
+            raise UsageError(
+                f"{self.path} holds several clusters: {', '.join(sorted(self._runs.clusters))}.",
+                hint="Load one after the other: --cluster with one of these names.",
+            )
         last = self._runs.latest if as_of is None else np.datetime64(as_of.astimezone(UTC).replace(tzinfo=None), "us")
         any_ended = self._runs.any_ended or as_of is not None
         jobs, first_reasons, waiting, untracked = 0, Counter[str](), None, UntrackedGpus()
@@ -254,11 +286,14 @@ class TraceFile:
 
     def _read_again(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
         reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
-        return reading, LAYOUTS[self.format].drafts(reading)
+        return reading, self._layout.drafts(reading)
 
     def _general_notes(self, only: str | None) -> Iterator[str]:
         if self.assumed_timezone:
             yield f"Times in {self.path.name} carry no zone; {self.assumed_timezone} was assumed (--timezone ZONE)"
+        if self.columns:
+            yield f"Columns were read as the map {self.columns.name} says (SHA-256 {self.columns.sha256})"
+            yield self.columns.keys.note
         if len(self._runs.clusters) > 1 and only is None:
             named = ", ".join(sorted(self._runs.clusters))
             yield (
@@ -277,7 +312,9 @@ class TraceFile:
         )
         return NothingUnderstood(
             f"Not one row of {self.path} was understood as {self.format}: {named}.",
-            hint=TIME_FORMS
+            hint=f"Check the map {self.columns.name}."
+            if self.columns
+            else TIME_FORMS
             if commonest[0][0] == Reason.UNREADABLE_TIME
             else f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",
         )

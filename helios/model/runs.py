@@ -2,7 +2,7 @@
 
 Slurm closes the record of a run that is requeued and opens another one with the same id. Its submission is the moment
 at which the epilog of the run before had ended (batch_requeue_fini() in job_mgr.c). The record of a job that is resized
-is closed likewise, and the next one keeps the submission (as_mysql_job_start() in as_mysql_job.c).
+is closed likewise, and the submission of the next one is the moment of the change (22.05.8).
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class RunNumbers:
         return _frame(pa.table(columns))
 
     def _renumber(self, stored: pd.DataFrame) -> None:
-        """ColumnChange the numbers of stored runs."""
+        """Change the numbers of stored runs."""
         # Two rows that turn out to be one run stay as they are.
         clash = stored.duplicated([*_RECORD, "number"], keep=False).groupby([stored[name] for name in _RECORD])
         changed = stored[(stored["number"] != stored["restart"]) & ~clash.transform("any")]
