@@ -95,6 +95,13 @@ def test_hours_of_a_run_without_an_end_are_unknown_and_not_zero(town: Town) -> N
     assert "at least, since 1 of its runs are not known" in "\n".join(found.lines())
 
 
+def test_gpu_hours_are_unknown_where_gpus_are_not_recorded(town: Town) -> None:
+    load_three(town, gpus=float("nan"))
+    found = runs_of(town)
+    assert pd.isna(found.total["gpu_hours"]) and found.total["cpu_hours"] == 24
+    assert "unknown GPU hours and 24.00 CPU hours" in "\n".join(found.lines())
+
+
 def test_runs_that_the_history_lacks_are_counted_as_unknown(town: Town) -> None:
     load(town, a_run(town, 1, restart=1), a_run(town, 2, restart=2))
     assert runs_of(town).unknown == 1

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from starlette.testclient import TestClient
 
@@ -135,6 +136,21 @@ def test_another_name_of_this_server_is_refused(web: TestClient) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_it_can_only_be_read(web: TestClient, method: str) -> None:
     assert web.request(method, "/", headers=HTML).status_code == 405
+
+
+def test_the_runs_of_a_job_are_shown_and_an_earlier_owner_of_its_id_is_not(town: Town) -> None:
+    moments = [pd.Timestamp(town.cluster.now) - pd.Timedelta(hours=hours) for hours in (900, 48, 46)]
+    users, states = ("bob", "alice", "alice"), ("COMPLETED", "PREEMPTED", "COMPLETED")
+    jobs = [
+        a_job(job_id="7", user=user, state=state, submitted_at=moment, run_time_s=7000.0, restart=number)
+        for user, state, moment, number in zip(users, states, moments, (0, 0, 1), strict=True)
+    ]
+    with town.warehouse() as warehouse:
+        warehouse.load([a_batch(*jobs)], cluster="dev", path="p", sha256="runs", format="sacct", timezone="UTC")
+    with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+        of_alice, of_root = (web.get("/jobs/7", headers={**HTML, "X-Remote-User": u}).text for u in ("alice", "root"))
+    assert "It was run 2 times" in of_alice and "bob" not in of_alice
+    assert "the job of bob submitted" in of_root
 
 
 def test_a_user_of_a_proxy_sees_the_own_jobs_alone(town: Town) -> None:
