@@ -156,6 +156,11 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
+def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
+    """Parse TRES lists, as ``cpu=8,gres/gpu=2,mem=62.50G``."""
+    return DistinctColumn(texts, _tres, Tres())
+
+
 def gres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
@@ -302,6 +307,7 @@ SOURCES = {
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
     *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
+    "dbindex",
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -313,7 +319,7 @@ _FREE_TEXT = (
 """Fields that users write freely. Those likeliest to hold separators and newlines come first."""
 _UNREAD_FIELDS = (
     *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss"),
-    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex"),
+    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw"),
     *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
     *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
     *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
@@ -603,6 +609,7 @@ class _SacctTranslation(Translation):
         self.note_runs(
             restarts=np.where(np.abs(restarts) <= _MOST_RESTARTS, restarts, np.nan),
             record=self.rows.column("sluid"),
+            serial=self.rows.column("dbindex"),
             cluster=None if cluster is None else known_values(cluster),
         )
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
@@ -725,7 +732,7 @@ class _SacctTranslation(Translation):
         self.jobs[f"{name}_requested"] = np.where(requested > 0, requested, np.nan)
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
-        found = DistinctColumn(self.texts(*fields), _tres, Tres())
+        found = tres_lists(self.texts(*fields))
         self.refuse(found.unreadable, Reason.UNREADABLE_TRES, *fields)
         return found
 

@@ -1,5 +1,7 @@
 """Rows of sacct that end oddly, or contradict themselves, and how each is read."""
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -183,6 +185,19 @@ def test_a_job_that_runs_for_longer_than_any_can_is_a_runaway(tmp_path, started,
     assert (job["state"] == "RUNNING", pd.isna(job["ended_at"])) == (runs, runs)
     assert np.isnan(job["run_time_s"]) and (runs or job["ended_at"] == job["started_at"])
     assert any("sacctmgr show runawayjobs), such as '7'" in note for note in batch.notes) is not runs
+
+
+def test_runaways_in_a_file_of_nothing_else_are_named_and_kept(tmp_path):
+    row = a_sacct_row(State="RUNNING", End="Unknown")
+    batch = read(a_sacct_file(tmp_path, row, row | {"JobIDRaw": "101", "JobID": "101"}))
+    assert batch.jobs["state"].tolist() == ["RUNNING", "RUNNING"]
+    assert [note for note in batch.notes if note.startswith("2 jobs have run for longer") and "'100', '101'" in note]
+
+
+def test_jobs_of_today_in_a_file_without_ends_are_no_runaways(tmp_path):
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+    row = a_sacct_row(State="RUNNING", Submit=now, Start=now, End="Unknown")
+    assert not [note for note in read(a_sacct_file(tmp_path, row)).notes if "runaways" in note]
 
 
 @pytest.mark.parametrize(
