@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -164,6 +164,11 @@ def by_account(federation: Federation, cluster: str, window: Window) -> Held:
     return sums((name, *_counted(tres, used)) for _, name, user, _, tres, used in rows if not user and name != "root")
 
 
+def by_top_user(federation: Federation, cluster: str, window: Window) -> Held:
+    rows = federation.sreport(cluster, "user", "TopUsage", window=window)
+    return sums((user, *_counted(tres, used)) for _, user, _, _, tres, used in rows)
+
+
 def by_partition(federation: Federation, cluster: str, window: Window) -> Held:
     """Return the CPU seconds; of a suspended job this report takes GPUs off, too, against the others."""
     # The rollup knows no partitions; this report adds up jobs, in columns by their size, with a share at the end.
@@ -179,9 +184,6 @@ def by_partition(federation: Federation, cluster: str, window: Window) -> Held:
 def _counted(tres: str, seconds: str) -> tuple[str, float]:
     resource, each = RESOURCES[tres]
     return resource, int(seconds) * each
-
-
-SREPORT = {"users": by_user, "accounts": by_account}
 
 
 def work(federation: Federation) -> str:
@@ -321,14 +323,25 @@ def of_cpus(held: Held) -> Held:
     return {key: seconds for key, seconds in held.items() if key[1] == "cpu"}
 
 
-CASES = [("users", window) for window in WINDOWS] + [("accounts", "all"), ("accounts", "cut")]
-
-
 @pytest.mark.parametrize("cluster", ["east", "west"])
-@pytest.mark.parametrize(("group", "window"), CASES)
-def test_hours_equal_those_of_sreport(federation: Federation, cluster: str, group: str, window: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "sreport", "window"),
+    [
+        *(("users", by_user, window) for window in WINDOWS),
+        ("users", by_top_user, "all"),
+        ("accounts", by_account, "all"),
+        ("accounts", by_account, "cut"),
+    ],
+)
+def test_hours_equal_those_of_sreport(
+    federation: Federation,
+    cluster: str,
+    group: str,
+    sreport: Callable[[Federation, str, Window], Held],
+    window: str,
+) -> None:
     asked = the_window(federation, window)
-    expected = SREPORT[group](federation, cluster, asked)
+    expected = sreport(federation, cluster, asked)
     assert len(expected) > 2
     assert federation.report(cluster, group, asked) == pytest.approx(expected, rel=AGREE)
 
