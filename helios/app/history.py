@@ -123,9 +123,9 @@ def ingest(
 
 
 def tracks_gpus(warehouse: Warehouse, cluster: str) -> bool | None:
-    """Return True where rows of a cluster name GPUs, so that a row without holds none.
+    """Return True where rows of a loaded cluster name GPUs.
 
-    None where no row did so far.
+    Then a row without holds none. None where no row did so far.
     """
     try:
         known = warehouse.remembered(cluster, GPUS) or (NAMED if warehouse.names_gpus(cluster) else None)

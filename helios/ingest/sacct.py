@@ -714,7 +714,10 @@ class _SacctTranslation(Translation):
         }
 
     def _asked(self) -> NDArray[np.float64] | None:
-        """Return the GPUs in the command lines of submissions, NaN where they do not say so."""
+        """Return the GPUs in command lines of submissions.
+
+        NaN where they do not say so.
+        """
         lines = self.rows.column(_SUBMIT_LINE)
         if lines is None or self.reading.site is None:
             return None
@@ -729,7 +732,10 @@ class _SacctTranslation(Translation):
         return np.select([each == "NODE", each == "JOB", each == "TASK"], [nodes, 1.0, self.numbers("ntasks")], np.nan)
 
     def _with_shares(self, side: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return GPUs, with shards and MPS shares as their part of one where a job has no whole ones."""
+        """Return GPUs, with shares as parts of one.
+
+        The shares count where a job has no whole GPUs.
+        """
         held = side["gpus"].copy()
         for name, counted, unknown in (("mps", MPS_SHARES, ASSUMED_MPS), ("shards", SHARDS, UNKNOWN_SHARDS)):
             rows = np.flatnonzero((side[name] > 0) & ~(side["gpus"] > 0))
