@@ -42,6 +42,15 @@ AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
     TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
 ]
+Columns = Annotated[
+    str | None,
+    Option(
+        "--columns",
+        metavar="MAP",
+        help="Read a table of any columns (CSV, Parquet, SQL dump, JSON) as this TOML file says, or as a map of Helios "
+        "says, such as slurmdbd; help lists them.",
+    ),
+]
 Timezone = Annotated[
     str | None,
     Option(
@@ -142,6 +151,7 @@ class HistoryOptions:
     cluster: Cluster = None
     trace: Trace = None
     trace_format: Format = None
+    columns: Columns = None
     timezone: Timezone = None
     gpus_from: GpusFrom = None
 
@@ -162,6 +172,7 @@ class HistoryOptions:
                 self.trace,
                 timezone=named_timezone(self.timezone, settings),
                 trace_format=self.trace_format,
+                columns=self.columns,
                 cluster=self.cluster,
                 site=named_site(self.gpus_from, settings) or site,
                 progress=progress,
@@ -178,8 +189,9 @@ class HistoryOptions:
         """
         if self.trace is None:
             return ["--cluster", history.cluster]
-        given = [("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone)]
-        given.append(("--gpus-from", self.gpus_from and self.gpus_from.resolve()))
+        columns = Path(self.columns).resolve() if self.columns and Path(self.columns).is_file() else self.columns
+        given = [("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--columns", columns)]
+        given += [("--timezone", self.timezone), ("--gpus-from", self.gpus_from and self.gpus_from.resolve())]
         return _given_options(*given, ("--cluster", self.cluster))
 
     def refuse_file_options(self) -> None:
@@ -190,7 +202,12 @@ class HistoryOptions:
         UsageError
             Such an option was given without ``--trace``.
         """
-        options = {"--timezone": self.timezone, "--format": self.trace_format, "--gpus-from": self.gpus_from}
+        options = {
+            "--timezone": self.timezone,
+            "--format": self.trace_format,
+            "--columns": self.columns,
+            "--gpus-from": self.gpus_from,
+        }
         if self.trace is None and (given := [option for option, value in options.items() if value]):
             option, rule = given[0], "is for files, and the jobs of a loaded cluster are stored as they were read"
             raise UsageError(

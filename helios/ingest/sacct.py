@@ -177,6 +177,11 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
+def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
+    """Parse TRES lists, as ``cpu=8,gres/gpu=2,mem=62.50G``."""
+    return DistinctColumn(texts, _tres, Tres())
+
+
 def gres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
@@ -355,7 +360,7 @@ _SUBMIT_LINE = "submitline"
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
     *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
-    *("ntasks", _SUBMIT_LINE),
+    *("ntasks", _SUBMIT_LINE, "dbindex"),
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -367,7 +372,7 @@ _FREE_TEXT = (
 """Fields that users write freely. Those likeliest to hold separators and newlines come first."""
 _UNREAD_FIELDS = (
     *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss"),
-    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex"),
+    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw"),
     *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
     *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
     *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
@@ -422,6 +427,9 @@ FORGEABLE = (
 REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they have neither a start nor hours"
 SUSPENDED = (
     "jobs were suspended: their run time is Elapsed, without the suspension, and they held their GPUs from start to end"
+)
+RESIZED = (
+    "jobs have a start before their submission, as later sizes of a resized job have: they count from their submission"
 )
 ELAPSED_DIFFERS = (
     "jobs have an Elapsed other than end minus start minus suspension: where it is not 0, their run time is Elapsed"
@@ -655,6 +663,36 @@ Size = NDArray[np.float64] | DistinctColumn[Tres]
 """A column of sizes, or of TRES lists that have them."""
 
 
+def with_shares(
+    amounts: Mapping[str, NDArray[np.float64]],
+    places_of: Callable[[NDArray[np.int64]], Places],
+    remarks: dict[str, Mask],
+) -> NDArray[np.float64]:
+    """Return GPUs, with shares as parts of one.
+
+    The shares count where a job has no whole GPUs.
+
+    Parameters
+    ----------
+    amounts : mapping of str to array
+        The GPUs, shards and MPS shares of each row, named as in ``Tres``.
+    places_of : callable
+        Returns what is known of the nodes of some rows.
+    remarks : dict of str to array
+        How the shares were counted is added here.
+    """
+    held = amounts["gpus"].copy()
+    for name, counted, unknown in (("mps", MPS_SHARES, ASSUMED_MPS), ("shards", SHARDS, UNKNOWN_SHARDS)):
+        rows = np.flatnonzero((amounts[name] > 0) & ~(amounts["gpus"] > 0))
+        if not len(rows):
+            continue
+        held[rows], assumed = gpus_of_shares(amounts[name][rows], name, places_of(rows))
+        doubtful = assumed | np.isnan(held[rows])
+        for note, chosen in ((unknown, rows[doubtful]), (counted, rows[~doubtful])):
+            remarks.setdefault(note, np.zeros(len(held), dtype=np.bool_))[chosen] = True
+    return held
+
+
 class _SacctTranslation(Translation):
     """Translation of sacct's fields."""
 
@@ -669,6 +707,7 @@ class _SacctTranslation(Translation):
         self.note_runs(
             restarts=np.where(np.abs(restarts) <= _MOST_RESTARTS, restarts, np.nan),
             record=self.rows.column("sluid"),
+            serial=self.rows.column("dbindex"),
             cluster=None if cluster is None else known_values(cluster),
         )
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
@@ -699,7 +738,7 @@ class _SacctTranslation(Translation):
             named |= np.logical_or.reduce([~np.isnan(amounts) for amounts in found])
             # ReqGRES is for each node, AllocGRES the sum over all of them (up to Slurm 20.02).
             sides[0][name], sides[1][name] = self._first(found[0], found[2] * times), self._first(found[1], found[3])
-        held = [self._with_shares(side) for side in sides]
+        held = [with_shares(side, self._places, self.remarks) for side in sides]
         self._read_size("gpus", (held[0],), (held[1],))
         self.unnamed = ~named
         self.jobs["gpu_type"] = category(pc.coalesce(*(column.texts("gpu_type") for column in lists)))
@@ -731,23 +770,6 @@ class _SacctTranslation(Translation):
         nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
         return np.select([each == "NODE", each == "JOB", each == "TASK"], [nodes, 1.0, self.numbers("ntasks")], np.nan)
 
-    def _with_shares(self, side: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return GPUs, with shares as parts of one.
-
-        The shares count where a job has no whole GPUs.
-        """
-        held = side["gpus"].copy()
-        for name, counted, unknown in (("mps", MPS_SHARES, ASSUMED_MPS), ("shards", SHARDS, UNKNOWN_SHARDS)):
-            rows = np.flatnonzero((side[name] > 0) & ~(side["gpus"] > 0))
-            if not len(rows):
-                continue
-            gpus, assumed = gpus_of_shares(side[name][rows], name, self._places(rows))
-            held[rows] = gpus
-            for note, chosen in ((unknown, assumed | np.isnan(gpus)), (counted, ~assumed & ~np.isnan(gpus))):
-                mask = self.remarks.setdefault(note, np.zeros(len(self.rows), dtype=np.bool_))
-                mask[rows[chosen]] = True
-        return held
-
     def _places(self, rows: NDArray[np.int64]) -> Places:
         """Return what is known of the nodes of some rows."""
         lists, partitions = (
@@ -778,6 +800,14 @@ class _SacctTranslation(Translation):
         end = np.where(over, end, NOT_A_TIME)
         revoked = self._revoked()
         start = np.where(revoked, NOT_A_TIME, start)
+        submitted = self._time("submitted_at")
+        # It ended by the clock of the cluster that ran the job.
+        end = np.where(revoked & (end < submitted), submitted, end)
+        # slurmdbd gives each size of a resized job the start of the job, and the moment of the change as Submit and
+        # Eligible (22.05.8); sreport counts it from the hour of that moment.
+        resized = (start < submitted) & (submitted == self._time("eligible_at")) & ~(end < submitted)
+        elapsed = np.where(resized, elapsed - (submitted - start) / np.timedelta64(1, "s"), elapsed)
+        start = np.where(resized, submitted, start)
         # Elapsed is end minus start minus suspension (as_mysql_jobacct_process.c), and 0 where it is not known.
         suspended = np.nan_to_num(self.durations("suspended", bare_unit_s=1.0))
         worked = over & (elapsed > 0) & ~revoked
@@ -792,6 +822,7 @@ class _SacctTranslation(Translation):
         run_time = np.maximum(held - suspended, np.minimum(held, 0.0))
         self.jobs["run_time_s"] = np.where(worked & (differs | np.isnan(held)), elapsed, run_time)
         self.remarks |= {
+            RESIZED: resized,
             SUSPENDED: over & (suspended > 0) & ~differs,
             ELAPSED_DIFFERS: differs & ~backwards,
             END_FROM_ELAPSED: backwards,
@@ -846,7 +877,7 @@ class _SacctTranslation(Translation):
         self.jobs[f"{name}_requested"] = np.where(requested > 0, requested, np.nan)
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
-        found = DistinctColumn(self.texts(*fields), _tres, Tres())
+        found = tres_lists(self.texts(*fields))
         self.refuse(found.unreadable, Reason.UNREADABLE_TRES, *fields)
         return found
 
