@@ -167,7 +167,7 @@ def _numbers(connection: sa.Connection, *states: JobState) -> list[int]:
 
 
 def _repeated_runs(connection: sa.Connection, cluster_id: int, old: sa.ColumnElement[bool]) -> tuple[int, int]:
-    """Count later runs of a job that are numbered 0, and return when the first was submitted."""
+    """Count later runs that are numbered 0, and find the first submission."""
     job, listed = jobs.c, sa.select(requeues.c.job_id).where(requeues.c.cluster_id == cluster_id)
     names_of = (job.submitted_at, job.state, job.user)
     before = (sa.func.lag(value).over(partition_by=job.job_id, order_by=job.submitted_at) for value in names_of)
