@@ -101,7 +101,7 @@ def ingest(
     """
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; a history read from a file needs none
 
-    trace = _opened(path, trace_format, columns, timezone, site)
+    trace = _opened(path, trace_format, columns, timezone, site=site)
     name = _loaded_name(cluster, trace, path)
     with Warehouse.open(url) as warehouse:
         trace = replace(trace, tracks_gpus=tracks_gpus(warehouse, name))
@@ -127,9 +127,9 @@ def ingest(
 
 
 def tracks_gpus(warehouse: Warehouse, cluster: str) -> bool | None:
-    """Return True where rows of a cluster name GPUs, so that a row without holds none.
+    """Return True where rows of a loaded cluster name GPUs.
 
-    None where no row did so far.
+    Then a row without holds none. None where no row did so far.
     """
     try:
         known = warehouse.remembered(cluster, GPUS) or (NAMED if warehouse.names_gpus(cluster) else None)
@@ -178,7 +178,7 @@ def read_file(
 
     Parameters are as in :func:`ingest`.
     """
-    trace = _opened(path, trace_format, columns, timezone, site)
+    trace = _opened(path, trace_format, columns, timezone, site=site)
     name = _loaded_name(cluster, trace, path)
     batches = list(_reporting(trace, f"Reading {path.name}", progress, cluster=name))
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
@@ -303,6 +303,7 @@ def _opened(
     trace_format: TraceFormat | None,
     columns: str | None,
     timezone: str | None,
+    *,
     site: SiteGpus | None,
 ) -> TraceFile:
     if columns and trace_format:

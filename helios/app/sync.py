@@ -144,7 +144,7 @@ def sync_history(
         for number, (first, last) in enumerate(intervals):
             progress("Reading the accounting", number / len(intervals))
             try:
-                report = _load(warehouse, accounting, gpus, cluster, (first, last), now=now, again=again)
+                report = _load(warehouse, accounting, cluster, first, last, gpus=gpus, now=now, again=again)
             except HeliosError as reason:
                 if again:
                     reason.hint += f" Before {first:%Y-%m-%d %H:%M} it was read anew; go on from there."
@@ -224,15 +224,15 @@ def _read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[date
 def _load(
     warehouse: Warehouse,
     accounting: AccountingSource,
-    gpus: GpuAccounting,
     cluster: str,
-    window: tuple[datetime, datetime],
+    first: datetime,
+    last: datetime,
     *,
+    gpus: GpuAccounting,
     now: datetime,
     again: bool,
 ) -> LoadReport | None:
     """Read and store one window, and return None where it has no jobs."""
-    first, last = window
     with tempfile.TemporaryDirectory(prefix="helios-") as folder:
         path = Path(folder) / "sacct.txt"
         accounting.jobs(first, last, path)
@@ -254,4 +254,4 @@ def _load(
         )
         if not report.already_loaded and gpus.is_tracked is None:
             remember_gpus(warehouse, cluster, trace)
-    return report
+        return report

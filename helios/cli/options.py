@@ -404,7 +404,7 @@ def named_timezone(option: str | None, settings: LoadedSettings) -> str | None:
 
 
 def named_site(option: Path | None, settings: LoadedSettings) -> SiteGpus | None:
-    """Return the GPUs of the nodes in the file that the option or else the configuration names.
+    """Return the nodes that the option or else the configuration names.
 
     Raises
     ------

@@ -86,7 +86,9 @@ def settle(draft: JobRows, *, as_of: np.datetime64, any_ended: bool) -> dict[str
 
 
 def settle_gpus(draft: JobRows, *, named: bool, site: SiteGpus | None) -> dict[str, Mask]:
-    """Set the GPUs of rows that name none, and return the rows of each way in which they are known.
+    """Set the GPUs of rows that name none.
+
+    Returns the rows of each way in which they are known, by the text of its note.
 
     Parameters
     ----------

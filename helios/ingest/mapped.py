@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
 from helios.ingest import column_map, parquet, sacct, sql_dump
@@ -45,6 +46,7 @@ from helios.ingest.parse import (
     without,
 )
 from helios.model import JOBS, JobState
+from helios.model.gpu_parts import Places, places
 
 _SEPARATORS = (",", ";", "\t", "|")
 _NOTHING = pa.scalar(None, pa.string())
@@ -357,7 +359,9 @@ class _MappedRows(Translation):
 
     def _read_numbers(self) -> None:
         for name, source, texts in self._given(COUNTS):
-            if source.tres or source.gres:
+            if name == "gpus" and (source.tres or source.gres):
+                values = self._gpus(self._amounts(texts, source))
+            elif source.tres or source.gres:
                 values = self._amounts(texts, source).floats(column_map.TRES_NAMES[source.tres or "gres/gpu"])
             elif name in column_map.DURATIONS:
                 seconds = durations(texts, bare_unit_s=DURATION_UNITS[source.unit])
@@ -373,6 +377,19 @@ class _MappedRows(Translation):
             self.jobs[name] = values
             if name == "gpus" and (source.tres or source.gres):
                 self.unnamed = np.isnan(values)
+
+    def _gpus(self, found: sacct.DistinctColumn[sacct.Tres]) -> NDArray[np.float64]:
+        """Return GPUs with their parts, and keep which rows name none."""
+        amounts = {name: found.floats(name) for name in ("gpus", "shards", "mps")}
+        self.unnamed = np.logical_and.reduce([np.isnan(values) for values in amounts.values()])
+        return sacct.with_shares(amounts, self._places, self.remarks)
+
+    def _places(self, rows: NDArray[np.int64]) -> Places:
+        """Return what is known of the nodes of some rows."""
+        given = {name: texts for name, _, texts in self._given(("node_list", "partition"))}
+        nothing = pa.nulls(len(self.rows), pa.string())
+        chosen = [given.get(name, nothing).take(pa.array(rows)).to_pylist() for name in ("node_list", "partition")]
+        return places(self.reading.site, *chosen)
 
     def _complete_run(self) -> None:
         """Set start, end and run time, of which two give the third."""

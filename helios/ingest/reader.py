@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
@@ -140,7 +140,7 @@ def open_trace(
     if not start.strip():
         raise NothingUnderstood(f"{path} is empty.", hint="Check the export that wrote it.")
     if columns is not None:
-        return _open_mapped(path, start, columns, timezone)
+        return replace(_open_mapped(path, start, columns, timezone), site=site, tracks_gpus=tracks_gpus)
     chosen = sniff(path, start) if format is None else TraceFormat(format)
     layout = LAYOUTS[chosen]
     clock = TimeParser(timezone or layout.own_zone(path) or layout.zone)
@@ -214,8 +214,8 @@ class TraceFile:
         For a file with companions or a map, it is the SHA-256 of all their digests joined.
         """
         hashes = [self._layout.digest(self.path), *map(file_sha256, self._layout.companions(self.path))]
-        # Read with another map, or with other counts of GPUs, the same content gives other jobs.
         hashes += [self.columns.sha256] if self.columns else []
+        # Read with other counts of GPUs, the same content gives other jobs.
         hashes += [self.site.digest] if self.site else []
         return sha256("".join(hashes).encode()).hexdigest() if len(hashes) > 1 else hashes[0]
 

@@ -360,7 +360,7 @@ _SUBMIT_LINE = "submitline"
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
     *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
-    *("dbindex", "ntasks", _SUBMIT_LINE),
+    *("ntasks", _SUBMIT_LINE, "dbindex"),
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -663,6 +663,36 @@ Size = NDArray[np.float64] | DistinctColumn[Tres]
 """A column of sizes, or of TRES lists that have them."""
 
 
+def with_shares(
+    amounts: Mapping[str, NDArray[np.float64]],
+    places_of: Callable[[NDArray[np.int64]], Places],
+    remarks: dict[str, Mask],
+) -> NDArray[np.float64]:
+    """Return GPUs, with shares as parts of one.
+
+    The shares count where a job has no whole GPUs.
+
+    Parameters
+    ----------
+    amounts : mapping of str to array
+        The GPUs, shards and MPS shares of each row, named as in ``Tres``.
+    places_of : callable
+        Returns what is known of the nodes of some rows.
+    remarks : dict of str to array
+        How the shares were counted is added here.
+    """
+    held = amounts["gpus"].copy()
+    for name, counted, unknown in (("mps", MPS_SHARES, ASSUMED_MPS), ("shards", SHARDS, UNKNOWN_SHARDS)):
+        rows = np.flatnonzero((amounts[name] > 0) & ~(amounts["gpus"] > 0))
+        if not len(rows):
+            continue
+        held[rows], assumed = gpus_of_shares(amounts[name][rows], name, places_of(rows))
+        doubtful = assumed | np.isnan(held[rows])
+        for note, chosen in ((unknown, rows[doubtful]), (counted, rows[~doubtful])):
+            remarks.setdefault(note, np.zeros(len(held), dtype=np.bool_))[chosen] = True
+    return held
+
+
 class _SacctTranslation(Translation):
     """Translation of sacct's fields."""
 
@@ -708,7 +738,7 @@ class _SacctTranslation(Translation):
             named |= np.logical_or.reduce([~np.isnan(amounts) for amounts in found])
             # ReqGRES is for each node, AllocGRES the sum over all of them (up to Slurm 20.02).
             sides[0][name], sides[1][name] = self._first(found[0], found[2] * times), self._first(found[1], found[3])
-        held = [self._with_shares(side) for side in sides]
+        held = [with_shares(side, self._places, self.remarks) for side in sides]
         self._read_size("gpus", (held[0],), (held[1],))
         self.unnamed = ~named
         self.jobs["gpu_type"] = category(pc.coalesce(*(column.texts("gpu_type") for column in lists)))
@@ -723,7 +753,10 @@ class _SacctTranslation(Translation):
         }
 
     def _asked(self) -> NDArray[np.float64] | None:
-        """Return the GPUs in the command lines of submissions, NaN where they do not say so."""
+        """Return the GPUs in command lines of submissions.
+
+        NaN where they do not say so.
+        """
         lines = self.rows.column(_SUBMIT_LINE)
         if lines is None or self.reading.site is None:
             return None
@@ -736,20 +769,6 @@ class _SacctTranslation(Translation):
         each = np.array([entry.per for entry in old_asked.entries])[old_asked.codes]
         nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
         return np.select([each == "NODE", each == "JOB", each == "TASK"], [nodes, 1.0, self.numbers("ntasks")], np.nan)
-
-    def _with_shares(self, side: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return GPUs, with shards and MPS shares as their part of one where a job has no whole ones."""
-        held = side["gpus"].copy()
-        for name, counted, unknown in (("mps", MPS_SHARES, ASSUMED_MPS), ("shards", SHARDS, UNKNOWN_SHARDS)):
-            rows = np.flatnonzero((side[name] > 0) & ~(side["gpus"] > 0))
-            if not len(rows):
-                continue
-            gpus, assumed = gpus_of_shares(side[name][rows], name, self._places(rows))
-            held[rows] = gpus
-            for note, chosen in ((unknown, assumed | np.isnan(gpus)), (counted, ~assumed & ~np.isnan(gpus))):
-                mask = self.remarks.setdefault(note, np.zeros(len(self.rows), dtype=np.bool_))
-                mask[rows[chosen]] = True
-        return held
 
     def _places(self, rows: NDArray[np.int64]) -> Places:
         """Return what is known of the nodes of some rows."""

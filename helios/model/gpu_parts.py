@@ -1,4 +1,4 @@
-"""GPUs of jobs that hold parts of a GPU, or whose site does not account for GPUs.
+"""GPUs of jobs that hold parts of one, or that nobody accounted for.
 
 Shares of ``gres/shard`` and ``gres/mps`` count by the shares into which the GPUs of their nodes are divided, and MIG
 slices by their compute slices. Slurm spreads the shares of a node evenly over its GPUs (``gres_c_s.c``). It refuses a
@@ -131,7 +131,10 @@ class SiteGpus:
     exclusive: frozenset[str] = frozenset()
 
     def on(self, node_list: str) -> NodeGpus | None:
-        """Return the GPUs of a list of nodes together, None where a node is not known or there is none."""
+        """Return the GPUs of a list of nodes together.
+
+        None where a node is not known, or the list is empty.
+        """
         if node_list in self.nodes:
             return self.nodes[node_list]
         try:
@@ -143,7 +146,10 @@ class SiteGpus:
         )
 
     def open_to(self, partition: str | None) -> NodeGpus:
-        """Return the GPUs of a partition's nodes together, of all nodes where it is not known."""
+        """Return the GPUs of a partition's nodes together.
+
+        Where it is not known, those of all nodes.
+        """
         names = [name for part in (partition or "").split(",") for name in self.partitions.get(part, ())]
         return NodeGpus.together(self.nodes[name] for name in names if name in self.nodes) if names else self._all
 
@@ -203,7 +209,7 @@ def places(site: SiteGpus | None, node_lists: Texts, partitions: Texts) -> Place
 def gpus_of_shares(
     shares: NDArray[np.float64], kind: str, where: Places
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the GPUs in shares, and for which rows the shares of a GPU were assumed.
+    """Return the GPUs in shares, and which are assumed.
 
     Parameters
     ----------
@@ -238,7 +244,7 @@ def gpus_from_nodes(
     cpus: NDArray[np.float64],
     asked: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the GPUs of jobs whose lists name none, where the site does not account for GPUs.
+    """Return the GPUs of jobs whose site does not account for them.
 
     Jobs on nodes without GPUs held none. Those of exclusive partitions, or with all CPUs of their nodes, held all of
     their GPUs. Any other one held what it asked for where that is known, and is unknown else.
@@ -276,10 +282,10 @@ _WITHOUT_VALUE = frozenset({
 
 
 def gpus_asked(submission: str, *, nodes: float, tasks: float) -> float:
-    """Return the GPUs that a command line such as ``sbatch --gres=gpu:2 job.sh`` asks for.
+    """Return the GPUs that a command line asks for.
 
-    NaN where it does not say so: options may stand in the job's script, too. Options of the job's own program, which
-    may be called alike, are not read.
+    An example is ``sbatch --gres=gpu:2 job.sh``. NaN where it does not say so: options may stand in the job's script,
+    too. Options of the job's own program, which may be called alike, are not read.
     """
     total, times = np.nan, {"job": 1.0, "node": nodes, "task": tasks}
     for option, value in _options(submission.split()[1:]):
@@ -305,7 +311,10 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _count(word: str, *, is_gres: bool) -> float | None:
-    """Return the GPUs in ``gpu:a100:2`` of ``--gres``, or in ``a100:2`` of another option."""
+    """Return the GPUs in one word of an option.
+
+    Words are ``gpu:a100:2`` in ``--gres``, and ``a100:2`` in other options.
+    """
     name, *rest = re.split(r"[:=]", word.removeprefix("gres:").removeprefix("gres/"))
     if is_gres and name != "gpu":
         return None

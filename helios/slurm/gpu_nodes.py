@@ -1,6 +1,7 @@
-"""GPUs of a site's nodes, read from ``slurm.conf``, from ``scontrol show node``, or from a table.
+"""Reader of the GPUs of a site's nodes.
 
-Jobs with parts of a GPU, and those of a site that does not account for GPUs, are counted by them.
+They stand in ``slurm.conf``, in the output of ``scontrol show node``, or in a table. Jobs with parts of a GPU, and
+those of a site that does not account for GPUs, are counted by them.
 """
 
 from __future__ import annotations

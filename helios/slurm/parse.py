@@ -95,9 +95,10 @@ class Gpus:
 
 @_remembered
 def gres(value: str) -> Mapping[str, Mapping[str, int]]:
-    """Parse the GPUs, shards and MPS shares of each type in a list of TRES or GRES.
+    """Parse the GPUs and their shares in a list of TRES or GRES.
 
-    Examples: ``gres/gpu=2``, ``gres:gpu:a100:2``, ``gpu:a100:8(S:0-1),shard:a100:32``. Those without a type have "".
+    The counts are by name (gpu, shard, mps) and type. Those without a type have "". Examples: ``gres/gpu=2``,
+    ``gres:gpu:a100:2``, ``gpu:a100:8(S:0-1),shard:a100:32``.
     """
     counts: dict[str, dict[str, int]] = {}
     for part in COMMA_OUTSIDE_BRACKETS.split(value):
@@ -108,7 +109,7 @@ def gres(value: str) -> Mapping[str, Mapping[str, int]]:
 
 
 def gpus(value: str, name: str = "gpu") -> Gpus:
-    """Return the GPUs in a list of TRES or GRES, or the shares of another ``name``.
+    """Return the GPUs, or shares of another ``name``, in a list.
 
     Where a list has the same GPUs once with and once without types, as TRES do, they are counted once.
     """

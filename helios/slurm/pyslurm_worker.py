@@ -230,7 +230,9 @@ def read(record: Any, attribute: str) -> Any:
 
 
 def count_gpus(counts: Any, name: str = "gpu") -> dict[str, Any]:
-    """Return number and type of the GPUs in GRES or TRES, or of the shares of another ``name``.
+    """Return number and type of the GPUs in GRES or TRES.
+
+    With another ``name``, those of its shares.
 
     GPUs that are listed both with and without a type count once.
     """
@@ -247,16 +249,17 @@ def count_gpus(counts: Any, name: str = "gpu") -> dict[str, Any]:
 
 
 def gpus_held(gpus: int, held: dict[str, tuple[int, int]]) -> float:
-    """Return the GPUs of a node that jobs hold, with shards and MPS shares as parts of one.
+    """Return the GPUs of a node that jobs hold.
 
-    ``held`` has, by the name of the GRES, how many are held and how many the node's ``gpus`` are divided into.
+    Shards and MPS shares are parts of one. ``held`` has, by the name of the GRES, how many are held and how many the
+    node's ``gpus`` are divided into.
     """
     parts = sum(gpus * used / total for name, (used, total) in held.items() if name != "gpu" and total)
     return held["gpu"][0] + parts
 
 
 def _count_held(lists: Sequence[Any], times: tuple[int, int], name: str) -> dict[str, Any]:
-    """Return what TRES say that a job holds of a GRES, else what it asks for on each node or for each task."""
+    """Return what a job holds of a GRES, else what it asks for."""
     counted, by_node, by_task = (count_gpus(counts, name) for counts in lists)
     asked = max(by_node["count"] * times[0], by_task["count"] * times[1])
     kinds = {found["kind"] for found in (counted, by_node, by_task)} - {None}

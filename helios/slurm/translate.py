@@ -224,7 +224,10 @@ def _columns(jobs: Sequence[RawJob], nodes: Sequence[RawNode]) -> dict[str, Any]
 
 
 def _gpus(jobs: Sequence[RawJob], nodes: Sequence[RawNode]) -> NDArray[np.float64]:
-    """Return the GPUs of each job, with shards, MPS shares and MIG slices as parts of one."""
+    """Return the GPUs of each job.
+
+    Shards, MPS shares and MIG slices are parts of one.
+    """
     gpus = np.array([job["gpus"] * (part_of_gpu(job["gpu_type"] or "") or 1.0) for job in jobs], dtype=np.float64)
     shares = {kind: np.array([dict(job)[kind] or 0 for job in jobs], dtype=np.float64) for kind in ("shards", "mps")}
     untyped = np.array([not job["gpu_type"] for job in jobs], dtype=np.bool_) & (gpus > 0)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from helios.model import INTERRUPTED, JobState
+from helios.model.gpu_parts import part_of_gpu
 from helios.warehouse.bulk import text_digest
 from helios.warehouse.schema import jobs, loads, memories, names, nodes, requeues
 
@@ -115,7 +116,9 @@ def _kinds(connection: sa.Connection, cluster_id: int) -> dict[str, sa.ColumnEle
     in_cluster = job.cluster_id == cluster_id
     newest = connection.execute(sa.select(sa.func.max(job.submitted_at)).where(in_cluster)).scalar_one() or 0
     largest = connection.execute(sa.select(sa.func.max(nodes.c.gpus)).where(nodes.c.cluster_id == cluster_id)).scalar()
-    of_shards = sa.select(names.c.name_id).where(names.c.text.like("%gres/shard%"))
+    shares = sa.or_(names.c.text.like("%gres/shard%"), names.c.text.like("%gres/mps%"))
+    of_shares = sa.select(names.c.name_id).where(shares)
+    of_slices = _lists_of_slices(connection)
     unended = sa.and_(job.started_at.is_not(None), job.ended_at.is_(None), job.run_time_s.is_(None))
     over = job.state.in_(_numbers(connection, *(set(JobState) - set(_UNFINISHED))))
     lasted_s = (job.ended_at - job.started_at) / 1e6
@@ -126,14 +129,27 @@ def _kinds(connection: sa.Connection, cluster_id: int) -> dict[str, sa.ColumnEle
             job.run_time_s > job.time_limit_s + OVER_LIMIT_S, sa.func.abs(lasted_s - job.run_time_s) < 1.0
         ),
         "ran on another cluster of the federation (REVOKED) and have a start": _is_revoked(connection),
-        "hold shards of GPUs that are not counted": sa.and_(
-            sa.func.coalesce(job.gpus, 0) == 0,
-            sa.or_(job.tres_allocated.in_(of_shards), job.tres_requested.in_(of_shards)),
+        "hold shards or MPS shares of GPUs that are not counted": sa.and_(
+            job.gpus == 0, sa.or_(job.tres_allocated.in_(of_shares), job.tres_requested.in_(of_shares))
         ),
+        "hold MIG slices that are counted as whole GPUs": sa.and_(job.gpus >= 1, job.tres_allocated.in_(of_slices)),
     }
     if largest:
         kinds[f"hold more GPUs than their nodes have ({largest:g} each at most)"] = job.gpus > job.nodes * largest
     return kinds
+
+
+def _lists_of_slices(connection: sa.Connection) -> list[int]:
+    """Return the TRES lists that name MIG slices and less than a GPU in all."""
+    query = sa.select(names.c.name_id, names.c.text).where(names.c.text.like("%gres/gpu:%gb%=%"))
+    texts = connection.execute(query).all()
+    return [number for number, text in texts if 0 < _slices(text) < 1]
+
+
+def _slices(text: str) -> float:
+    """Return the GPUs in the MIG slices of a TRES list."""
+    entries = (entry.removeprefix("gres/gpu:").partition("=") for entry in text.split(",") if "gres/gpu:" in entry)
+    return sum(float(count) * (part_of_gpu(kind) or 1.0) for kind, _, count in entries if count.isdecimal())
 
 
 def has_misread_times(connection: sa.Connection) -> sa.ColumnElement[bool]:

@@ -394,9 +394,9 @@ class Warehouse(ModelStore, TrialStore):
             return connection.execute(held.limit(1)).first() is not None
 
     def settle_unnamed_gpus(self, cluster: str) -> int:
-        """Store that jobs hold no GPU where no list of theirs names one, and return how many these are.
+        """Store that jobs whose lists name no GPU hold none.
 
-        It is for a cluster of which other jobs turned out to name theirs.
+        It is for a cluster of which other jobs turned out to name theirs. Returns how many jobs these are.
         """
         jobs, texts = schema.jobs.c, schema.names.c
         shares = sa.or_(texts.text.like("%gres/shard%"), texts.text.like("%gres/mps%"))

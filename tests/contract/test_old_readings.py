@@ -30,13 +30,20 @@ MISREAD: dict[str, list[dict[str, Any]]] = {
     "ran more than 1 h above its limit": [a_job(job_id="7", run_time_s=7201.0, time_limit_s=3600.0)],
     "ran on another cluster of the federation (REVOKED)": [a_job(job_id="7", state="REVOKED")],
     "holds more GPUs than": [a_job(job_id="7", gpus=64, nodes=4.0)],
-    "shards of GPUs that are not counted": [a_job(job_id="7", gpus=0, tres_allocated="cpu=4,gres/shard=2,node=1")],
+    "shares of GPUs that are not counted": [a_job(job_id="7", gpus=0, tres_allocated="cpu=4,gres/shard=2,node=1")],
+    "MPS shares of GPUs": [a_job(job_id="7", gpus=0, tres_allocated="cpu=4,gres/mps=50,node=1")],
+    "MIG slices that are counted as whole GPUs": [
+        a_job(job_id="7", gpus=2, tres_allocated="cpu=4,gres/gpu:1g.5gb=2,gres/gpu=2,node=1")
+    ],
 }
 RIGHT = [
     a_job(job_id="1", run_time_s=3700.0, time_limit_s=3600.0),
     a_job(job_id="2", state="RUNNING", run_time_s=None, ended_at=None),
     a_job(job_id="3", state="REVOKED", started_at=None, ended_at=None, run_time_s=None),
     a_job(job_id="4", gpus=16, nodes=4.0),
+    a_job(job_id="9", gpus=2, tres_allocated="gres/gpu:a100-80gb=2,gres/gpu=2"),
+    a_job(job_id="10", gpus=1, tres_allocated="gres/gpu:1g.5gb=7,gres/gpu=7"),
+    a_job(job_id="11", gpus=None, tres_allocated="cpu=4,gres/shard=2,node=1"),
     a_job(job_id="5", gpus=0, tres_allocated="cpu=4,node=1"),
     a_job(job_id="6", state="CANCELLED", started_at=None, ended_at=NOON, run_time_s=None),
     a_job(job_id="8", run_time_s=7200.0, ended_at="2020-01-01T12:08:05Z", time_limit_s=3600.0),

@@ -237,3 +237,17 @@ def test_a_replay_of_slurm_takes_the_nodes_of_its_configuration(helios: Helios, 
     rows = [a_row("cpu=64,node=1", job=str(number), cpus=64) for number in range(1, 4)]
     said = helios("whatif", "slurm", "--slurm-conf", conf, "--trace", write(tmp_path, *rows)).err
     assert "3 jobs held all CPUs of their nodes, and count with all GPUs of these" in said
+
+
+def test_a_map_counts_parts_and_zeros_as_sacct_does(helios: Helios, tmp_path: Path, conf: Path) -> None:
+    columns = tmp_path / "map.toml"
+    columns.write_text(
+        'timezone = "UTC"\n[columns]\njob_id = "id"\nnode_list = "nodes"\n'
+        'gpus = { column = "tres", tres = "gres/gpu" }\n'
+        'submitted_at = { column = "at", unit = "epoch s" }\n'
+    )
+    table = tmp_path / "jobs.csv"
+    rows = ('1,1709280000,g1,"cpu=8,gres/shard=2"', '2,1709280000,g1,"cpu=8,gres/gpu:a100=3"', "3,1709280000,g1,cpu=8")
+    table.write_text("\n".join(("id,at,nodes,tres", *rows)) + "\n")
+    found = gpus(helios, tmp_path, "--trace", table, "--columns", columns, "--gpus-from", conf)
+    assert found == [0.5, 3, 0]
