@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
-from helios.model import Snapshot
+from helios.model import Sizes, Snapshot
 from helios.model.pools import PoolAction, PoolSnapshot
 
 
@@ -97,7 +97,7 @@ class Order(Protocol):
     """
 
     def __call__(
-        self, *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+        self, *, submitted_s: NDArray[np.int64], gpus: Sizes, run_time_s: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return one key for each job.
 

@@ -42,7 +42,7 @@ from helios.report.job import (
 from helios.report.whatif import scenario_label
 from helios.simulate import Backfill, JobTrace, Replay
 from helios.simulate.core.state import NEVER, NOBODY
-from helios.units import MINUTE_S, best_unit
+from helios.units import MINUTE_S, as_count, best_unit
 
 HOLDERS = 3
 CAUSES = tuple(Cause)
@@ -147,20 +147,21 @@ class _Wait:
         self.replay, self._plan, self._job = replay, plan, job
         self._workload, self._users = setup.workload, setup.machine.jobs["user"]
         self.submitted_s, self.started_s = int(setup.workload.submitted_s[job]), int(replay.started_s[job])
-        self._gpus = int(setup.workload.gpus[job])
+        self._gpus = as_count(float(setup.workload.gpus[job]))
         self._ids = pd.Series(setup.workload.job_id)
         self._run = self._ids.groupby(self._ids, sort=False).cumcount().to_numpy()
         notes = trace.notes
         self.passes = notes[notes["at_s"] < self.started_s]
+        self._free, self._room = (self.passes[name] / trace.units for name in ("free", "room"))
         self.lasts_s = np.diff(self.passes["at_s"], append=self.started_s)
         # A pass starts whatever may start. So where the job would fit and is not the first in the order, it is backfill
         # that kept the place; where it would not fit, the first in the order would have been given any GPUs before it.
         # With skip no job waits for a larger one: there only those come first that ask for no more.
         first = self.passes["incumbent" if plan.backfill is Backfill.SKIP else "head"]
-        next_in_line, enough = first == job, self.passes["free"] >= self._gpus
+        next_in_line, enough = first == job, self._free >= self._gpus
         self.causes = np.full(len(self.passes), PRIORITY)
         if plan.backfill not in {Backfill.NONE, Backfill.SKIP}:
-            self.causes[~next_in_line & (self.passes["room"] >= self._gpus)] = RESERVED
+            self.causes[~next_in_line & (self._room >= self._gpus)] = RESERVED
         self.causes[next_in_line & ~enough] = RESOURCES
         self.causes[next_in_line & enough] = PIECES
         self.blockers = np.where(next_in_line, NOBODY, first)
@@ -174,7 +175,7 @@ class _Wait:
         return Blocker(
             job_id=f"{self._ids.iloc[job]}-{run + 1}" if run else str(self._ids.iloc[job]),
             user="" if pd.isna(user) else str(user),
-            gpus=int(self._workload.gpus[job]),
+            gpus=as_count(float(self._workload.gpus[job])),
         )
 
     def notes(self) -> list[str]:
@@ -191,17 +192,18 @@ class _Wait:
         for begin, end in pairwise([*begins, len(passes)]):
             here, last = passes[begin:end], passes[end - 1]
             blocker = None if blockers[begin] == NOBODY else self.name(int(blockers[begin]))
-            fits, meant_gpus = here["room"] >= self._gpus, blocker.gpus if blocker else self._gpus
+            free, room = self._free[begin:end], self._room[begin:end]
+            fits, meant_gpus = room >= self._gpus, blocker.gpus if blocker else self._gpus
             reserved = causes[begin] == RESERVED and last["shadow_s"] != NEVER
             yield WaitInterval(
                 began_at=_to_datetime(here["at_s"][0]),
                 ended_at=_to_datetime(last["at_s"] + lasts_s[end - 1]),
                 cause=CAUSES[causes[begin]],
                 blocker=blocker,
-                free=(int(here["free"].min()), int(here["free"].max())),
-                room=(int(here["room"].min()), int(here["room"].max())),
+                free=(as_count(free.min()), as_count(free.max())),
+                room=(as_count(room.min()), as_count(room.max())),
                 fitted_s=int(lasts_s[begin:end][fits].sum()),
-                scattered_s=int(lasts_s[begin:end][here["free"] >= meant_gpus].sum()),
+                scattered_s=int(lasts_s[begin:end][free >= meant_gpus].sum()),
                 reserved_at=_to_datetime(last["shadow_s"]) if reserved else None,
             )
 

@@ -31,6 +31,7 @@ from helios.ports import Progress, no_progress
 from helios.report.significance import CheckedOrder
 from helios.simulate import ORDERS, Backfill, ClusterShape, LongestWaits, Workload, replay
 from helios.simulate.ageing import MEMORY_S
+from helios.simulate.gpu_units import replay_sizes
 from helios.units import DAY_S
 from helios.warehouse import Warehouse
 
@@ -257,7 +258,7 @@ def _waits(jobs: pd.DataFrame, shape: ClusterShape) -> LongestWaits:
         job_id=np.arange(len(jobs)).astype(str).astype(object),  # a restarted job is there twice
         submitted_s=jobs["since_s"].to_numpy(dtype=np.int64),
         run_time_s=jobs["run_time_s"].to_numpy(dtype=np.int64),
-        gpus=np.ceil(jobs["gpus"].to_numpy()).astype(np.int32),
+        gpus=replay_sizes(jobs["gpus"].to_numpy()),
         partition=jobs["partition"].to_numpy(dtype=np.int32),
     )
     limit_s = jobs["limit_s"].to_numpy(dtype=np.int64)

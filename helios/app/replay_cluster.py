@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
-from helios.model import with_sizes_requested
+from helios.model import Sizes, with_sizes_requested
 from helios.ports import Order
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
-from helios.units import best_unit, in_number, percent
+from helios.simulate.gpu_units import ERROR, replay_sizes, rounding_note
+from helios.units import best_unit, in_number, percent, write_count
 
 POOL = "all"
 POOL_NAMES = frozenset({POOL, "*"})
@@ -41,7 +43,7 @@ class ReplayCluster:
     partition : array of shape (len(jobs),)
         Each job's partition, an index into ``shape.partitions``.
     size : array of shape (len(jobs),)
-        GPUs (or CPUs) that each job holds.
+        GPUs (or CPUs) that each job holds, integers unless a job holds a part of one.
     resource : str
         ``gpus`` or ``cpus``.
     notes : tuple of str
@@ -51,7 +53,7 @@ class ReplayCluster:
     shape: ClusterShape
     jobs: pd.DataFrame
     partition: NDArray[np.int32]
-    size: NDArray[np.int32]
+    size: Sizes
     resource: str
     notes: tuple[str, ...]
 
@@ -62,7 +64,7 @@ class ReplayCluster:
 
     def workload(self) -> Workload:
         """Return the jobs as a workload."""
-        requested = _whole_sizes(with_sizes_requested(self.jobs), self.resource)
+        requested = _sizes(with_sizes_requested(self.jobs), self.resource)
         return Workload(
             job_id=self.jobs["job_id"].to_numpy(dtype=object),
             submitted_s=self.jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
@@ -243,20 +245,21 @@ def _machine(
     jobs: pd.DataFrame, named: pd.Series, shape: ClusterShape, resource: str, notes: list[str]
 ) -> ReplayCluster:
     partition = pd.Categorical(named, categories=list(shape.partitions)).codes.astype(np.int32)
+    size = _sizes(jobs, resource)
     return ReplayCluster(
         shape=shape,
         jobs=jobs.reset_index(drop=True),
         partition=partition,
-        size=_whole_sizes(jobs, resource),
+        size=size,
         resource=resource,
-        notes=tuple(notes),
+        notes=(*notes, *filter(None, [rounding_note(size, total=shape.total_gpus)])),
     )
 
 
-def _whole_sizes(jobs: pd.DataFrame, resource: str) -> NDArray[np.int32]:
-    """Return what jobs hold, parts of a GPU rounded up."""
+def _sizes(jobs: pd.DataFrame, resource: str) -> Sizes:
+    """Return what jobs hold. CPUs are whole, though some traces have means of them."""
     size = jobs[resource].to_numpy()
-    return (np.ceil(size) if resource == "gpus" else size).astype(np.int32)
+    return replay_sizes(size) if resource == "gpus" else size.astype(np.int32)
 
 
 def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
@@ -268,7 +271,7 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
     partition = machine.shape.partitions[machine.partition[worst]]
     message = (
         in_number(int((~fits).sum()), "jobs are larger than their whole partition")
-        + f"; job {machine.jobs['job_id'].iloc[worst]} asks for {machine.size[worst]}, "
+        + f"; job {machine.jobs['job_id'].iloc[worst]} asks for {write_count(machine.size[worst])}, "
         f"{partition} has {capacity[worst]}"
     )
     if not skip:
@@ -289,9 +292,9 @@ def _from_peak_demand(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_
     recorded = jobs["started_at"].notna() & jobs["ended_at"].notna()
     start = jobs["started_at"].where(recorded, jobs["submitted_at"]).astype("int64").to_numpy() // 1_000_000
     end = start + np.maximum(jobs["run_time_s"].to_numpy(), 1)
-    size = jobs[resource].to_numpy()
+    size = _sizes(jobs, resource)
     nodes = {
-        str(partition): int(max(1, -(-_peak_demand(start[rows], end[rows], size[rows]) // gpus_per_node)))
+        str(partition): max(1, ceil(_peak_demand(start[rows], end[rows], size[rows]) / gpus_per_node - ERROR))
         for partition, rows in sorted(named.groupby(named).indices.items())
     }
     basis = "as recorded" if recorded.all() else "if every job without a recorded start had started at once"
@@ -308,9 +311,9 @@ def _list_nodes(nodes: Mapping[str, int]) -> str:
     return shown if len(nodes) <= 12 else f"{shown}, ... ({len(nodes)} partitions, {sum(nodes.values())} nodes)"
 
 
-def _peak_demand(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
+def _peak_demand(start: NDArray[np.integer], end: NDArray[np.float64], size: Sizes) -> float:
     at = np.concatenate([start, end])
     change = np.concatenate([size, -size])
     # At equal times, ends are processed before starts, as in the simulator.
     order = np.lexsort((change, at))
-    return int(np.cumsum(change[order]).max(initial=0))
+    return float(np.cumsum(change[order]).max(initial=0))

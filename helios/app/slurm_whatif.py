@@ -37,6 +37,7 @@ from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
 from helios.simulate import Backfill, ClusterShape, Workload, replay
 from helios.simulate.ageing import first_in_first_out
+from helios.simulate.gpu_units import replay_sizes, rounding_note
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, replay_slurm, startable
 from helios.simulate.slurm.cluster import SimulatedSlurm
 from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload
@@ -78,7 +79,7 @@ def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time
             job_id=np.array([f"{place:012d}" for place in range(len(chosen))], dtype=object),
             submitted_s=np.rint(eligible_s[chosen]).astype(np.int64),
             run_time_s=np.rint(workload.run_time_s[chosen]).astype(np.int64),
-            gpus=size[chosen].astype(np.int32),
+            gpus=replay_sizes(size[chosen]),
             partition=np.zeros(len(chosen), dtype=np.int32),
         ),
         shape,
@@ -151,7 +152,7 @@ def _predicted(
 
 
 def _requested(
-    service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64], node: NDArray[np.int64]
+    service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.float64], node: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the urgency that the service requests for each job at submission.
 
@@ -165,7 +166,7 @@ def _requested(
         "p90_s": p50_s,
         "truncated_mean_s": np.minimum(p50_s, HORIZON_S),
         "submitted_at": np.full(len(p50_s), now),
-        "gpus": gpus.astype(np.int32),
+        "gpus": gpus,
         "node_gpus": node,
         "urgency": np.zeros(len(p50_s)),
         "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
@@ -299,7 +300,7 @@ def slurm_whatif(
             started_s=started,
             ended_s=ended,
             run_time_s=ended - started,
-            gpus=workload.column(resource)[counted].astype(np.int32),
+            gpus=replay_sizes(workload.column(resource)[counted]),
             users=users,
             total_gpus=capacity(site, resource),
             node=node,
@@ -500,6 +501,8 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
     unknown = ~np.isfinite(limit_s)
     if unknown.any():
         notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
+    gpus = np.nan_to_num(jobs["gpus"].to_numpy())
+    notes += filter(None, [rounding_note(gpus, total=capacity(site, "gpus"))])
     if (unrecorded := jobs["gpus"].isna().to_numpy()).any():
         example = jobs["job_id"].iloc[int(unrecorded.argmax())]
         taken = f"jobs have no record of their GPUs, such as {example}, and are replayed without any."
@@ -516,7 +519,7 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
         nodes=_nodes(jobs),
         cpus=np.maximum(1, jobs["cpus"].fillna(1).to_numpy()).astype(np.int64),
         memory_mib=jobs["memory_mib"].fillna(0).to_numpy().astype(np.int64),
-        gpus=np.ceil(np.nan_to_num(jobs["gpus"].to_numpy())).astype(np.int64),
+        gpus=gpus,
         gpu_types=gpu_types,
         gpu_type=np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64),
         users=users,
@@ -535,9 +538,8 @@ def _nodes(jobs: pd.DataFrame) -> Ints:
     ``ANY_NODES`` where CPUs or GPUs do not divide evenly among them: then the job takes as many as it needs.
     """
     nodes = jobs["nodes"].fillna(1).to_numpy().astype(np.int64).clip(min=1)
-    whole = np.ones(len(jobs), dtype=np.bool_)
-    for name in ("cpus", "gpus"):
-        whole &= jobs[name].fillna(1).to_numpy().astype(np.int64) % nodes == 0
+    cpus, gpus = (jobs[name].fillna(1).to_numpy() for name in ("cpus", "gpus"))
+    whole = (cpus.astype(np.int64) % nodes == 0) & ((gpus % nodes == 0) | (nodes == 1))
     return np.where(whole, nodes, ANY_NODES)
 
 

@@ -28,7 +28,7 @@ from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
 from helios.jit import Table, cached_jit, inline_jit, plain
 from helios.metrics.queue import summarize_queue, wait
-from helios.model import NodeSizes
+from helios.model import NodeSizes, Sizes
 from helios.ports import RUN_TIME, Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor, SharedTraining
@@ -515,7 +515,7 @@ def measured_run(
     started_s: NDArray[np.int64],
     ended_s: NDArray[np.int64],
     run_time_s: NDArray[np.int64],
-    gpus: NDArray[np.int32],
+    gpus: Sizes,
     users: NDArray[np.int64],
     total_gpus: int,
     node: NodeSizes,

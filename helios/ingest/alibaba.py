@@ -6,9 +6,7 @@ Source: github.com/alibaba/clusterdata, ``cluster-trace-gpu-v2020``; Weng et al.
 Two months of a cluster with 6,500 GPUs. The files have no line of column names; the published ``.header`` files do.
 
 The job table says who submitted when and how it ended, but not how much was asked for: a job's size is the sum over
-its tasks. A task asks for ``inst_num`` times ``plan_gpu`` per cent of a GPU, and shares GPUs with others. Our ``gpus``
-are whole: a job's fractions are summed and rounded up (two instances at 50 % are 1 GPU, one is 1 GPU too), and a note
-counts such jobs.
+its tasks. A task asks for ``inst_num`` times ``plan_gpu`` per cent of a GPU, and shares GPUs with others.
 
 Times are seconds from a shifted origin; read as seconds after 1970 in the zone of Shanghai, hours and weekdays are
 true and dates are not.
@@ -163,11 +161,10 @@ ZONE = "Asia/Shanghai"
 _THEIR_STATES = pa.array(["Terminated", "Waiting"])
 _OUR_STATES = pa.array([JobState.COMPLETED.value, JobState.PENDING.value])
 _UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value)
-# Sums of percentages carry binary rounding errors, which would push a whole number of GPUs up to the next.
+# Sums of percentages carry binary rounding errors, with which a whole number of GPUs would not be whole.
 _DECIMALS = 6
 
-FRACTIONS = "jobs ask for a fraction of a GPU: their sum is rounded up to whole GPUs"
-NO_TASK = "jobs have no task in the task table: their start and size are unknown, and they count as without GPUs"
+NO_TASK = "jobs have no task in the task table: their start and size are unknown"
 NO_TAG = "jobs have no group tag and hence no name"
 
 
@@ -288,10 +285,11 @@ def _draft(rows: DelimitedRows, reading: FileReading, tasks: pd.DataFrame, tags:
     job.note_runs()
     job.jobs["ended_at"] = np.where(job.is_in(_UNFINISHED), NOT_A_TIME, _instants(job, "end_time"))
     job.jobs["run_time_s"] = job.run_time_s()
+    sized = asked["has_task"].notna().to_numpy()
+    # A task without a share of GPUs asks for none.
     gpus = np.nan_to_num(asked["gpus"].to_numpy(dtype=np.float64)).round(_DECIMALS)
-    job.jobs["gpus"] = whole = np.ceil(gpus)
-    job.reading.tally[FRACTIONS] += int(np.sum(whole != gpus))
-    job.reading.tally[NO_TASK] += int(asked["has_task"].isna().sum())
+    job.jobs["gpus"] = np.where(sized, gpus, np.nan)
+    job.reading.tally[NO_TASK] += int((~sized).sum())
     job.jobs["gpu_type"] = pd.Categorical(asked["gpu_type"])
     job.jobs |= {name: asked[name].to_numpy(dtype=np.float64) for name in ("cpus", "memory_mib")}
     job.read_categories(user="user")

@@ -497,7 +497,7 @@ def draw_queue_and_use(
     """
     moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
     for run, colour in zip(runs, LINES, strict=False):
-        started_s, gpus = run.started_s[rows], run.gpus[rows].astype(np.int64)
+        started_s, gpus = run.started_s[rows], run.gpus[rows].astype(np.float64)
         queued = mean_level_over_time(begins_s=run.submitted_s[rows], ends_s=started_s, edges_s=edges_s)
         busy = mean_level_over_time(begins_s=started_s, ends_s=run.ended_s[rows], weight=gpus, edges_s=edges_s)
         queue.plot(moments, queued, color=colour, lw=widths[0], label=run.label)

@@ -398,7 +398,7 @@ class WaitInterval:
     cause : Cause
     blocker : Blocker, optional
         With PRIORITY and RESERVED, the job before it.
-    free, room : pair of int
+    free, room : pair of float
         Fewest and most GPUs free in its partition, and of the largest job that could have been placed.
     fitted_s : int
         Time in which the job would have fitted, s.
@@ -412,8 +412,8 @@ class WaitInterval:
     ended_at: datetime
     cause: Cause
     blocker: Blocker | None
-    free: tuple[int, int]
-    room: tuple[int, int]
+    free: tuple[float, float]
+    room: tuple[float, float]
     fitted_s: int
     scattered_s: int
     reserved_at: datetime | None = None
@@ -808,7 +808,7 @@ def _blockers(explanation: WaitExplanation, intervals: list[WaitInterval]) -> st
     return ", ".join(blockers)
 
 
-def _span(pairs: list[tuple[int, int]]) -> str:
+def _span(pairs: list[tuple[float, float]]) -> str:
     """Write the smallest and the largest number, as ``4-12``."""
     smallest, largest = min(low for low, _ in pairs), max(high for _, high in pairs)
     return f"{smallest:,}" if smallest == largest else f"{smallest:,}-{largest:,}"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.queue import QueueSummary
-from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, size_class
-from helios.units import best_unit, change, count_in_words, duration_in_words
+from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, Sizes, size_class
+from helios.units import as_count, best_unit, change, count_in_words, duration_in_words
 
 if TYPE_CHECKING:  # order_check imports what compares these results
     from helios.report.significance import OrderCheck
@@ -65,7 +65,7 @@ class Run:
     started_s: NDArray[np.int64]
     ended_s: NDArray[np.int64]
     wait_s: NDArray[np.int64]
-    gpus: NDArray[np.int32]
+    gpus: Sizes
     users: NDArray[np.int64]
     options: Mapping[str, float | None] = field(default_factory=dict)
     bound_s: int | None = None
@@ -400,7 +400,7 @@ class LosingJob:
     job_id: str
     user: str
     partition: str
-    gpus: int
+    gpus: float
     run_time_s: int
     submitted_s: int
     before_s: int
@@ -410,13 +410,14 @@ class LosingJob:
 def by_size(run: Run, result: WhatIf) -> list[GroupGain]:
     """Compare the waits of each size of job, smallest first.
 
-    Sizes double from class to class.
+    Sizes double from class to class, from parts of one on.
     """
-    top = np.ceil(np.log2(run.gpus)).astype(np.int64)
+    top = np.ceil(np.log2(np.maximum(run.gpus, 0.5))).astype(np.int64)
+    top[run.gpus < 1] = -1
     gains = []
     for size in np.unique(top).tolist():
-        low, high = (2 ** (size - 1) + 1 if size else 1), 2**size
-        name = str(high) if low >= high else f"{low:,}-{high:,}"
+        low, high = (2 ** (size - 1) + 1 if size > 0 else 1), 2 ** max(size, 0)
+        name = "<1" if size < 0 else str(high) if low >= high else f"{low:,}-{high:,}"
         gains.append(_gain(name, top == size, run, result.baseline))
     return gains
 
@@ -457,7 +458,7 @@ def losing_jobs(run: Run, result: WhatIf) -> list[LosingJob]:
             job_id=str(named.job_ids[job]),
             user=named.users[run.users[job]] if 0 <= run.users[job] < len(named.users) else "",
             partition=partitions[named.partition[job]],
-            gpus=int(run.gpus[job]),
+            gpus=as_count(float(run.gpus[job])),
             run_time_s=int(run.ended_s[job] - run.submitted_s[job] - run.wait_s[job]),
             submitted_s=int(run.submitted_s[job]),
             before_s=int(baseline.wait_s[job]),
@@ -474,7 +475,7 @@ def saved_gpu_hours(run: Run, baseline: Run) -> NDArray[np.float64]:
 
     A job that asks for G GPUs and waits w hours less saves G w; array of shape (jobs,), falling where jobs lose.
     """
-    saved = (baseline.wait_s - run.wait_s) * run.gpus.astype(np.int64)
+    saved = (baseline.wait_s - run.wait_s) * run.gpus
     return np.cumsum(saved) / HOUR_S
 
 

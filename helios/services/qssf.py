@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from helios.actions import Place, Ranking, Reorder
 from helios.jit import cached_jit, inline_jit
-from helios.model import Snapshot, is_large
+from helios.model import Sizes, Snapshot, is_large
 from helios.ports import HORIZON_S, ChangeRequests, Columns
 from helios.units import count_in_words, gpu_time, rounded_duration
 
@@ -30,7 +30,7 @@ from helios.units import count_in_words, gpu_time, rounded_duration
 def shortest_service_first(
     *,
     submitted_s: NDArray[np.int64],  # noqa: ARG001  because every Order takes it
-    gpus: NDArray[np.int32],
+    gpus: Sizes,
     run_time_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Order by service, GPUs x run time, smallest first.
@@ -56,9 +56,7 @@ def divide_large_jobs(
 ) -> Callable[..., NDArray[np.float64]]:
     """Return an order that divides the keys of large jobs."""
 
-    def divided(
-        *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def divided(*, submitted_s: NDArray[np.int64], gpus: Sizes, run_time_s: NDArray[np.float64]) -> NDArray[np.float64]:
         keys = order(submitted_s=submitted_s, gpus=gpus, run_time_s=run_time_s)
         return np.where(is_large(gpus, node), keys / divisor, keys)
 

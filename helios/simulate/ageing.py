@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
+from helios.model import Sizes
 from helios.ports import Order
 from helios.simulate.core.state import NEVER
 from helios.units import DAY_S
@@ -194,7 +195,7 @@ class WaitBound:
 def first_in_first_out(
     *,
     submitted_s: NDArray[np.int64],
-    gpus: NDArray[np.int32],  # noqa: ARG001
+    gpus: Sizes,  # noqa: ARG001
     run_time_s: NDArray[np.float64],  # noqa: ARG001
 ) -> NDArray[np.float64]:
     """Order by submit time, s since the epoch."""
@@ -204,7 +205,7 @@ def first_in_first_out(
 def shortest_job_first(
     *,
     submitted_s: NDArray[np.int64],  # noqa: ARG001
-    gpus: NDArray[np.int32],  # noqa: ARG001
+    gpus: Sizes,  # noqa: ARG001
     run_time_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Order by the given run time, s."""
@@ -214,7 +215,7 @@ def shortest_job_first(
 def fewest_gpus_first(
     *,
     submitted_s: NDArray[np.int64],  # noqa: ARG001
-    gpus: NDArray[np.int32],
+    gpus: Sizes,
     run_time_s: NDArray[np.float64],  # noqa: ARG001
 ) -> NDArray[np.float64]:
     """Order by the number of GPUs.

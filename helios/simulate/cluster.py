@@ -132,7 +132,8 @@ class SimCluster(SimulatedCluster):
             words=_describe,
         )
         self._resource, self._partitions = resource, shape.partitions
-        self._node_size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
+        self._units = int(self._state.clock["units"][0])
+        self._node_size = np.repeat(shape.gpus_per_node.astype(np.int64) * self._units, shape.nodes)
         self._node_actions = NodeActions(self._state, self._view.names, sleep)
         self._urgency, self._soft_limit_s = np.zeros(len(jobs)), np.full(len(jobs), np.nan)
         self._held: set[int] = set()
@@ -242,7 +243,7 @@ class SimCluster(SimulatedCluster):
         held_by = jobs["first_share"][by_start]
         free, power = state.nodes["free"].copy(), self._node_actions.columns()
         held = self._node_size - free
-        shown = held.astype(np.float64)
+        shown = held / self._units
         return {
             "running": self._view.running(
                 by_start, started_s=started_s, shares=state.shares, first_share=held_by, own={}

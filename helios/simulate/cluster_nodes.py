@@ -412,7 +412,7 @@ def node_tally(state: EngineState, partitions: tuple[str, ...], *, resource: str
             asleep=float(row["asleep_node_s"]),
             falling_asleep=float(row["falling_node_s"]),
             waking=float(row["waking_node_s"]),
-            **{f"{resource}_busy": float(row["gpu_s"])},
+            **{f"{resource}_busy": float(row["gpu_s"] / clock["units"])},
         )
         for name, row in zip(partitions, state.partitions, strict=True)
     }

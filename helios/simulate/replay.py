@@ -127,7 +127,7 @@ class Replay:
         first start.
     n_backfilled : int
         Starts that a pass made after it had found an earlier job in the order that could not start.
-    busy_gpu_s : int
+    busy_gpu_s : float
         GPU seconds run by all jobs.
     believed_s : float64 array
         Run time that the order went by, s; NaN where none was given, or none was needed as the job started at once.
@@ -143,7 +143,7 @@ class Replay:
     ended_s: NDArray[np.int64]
     wait_s: NDArray[np.int64]
     n_backfilled: int
-    busy_gpu_s: int
+    busy_gpu_s: float
     believed_s: NDArray[np.float64]
     estimate_s: NDArray[np.int64] | None
     holding: NodeHolding | None = None
@@ -266,7 +266,9 @@ def replay(
     )
     if reservation is not None:
         state.clock["closed"] = reservation.closed
-        state.clock["idle_gpus"] = NEVER if reservation.idle_gpus is None else reservation.idle_gpus
+        state.clock["idle_gpus"] = (
+            NEVER if reservation.idle_gpus is None else reservation.idle_gpus * state.clock["units"]
+        )
     keys = JobKeys(
         workload=workload,
         order=order,
@@ -411,7 +413,7 @@ def _result(state: EngineState, keys: JobKeys, *, estimated: bool) -> Replay:
         ended_s=ended_s,
         wait_s=ended_s - workload.submitted_s - workload.run_time_s,
         n_backfilled=int(state.clock["backfilled"][0]),
-        busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
+        busy_gpu_s=float((workload.gpus * workload.run_time_s).sum()),
         believed_s=keys.believed_s,
         estimate_s=keys.estimates_s.copy() if estimated else None,
         holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.clock["tracks_nodes"][0] else None,
@@ -661,7 +663,7 @@ class JobTrace:
     """
 
     def __init__(self, job: int) -> None:
-        self.job = job
+        self.job, self.units = job, 1
         self._buffer = np.empty(ROWS, dtype=NOTE)
         self._notes: list[NDArray[np.void]] = []
         self._status = np.array([job, 0, 0, 0, 0], dtype=np.int64)
@@ -669,6 +671,7 @@ class JobTrace:
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
         """Run the replay as ``run`` does, and take notes."""
         status, reached = self._status, _FULL
+        self.units = int(state.clock["units"][0])
         status[BUDGET] = budget
         while reached == _FULL:
             reached = _run_and_record(state, scored, until_s, status, self._buffer)
@@ -678,7 +681,7 @@ class JobTrace:
 
     @property
     def notes(self) -> NDArray[np.void]:
-        """Notes in order of time, of type ``NOTE``.
+        """Notes in order of time, of type ``NOTE``, with GPUs in ``units`` of one.
 
         Of several passes in one second the last is kept.
         """

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from helios.ingest.parquet import write_parquet
@@ -88,8 +89,104 @@ def test_an_export_keeps_parts_and_unknown_gpus(helios: Helios, trace: Path, tmp
 
 
 def test_an_anonymous_export_never_makes_unknown_gpus_none(helios: Helios, tmp_path: Path) -> None:
-    trace = a_file(tmp_path / "venus.parquet", a_history(*[2.0] * 30, *[0.0] * 30, *[math.nan] * 30))
+    trace = a_file(tmp_path / "venus.parquet", a_history(*[2.0] * 30, *[0.25] * 30, *[0.0] * 30, *[math.nan] * 30))
     helios("trace", "export", "--trace", trace, "--anonymous", "--layout", "parquet", "--out", tmp_path / "out")
     file = next((tmp_path / "out").glob("*.parquet"))
     again = helios("trace", "describe", "--trace", file, "--json").json
-    assert {row["size"]: row["jobs"] for row in again["sizes"]} == {"0": 30, "2": 30, "unknown": 30}
+    assert {row["size"]: row["jobs"] for row in again["sizes"]} == {"0": 30, "<1": 30, "2": 30, "unknown": 30}
+
+
+# Replays: nine jobs of a quarter, submitted at once, on a node of two GPUs. Eight fit; the ninth waits for an hour.
+
+
+@pytest.fixture
+def nine(tmp_path: Path) -> Path:
+    """A file of nine such jobs."""
+    return a_file(tmp_path / "venus.parquet", a_history(*[0.25] * 9, submitted_at="2020-01-01T00:00:00Z", cpus=1.0))
+
+
+NODE = ("--nodes", "1", "--gpus-per-node", "2")
+
+
+def test_eight_quarters_run_at_once_on_two_gpus(helios: Helios, nine: Path) -> None:
+    (run, *_) = helios("whatif", "--trace", nine, *NODE, "--policy", "fifo", "--json").json["runs"]
+    assert (run["max_wait_s"], run["mean_wait_s"], run["queued_jobs"]) == (HOUR_S, HOUR_S / 9, 1)
+    assert run["utilization"] == 9 * 0.25 / (2 * 2)
+
+
+def test_the_wait_for_a_part_is_explained_in_gpus(helios: Helios, nine: Path) -> None:
+    explained = helios("whatif", "explain", "9", "--trace", nine, *NODE, "--policy", "fifo", "--json").json
+    assert [interval["free"] for interval in explained["intervals"]] == [[0, 0]]
+    assert {job["gpus"] for job in (explained, *explained["held_by"])} == {0.25}
+
+
+def test_whole_gpus_wait_until_the_parts_are_free(helios: Helios, tmp_path: Path) -> None:
+    trace = a_file(tmp_path / "venus.parquet", a_history(1.5, 1.0, 0.5, submitted_at="2020-01-01T00:00:00Z"))
+    (run, *_) = helios("whatif", "--trace", trace, *NODE, "--policy", "fifo", "--json").json["runs"]
+    # The first leaves half a GPU, for which the third may not overtake the second without backfill.
+    assert run["policy"] == "fifo"
+    assert run["max_wait_s"] == HOUR_S
+
+
+def test_sevenths_of_a_gpu_fill_it_exactly(helios: Helios, tmp_path: Path) -> None:
+    slices = [1 / 7, 2 / 7, 4 / 7, 3 / 7, 4 / 7]
+    trace = a_file(tmp_path / "venus.parquet", a_history(*slices, submitted_at="2020-01-01T00:00:00Z"))
+    (run, *_) = helios("whatif", "--trace", trace, *NODE, "--policy", "fifo", "--json").json["runs"]
+    assert (run["max_wait_s"], run["utilization"]) == (0.0, pytest.approx(1.0))
+
+
+def test_sizes_without_a_common_part_are_rounded_up_and_named(helios: Helios, tmp_path: Path) -> None:
+    odd = [1 / 11, 1 / 13, 1 / 17, 1 / 19]
+    trace = a_file(tmp_path / "venus.parquet", a_history(*odd, submitted_at="2020-01-01T00:00:00Z"))
+    notes = helios("whatif", "--trace", trace, *NODE, "--policy", "fifo", "--json").json["notes"]
+    assert any("in units of 1/100" in note and "4 jobs" in note for note in notes)
+
+
+def test_slurm_starts_eight_quarters_at_once_too(helios: Helios, nine: Path, tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(
+        "GresTypes=gpu\nSelectTypeParameters=CR_Core\nNodeName=n1 CPUs=64 Gres=gpu:2\n"
+        "PartitionName=gpu Nodes=n1 Default=YES MaxTime=INFINITE\n"
+    )
+    done = helios("whatif", "slurm", "--slurm-conf", tmp_path / "slurm.conf", "--trace", nine, "--json")
+    run = done.json["runs"][0]
+    assert run["queued_jobs"] == 1
+    assert run["max_wait_s"] == pytest.approx(HOUR_S, rel=0.05)
+
+
+# Days of twelve such jobs at every hour, of half an hour: eight run at once, and four of them in the second half hour.
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of five such days."""
+    first = pd.Timestamp("2020-01-01T00:00:00Z")
+    jobs = [
+        a_job(job_id=str(12 * hour + number), user=f"u{number}", gpus=0.25, cpus=1.0, run_time_s=HOUR_S / 2)
+        | dict.fromkeys(("submitted_at", "eligible_at"), first + pd.Timedelta(hours=hour))
+        | {"started_at": first + pd.Timedelta(hours=hour if number <= 8 else hour + 0.5)}
+        | {"ended_at": first + pd.Timedelta(hours=hour + (0.5 if number <= 8 else 1.0))}
+        for hour in range(5 * 24)
+        for number in range(1, 13)
+    ]
+    return a_file(tmp_path_factory.mktemp("days") / "venus.parquet", jobs)
+
+
+def test_a_study_counts_parts_of_gpus_as_used(helios: Helios, days: Path) -> None:
+    statements = helios("study", "--trace", days, *NODE, "--json").json["statements"]
+    used = next(statement for statement in statements if statement["name"] == "utilization")
+    assert used["value"] == pytest.approx((2 + 1) / 2 / 2, rel=0.01)
+
+
+def test_a_model_is_judged_by_replays_in_parts_of_gpus(helios: Helios, days: Path) -> None:
+    until = ("--train-until", "2020-01-04")
+    value = helios("model", "evaluate", "--trace", days, *until, *NODE, "--json").json["value"]
+    assert value["replays"]["today"]["mean_wait_s"] == 4 * (HOUR_S / 2) / 12
+
+
+def test_energy_is_of_the_parts_of_gpus_in_use(helios: Helios, days: Path) -> None:
+    window = ("--from", "2020-01-05", "--to", "2020-01-06")
+    policies = helios("energy", "whatif", "--trace", days, *NODE, *window, "--json").json["policies"]
+    always_on = next(row for row in policies if row["policy"] == "always_on")
+    # From midnight to the last submission: 800 W for the node and 250 W for each of 1.5 GPUs, with cooling.
+    assert always_on["energy_kwh"] == pytest.approx(23 * (0.8 + 1.5 * 0.25) * 1.3, rel=0.001)
+    assert always_on["node_utilization_before"] == pytest.approx(1.0)

@@ -110,7 +110,8 @@ def months(source: FigureSource) -> FigureData | str:
     history, unit = source.history, source.history.unit
     edges_s = source.calendar_edges("MS")
     names = _month_names(edges_s, history.timezone)
-    sizes = {f"1 {unit}": history.size == 1, f"2 or more {unit}s": history.size > 1}
+    one, more = ("up to 1", "more than 1") if (history.size % 1 > 0).any() else ("1", "2 or more")
+    sizes = {f"{one} {unit}": (history.size > 0) & (history.size <= 1), f"{more} {unit}s": history.size > 1}
     month = np.searchsorted(edges_s, history.submitted_s, side="right") - 1
     counts = {
         name: np.bincount(month[jobs & source.sized], minlength=len(names)).astype(np.float64)

@@ -152,7 +152,7 @@ def find_trials(history: StudyHistory) -> Trials:
     name = history.name.astype(np.int64)
     array, _ = pd.factorize(history.jobs["array_job_id"])
     alike_key = alike_keys(history)
-    is_small = (alike_key >= 0) & (history.size >= 1) & (history.size <= FEW_GPUS)
+    is_small = (alike_key >= 0) & (history.size > 0) & (history.size <= FEW_GPUS)
     # Tasks of an array mostly share their name. Where names are not recorded, the array is used instead.
     evidence = np.where(name >= 0, name, np.where(array >= 0, array + len(name), -1))
     equal_name_key = alike_key * (evidence.max(initial=0) + 1) + evidence

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from helios.actions import Result
 from helios.metrics.queue import mean_by_size
-from helios.model import DECISIONS, Mode
+from helios.model import DECISIONS, Mode, Sizes
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.whatif import compare_sizes
 from helios.units import duration_in_words
@@ -372,7 +372,7 @@ def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDAr
 def moved_jobs(
     jobs: pd.DataFrame,
     *,
-    size: NDArray[np.int32] | NDArray[np.float64],
+    size: Sizes,
     urgency: NDArray[np.float64],
     wait_s: NDArray[np.int64],
     would_wait_s: NDArray[np.int64],

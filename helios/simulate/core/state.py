@@ -7,7 +7,7 @@ compiled function takes few arguments, which keeps compilation short.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInvalid
 from helios.jit import Table
+from helios.model import Sizes
+from helios.simulate.gpu_units import choose_units, in_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,11 +33,11 @@ class Workload:
         Submission, s since the epoch.
     run_time_s : int64 array of shape (n_jobs,)
         True run time, s; 0 is allowed.
-    gpus : int32 array of shape (n_jobs,)
-        GPUs (or whatever resource is replayed) each job holds; at least 1.
+    gpus : int32 or float64 array of shape (n_jobs,)
+        GPUs (or whatever resource is replayed) each job holds, more than 0; float64 where a job holds a part of one.
     partition : int32 array of shape (n_jobs,)
         Position of each job's partition in :attr:`ClusterShape.partitions`.
-    requested_gpus : int32 array of shape (n_jobs,), optional
+    requested_gpus : int32 or float64 array of shape (n_jobs,), optional
         GPUs that each job asked for, which is what a queue order may know of it; None: as many as it holds.
 
     Raises
@@ -48,28 +50,28 @@ class Workload:
     job_id: NDArray[np.object_]
     submitted_s: NDArray[np.int64]
     run_time_s: NDArray[np.int64]
-    gpus: NDArray[np.int32]
+    gpus: Sizes
     partition: NDArray[np.int32]
-    requested_gpus: NDArray[np.int32] | None = None
+    requested_gpus: Sizes | None = None
 
     def __post_init__(self) -> None:
         _check_column("submitted_s", self.submitted_s, np.int64)
         _check_column("run_time_s", self.run_time_s, np.int64)
-        _check_column("gpus", self.gpus, np.int32)
+        _check_column("gpus", self.gpus, np.int32, np.float64)
         _check_column("partition", self.partition, np.int32)
-        _check_column("requested_gpus", self.order_gpus, np.int32)
+        _check_column("requested_gpus", self.order_gpus, np.int32, np.float64)
         columns = (self.job_id, self.submitted_s, self.run_time_s, self.gpus, self.partition, self.order_gpus)
         if len({column.shape for column in columns}) > 1:
             raise WorkloadInvalid("the columns of a workload differ in length")
         _refuse_where("run time is negative", self.run_time_s < 0, self.job_id)
-        _refuse_where("number of GPUs is not positive", self.gpus < 1, self.job_id)
+        _refuse_where("number of GPUs is not positive", ~(self.gpus > 0), self.job_id)
         self._check_order()
 
     def __len__(self) -> int:
         return len(self.submitted_s)
 
     @property
-    def order_gpus(self) -> NDArray[np.int32]:
+    def order_gpus(self) -> Sizes:
         """GPUs of each job that a queue order goes by."""
         return self.gpus if self.requested_gpus is None else self.requested_gpus
 
@@ -132,6 +134,10 @@ class ClusterShape:
         """GPUs of the whole cluster."""
         return int(self.capacity.sum())
 
+    def in_units(self, units: int) -> ClusterShape:
+        """Return the shape with each GPU as so many units."""
+        return self if units == 1 else replace(self, gpus_per_node=self.gpus_per_node * np.int32(units))
+
 
 def refuse_misfits(workload: Workload, shape: ClusterShape) -> None:
     """Raise if a job cannot start even on an empty cluster.
@@ -155,12 +161,12 @@ def refuse_misfits(workload: Workload, shape: ClusterShape) -> None:
         raise _too_large(workload, shape, excess)
 
 
-def _too_large(workload: Workload, shape: ClusterShape, excess: NDArray[np.int64]) -> JobLargerThanPartition:
+def _too_large(workload: Workload, shape: ClusterShape, excess: NDArray[Any]) -> JobLargerThanPartition:
     largest = int(np.argmax(np.where(excess > 0, workload.gpus, 0)))
     partition = workload.partition[largest]
     return JobLargerThanPartition(
         f"{int((excess > 0).sum()):,} jobs are larger than their partition; the largest, {workload.job_id[largest]}, "
-        f"asks for {workload.gpus[largest]:,} GPUs of partition {shape.partitions[partition]!r}, which has "
+        f"asks for {workload.gpus[largest]:,g} GPUs of partition {shape.partitions[partition]!r}, which has "
         f"{shape.capacity[partition]:,} ({shape.nodes[partition]} nodes x {shape.gpus_per_node[partition]})",
         hint="Give the partition more nodes with --nodes, or leave such jobs out with --oversized skip.",
     )
@@ -170,9 +176,10 @@ def _lengths(words: NDArray[np.object_]) -> NDArray[np.int64]:
     return np.fromiter(map(len, words), dtype=np.int64, count=len(words))
 
 
-def _check_column(name: str, column: NDArray[Any], dtype: type[np.integer[Any]]) -> None:
-    if column.ndim != 1 or column.dtype != dtype:
-        raise WorkloadInvalid(f"{name} is {column.dtype} of {column.ndim} dimensions, not {dtype.__name__} of one")
+def _check_column(name: str, column: NDArray[Any], *dtypes: type[np.number[Any]]) -> None:
+    if column.ndim != 1 or column.dtype not in dtypes:
+        wanted = " or ".join(dtype.__name__ for dtype in dtypes)
+        raise WorkloadInvalid(f"{name} is {column.dtype} of {column.ndim} dimensions, not {wanted} of one")
 
 
 def _refuse_where(what: str, wrong: NDArray[np.bool_], job_id: NDArray[np.object_]) -> None:
@@ -292,6 +299,7 @@ CLOCK = np.dtype(
         ("last_delay_s", np.int64),
         ("closed", np.int64),  # whether no other job may use what is reserved for a promoted head
         ("idle_gpus", np.int64),  # most free GPUs kept for a head that was not promoted; NEVER: no bound
+        ("units", np.int64),  # of a GPU: GPUs of all tables are counted in them
     ],
     align=True,
 )
@@ -359,20 +367,23 @@ def new_state(
     All nodes are awake. With ``tracks_nodes`` nodes can sleep and differ in weight, and are counted; without it jobs go
     to the fullest node first, which is faster. ``guard`` is of type ``GUARD``; None: no job is promoted for waiting.
     """
+    units = choose_units(workload.gpus, total=shape.total_gpus)
+    shape, size = shape.in_units(units), in_units(workload.gpus, units)
     total, n_jobs = shape.total_gpus, len(workload)
     partitions, levels = _partitions(shape)
     partitions["counted_s"] = workload.submitted_s[0] - 1 if n_jobs else 0
     jobs = np.zeros(n_jobs, dtype=JOB)
     jobs["submitted_s"], jobs["remaining_s"] = workload.submitted_s, workload.run_time_s
-    jobs["gpus"], jobs["partition"] = workload.gpus, workload.partition
+    jobs["gpus"], jobs["partition"] = size, workload.partition
     jobs["started_s"], jobs["ends_s"], jobs["first_share"] = NEVER, NEVER, NOBODY
-    queues, jobs["queue"] = _queues(workload, partitions, by_size=backfill != NO_BACKFILL)
+    by_size = size if backfill != NO_BACKFILL else np.zeros_like(size)
+    queues, jobs["queue"] = _queues(workload, partitions, by_size)
     pending = np.zeros(n_jobs, dtype=PENDING)
     # The seed shapes the treaps, never the outcome.
     pending["priority"] = np.random.default_rng(0).integers(2**32, size=n_jobs, dtype=np.int64)
     clock = np.zeros(1, dtype=CLOCK)
     clock["backfill"], clock["preemptive"], clock["placement"], clock["seed"] = backfill, preemptive, placement, seed
-    clock["tracks_nodes"] = tracks_nodes
+    clock["tracks_nodes"], clock["units"] = tracks_nodes, units
     clock["suspend_s"], clock["idle_first"], clock["idle_last"], clock["idle_gpus"] = NEVER, NOBODY, NOBODY, NEVER
     shares = np.zeros(total, dtype=SHARE)
     shares["next"] = np.arange(1, total + 1)
@@ -445,15 +456,14 @@ def _full_sets(partitions: NDArray[np.void], levels: NDArray[np.int64], shape: C
 
 
 def _queues(
-    workload: Workload, partitions: NDArray[np.void], *, by_size: bool
+    workload: Workload, partitions: NDArray[np.void], size: NDArray[np.int64]
 ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     """Return the queues of all partitions, and the queue of each job.
 
-    A partition has one queue, or with ``by_size`` one for each size of job in it, smallest first. Whether a job can be
-    placed depends on its size alone, so a pass with backfill checks the first job of each size instead of every job.
-    A strict pass checks one head only.
+    A partition has one queue for each ``size`` of job in it, smallest first. Whether a job can be placed depends on its
+    size alone, so a pass with backfill checks the first job of each size instead of every job. A strict pass checks one
+    head only, and ``size`` is 0 for all.
     """
-    size = workload.gpus.astype(np.int64) if by_size else np.zeros(len(workload), dtype=np.int64)
     stride = int(size.max(initial=0)) + 1
     codes, queue = np.unique(workload.partition * stride + size, return_inverse=True)
     queues = np.zeros(len(codes), dtype=QUEUE)

@@ -264,7 +264,8 @@ class SimulatedSlurm(SimulatedCluster):
         by_start = running[np.argsort(state.jobs["started_ms"][running], kind="stable")]
         free = state.free["cpus"][NOW].copy()
         held = self._nodes["cpus"].to_numpy() - free
-        gpus_held = self._nodes["gpus"].to_numpy() - state.free_gpus[NOW].reshape(len(free), -1).sum(axis=1)
+        free_gpus = state.free_gpus[NOW].reshape(len(free), -1).sum(axis=1) / state.clock["units"]
+        gpus_held = self._nodes["gpus"].to_numpy() - free_gpus
         return {
             "running": self._view.running(
                 by_start,
@@ -276,7 +277,7 @@ class SimulatedSlurm(SimulatedCluster):
             "nodes": self._view.nodes(
                 free,
                 held,
-                {"cpus_held": held.astype(np.float64), "gpus_held": gpus_held.astype(np.float64)},
+                {"cpus_held": held.astype(np.float64), "gpus_held": gpus_held},
             ),
         }
 

@@ -7,6 +7,8 @@ share are updated once in each ``PriorityCalcPeriod`` only, so the queue stays s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -386,27 +388,45 @@ def _share_levels(shares: NDArray[np.void]) -> None:
 # Constant terms of a priority and the billing, after ``set_priority_factors`` of Slurm's ``priority_multifactor.c``.
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TresTables:
+    """What the nodes of a site have.
+
+    Attributes
+    ----------
+    nodes : array of shape (n_nodes,)
+        Records of type ``NODE``.
+    gpus : int64 array of shape (n_nodes * len(types),)
+        GPUs of each node and type, in ``units`` of one.
+    types : tuple of str
+    units : int
+        Units of a GPU.
+    part_nodes : int64 array of shape (n_partitions, n_words)
+        Sets of nodes.
+    """
+
+    nodes: NDArray[np.void]
+    gpus: NDArray[np.int64]
+    types: tuple[str, ...]
+    units: int
+    part_nodes: NDArray[np.int64]
+
+
 def fixed_priority(
-    choices: NDArray[np.void],
-    jobs: NDArray[np.void],
-    site: SlurmSite,
-    *,
-    nodes: NDArray[np.void],
-    gpus: NDArray[np.int64],
-    types: tuple[str, ...],
-    part_nodes: NDArray[np.int64],
+    choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite, tres: TresTables
 ) -> tuple[Floats, Floats]:
     """Return the constant part of each choice's priority, and its billed TRES.
 
     The constant part is the weighted sum of the factors of size, partition, QOS and TRES.
     """
-    record, partition = jobs[choices["job"]], choices["partition"]
+    record, partition, nodes = jobs[choices["job"]], choices["partition"], tres.nodes
     parts = np.maximum(record["nodes"], 1).astype(np.float64)
     cpus = record["cpus"] * parts
-    membership = _members(part_nodes, len(nodes))
-    held = {"cpu": cpus, "node": parts, "mem": record["memory"].astype(np.float64), "gres/gpu": record["gpus"] * parts}
-    for number, kind in enumerate(types):
-        held[f"gres/gpu:{kind}"] = np.where(record["gpu_type"] == number, record["gpus"] * parts, 0.0)
+    membership = _members(tres.part_nodes, len(nodes))
+    gpus = record["gpus"] * parts / tres.units
+    held = {"cpu": cpus, "node": parts, "mem": record["memory"].astype(np.float64), "gres/gpu": gpus}
+    for number, kind in enumerate(tres.types):
+        held[f"gres/gpu:{kind}"] = np.where(record["gpu_type"] == number, gpus, 0.0)
     flags = site.priority.flags
     of_partition = _factors(
         [rules.priority_job_factor for rules in site.partitions], normal="NO_NORMAL_PART" not in flags
@@ -416,15 +436,12 @@ def fixed_priority(
         _job_size(cpus, parts, choices["plan_min"], site, nodes) + (site.priority.partition * of_partition)[partition]
     )
     fixed += np.append(site.priority.qos * of_qos, 0.0)[record["qos"]]
-    counts = _partition_tres(membership, nodes, gpus, types)
+    counts = _partition_tres(membership, tres)
     by_count = "NO_NORMAL_TRES" in site.priority.flags
     for name, weight in site.priority.tres.items():
-        tres = name.lower()
-        if tres in held:
-            total = counts[tres][partition]
-            fixed += weight * (
-                held[tres] if by_count else np.divide(held[tres], total, where=total > 0, out=0.0 * total)
-            )
+        if (amount := held.get(name.lower())) is not None:
+            total = counts[name.lower()][partition]
+            fixed += weight * (amount if by_count else np.divide(amount, total, where=total > 0, out=0.0 * total))
     # All CPUs of whole nodes are billed. The nodes are not known yet, so the partition's first one counts.
     linear = site.select == "linear"
     whole_nodes = (record["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[
@@ -461,13 +478,12 @@ def _factors(priorities: list[int], *, normal: bool) -> Floats:
     return factors / max(factors.max(initial=1.0), 1.0) if normal else factors
 
 
-def _partition_tres(
-    membership: NDArray[np.bool_], nodes: NDArray[np.void], gpus: NDArray[np.int64], types: tuple[str, ...]
-) -> dict[str, Floats]:
+def _partition_tres(membership: NDArray[np.bool_], tres: TresTables) -> dict[str, Floats]:
     """Return how much of each TRES every partition has."""
-    by_type = gpus.reshape(len(nodes), len(types)).astype(np.float64)
+    nodes = tres.nodes
+    by_type = tres.gpus.reshape(len(nodes), len(tres.types)) / tres.units
     counts = {"cpu": nodes["cpus"], "mem": nodes["memory"], "node": np.ones(len(nodes)), "gres/gpu": by_type.sum(1)}
-    counts |= {f"gres/gpu:{kind}": by_type[:, number] for number, kind in enumerate(types)}
+    counts |= {f"gres/gpu:{kind}": by_type[:, number] for number, kind in enumerate(tres.types)}
     return {name: membership @ count.astype(np.float64) for name, count in counts.items()}
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model.slurm_site import SlurmSite
-from helios.simulate.slurm.priority import fixed_priority, share_tables
+from helios.simulate.gpu_units import choose_units, in_units
+from helios.simulate.slurm.priority import TresTables, fixed_priority, share_tables
 from helios.simulate.slurm.workload import (
     ALL,
     CHOICE,
@@ -84,13 +85,17 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
     """
     types = tuple({kind: None for group in site.nodes for kind in group.gpus} | dict.fromkeys(workload.gpu_types))
     nodes, gpus = _nodes(site, types)
+    units = choose_units(workload.column("gpus"), total=int(gpus.sum()))
+    gpus *= units
     names = node_names(site)
     part_nodes = _part_nodes(site, names)
-    jobs = _jobs(workload, site, types)
-    choices = _choices(workload, site, jobs, nodes=nodes, gpus=gpus, types=types, part_nodes=part_nodes)
+    jobs = _jobs(workload, site, types, units)
+    tres = TresTables(nodes=nodes, gpus=gpus, types=types, units=units, part_nodes=part_nodes)
+    choices = _choices(workload, site, jobs, tres)
     shares, children, jobs["association"], n_users = share_tables(workload, site)
     clock = _clock(workload, site, latency)
     clock["words"], clock["types"], clock["users"] = part_nodes.shape[1], len(types), n_users
+    clock["units"] = units
     n_nodes, n_choices, n_jobs = len(nodes), len(choices), len(jobs)
     free = np.zeros((2, n_nodes), dtype=FREE)
     free["cpus"], free["memory"] = nodes["cpus"], nodes["memory"]
@@ -123,7 +128,7 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
         words=np.zeros(3 * words, dtype=np.int64),
         runs=np.zeros(n_nodes + 1, dtype=RUN),
         picked=np.zeros(n_nodes + 1, dtype=np.int64),
-        qos=_qos(site),
+        qos=_qos(site, units),
         user_gpus=np.zeros(len(workload.users) * max(len(site.qos), 1), dtype=np.int64),
         user_jobs=np.zeros(len(workload.users) * max(len(site.qos), 1), dtype=np.int64),
         user_tested=np.zeros(len(workload.users), dtype=np.int64),
@@ -167,17 +172,17 @@ def _partitions(site: SlurmSite) -> NDArray[np.void]:
     return partitions
 
 
-def _qos(site: SlurmSite) -> NDArray[np.void]:
+def _qos(site: SlurmSite, units: int) -> NDArray[np.void]:
     qos = np.zeros(len(site.qos), dtype=QOS)
     for number, rules in enumerate(site.qos):
-        qos[number]["user_gpus"] = NOBODY if rules.max_gpus_per_user is None else rules.max_gpus_per_user
-        qos[number]["gpus"] = NOBODY if rules.max_gpus is None else rules.max_gpus
+        qos[number]["user_gpus"] = NOBODY if rules.max_gpus_per_user is None else rules.max_gpus_per_user * units
+        qos[number]["gpus"] = NOBODY if rules.max_gpus is None else rules.max_gpus * units
         qos[number]["user_jobs"] = NOBODY if rules.max_jobs_per_user is None else rules.max_jobs_per_user
         qos[number]["usage_factor"] = rules.usage_factor
     return qos
 
 
-def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> NDArray[np.void]:
+def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...], units: int) -> NDArray[np.void]:
     column, jobs = workload.column, np.zeros(len(workload), dtype=JOB)
     submitted_ms, eligible_ms = _in_ms(workload.submitted_s), _in_ms(column("eligible_s"))
     jobs["submitted_s"], jobs["eligible_ms"] = submitted_ms // MS, np.maximum(eligible_ms, submitted_ms)
@@ -190,7 +195,8 @@ def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> N
     jobs["time_min"] = _to_minutes(column("time_min_s"))
     nodes = column("nodes")
     parts = np.maximum(nodes, 1)
-    jobs["nodes"], jobs["cpus"], jobs["gpus"] = nodes, -(-column("cpus") // parts), -(-column("gpus") // parts)
+    gpus = in_units(column("gpus"), units)
+    jobs["nodes"], jobs["cpus"], jobs["gpus"] = nodes, -(-column("cpus") // parts), -(-gpus // parts)
     type_number = np.array([types.index(kind) for kind in workload.gpu_types] + [NOBODY])
     jobs["gpu_type"] = type_number[column("gpu_type")]
     jobs["memory"] = column("memory_mib")
@@ -256,11 +262,7 @@ def _choices(
     workload: SlurmWorkload,
     site: SlurmSite,
     jobs: NDArray[np.void],
-    *,
-    nodes: NDArray[np.void],
-    gpus: NDArray[np.int64],
-    types: tuple[str, ...],
-    part_nodes: NDArray[np.int64],
+    tres: TresTables,
 ) -> NDArray[np.void]:
     """Return a row for each partition in which each job may run.
 
@@ -299,16 +301,14 @@ def _choices(
         choices["limit_min"][in_partition] = np.where(asked_min > 0, asked_min, default)
         choices["longest_min"][in_partition] = NEVER if rules.max_time_s is None else longest
         choices["tier"][in_partition] = rules.priority_tier
-    choices["memory"] = _memory(choices, jobs, site)
-    choices["fixed"], choices["billing"] = fixed_priority(
-        choices, jobs, site, nodes=nodes, gpus=gpus, types=types, part_nodes=part_nodes
-    )
+    choices["memory"] = _memory(choices, jobs, site, tres.units)
+    choices["fixed"], choices["billing"] = fixed_priority(choices, jobs, site, tres)
     edges = np.searchsorted(job, np.arange(len(workload) + 1))
     jobs["first_choice"], jobs["choices"] = edges[:-1], np.diff(edges)
     return choices
 
 
-def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) -> NDArray[np.int64]:
+def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite, gpu_units: int) -> NDArray[np.int64]:
     """Return the memory of each choice, MiB.
 
     -1: all of the node's.
@@ -327,7 +327,8 @@ def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) 
         if rules.def_mem_per_cpu_mib > 0:
             default[in_partition] = -(-rules.def_mem_per_cpu_mib * record["cpus"][in_partition] // spread[in_partition])
         if rules.def_mem_per_gpu_mib > 0:
-            by_gpu = -(-rules.def_mem_per_gpu_mib * record["gpus"][in_partition] // spread[in_partition])
+            spread_units = spread[in_partition] * gpu_units
+            by_gpu = -(-rules.def_mem_per_gpu_mib * record["gpus"][in_partition] // spread_units)
             default[in_partition] = np.where(record["gpus"][in_partition] > 0, by_gpu, default[in_partition])
     chosen: NDArray[np.int64] = np.where(requested > 0, requested, default)
     return chosen

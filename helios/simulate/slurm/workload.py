@@ -64,7 +64,8 @@ class SlurmWorkload:
     nodes : array of shape (n_jobs,)
         Nodes, each of which holds an equal part of the rest; ``ANY_NODES``: as many as it takes, unequal parts.
     cpus, memory_mib, gpus : arrays of shape (n_jobs,)
-        Totals of the job; at least one CPU. Without memory a job gets what its partition defines, or all of the node's.
+        Totals of the job; at least one CPU. GPUs may be parts of one. Without memory a job gets what its partition
+        defines, or all of the node's.
     gpu_type : array of shape (n_jobs,)
         Position in ``gpu_types``; ``ANY_TYPE``: any.
     exclusive : bool array of shape (n_jobs,)
@@ -96,7 +97,7 @@ class SlurmWorkload:
     nodes: Ints | None = None
     cpus: Ints | None = None
     memory_mib: Ints | None = None
-    gpus: Ints | None = None
+    gpus: Floats | Ints | None = None
     gpu_types: tuple[str, ...] = ()
     gpu_type: Ints | None = None
     exclusive: NDArray[np.bool_] | None = None
@@ -167,7 +168,7 @@ _DEFAULTS: dict[str, Any] = {
     "nodes": 1,
     "cpus": 1,
     "memory_mib": 0,
-    "gpus": 0,
+    "gpus": 0.0,
     "gpu_type": ANY_TYPE,
     "exclusive": False,
     "user": 0,
@@ -178,8 +179,8 @@ _DEFAULTS: dict[str, Any] = {
     "array": NO_ARRAY,
 }
 _TYPES: dict[str, Any] = (
-    dict.fromkeys(("submitted_s", "run_time_s", "eligible_s", "time_limit_s", "time_min_s"), np.float64)
-    | dict.fromkeys(("partition", "nodes", "cpus", "memory_mib", "gpus", "gpu_type", "user", "account"), np.int64)
+    dict.fromkeys(("submitted_s", "run_time_s", "eligible_s", "time_limit_s", "time_min_s", "gpus"), np.float64)
+    | dict.fromkeys(("partition", "nodes", "cpus", "memory_mib", "gpu_type", "user", "account"), np.int64)
     | dict.fromkeys(("qos", "nice", "site_factor", "array"), np.int64)
     | {"exclusive": np.bool_}
 )
@@ -292,6 +293,7 @@ CLOCK = np.dtype(
         ("entered", np.int64),
         ("queued", np.int64),  # choices in the queue
         *integers("running", "ended", "free_holding", "words", "types", "slots", "picked"),
+        ("units", np.int64),  # of a GPU: GPUs of all tables are counted in them
         # When things are due.
         ("pass_due", np.int64),  # a quick pass of the main scheduler, now
         ("pass_asked_ms", np.int64),  # oldest submission that the background loop has not handled; NEVER: none
