@@ -375,8 +375,6 @@ class _MappedRows(Translation):
                 values = np.nan_to_num(values)
                 self.refuse((values != np.floor(values)) | (values < 0), Reason.UNREADABLE_NUMBER, *source.column)
             self.jobs[name] = values
-            if name == "gpus" and (source.tres or source.gres):
-                self.unnamed = np.isnan(values)
 
     def _gpus(self, found: sacct.DistinctColumn[sacct.Tres]) -> NDArray[np.float64]:
         """Return GPUs with their parts, and keep which rows name none."""
