@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import timedelta
+from math import isnan
 from typing import Any
 
 from helios.errors import UsageError
@@ -125,9 +126,24 @@ def gpu_time(seconds: float) -> str:
     return _two_digits(seconds, ("GPU-seconds", "GPU-minutes", "GPU-hours", "GPU-days"))
 
 
-def count_in_words(number: int, noun: str) -> str:
-    """Return a number with its noun, such as ``1 GPU`` or ``2 GPUs``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_in_words(number: float, noun: str) -> str:
+    """Return a number with its noun, such as ``1 GPU``, ``0.25 GPUs`` or ``unknown GPUs``."""
+    return f"{write_count(number)} {noun}" if number == 1 else f"{write_count(number)} {noun}s"
+
+
+def as_count(number: float) -> float:
+    """Return a number as an integer where it is whole."""
+    return int(number) if number == round(number, 0) else number
+
+
+def write_count(number: float) -> str:
+    """Return a count with up to three decimals, and whole ones without.
+
+    Examples: ``8``, ``0.25``, ``unknown``.
+    """
+    if isnan(number):
+        return "unknown"
+    return f"{number:.0f}" if number == round(number) else f"{number:.3f}".rstrip("0")
 
 
 _SINGULARS = {

@@ -485,7 +485,7 @@ def _as_sacct(job: Mapping[Any, Any]) -> str:
         "COMPLETED",
         f"{job['nodes']:g}",
         f"{job['cpus']:g}",
-        f"{tres},gres/gpu={job['gpus']}" if job["gpus"] else tres,
+        f"{tres},gres/gpu={job['gpus']:g}" if job["gpus"] else tres,
         f"{limit_s // 3600:02}:{limit_s // 60 % 60:02}:00",
     ]
     return "|".join(map(str, fields))

@@ -198,7 +198,14 @@ def _usable_jobs(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[
             f"{history.cluster} has no job with a run time to count nodes by.",
             hint=f"Its partitions: {known}" if known else "Read some: helios trace sync, or helios trace load FILE",
         )
-    notes = [] if ran.all() else [in_number(int((~ran).sum()), "jobs that never ran or hold nothing were left out.")]
+    unknown = jobs["run_time_s"].notna() & np.isnan(_size(jobs, asked))
+    notes = []
+    if unknown.any():
+        example = jobs["job_id"][unknown].iloc[0]
+        left_out = f"jobs have no record of their GPUs, such as {example}, and were left out."
+        notes.append(in_number(int(unknown.sum()), left_out))
+    if idle := int((~ran & ~unknown).sum()):
+        notes.append(in_number(idle, "jobs that never ran or hold nothing were left out."))
     return jobs[ran].reset_index(drop=True), notes
 
 
@@ -207,7 +214,7 @@ def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float6
 
     Fractions where it shares one; whole GPUs where these are counted.
     """
-    gpus = jobs["gpus"].to_numpy().astype(np.float64)
+    gpus = jobs["gpus"].to_numpy()
     if asked.in_gpus:
         return gpus
     if (gpus > 0).any():

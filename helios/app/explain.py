@@ -39,6 +39,7 @@ from helios.ports import Progress, no_progress
 from helios.report.job import JobExplanation, StartForecast, places
 from helios.report.models import Explanation, PastJob, rests_on
 from helios.report.nodes import NodeExplanation, NodeStatus
+from helios.units import as_count
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while
@@ -336,7 +337,7 @@ def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFra
         user=text_of(job["user"]),
         partition=text_of(job["partition"]),
         waited_s=max(0.0, (until - began).total_seconds()) if pd.notna(until) else float("nan"),
-        gpus=int(job["gpus"]),
+        gpus=as_count(float(job["gpus"])),
         time_limit_s=float(job["time_limit_s"]),
         decisions=decisions,
         **rest,
@@ -642,5 +643,5 @@ def _request(job: pd.Series[Any]) -> dict[str, Any]:
     :class:`PastJob` has the same names.
     """
     texts = {name: text_of(job[name]) for name in ("user", "account", "partition", "name")}
-    numbers = {"gpus": int(job["gpus"]), "cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
-    return {"job_id": str(job["job_id"]), **texts, **numbers}
+    numbers = {"cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
+    return {"job_id": str(job["job_id"]), **texts, **numbers, "gpus": as_count(float(job["gpus"]))}

@@ -16,7 +16,7 @@ import pandas as pd
 
 from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
-from helios.model import JOBS, Batch, UntrackedGpus, in_submission_order
+from helios.model import JOBS, Batch, UntrackedGpus, in_submission_order, unknown_gpus_note
 from helios.ports import Progress, no_progress
 from helios.private_files import require_cluster_name
 from helios.units import in_number
@@ -147,11 +147,12 @@ def read_file(
         )
     if trace.machine:
         notes.append(_describe_machine(path.name, trace.machine))
+    notes.append(unknown_gpus_note(jobs))
     return LoadedHistory(
         cluster=name,
         jobs=in_submission_order(JOBS.conform(jobs)),
         timezone=trace.timezone,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
         machine=trace.machine,
     )
 
@@ -187,7 +188,7 @@ def load_history(
             cluster=name,
             jobs=jobs,
             timezone=str(chosen["timezone"] or "UTC"),
-            notes=tuple(filter(None, (about_machine, UntrackedGpus().add(jobs).note()))),
+            notes=tuple(filter(None, (about_machine, UntrackedGpus().add(jobs).note(), unknown_gpus_note(jobs)))),
             machine=machine,
         )
 

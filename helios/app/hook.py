@@ -84,7 +84,7 @@ def hook_rows(
     minutes = np.ceil(lately["time_limit_s"].replace(np.inf, np.nan) / 60).fillna(0)
     keyed = lately.assign(limit_min=minutes.astype("int64"))
     keyed = keyed.assign(**{name: keyed[name].astype("str") for name in ("user", "partition")})
-    groups = keyed.groupby(list(KEY), sort=False)
+    groups = keyed.groupby(list(KEY), sort=False, dropna=False)
     last = keyed.assign(seen=groups["job_id"].transform("size")).loc[groups.tail(1).index]
     kinds = last.sort_values("seen", ascending=False, kind="stable").head(most_rows).reset_index(drop=True)
     if kinds.empty or not writing:
@@ -138,7 +138,9 @@ def _row(
     factor, limit = factors.get(str(job["job_id"]), 0), limits.get(str(job["job_id"]), 0)
     if not factor and not limit:
         return None
-    numbers = {name: int(str(job[name])) for name in names if name in {"gpus", "limit_min"}}
+    if "gpus" in names and not float(job["gpus"]).is_integer():
+        return None  # the hook knows whole GPUs; such a job gets the row of its user and partition
+    numbers = {name: int(job[name]) for name in names if name in {"gpus", "limit_min"}}
     return HookRow(
         user=str(job["user"]) if "user" in names else None,
         partition=str(job["partition"]),

@@ -257,7 +257,7 @@ def _waits(jobs: pd.DataFrame, shape: ClusterShape) -> LongestWaits:
         job_id=np.arange(len(jobs)).astype(str).astype(object),  # a restarted job is there twice
         submitted_s=jobs["since_s"].to_numpy(dtype=np.int64),
         run_time_s=jobs["run_time_s"].to_numpy(dtype=np.int64),
-        gpus=jobs["gpus"].to_numpy(dtype=np.int32),
+        gpus=np.ceil(jobs["gpus"].to_numpy()).astype(np.int32),
         partition=jobs["partition"].to_numpy(dtype=np.int32),
     )
     limit_s = jobs["limit_s"].to_numpy(dtype=np.int64)
@@ -288,7 +288,7 @@ def _as_numbers(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
         "since_s": seconds_of(jobs["eligible_at"].fillna(jobs["submitted_at"])),
         "run_time_s": np.maximum(jobs["run_time_s"].to_numpy(dtype=np.float64), 0.0),
         "limit_s": np.where(np.isfinite(limit_s), limit_s, DEFAULT_LIMIT_S),
-        "gpus": jobs["gpus"].to_numpy(dtype=np.float64, na_value=0.0),
+        "gpus": jobs["gpus"].to_numpy(),
         "partition": _group_of_each(jobs, group_of),
     }
     numbers = pd.DataFrame(columns, columns=_COLUMNS)

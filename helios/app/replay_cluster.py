@@ -62,14 +62,14 @@ class ReplayCluster:
 
     def workload(self) -> Workload:
         """Return the jobs as a workload."""
-        requested = with_sizes_requested(self.jobs)[self.resource].to_numpy()
+        requested = _whole_sizes(with_sizes_requested(self.jobs), self.resource)
         return Workload(
             job_id=self.jobs["job_id"].to_numpy(dtype=object),
             submitted_s=self.jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
             run_time_s=self.jobs["run_time_s"].to_numpy().astype(np.int64),
             gpus=self.size,
             partition=self.partition,
-            requested_gpus=requested.astype(np.int32),
+            requested_gpus=requested,
         )
 
     def limits_s(self, default_s: int) -> NDArray[np.int64]:
@@ -212,6 +212,19 @@ def choose_resource(jobs: pd.DataFrame) -> tuple[str, list[str]]:
     ]
 
 
+def sized_jobs(jobs: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the jobs that hold some of ``resource``, and notes on those left out."""
+    size, unit = jobs[resource], best_unit(resource)
+    notes = []
+    if (unknown := size.isna().to_numpy()).any():
+        example = jobs["job_id"].iloc[int(unknown.argmax())]
+        left_out = f"jobs have no record of their {unit}s, such as {example}, and were left out."
+        notes.append(in_number(int(unknown.sum()), left_out))
+    if without := int((size == 0).sum()):
+        notes.append(in_number(without, f"jobs that hold no {unit} were left out."))
+    return jobs[size > 0], notes
+
+
 def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:
     if (total := max(sum(nodes.values()), 1) * gpus_per_node) > MOST:
         raise UsageError(
@@ -234,10 +247,16 @@ def _machine(
         shape=shape,
         jobs=jobs.reset_index(drop=True),
         partition=partition,
-        size=jobs[resource].to_numpy().astype(np.int32),
+        size=_whole_sizes(jobs, resource),
         resource=resource,
         notes=tuple(notes),
     )
+
+
+def _whole_sizes(jobs: pd.DataFrame, resource: str) -> NDArray[np.int32]:
+    """Return what jobs hold, parts of a GPU rounded up."""
+    size = jobs[resource].to_numpy()
+    return (np.ceil(size) if resource == "gpus" else size).astype(np.int32)
 
 
 def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:

@@ -414,7 +414,7 @@ def shadow_day(
     of_day = jobs[_within(jobs, begin, end)]
     recorded = wait_s(of_day)
     known = ~np.isnan(recorded)
-    sizes = of_day["gpus" if machine is None else machine.resource].to_numpy(dtype=np.float64, na_value=0.0)
+    sizes = of_day["gpus" if machine is None else machine.resource].to_numpy(dtype=np.float64)
     day = ShadowDay(
         begin=begin,
         timezone=timezone,
@@ -463,12 +463,11 @@ def _machine(
     from helios.app.replay_cluster import choose_resource, replay_cluster_for  # noqa: PLC0415 - as above
 
     resource, resource_notes = choose_resource(jobs)
-    replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
+    replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource] > 0)).to_numpy()]
     notes = list(resource_notes)
     if left_out := len(jobs) - len(replayable):
-        notes.append(
-            in_number(left_out, f"jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
-        )
+        reasons = f"hold no {best_unit(resource)}, or an unknown number, or have not ended"
+        notes.append(in_number(left_out, f"jobs that {reasons} were not replayed."))
     if replayable.empty:
         return None, notes
     try:

@@ -500,6 +500,10 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
     unknown = ~np.isfinite(limit_s)
     if unknown.any():
         notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
+    if (unrecorded := jobs["gpus"].isna().to_numpy()).any():
+        example = jobs["job_id"].iloc[int(unrecorded.argmax())]
+        taken = f"jobs have no record of their GPUs, such as {example}, and are replayed without any."
+        notes.append(in_number(int(unrecorded.sum()), taken))
     return SlurmWorkload(
         job_id=jobs["job_id"].to_numpy(dtype=object),
         submitted_s=submitted_s,
@@ -512,7 +516,7 @@ def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]
         nodes=_nodes(jobs),
         cpus=np.maximum(1, jobs["cpus"].fillna(1).to_numpy()).astype(np.int64),
         memory_mib=jobs["memory_mib"].fillna(0).to_numpy().astype(np.int64),
-        gpus=jobs["gpus"].to_numpy().astype(np.int64),
+        gpus=np.ceil(np.nan_to_num(jobs["gpus"].to_numpy())).astype(np.int64),
         gpu_types=gpu_types,
         gpu_type=np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64),
         users=users,

@@ -34,7 +34,7 @@ from helios.model.slurm_site import DAY_S, SlurmSite
 from helios.predict.live_predictor import CHANCES, LivePredictor, remaining_run_time
 from helios.report.job import EarlierStart, StartForecast
 from helios.simulate.slurm.replay import ForwardSimulation, Moment
-from helios.units import duration_in_words
+from helios.units import count_in_words, duration_in_words
 from helios.warehouse import Warehouse
 
 DRAWS = 24
@@ -572,12 +572,12 @@ def _earlier(
     if np.median(before_s) < LONG_WAIT_S:
         return
     changes: dict[str, dict[str, float]] = {}
-    limit_s, gpus, nodes = float(job["time_limit_s"]), int(job["gpus"]), job["nodes"]
+    limit_s, gpus, nodes = float(job["time_limit_s"]), float(job["gpus"]), job["nodes"]
     if fitting_s < 0.9 * (limit_s if np.isfinite(limit_s) else np.inf):
         changes[f"a time limit of {duration_in_words(fitting_s)}"] = {"time_limit_s": fitting_s}
     if gpus > 1 and gpus % 2 == 0:
-        half = {"gpus": gpus // 2, "cpus": np.ceil(job["cpus"] / 2), "memory_mib": job["memory_mib"] / 2}
-        name = f"{gpus // 2} GPUs" if gpus > 2 else "1 GPU"
+        half = {"gpus": gpus / 2, "cpus": np.ceil(job["cpus"] / 2), "memory_mib": job["memory_mib"] / 2}
+        name = count_in_words(gpus / 2, "GPU")
         changes[name] = half | ({"nodes": nodes // 2} if nodes > 1 and nodes % 2 == 0 else {})
     elif gpus == 0 and nodes > 1 and nodes % 2 == 0:
         half = {"nodes": nodes // 2, "cpus": np.ceil(job["cpus"] / 2), "memory_mib": job["memory_mib"] / 2}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.own_order import LOOKS_BACK
-from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for
+from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for, sized_jobs
 from helios.app.scenarios import AGAIN_S, Scenario
 from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
@@ -384,12 +384,11 @@ def _replayable_jobs(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame,
         notes.append(
             in_number(int((~timed).sum()), "jobs that never ran, or whose run time is unknown, were left out.")
         )
-    sized = window[resource].fillna(0) > 0
-    if not sized.all():
-        notes.append(in_number(int((timed & ~sized).sum()), f"jobs that hold no {best_unit(resource)} were left out."))
-    if not (timed & sized).any():
+    replayable, left_out = sized_jobs(window[timed], resource)
+    notes += left_out
+    if replayable.empty:
         raise NotEnoughHistory("No job in the window can be replayed.", hint="\n".join(notes))
-    return window[timed & sized], notes
+    return replayable, notes
 
 
 def train_predictor(

@@ -64,14 +64,18 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
         raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios cycle --apply")
     report, modes = _run_cycle(Operations(configuration().settings, cluster=cluster).cycles, apply=apply, mode=mode)
     if as_json:
-        counts = {"pending": report.pending, "running": report.running, "acted": report.acted}
+        pending, running = (report.pending, report.running) if report.seen and report.leads else (None, None)
+        counts = {"pending": pending, "running": running, "acted": report.acted}
         show_json(
             _cycle_answer(report)
             | counts
             | {"modes": {name: _mode_answer(service_mode) for name, service_mode in modes.items()}}
         )
         return
-    show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
+    if report.seen and report.leads:
+        show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
+    else:
+        show("The queue was not read.")
     columns = ["target", "service", "action", "before", "after", "outcome", "reason"]
     rows = _decisions(report)[columns].astype("object").fillna("").itertuples(index=False)
     headers = ("Job", "Service", "Action", "Before", "After", "Outcome", "Why")

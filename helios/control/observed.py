@@ -113,7 +113,7 @@ def helios_values(jobs: Sequence[PendingJob]) -> list[Key]:
 
 
 def cycle_counts(snapshot: Snapshot | None) -> dict[str, Any]:
-    """Return the jobs and GPUs of a snapshot, named as in ``CycleReport``.
+    """Return the jobs and whole GPUs of a snapshot, named as in ``CycleReport``.
 
     It is empty without a snapshot.
     """
@@ -123,8 +123,8 @@ def cycle_counts(snapshot: Snapshot | None) -> dict[str, Any]:
     return {
         "pending": int(pending["tasks"].sum()),
         "running": int(running["tasks"].sum()),
-        "gpus_pending": int((pending["tasks"] * pending["gpus"]).sum()),
-        "gpus_running": int((running["tasks"] * running["gpus"]).sum()),
+        "gpus_pending": round((pending["tasks"] * pending["gpus"]).sum()),
+        "gpus_running": round((running["tasks"] * running["gpus"]).sum()),
     }
 
 

@@ -189,7 +189,6 @@ def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRo
     job.note_runs()
     _read_run(job, wording)
     job.jobs |= {name: job.numbers(field) for name, field in _SIZES.items()}
-    job.jobs["gpus"] = np.nan_to_num(job.jobs["gpus"])
     job.jobs["time_limit_s"] = job.durations("time_limit", bare_unit_s=1.0)
     if wording.gib_each_node is not None:
         job.jobs["memory_mib"] = job.numbers(wording.gib_each_node) * MIB_PER_GIB * job.jobs["nodes"]
@@ -219,12 +218,14 @@ def _to_layout(jobs: pd.DataFrame, timezone: str) -> pd.DataFrame:
         for field, name in (("submit_time", "submitted_at"), ("start_time", "started_at"), ("end_time", "ended_at"))
     }
     waited = (jobs["started_at"] - jobs["submitted_at"]).dt.total_seconds()
-    plain = {"job_id": "job_id", "user": "user", "vc": "partition", "gpu_num": "gpus", "state": "state"}
+    plain = {"job_id": "job_id", "user": "user", "vc": "partition", "state": "state"}
     values = {field: jobs[name] for field, name in plain.items()}
     whole = {"cpu_num": jobs["cpus"], "node_num": jobs["nodes"], "duration": jobs["run_time_s"], "queue": waited}
     for field, numbers_ in whole.items():
         values[field] = numbers_.round().astype("Int64")
-    limits = jobs["time_limit_s"].astype("str").where(jobs["time_limit_s"].notna())
-    limits = limits.str.removesuffix(".0").replace("inf", "UNLIMITED")
-    frame = pd.DataFrame({**values, **times, "name": jobs["name"], "time_limit": limits})
+    gpus, limits = (
+        jobs[name].astype("str").where(jobs[name].notna()).str.removesuffix(".0") for name in ("gpus", "time_limit_s")
+    )
+    limits = limits.replace("inf", "UNLIMITED")
+    frame = pd.DataFrame({**values, **times, "gpu_num": gpus, "name": jobs["name"], "time_limit": limits})
     return frame[[*FIELDS, "name", "time_limit"]]

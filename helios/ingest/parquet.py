@@ -52,7 +52,6 @@ _STORED = {
     TIME: pa.timestamp("us", tz="UTC"),
 }
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-_WHOLE = ("restart", "gpus")
 _LARGEST_INT32 = 2**31 - 1
 
 
@@ -308,13 +307,10 @@ def _numbers(name: str, column: pa.Array, results: CheckResults) -> NDArray[Any]
     values: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     # UNLIMITED is the one number that may be infinite.
     results.refuse(np.isinf(values) & ((name != "time_limit_s") | (values < 0)), Reason.UNREADABLE_NUMBER)
-    if name not in _WHOLE:
-        return values
-    values = np.nan_to_num(values)
-    results.refuse(values != np.floor(values), Reason.UNREADABLE_NUMBER)
     if name != "restart":
         return values
-    bad = (values < 0) | (values > _LARGEST_INT32)
+    values = np.nan_to_num(values)
+    bad = (values != np.floor(values)) | (values < 0) | (values > _LARGEST_INT32)
     results.refuse(bad, Reason.UNREADABLE_NUMBER)
     whole: NDArray[np.int32] = np.where(bad, 0, values).astype(np.int32)
     return whole

@@ -134,6 +134,8 @@ def write_swf(
     of_gpus = not (JOBS.check(jobs)["cpus"] > 0).any() and bool((jobs["gpus"] > 0).any())
     if of_gpus:
         notes.append(f"{path.name}: no job's CPUs are known, so that its processors are GPUs.")
+        if parts := int((jobs["gpus"] % 1 > 0).sum()):
+            notes.append(f"{path.name}: the parts of GPUs that {parts:,} jobs hold are rounded up to whole ones.")
     elif with_gpus := int((jobs["gpus"] > 0).sum()):
         notes.append(f"{path.name}: processors are CPUs; the format has no place for the GPUs of {with_gpus:,} jobs.")
     numeric = jobs["job_id"].str.fullmatch(f"[0-9]{{1,{_LONGEST_ID}}}")
@@ -166,8 +168,8 @@ def _swf_columns(jobs: pd.DataFrame, start_s: int, size: str) -> dict[str, NDArr
     run = jobs["run_time_s"].to_numpy(dtype=np.float64)
     never = np.isnan(started) & (jobs["state"] == JobState.CANCELLED.value).to_numpy()
     unstarted = np.isnan(started) & np.isnan(run)
-    held = jobs[size].to_numpy(dtype=np.float64)
-    asked = jobs[f"{size}_requested"].to_numpy(dtype=np.float64)
+    held = np.ceil(jobs[size].to_numpy(dtype=np.float64))
+    asked = np.ceil(jobs[f"{size}_requested"].to_numpy(dtype=np.float64))
     asked = np.where(unstarted & ~(asked > 0), held, asked)
     of_memory = np.where(asked > 0, asked, held)
     limit = jobs["time_limit_s"].to_numpy(dtype=np.float64)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.model import SIZE_CLASSES, NodeSizes, size_class
+from helios.model import SIZE_CLASSES, NodeSizes, Sizes, size_class
 
 SLOWDOWN_FLOOR_S = 10
 """Least run time in the denominator, which bounds the slowdown of short jobs (Feitelson and Rudolph, JSSPP 1998)."""
@@ -21,6 +21,7 @@ FEWEST_DAYS = 5
 """Days below which their spread means too little to be reported."""
 
 Seconds = NDArray[np.int64]
+Weights = NDArray[np.int64] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,8 @@ def summarize_queue(
     submitted_s: Seconds,
     ended_s: Seconds,
     run_time_s: Seconds,
-    gpus: NDArray[np.int32],
-    total_gpus: int,
+    gpus: Sizes,
+    total_gpus: float,
     node: NodeSizes,
 ) -> QueueSummary:
     """Compute the metrics of a queue of at least one job.
@@ -74,7 +75,7 @@ def summarize_queue(
     ----------
     run_time_s : array
         Time in which the job ran, without the breaks of preemption.
-    total_gpus : int
+    total_gpus : float
         GPUs in service all the time.
     node : int, or int64 array
         GPUs of a node, as in :func:`helios.model.size_class`.
@@ -118,7 +119,7 @@ def bounded_slowdown(*, wait_s: Seconds, run_time_s: Seconds) -> NDArray[np.floa
 
 
 def utilization(
-    *, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds, gpus: NDArray[np.int32], total_gpus: int
+    *, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds, gpus: Sizes, total_gpus: float
 ) -> float:
     """Return the busy share of all GPU seconds.
 
@@ -150,7 +151,7 @@ def standard_error_of_mean(values: NDArray[np.float64], *, submitted_s: Seconds)
 
 
 def mean_level_over_time(
-    *, begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64] | None = None, edges_s: Seconds
+    *, begins_s: Seconds, ends_s: Seconds, weight: Weights | None = None, edges_s: Seconds
 ) -> NDArray[np.float64]:
     """Return the mean level within each step of time.
 
@@ -171,12 +172,18 @@ def mean_level_over_time(
     -------
     array of shape (n_steps,)
     """
-    weight = np.ones(len(begins_s), dtype=np.int64) if weight is None else weight.astype(np.int64)
+    weight = np.ones(len(begins_s), dtype=np.int64) if weight is None else whole_where_possible(weight)
     area = _area_until(begins_s, weight, edges_s) - _area_until(ends_s, weight, edges_s)
     return np.diff(area).astype(np.float64) / np.diff(edges_s)
 
 
-def _area_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) -> NDArray[np.int64]:
+def whole_where_possible(weight: Weights) -> Weights:
+    """Return weights as integers, which are summed without an error, unless one has a fraction."""
+    whole = weight.astype(np.int64)
+    return whole if np.array_equal(whole, weight) else weight
+
+
+def _area_until(moments_s: Seconds, weight: Weights, at_s: Seconds) -> Weights:
     """Return the integral of a step function at ``at_s``.
 
     Each step has the height ``weight`` from its moment on.
@@ -188,5 +195,5 @@ def _area_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) ->
     height = np.concatenate([[0], np.cumsum(weight)])
     missed = np.concatenate([[0], np.cumsum(weight * since_s)])
     begun = np.searchsorted(moments_s, at_s, side="right")
-    found: NDArray[np.int64] = (at_s - at_s[0]) * height[begun] - missed[begun]
+    found: Weights = (at_s - at_s[0]) * height[begun] - missed[begun]
     return found

@@ -14,6 +14,7 @@ from helios.model.job_sizes import (
     SIZE_NAMES,
     UNKNOWN_NODE,
     NodeSizes,
+    Sizes,
     is_large,
     largest_nodes,
     size_class,
@@ -53,4 +54,4 @@ from helios.model.slurm_site import (
     SlurmSite,
 )
 from helios.model.snapshot import QUEUE, Snapshot, plain_values
-from helios.model.untracked_gpus import UNTRACKED, UntrackedGpus
+from helios.model.untracked_gpus import UNTRACKED, UntrackedGpus, unknown_gpus_note

@@ -253,13 +253,15 @@ def _as_times(seconds: NDArray[np.float64], index: pd.Index[Any]) -> pd.Series[A
 def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> dict[str, Any]:
     """Return sizes whose combinations have enough jobs each.
 
-    GPUs are merged first, then CPUs among jobs with as many GPUs, then nodes. CPU jobs never get a GPU.
+    GPUs are merged first, then CPUs among jobs with as many GPUs, then nodes. CPU jobs never get a GPU, and unknown
+    GPUs stay unknown.
     """
     names = list(_SIZES)
     table = like.groupby(names, dropna=False, sort=False).size().rename("jobs").reset_index()
-    merged = table.astype({"gpus": "float64"})
+    merged = table.copy()
+    kind = np.sign(table["gpus"].fillna(-1.0))
     for i, name in enumerate(names):
-        keys = [merged["gpus"] > 0, *(merged[earlier] for earlier in names[:i])]
+        keys = [kind, *(merged[earlier] for earlier in names[:i])]
         for _, rows in merged.groupby(keys, dropna=False):
             common = _common(rows[name], rows["jobs"], fewest_jobs)
             merged.loc[rows.index, name] = _round_up(rows[name], common)
@@ -272,7 +274,7 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
         new_size = np.where(np.isnan(merged_size), size, merged_size)
         requested = jobs[f"{name}_requested"].to_numpy(dtype=np.float64)
         common = _common(like[f"{name}_requested"], pd.Series(1, index=like.index), fewest_jobs)
-        columns[name] = new_size.astype(np.int32) if name == "gpus" else new_size
+        columns[name] = new_size
         columns[f"{name}_requested"] = np.where(requested == size, new_size, _round_up(requested, common))
     return columns
 

@@ -29,10 +29,10 @@ NodeSizes = int | NDArray[np.int64]
 def size_class(gpus: Sizes, node: NodeSizes) -> NDArray[np.int64]:
     """Return each job's size class, as an index into ``SIZE_CLASSES``.
 
-    Where ``node`` is 0 it is not known.
+    It is -1 for an unknown size. Where ``node`` is 0 it is not known.
     """
     known = np.where(np.asarray(node) > 0, node, UNKNOWN_NODE)
-    return (gpus >= known).astype(np.int64) + (gpus > known)
+    return (gpus >= known).astype(np.int64) + (gpus > known) - np.isnan(gpus)
 
 
 def is_large(gpus: Sizes, node: NodeSizes) -> NDArray[np.bool_]:

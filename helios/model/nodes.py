@@ -118,7 +118,7 @@ NODE_STATES = frame_kind(
     ("cpus", "float64", "CPUs"),
     ("cpus_held", "float64", "CPUs held by jobs"),
     ("gpus", "int32", "GPUs"),
-    ("gpus_held", "int32", "GPUs held by jobs"),
+    ("gpus_held", "float64", "GPUs held by jobs, parts of one included"),
     ("gpu_type", "category", "GRES type of the GPUs; missing: none or untyped"),
     ("memory_mib", "float64", "Memory, MiB"),
     ("weight", "float64", "Slurm's weight: lowest is filled first"),

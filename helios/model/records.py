@@ -180,7 +180,7 @@ JOBS = frame_kind(
     ("time_limit_s", "float64", "The user's time limit, s; inf: UNLIMITED; NaN: unknown"),
     ("nodes", "float64", "Nodes allocated, else requested; NaN: unknown"),
     ("cpus", "float64", "CPUs allocated, else requested; NaN: unknown"),
-    ("gpus", "int32", "GPUs allocated, else requested; 0: a CPU job"),
+    ("gpus", "float64", "GPUs allocated, else requested, parts of one included; 0: none; NaN: not recorded"),
     ("nodes_requested", "float64", "Nodes requested; NaN: unknown, or as ``nodes``"),
     ("cpus_requested", "float64", "CPUs requested; NaN: unknown, or as ``cpus``"),
     ("gpus_requested", "float64", "GPUs requested; NaN: unknown, or as ``gpus``"),

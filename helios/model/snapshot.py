@@ -41,7 +41,7 @@ QUEUE = frame_kind(
     ("user_soft_limit_s", "float64", "The user's own --time-min, s; NaN: none. Never changed by Helios"),
     ("nodes", "float64", "Nodes held, else asked for"),
     ("cpus", "float64", "CPUs of one task of the record, asked for or held"),
-    ("gpus", "int32", "GPUs of one task of the record, asked for or held; 0: a CPU job"),
+    ("gpus", "float64", "GPUs of one task of the record, asked for or held, parts of one included; 0: none"),
     ("gpu_type", "category", "GRES type of the GPUs; missing: unknown or any"),
     ("memory_mib", "float64", "Memory of one task of the record, MiB; NaN: unknown"),
     ("node_list", "category", "Nodes it runs on, in Slurm's text; missing: pending"),

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.units import in_number
+
 UNTRACKED = "no row names gres/gpu"
 """How the note begins."""
 MOST_NAMES = 3
@@ -73,6 +75,21 @@ class UntrackedGpus:
             f"{UNTRACKED}, though {looks}: this site may not account for GPUs, and those that jobs held are"
             " not known. Add gres/gpu to AccountingStorageTRES in slurm.conf (docs/formats.md, Parts of a GPU)"
         )
+
+
+def unknown_gpus_note(jobs: pd.DataFrame) -> str:
+    """Return the note on jobs whose GPUs are not recorded, empty without any.
+
+    Sums of GPUs and of their hours leave such jobs out. Jobs may have any columns of ``JOBS``.
+    """
+    if "gpus" not in jobs:
+        return ""
+    unknown = jobs["gpus"].isna().to_numpy()
+    if not unknown.any():
+        return ""
+    example = f", such as {jobs['job_id'].iloc[int(unknown.argmax())]}" if "job_id" in jobs else ""
+    left_out = f"jobs have no record of their GPUs{example}: sums of GPUs and GPU hours are without such jobs"
+    return in_number(int(unknown.sum()), left_out)
 
 
 def _matches(column: pd.Series, pattern: re.Pattern[str]) -> NDArray[np.bool_]:

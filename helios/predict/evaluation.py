@@ -256,7 +256,7 @@ def _controls(
     median_s = float(np.median(table.run_time_s[is_training]))
     last_s = np.expm1(features[test_rows, COLUMN.user_last_1].astype(np.float64))
     limit_s = table.time_limit_s[test_rows]
-    size = pd.Series(table.gpus.astype(np.float64) if table.gpus.any() else table.cpus)
+    size = pd.Series(table.gpus if (table.gpus > 0).any() else table.cpus)
     size_medians_s = pd.Series(table.run_time_s)[is_training].groupby(size[is_training]).median()
     by_size_s = np.asarray(size[test_rows].map(size_medians_s).fillna(median_s), dtype=np.float64)
     return {

@@ -236,8 +236,7 @@ class JobTable:
         Codes, -1 if unknown. ``stem`` is the name without digits, ``family`` the user's similar names.
     failed : float64
         1 if the job failed, 0 if it completed or was cancelled, NaN if unknown.
-    gpus : int32
-    cpus, nodes, time_limit_s, memory_mib : float64
+    gpus, cpus, nodes, time_limit_s, memory_mib : float64
     hour, weekday : float64
         Of submission, in the site's time zone; Monday is 0.
     """
@@ -253,7 +252,7 @@ class JobTable:
     stem: NDArray[np.int32]
     family: NDArray[np.int32]
     failed: NDArray[np.float64]
-    gpus: NDArray[np.int32]
+    gpus: NDArray[np.float64]
     cpus: NDArray[np.float64]
     nodes: NDArray[np.float64]
     time_limit_s: NDArray[np.float64]

@@ -172,7 +172,7 @@ def resampling_units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) ->
 def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
     features, user = features[rows], table.user[rows]
     user_gap, user_size_gap = features[:, COLUMN.user_submission_gap], features[:, COLUMN.user_size_submission_gap]
-    size = table.gpus[rows] if table.gpus.any() else table.cpus[rows]
+    size = table.gpus[rows] if (table.gpus > 0).any() else table.cpus[rows]
     counts = np.bincount(user[user >= 0], minlength=1)
     return {
         "new_user": features[:, COLUMN.user_ended] < LOG_FEW,

@@ -230,7 +230,7 @@ def _upper_bound(values: Floats) -> float:
 def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
     values = {name: alike[name].iloc[0] for name in KEYS}  # reading a whole row takes a millisecond
     name = f" {values['words']!r}" if values["words"] else ""
-    size = [count_in_words(int(values["gpus"]), "GPU")] if values["gpus"] > 0 else []
+    size = [count_in_words(float(values["gpus"]), "GPU")] if values["gpus"] > 0 else []
     size += [count_in_words(int(values["cpus"]), "CPU")] if values["cpus"] > 0 else []
     where = f" in {values['partition']}" if values["partition"] not in {"", "nan"} else ""
     return f"Jobs{name}{where}" + (f" of {' and '.join(size)}" if size else "") + request
@@ -336,7 +336,7 @@ def _unused_cpus(alike: pd.DataFrame) -> Advice | None:
 
 
 def _unused_gpus(alike: pd.DataFrame) -> Advice | None:
-    measured = alike[alike["gpu_percent"].notna() & (alike["gpus"] > 0)]
+    measured = alike[alike["gpu_percent"].notna() & (alike["gpus"] >= 1) & (alike["gpus"] % 1 == 0)]
     if len(measured) < FEWEST_IDLE:
         return None
     requested = int(measured["gpus"].iloc[0])

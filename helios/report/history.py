@@ -17,12 +17,12 @@ from helios.model import JOBS, JobState
 from helios.units import best_unit
 
 QUANTILES = {"p10": 0.10, "p25": 0.25, "p50": 0.50, "p75": 0.75, "p90": 0.90, "p99": 0.99, "max": 1.0}
-SIZES = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
-SIZE_EDGES = (0, 1, 2, 4, 8, 16, 32, 64)
+SIZES = ("0", "<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64", "unknown")
+_SIZE_EDGES = (0, np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64, np.inf)
 STATES = ("completed", "cancelled", "failed", "timeout", "other", "unknown")
 BUSIEST = 10
 STEP_S = 900
-MAY_BE_MISSING = ("user", "partition", "state", "started_at", "ended_at", "run_time_s", "time_limit_s", "name")
+MAY_BE_MISSING = ("user", "partition", "state", "started_at", "ended_at", "run_time_s", "time_limit_s", "name", "gpus")
 _STATE_OF = {
     JobState.COMPLETED: "completed",
     JobState.CANCELLED: "cancelled",
@@ -41,7 +41,7 @@ class Description:
     resource : str
         ``gpus``; ``cpus`` where no job names a GPU. Sizes and hours are of it.
     resource_hours : float
-        Sum of size x run time, h.
+        Sum of size x run time, h, of the jobs whose size is known.
     run_time_s, wait_s : dict of float
         Mean and quantiles (linear interpolation) over jobs where known; ``wait_s`` is start - eligible, or submission
         where eligible is unknown, and is empty where no start is.
@@ -104,8 +104,8 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
     """
     JOBS.check(jobs)
     resource = "gpus" if bool((jobs["gpus"] > 0).any()) else "cpus"
-    size = jobs[resource].fillna(0).to_numpy(dtype=np.float64)
-    hours = size * jobs["run_time_s"].fillna(0).to_numpy(dtype=np.float64) / 3600
+    size = jobs[resource].to_numpy(dtype=np.float64)
+    hours = np.nan_to_num(size) * jobs["run_time_s"].fillna(0).to_numpy(dtype=np.float64) / 3600
     local = jobs["submitted_at"].dt.tz_convert(timezone).dt
     first, last = jobs["submitted_at"].min(), jobs["submitted_at"].max()
     run_time_s = jobs["run_time_s"].dropna().to_numpy(dtype=np.float64)
@@ -158,10 +158,15 @@ def _shares(states: NDArray[np.int64]) -> dict[str, float]:
     return {name: float(share) for name, share in zip(STATES, counts, strict=True) if share}
 
 
+def size_classes(size: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return each size's class as an index into ``SIZES``."""
+    return np.searchsorted(_SIZE_EDGES, size, side="left")  # NaN comes after all numbers
+
+
 def _by_size(
     size: NDArray[np.float64], hours: NDArray[np.float64], states: NDArray[np.int64], wait_s: NDArray[np.float64]
 ) -> list[dict[str, Any]]:
-    classes = np.searchsorted(SIZE_EDGES, size, side="left")
+    classes = size_classes(size)
     total_hours = max(float(hours.sum()), 1e-9)
     rows = []
     for number, name in enumerate(SIZES):
@@ -205,7 +210,7 @@ def _busy_by_hour(jobs: pd.DataFrame, size: NDArray[np.float64], timezone: str) 
     )
     # Quarters of an hour, so that zones half an hour apart fall on whole steps.
     edges = np.arange(start.min() // STEP_S * STEP_S, end.max() + STEP_S + 1, STEP_S, dtype=np.int64)
-    busy = mean_level_over_time(begins_s=start, ends_s=end, weight=size[known].astype(np.int64), edges_s=edges)
+    busy = mean_level_over_time(begins_s=start, ends_s=end, weight=np.nan_to_num(size[known]), edges_s=edges)
     hours = pd.to_datetime(edges[:-1], unit="s", utc=True).tz_convert(timezone).hour.to_numpy()
     per_hour = np.bincount(hours, weights=busy, minlength=24) / np.maximum(1, np.bincount(hours, minlength=24))
     return per_hour.tolist()  # type: ignore[no-any-return]  # because numpy does not type tolist

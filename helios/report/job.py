@@ -28,7 +28,7 @@ from helios.units import count_in_words, duration, duration_in_words
 REASONS = {
     "None": "Slurm has not considered it yet",
     "Priority": "other jobs come before it",
-    "Resources": "it is next in line and waits for free nodes",
+    "Resources": "Slurm tried to start it, and the nodes that it needs are not free",
     "Dependency": "it waits for another job that it depends on",
     "DependencyNeverSatisfied": "the job it depends on failed: it will never start; cancel it",
     "BeginTime": "its begin time has not come",
@@ -81,8 +81,10 @@ class JobExplanation:
         The job; ``state`` is a JobState.
     waited_s : float
         Time since it could have started, or from then to its start. NaN where unknown.
-    gpus, tasks : int
-        GPUs of a task, and pending tasks of an array (else 1).
+    gpus : float
+        GPUs of a task. NaN where unknown.
+    tasks : int
+        Pending tasks of an array (else 1).
     time_limit_s : float
         inf for unlimited. NaN where unknown.
     p10_s, p50_s, p90_s : float
@@ -121,7 +123,7 @@ class JobExplanation:
     user: str
     partition: str
     waited_s: float
-    gpus: int
+    gpus: float
     tasks: int
     time_limit_s: float
     p10_s: float
@@ -157,7 +159,7 @@ class JobExplanation:
         return [line for line in (*lines, *self._activity(), *self.remarks) if line]
 
     def _headline(self) -> str:
-        size = f"{self.gpus} GPUs" if self.gpus != 1 else "1 GPU"
+        size = count_in_words(self.gpus, "GPU")
         array = f", {self.tasks} tasks pending" if self.tasks > 1 else ""
         waited = "" if np.isnan(self.waited_s) else f", waited {duration_in_words(self.waited_s)}"
         return f"Job {self.job_id} of {self.user} in {self.partition}: {self.state}, {size}{array}{waited}."
@@ -269,12 +271,12 @@ class Blocker:
     ----------
     job_id, user : str
         ``user`` is empty where it is unknown.
-    gpus : int
+    gpus : float
     """
 
     job_id: str
     user: str
-    gpus: int
+    gpus: float
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, null for an unknown user."""

@@ -408,7 +408,7 @@ class FeatureGroup:
 
 
 _REQUEST: Mapping[str, Callable[[float], str]] = {
-    "gpus": lambda gpus: counted(gpus, "GPU") if gpus else "",
+    "gpus": lambda gpus: counted(gpus, "GPU") if gpus > 0 else "",
     "log_cpus": lambda cpus: counted(round(_seconds(cpus)), "CPU"),
     "log_nodes": lambda nodes: counted(round(_seconds(nodes)), "node"),
 }
@@ -497,8 +497,7 @@ class PastJob:
     job_id, user, account, partition, name : str
         Empty where unknown.
     ended_at : datetime
-    gpus : int
-    cpus, time_limit_s, run_time_s : float
+    gpus, cpus, time_limit_s, run_time_s : float
         NaN for unknown, inf for unlimited.
     differs : tuple of str
         Names of the attributes in which it differs, with ``size`` for GPUs or CPUs.
@@ -512,7 +511,7 @@ class PastJob:
     partition: str
     name: str
     ended_at: datetime
-    gpus: int
+    gpus: float
     cpus: float
     time_limit_s: float
     run_time_s: float
@@ -530,8 +529,7 @@ class Explanation:
         The job. Empty where unknown.
     restart : int
         Number of its run, from 0.
-    gpus : int
-    cpus, time_limit_s : float
+    gpus, cpus, time_limit_s : float
         NaN for unknown, inf for unlimited.
     submitted_at, known_at : datetime
         Its submission, and the time up to which past jobs were used.
@@ -557,7 +555,7 @@ class Explanation:
     name: str
     state: str
     restart: int
-    gpus: int
+    gpus: float
     cpus: float
     time_limit_s: float
     submitted_at: datetime
@@ -693,10 +691,11 @@ def _similar_jobs(alike: tuple[PastJob, ...]) -> RenderableType:
     return table
 
 
-def _size(gpus: int, cpus: float) -> str:
-    if gpus:
+def _size(gpus: float, cpus: float) -> str:
+    if gpus > 0:
         return counted(gpus, "GPU")
-    return "size unknown" if np.isnan(cpus) else counted(cpus, "CPU")
+    unknown = ", GPUs unknown" if np.isnan(gpus) else ""
+    return "size unknown" if np.isnan(cpus) else f"{counted(cpus, 'CPU')}{unknown}"
 
 
 def _limit(limit_s: float, write: Callable[[float], str] = duration) -> str:

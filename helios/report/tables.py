@@ -26,7 +26,7 @@ from helios.model.frames import plain
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Difference, Differences, explanation, format_signed, headline
 from helios.report.whatif import Run, WhatIf
-from helios.units import bar, change, duration, in_number, percent, sparkline
+from helios.units import bar, change, duration, in_number, percent, sparkline, write_count
 
 MIDDLE = 72
 """Terminal columns below which only the mean and the longest wait are shown, as on a phone."""
@@ -219,8 +219,9 @@ def figure(value: float | None, digits: int = 2) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """Write a number with its noun, as ``1 job`` or ``2,000 jobs``."""
-    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+    """Write a number with its noun, as ``1 job``, ``2,000 jobs`` or ``0.25 GPUs``."""
+    text = f"{number:,.0f}" if number == np.round(number) else write_count(number)
+    return f"{text} {noun}{'' if number == 1 else 's'}"
 
 
 def description_tables(description: Description) -> list[RenderableType]:

@@ -368,7 +368,7 @@ class Qssf:
         """
         gpus = jobs("gpus")
         run_time_s = NEUTRAL_GPU_S if self._size_orders(jobs, len(gpus)) else jobs(self._run_time)
-        service = run_time_s * np.maximum(gpus, 1)
+        service = run_time_s * np.where(gpus > 0, gpus, 1)
         if self._divisor != 1:
             service = np.where(is_large(gpus, jobs("node_gpus")), service / self._divisor, service)
         if not self._ages:
@@ -463,7 +463,7 @@ def _on_grid(urgency: float, previous: float, levels: int) -> float:
 
 @lru_cache(maxsize=65_536)
 def _describe_service(
-    gpus: int, p10_s: float, run_time_s: float, p90_s: float, divisor: float, *, ages: bool, sizes: bool
+    gpus: float, p10_s: float, run_time_s: float, p90_s: float, divisor: float, *, ages: bool, sizes: bool
 ) -> str:
     divided = f", of which a job of a node or more counts 1/{divisor:g}" if divisor != 1 else ""
     if sizes:

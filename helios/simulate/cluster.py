@@ -243,7 +243,7 @@ class SimCluster(SimulatedCluster):
         held_by = jobs["first_share"][by_start]
         free, power = state.nodes["free"].copy(), self._node_actions.columns()
         held = self._node_size - free
-        shown = held.astype(np.int32 if self._resource == "gpus" else np.float64)
+        shown = held.astype(np.float64)
         return {
             "running": self._view.running(
                 by_start, started_s=started_s, shares=state.shares, first_share=held_by, own={}

@@ -84,8 +84,8 @@ class RawJob(TypedDict):
     """Allocated nodes, otherwise the least number requested."""
     cpus: int | None
     """CPUs of ONE task of the record, allocated or requested."""
-    gpus: int
-    """GPUs of ONE task of the record over all its nodes, allocated or requested."""
+    gpus: float
+    """GPUs of ONE task of the record over all its nodes, parts of one included, allocated or requested."""
     gpu_type: str | None
     """GRES type such as ``a100``. None for any type, and without GPUs."""
     memory_mib: float | None
@@ -115,7 +115,7 @@ class RawNode(TypedDict):
     cpus: int
     cpus_held: int
     gpus: int
-    gpus_held: int
+    gpus_held: float
     gpu_type: str | None
     memory_mib: float | None
     weight: int | None

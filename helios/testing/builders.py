@@ -123,7 +123,7 @@ def a_node(**overrides: Any) -> Row:
         "cpus": 64.0,
         "cpus_held": 0.0,
         "gpus": 8,
-        "gpus_held": 0,
+        "gpus_held": 0.0,
         "memory_mib": 512_000.0,
         "weight": 1.0,
     } | _checked_overrides(NODE_STATES, overrides)

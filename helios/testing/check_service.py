@@ -326,7 +326,7 @@ def _large_queue(n_jobs: int) -> Snapshot:
     pending = pending.assign(
         job_id=pd.Series(number + 1).astype(str),
         user=pd.Series(number % 97).map("user{}".format).astype("category"),
-        gpus=(1 + number % 8).astype(np.int32),
+        gpus=(1 + number % 8).astype(np.float64),
         p50_s=10.0 + 37 * number,
         p90_s=30.0 + 111 * number,
         submitted_at=row["submitted_at"].iloc[0] - pd.to_timedelta(number * 7919 % 86_400, unit="s"),
@@ -426,7 +426,7 @@ def _many_nodes(count: int) -> Snapshot:
     nodes = nodes.assign(
         name=pd.Series(number).map("n{:04}".format),
         state=pd.Series(np.where(number % 3 == 0, "ALLOCATED", "IDLE")),
-        gpus_held=np.where(number % 3 == 0, 8, 0).astype(np.int32),
+        gpus_held=np.where(number % 3 == 0, 8.0, 0.0),
         cpus_held=np.where(number % 3 == 0, 64.0, 0.0),
         rack=pd.Series(number // 20).map("r{}".format),
         idle_since=row["idle_since"].iloc[0] - pd.to_timedelta(number * 7919 % 86_400, unit="s"),

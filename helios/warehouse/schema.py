@@ -30,7 +30,7 @@ Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 # Job ids are compared byte by byte on both databases. A PostgreSQL locale would compare them differently and slower.
 JobId = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
-NEVER_MISSING = {"job_id", "restart", "submitted_at", "gpus"}
+NEVER_MISSING = {"job_id", "restart", "submitted_at"}
 JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
 
 

@@ -33,7 +33,8 @@ from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.energy import energy_answer, energy_sentences
 from helios.report.html import PageSection, TableCells
 from helios.report.job import JobExplanation
-from helios.units import count_in_words, duration, in_number
+from helios.report.tables import counted
+from helios.units import as_count, count_in_words, duration, in_number, write_count
 from helios.warehouse import Warehouse
 
 LIVE_S = 15.0
@@ -273,11 +274,11 @@ def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     state, lines = _state(site)
     shown = reader.visible_part(live)
     pending, running = shown.pending, shown.running
-    gpus = int((running["gpus"] * running["tasks"].clip(lower=1)).sum())
+    gpus = as_count(float((running["gpus"] * running["tasks"].clip(lower=1)).sum()))
     tasks = int(pending["tasks"].clip(lower=1).sum())
     wait, run = "job waits" if tasks == 1 else "jobs wait", "runs" if len(running) == 1 else "run"
     whose = "" if reader.is_admin else "Of yours, "
-    lines = [f"{whose}{tasks:,} {wait}, {len(running):,} {run} on {gpus:,} GPUs.", *lines]
+    lines = [f"{whose}{tasks:,} {wait}, {len(running):,} {run} on {counted(gpus, 'GPU')}.", *lines]
     pending = pending.sort_values("priority", ascending=False, kind="stable")
     waited_s = live.taken_at.timestamp() - seconds_of(pending["eligible_at"].fillna(pending["submitted_at"]))
     rows = pending.assign(waited_s=np.maximum(waited_s, 0.0))
@@ -329,7 +330,7 @@ def _queue_table(rows: pd.DataFrame) -> TableCells:
             str(row["job_id"]),
             "" if pd.isna(row["user"]) else str(row["user"]),
             "" if pd.isna(row["partition"]) else str(row["partition"]),
-            f"{int(row['gpus'])}" + (f" x {int(row['tasks'])}" if row["tasks"] > 1 else ""),
+            write_count(row["gpus"]) + (f" x {int(row['tasks'])}" if row["tasks"] > 1 else ""),
             duration(row["waited_s"]),
             *([_interval(row["p10_s"], row["p50_s"], row["p90_s"])] if "p50_s" in row else []),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +17,7 @@ from sqlalchemy import inspect, make_url, text
 
 from helios.app.controllers import grant_roles
 from helios.config import Settings
-from helios.errors import SchemaOutdated
+from helios.errors import HeliosError, SchemaOutdated
 from helios.model import CYCLES, ModelRecord
 from helios.ports import Domain
 from helios.warehouse import Warehouse, migrate
@@ -103,11 +105,11 @@ def test_everything_is_found_under_its_new_name_and_after_a_downgrade_under_the_
     move(database, "up", "0005")
     fill(database, OF_0005)
     with Warehouse.open(database, create=False) as warehouse:
-        assert warehouse.upgrade() == ["0006", "0007", "0008", "0009", "0010", "0011"]
+        assert warehouse.upgrade() == ["0006", "0007", "0008", "0009", "0010", "0011", "0012"]
         assert read(warehouse) == NEW_NAMES
     move(database, "down", "0005")
     assert {table: stored(database, table, rows) for table, rows in OF_0005.items()} == OF_0005
-    move(database, "up", "0011")
+    move(database, "up", "0012")
     with Warehouse.open(database) as warehouse:
         assert read(warehouse) == NEW_NAMES
         warehouse.add_cycles("venus", CYCLES.conform(warehouse.cycles("venus").tail(1)))  # numbered after the others
@@ -156,7 +158,7 @@ def test_packing_is_node_fill_order_wherever_a_service_is_named_and_back_again(d
     fill(database, OF_0006)
     renamed = {table: with_new_name(rows) for table, rows in OF_0006.items()}
     assert renamed["memories"][0]["text"].count("node_fill_order") == 2
-    move(database, "up", "0011")
+    move(database, "up", "0012")
     assert {table: stored(database, table, rows) for table, rows in renamed.items()} == renamed
     with Warehouse.open(database) as warehouse:
         assert set(warehouse.modes("venus")["service"]) == {"node_fill_order", "ces"}
@@ -165,7 +167,7 @@ def test_packing_is_node_fill_order_wherever_a_service_is_named_and_back_again(d
 
 
 def test_no_constraint_index_or_sequence_keeps_an_old_name(database: str) -> None:
-    move(database, "up", "0011")
+    move(database, "up", "0012")
     names = [index["name"] for index in inspect(engine_for(database)).get_indexes("cycles")]
     assert names == ["ix_cycles_cluster_id_taken_at"]
     if make_url(database).get_backend_name() == "postgresql":  # on SQLite they have none, or cannot be renamed
@@ -182,7 +184,7 @@ def roles(postgres: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Return the URL of a filled database at revision 0005, and the names of three roles that may not do anything."""
     names = {name: f"helios_{name}_{uuid4().hex[:8]}" for name in ("jobs", "nodes", "reader")}
     with fresh_database(postgres) as owner:
-        move(owner, "up", "0011")
+        move(owner, "up", "0012")
         with engine_for(owner).begin() as connection:
             for role in names.values():
                 connection.execute(text(f"CREATE ROLE {role} LOGIN"))
@@ -214,7 +216,7 @@ def test_grants_and_policies_survive_the_new_names(roles: tuple[str, dict[str, s
     assert before["standings"] == dict(granted)["applied_changes"]
     assert any("office" in rows for rows in before.values())
     fill(owner, OF_0005)
-    move(owner, "up", "0011")
+    move(owner, "up", "0012")
     assert rights(owner) == granted
     with Warehouse.open(make_url(owner).set(username=names["jobs"]).render_as_string(hide_password=False)) as warehouse:
         assert read(warehouse) == NEW_NAMES
@@ -233,7 +235,19 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"]
+        assert older.upgrade() == [
+            "0002",
+            "0003",
+            "0004",
+            "0005",
+            "0006",
+            "0007",
+            "0008",
+            "0009",
+            "0010",
+            "0011",
+            "0012",
+        ]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
         assert newer.cycles("venus").empty
@@ -253,7 +267,7 @@ def test_models_survive_the_way_to_manifests_and_back(database: str) -> None:
     with Warehouse.open(database) as warehouse:
         warehouse.add_model(record)
     move(database, "down", "0003")
-    move(database, "up", "0011")
+    move(database, "up", "0012")
     with Warehouse.open(database) as warehouse:
         assert warehouse.model("venus") == record
         assert warehouse.promotions("venus").empty
@@ -267,7 +281,7 @@ def test_the_lease_of_the_jobs_survives_the_way_to_domains_and_back(database: st
     move(database, "down", "0002")
     with engine_for(database).connect() as connection:
         assert connection.execute(text("SELECT token, holder FROM leases")).all() == [(token, "a")]
-    move(database, "up", "0011")
+    move(database, "up", "0012")
     with Warehouse.open(database) as warehouse:
         assert warehouse.lease("venus") == before
         assert warehouse.lease("venus", domain=Domain.NODES) is None
@@ -281,7 +295,55 @@ def test_runs_stored_by_an_older_schema_are_continued_by_later_readings(database
         first.load([batch], cluster="venus", path="p", sha256="1", format="sacct", timezone="UTC")
     move(database, "down", "0010")
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0011"]
+        assert older.upgrade() == ["0011", "0012"]
         again = a_job(job_id="7", submitted_at=later, eligible_at=later, started_at=later, ended_at=later + MINUTE)
         older.load([a_batch(again)], cluster="venus", path="p", sha256="2", format="sacct", timezone="UTC")
         assert older.jobs("venus")["restart"].tolist() == [0, 1]
+
+
+def stored_gpus(database: str) -> list[Any]:
+    """Return the GPUs of the stored jobs, by job, as SQL by hand sees them."""
+    with engine_for(database).connect() as connection:
+        return [row[0] for row in connection.execute(text("SELECT gpus FROM jobs_readable ORDER BY job_id"))]
+
+
+@pytest.fixture
+def parts(database: str) -> str:
+    """Return a database with a job of two GPUs, one of a quarter, one of unknown GPUs and one of none."""
+    jobs = [a_job(job_id=str(number), gpus=gpus) for number, gpus in enumerate((2.0, 0.25, math.nan, 0.0))]
+    with Warehouse.open(database) as warehouse:
+        warehouse.load([a_batch(*jobs)], cluster="venus", path="p", sha256="1", format="sacct", timezone="UTC")
+    return database
+
+
+def test_parts_of_a_gpu_and_unknown_ones_are_read_as_stored(parts: str) -> None:
+    with Warehouse.open(parts) as warehouse:
+        assert warehouse.jobs("venus")["gpus"].tolist()[:2] == [2.0, 0.25]
+        assert warehouse.jobs("venus")["gpus"].isna().tolist() == [False, False, True, False]
+    assert stored_gpus(parts) == [2.0, 0.25, None, 0.0]
+
+
+def test_a_downgrade_stores_whole_gpus_and_none_for_unknown(parts: str) -> None:
+    move(parts, "down", "0011")
+    assert stored_gpus(parts) == [2, 1, 0, 0]
+    columns = {column["name"]: column for column in inspect(engine_for(parts)).get_columns("jobs")}
+    assert (str(columns["gpus"]["type"]), columns["gpus"]["nullable"]) == ("INTEGER", False)
+
+
+def test_jobs_of_an_older_schema_take_parts_of_a_gpu(parts: str) -> None:
+    move(parts, "down", "0011")
+    with Warehouse.open(parts, create=False) as warehouse:
+        assert warehouse.upgrade() == ["0012"]
+        later = a_batch(a_job(job_id="1", gpus=0.5), a_job(job_id="8", gpus=math.nan))
+        warehouse.load([later], cluster="venus", path="p", sha256="2", format="sacct", timezone="UTC")
+    assert stored_gpus(parts) == [2.0, 0.5, 0.0, 0.0, None]
+
+
+def test_a_table_of_jobs_changed_by_hand_is_not_upgraded(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'helios.db'}"
+    move(database, "up", "0011")
+    with engine_for(database).begin() as connection:
+        connection.execute(text("ALTER TABLE jobs RENAME COLUMN gpus TO devices"))
+    with Warehouse.open(database, create=False) as warehouse, pytest.raises(HeliosError, match="changed by hand"):
+        warehouse.upgrade()
+    assert migrate.revision(engine_for(database)) == "0011"

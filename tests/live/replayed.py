@@ -148,7 +148,7 @@ class Stretch:
                     ended_at=submitted_at + pd.to_timedelta(run_time_s, unit="s"),
                     run_time_s=run_time_s,
                     time_limit_s=past["time_limit_s"].map(_limit_min) * 60.0,
-                    gpus=past["cpus"].map(_scaled).astype("int32"),
+                    gpus=past["cpus"].map(_scaled).astype("float64"),
                 )
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -116,3 +117,17 @@ def test_what_cannot_be_done_is_said_with_a_way_out(shell: Shell, rig: Rig) -> N
         assert away.returncode == 1 and "Traceback" not in away.stderr
     finally:
         rig.control("start", "slurmctld")
+
+
+def test_a_cycle_that_read_no_queue_counts_no_jobs(shell: Shell, rig: Rig, tmp_path: Path) -> None:
+    shell.says("trace", "sync")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sacct", "sacctmgr", "scontrol", "sprio"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    (programs / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error' >&2\nexit 1\n")
+    (programs / "squeue").chmod(0o755)
+    shell.environment["HELIOS_SLURM_COMMANDS"] = str(programs)
+    told = shell.run("cycle")
+    assert "The queue was not read." in told.stdout, told.stdout + told.stderr
+    assert json.loads(shell.run("cycle", "--json").stdout)["pending"] is None

@@ -63,7 +63,7 @@ def _sacct(job: dict[str, object]) -> str:
             "COMPLETED",
             f"{job['nodes']:g}",
             f"{job['cpus']:g}",
-            f"{tres},gres/gpu={job['gpus']}" if job["gpus"] else tres,
+            f"{tres},gres/gpu={job['gpus']:g}" if job["gpus"] else tres,
             f"{int(job['time_limit_s']) // 3600:02}:{int(job['time_limit_s']) // 60 % 60:02}:00",  # type: ignore[call-overload]  # as above
         ]
     )

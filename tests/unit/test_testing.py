@@ -436,7 +436,7 @@ class FewestGpusFirst:
     def decide(self, snapshot: Snapshot) -> Iterable[Action]:
         for partition, jobs in snapshot.pending.groupby("partition", observed=True):
             places = [
-                Place(job_id=job_id, urgency=max(-1.0, 1 - gpus / 64), reason=f"asks for {gpus} GPUs")
+                Place(job_id=job_id, urgency=max(-1.0, 1 - gpus / 64), reason=f"asks for {gpus:g} GPUs")
                 for job_id, gpus in jobs.sort_values("gpus", kind="stable")[["job_id", "gpus"]].itertuples(index=False)
             ]
             yield Reorder(partition=str(partition), order=tuple(places), reason="fewest GPUs first")

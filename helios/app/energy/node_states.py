@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from helios.actions import PowerDown, Result
 from helios.config import Energy
 from helios.errors import HostlistInvalid, NotEnoughHistory
-from helios.model import JobState
+from helios.model import JobState, unknown_gpus_note
 from helios.model.nodes import expand
 from helios.warehouse import Warehouse
 
@@ -364,7 +364,7 @@ ORDER_HOLDS_S = 3_600
 """A sleep that begins later than this after Helios' order, s, is attributed to another cause."""
 NO_PARTITION = "partition unknown"
 _HOLDS = {JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING}
-_COLUMNS = ["partition", "state", "started_at", "ended_at", "gpus", "cpus", "node_list"]
+_COLUMNS = ["job_id", "partition", "state", "started_at", "ended_at", "gpus", "cpus", "node_list"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -540,6 +540,8 @@ def _notes(
     from_files: bool,
     no_nodes: bool,
 ) -> Iterator[str]:
+    if unknown := unknown_gpus_note(jobs):
+        yield f"{unknown}."
     nowhere = np.array([not nodes for nodes in lists], dtype=bool)
     if nowhere.any():
         example = f" ({unclear[0]!r} is no list of nodes)" if unclear else ""

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.queue import mean_level_over_time
+from helios.metrics.queue import Weights, mean_level_over_time
 from helios.metrics.statistics import student_t
 
 FEWEST_BLOCKS = 5
@@ -237,7 +237,7 @@ def local_edges(first_s: int, end_s: int, *, timezone: str, days: int = 1) -> Se
     return np.concatenate([[first_s], edges_s, [end_s]]).astype(np.int64)
 
 
-def mean_levels(begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64], edges_s: Seconds) -> Floats:
+def mean_levels(begins_s: Seconds, ends_s: Seconds, weight: Weights, edges_s: Seconds) -> Floats:
     """Return the mean level of intervals in each step.
 
     Intervals may begin before the first step, or never end.

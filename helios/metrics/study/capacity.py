@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from helios.errors import HostlistInvalid
 from helios.metrics.node_usage import BusyIntervals, whole_seconds
+from helios.metrics.queue import Weights
 from helios.metrics.study.blocks import local_edges, mean_levels
 from helios.metrics.study.history import MISSING, NEVER_S, Flags, StudyHistory
 from helios.model.nodes import expand
@@ -72,7 +73,7 @@ def find_placement(history: StudyHistory) -> HeldNodes | None:
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     codes = lists.cat.codes.to_numpy().astype(np.int64)
     count = np.where(ran, sizes[codes], 0)
-    hours = history.hours(weight=np.maximum(history.size, 1))
+    hours = history.hours(weight=np.where(history.size > 0, history.size, 1))
     coverage = float(hours[count > 0].sum() / hours.sum()) if hours.sum() > 0 else 0.0
     if coverage < LEAST_PLACED:
         return None
@@ -519,7 +520,7 @@ def _rolling_peak(history: StudyHistory, chosen: Flags, edges_s: NDArray[np.int6
 
 
 def peak_in_steps(
-    begins_s: NDArray[np.int64], ends_s: NDArray[np.int64], size: NDArray[np.int64], edges_s: NDArray[np.int64]
+    begins_s: NDArray[np.int64], ends_s: NDArray[np.int64], size: Weights, edges_s: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the peak of what was held in each step."""
     begins_s, ends_s = np.clip(begins_s, edges_s[0], edges_s[-1]), np.clip(ends_s, edges_s[0], edges_s[-1])

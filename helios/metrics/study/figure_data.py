@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from helios.config import Energy
+from helios.metrics.queue import Weights
 from helios.metrics.study.blocks import Finding, mean_levels
 from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.history import (
@@ -200,8 +201,8 @@ def _whole(number: float) -> str:
     return f"{number:,.0f}"
 
 
-SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
-SIZE_EDGES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = ("<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
+SIZE_EDGES = (np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64)
 MOST_NAMES = 10
 """Partitions, groups and users that a figure names."""
 FEWEST_PEOPLE = 5
@@ -519,7 +520,7 @@ class FigureSource:
         jobs = self.in_pools if chosen is None else chosen & self.in_pools
         return self.history.held(self.edges_s if edges_s is None else edges_s, jobs)
 
-    def asked(self, *, weight: NDArray[np.int64] | None = None, edges_s: Seconds | None = None) -> Floats:
+    def asked(self, *, weight: Weights | None = None, edges_s: Seconds | None = None) -> Floats:
         """Return the mean units waited for in each step."""
         history, jobs = self.history, self.wait_known & self.in_pools
         weight = history.size if weight is None else weight

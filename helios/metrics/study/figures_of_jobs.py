@@ -36,7 +36,7 @@ from helios.metrics.study.history import (
     share,
 )
 from helios.metrics.study.trials import alike_keys, ends_s
-from helios.units import duration_in_words, percent
+from helios.units import duration_in_words, percent, write_count
 
 RUN_TIMES_S = tuple(2**power for power in range(22))
 CLAMPED = 0.005
@@ -73,7 +73,7 @@ def run_times(source: FigureSource) -> FigureData | str:
     panels = [
         _run_time_panel("", f"% of {unit} jobs, of their hours", curves, f"{'gpu' if of_gpus else 'cpu'}_run_time")
     ]
-    other_times = source.run_times(history.submitted & (history.size == 0))
+    other_times = source.run_times(history.submitted & history.without)
     if of_gpus and other_times.n >= FEWEST_CPU_JOBS:
         other_curves = [series("jobs without GPUs", limits_s, 100 * other_times.share_within(limits_s))]
         panels.append(_run_time_panel("Jobs without GPUs", "% of jobs without GPUs", other_curves, "cpu_run_time"))
@@ -129,8 +129,9 @@ def sizes(source: FigureSource) -> FigureData | str:
     hours_text = "" if single_hours is None else f" and hold {percent(single_hours)} of the {unit} hours"
     title = f"{percent(single_share)} of the {unit} jobs ask for one {unit}{hours_text}."
     if single_share < FEW_SINGLE:
-        half = f", half of the {unit} hours are in jobs of {by_hours.quantile(0.5):.0f} or more" if hours_text else ""
-        title = f"Half of the {unit} jobs ask for {by_jobs.quantile(0.5):.0f} {unit}s or fewer{half}."
+        median, of_hours = write_count(by_jobs.quantile(0.5)), write_count(by_hours.quantile(0.5))
+        half = f", half of the {unit} hours are in jobs of {of_hours} or more" if hours_text else ""
+        title = f"Half of the {unit} jobs ask for {median} {unit}s or fewer{half}."
     return FigureData(
         title=title,
         definition=f"Share of the jobs, and of their {unit} hours in the window, in jobs of so many {unit}s or fewer",

@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from helios.metrics.node_usage import whole_seconds
+from helios.metrics.queue import Weights, whole_where_possible
 from helios.metrics.study.blocks import WEEK_HOURS, Blocks, mean_levels
 from helios.model import JOBS, JobState
 from helios.model.records import split_words
@@ -103,8 +104,10 @@ class StudyHistory:
         The window, s since the epoch.
     blocks : Blocks
         Weeks or days of the window, from which confidence intervals are computed.
-    size : int64 array
-        Units of the resource, 0 for a job without it.
+    size : int64 array, or float64 where a job holds a part of a GPU
+        Units of the resource, 0 for a job without it, or where it is unknown.
+    without : bool array
+        Whether each job is known to hold none of the resource.
     submitted_s, eligible_s : int64 arrays
         ``eligible_s`` is the submission where the eligible time is unknown.
     started_s, ended_s : int64 arrays
@@ -131,7 +134,8 @@ class StudyHistory:
     first_s: int
     end_s: int
     blocks: Blocks
-    size: Seconds
+    size: Weights
+    without: Flags
     submitted_s: Seconds
     eligible_s: Seconds
     started_s: Seconds
@@ -305,6 +309,7 @@ def read_history(
         submitted_s, started_s, ended_s = submitted_s[in_window], started_s[in_window], ended_s[in_window]
         run_time_s = run_time_s[in_window]
     eligible_s = whole_seconds(jobs["eligible_at"], otherwise=NEVER_S)
+    size = jobs[resource].to_numpy(dtype=np.float64)
     name, stem = _job_names(jobs["name"])
     return StudyHistory(
         cluster=cluster,
@@ -313,7 +318,9 @@ def read_history(
         first_s=first_s,
         end_s=end_s,
         blocks=Blocks.of_window(first_s, end_s, timezone=timezone),
-        size=jobs[resource].fillna(0).to_numpy(dtype=np.float64).astype(np.int64),
+        # CPUs are whole, though some traces have means of them.
+        size=whole_where_possible(np.nan_to_num(size)) if resource == "gpus" else np.nan_to_num(size).astype(np.int64),
+        without=size == 0,
         submitted_s=submitted_s,
         # A hold or a start time postpones a job. An eligible time before the submission comes from a clock step.
         eligible_s=submitted_s

@@ -240,7 +240,7 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     node_number = pd.Index(nodes.names).get_indexer(pd.Index(placement.names)).astype(np.int64)[placement.node]
     begins_s = np.maximum(history.started_s[placement.job], history.first_s)
     ends_s = np.minimum(history.ended_s[placement.job], history.end_s)
-    is_cpu_job = (node_number >= 0) & (history.size[placement.job] == 0) & (ends_s > begins_s)
+    is_cpu_job = (node_number >= 0) & history.without[placement.job] & (ends_s > begins_s)
     held = BusyIntervals(
         names=nodes.names, node=node_number[is_cpu_job], start_s=begins_s[is_cpu_job], end_s=ends_s[is_cpu_job]
     ).merged()
@@ -431,7 +431,7 @@ def _cpu_jobs_by_partition(history: StudyHistory, capacity: Capacity) -> Finding
     served = capacity.units.mean(axis=1) > 0 if len(capacity.pools) else np.zeros(0, dtype=np.bool_)
     if not served.any() or not history.partition.known.any():
         return unknown_finding(20, MISSING_NODES)
-    cpu_jobs = np.flatnonzero((history.size == 0) & (pool >= 0) & served[pool] & (history.started_s < history.end_s))
+    cpu_jobs = np.flatnonzero(history.without & (pool >= 0) & served[pool] & (history.started_s < history.end_s))
     nodes = np.maximum(np.nan_to_num(history.nodes[cpu_jobs], nan=1.0), 1.0)
     return _beside_queue(
         history,

@@ -235,7 +235,7 @@ SHADOW_FIELDS = declare_fields(
 MOVED = declare_fields(
     ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
     ("User", "user", FieldKind.TEXT, 12, "User"),
-    ("Size", "size", FieldKind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
+    ("Size", "size", FieldKind.SIZE, 6, "GPUs, in a cluster without any CPUs"),
     ("Urgency", "urgency", FieldKind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
     ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed in the site's own order"),
     ("WouldWait", "would_wait_s", FieldKind.LENGTH, 11, "Wait replayed as decided"),
@@ -372,7 +372,7 @@ def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDAr
 def moved_jobs(
     jobs: pd.DataFrame,
     *,
-    size: NDArray[np.int32],
+    size: NDArray[np.int32] | NDArray[np.float64],
     urgency: NDArray[np.float64],
     wait_s: NDArray[np.int64],
     would_wait_s: NDArray[np.int64],

@@ -46,7 +46,7 @@ SAME = 0.05
 WORST = declare_fields(
     ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
     ("User", "user", FieldKind.TEXT, 10, "User"),
-    ("GPUs", "gpus", FieldKind.COUNT, 5, "GPUs"),
+    ("GPUs", "gpus", FieldKind.SIZE, 5, "GPUs"),
     ("Predicted", "p50_s", FieldKind.LENGTH, 11, "Predicted median run time"),
     ("Ran", "run_time_s", FieldKind.LENGTH, 11, "True run time"),
     ("OffBy", "off_by", FieldKind.FACTOR, 7, "Factor between them"),

@@ -13,7 +13,7 @@ import pandas as pd
 from helios.errors import UsageError
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.admin.usage import JOB_KEY, UNKNOWN, Floats, with_first_prediction
-from helios.report.history import SIZE_EDGES, SIZES
+from helios.report.history import SIZES, size_classes
 
 BY = ("all", "source", "size", "day", "partition", "user")
 SHOWN_BY = ("all", "source", "size", "day")
@@ -159,7 +159,7 @@ def _groupings(table: pd.DataFrame, names: tuple[str, ...], timezone: str) -> It
         if name == "all":
             yield name, pd.Series("", index=table.index, dtype="object")
         elif name == "size":
-            place = np.searchsorted(SIZE_EDGES, table["gpus"].to_numpy(), side="left")
+            place = size_classes(table["gpus"].to_numpy())
             yield name, pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZES), ordered=True), index=table.index)
         elif name == "day":
             yield name, table["submitted_at"].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")

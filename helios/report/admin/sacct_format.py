@@ -20,6 +20,7 @@ import pandas as pd
 
 from helios.config import zone
 from helios.errors import UsageError
+from helios.units import write_count
 
 CUT = "+"
 """What sacct puts in place of the end of a text that its column cannot hold."""
@@ -30,6 +31,7 @@ class FieldKind(StrEnum):
 
     TEXT = "text"
     COUNT = "count"
+    SIZE = "size"
     DECIMAL = "decimal"
     LENGTH = "length"
     SHARE = "share"
@@ -242,6 +244,7 @@ _NUMBERS: Mapping[FieldKind, Callable[[float], str]] = {
     FieldKind.SHARE: lambda share: f"{100 * share:.1f}%",
     FieldKind.DECIMAL: lambda number: f"{number:.1f}",
     FieldKind.COUNT: lambda number: f"{round(number)}",
+    FieldKind.SIZE: write_count,
     FieldKind.FACTOR: lambda factor: f"{factor:.{0 if factor >= 1000 else 1}f}x",
 }
 

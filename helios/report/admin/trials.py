@@ -40,7 +40,7 @@ BY_GROUP = declare_fields(
     ("FirstJob", "first_job", FieldKind.TEXT, 10, "Id of the first job"),
     ("Submitted", "submitted_at", FieldKind.MOMENT, 19, "When the first job was submitted"),
     ("Evidence", "evidence", FieldKind.TEXT, 11, "Array, equal names, alike names or alike sizes; the weakest counts"),
-    ("GPUs", "gpus", FieldKind.COUNT, 4, "GPUs of each job"),
+    ("GPUs", "gpus", FieldKind.SIZE, 4, "GPUs of each job"),
     ("Jobs", "jobs", FieldKind.COUNT, 6, "Jobs submitted in the window"),
     ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPU hours of the group in the window"),
     ("SavedMin", "saved_hours_low", FieldKind.DECIMAL, 8, "GPU hours that packing saves at least"),

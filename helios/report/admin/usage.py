@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from helios.ingest.contradictions import RUNAWAY, RUNAWAY_GRACE
 from helios.metrics.queue import mean_level_over_time
-from helios.model import JobState
+from helios.model import JobState, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
 
 # What every report reads off jobs: when they waited, what they held, what was predicted of them.
@@ -175,6 +175,7 @@ FIGURES = declare_fields(
     ("OffBy", "off_by", FieldKind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
 )
 COUNTED = "Hours are those held in the window; jobs, waits and ends are of what was submitted in it."
+NO_START = "No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."
 GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
 
 
@@ -209,7 +210,7 @@ def usage_by(
         Until when running jobs have held their resources.
     """
     table = _table(jobs, predictions, group, since=since, until=until, now=now)
-    gpus = bool(table["has_gpus"].any())
+    gpus = bool((table["gpus"] > 0).any())
     by = "gpu_hours" if gpus else "cpu_hours"
     rows = _figures(table, by).sort_values([by, "jobs", "group"], ascending=[False, False, True])
     name = GROUPS[group]
@@ -242,7 +243,7 @@ def _table(
     counts = submitted_in(jobs, since, until) | (held > 0)
     jobs, held, worked = with_first_prediction(jobs[counts], predictions), held[counts], worked[counts]
     submitted = submitted_in(jobs, since, until)
-    gpus, cpus = (np.nan_to_num(jobs[name].to_numpy(dtype=np.float64)) for name in ("gpus", "cpus"))
+    gpus, cpus = jobs["gpus"].to_numpy(), np.nan_to_num(jobs["cpus"].to_numpy())
     known = submitted & (jobs["run_time_s"].notna() & jobs["state"].notna()).to_numpy()
     failed, waiting = is_in(jobs, FAILURES), submitted & waiting_at(jobs, until)
     # A start after the window's end is not known at that end.
@@ -252,7 +253,8 @@ def _table(
     return pd.DataFrame(
         {
             "group": jobs[group].cat.add_categories([UNKNOWN]).fillna(UNKNOWN).array,
-            "has_gpus": gpus > 0,
+            "job_id": jobs["job_id"].array,
+            "gpus": gpus,
             "started": jobs["started_at"].notna().to_numpy(),
             "jobs": submitted,
             "waiting": waiting,
@@ -283,10 +285,11 @@ def _log_off(jobs: pd.DataFrame) -> Floats:
 
 def _figures(table: pd.DataFrame, by: str) -> pd.DataFrame:
     groups = table.groupby("group", observed=True, sort=False)
+    # Of jobs whose GPUs or nodes are all unknown, the hours are unknown and not 0.
+    known = groups[["gpu_hours", "lost_gpu_hours", "node_hours"]].sum(min_count=1)
     figures = groups.agg(
         jobs=("jobs", "sum"),
         waiting=("waiting", "sum"),
-        gpu_hours=("gpu_hours", "sum"),
         cpu_hours=("cpu_hours", "sum"),
         mean_wait_s=("wait_s", "mean"),
         p50_wait_s=("wait_s", "median"),
@@ -294,14 +297,13 @@ def _figures(table: pd.DataFrame, by: str) -> pd.DataFrame:
         p50_run_time_s=("run_time_s", "median"),
         failed_share=("failed", "mean"),
         timeout_share=("timeout", "mean"),
-        lost_gpu_hours=("lost_gpu_hours", "sum"),
         lost_cpu_hours=("lost_cpu_hours", "sum"),
         over_asked=("over_asked", "median"),
         predicted=("log_off", "count"),
         off_by=("log_off", "median"),
     )
+    figures = figures.join(known)
     figures = figures.assign(
-        node_hours=groups["node_hours"].sum(min_count=1),
         hours_share=figures[by] / (table[by].sum() or np.nan),
         p95_wait_s=groups["wait_s"].quantile(0.95),
         off_by=np.exp(figures["off_by"]),
@@ -318,9 +320,10 @@ def _total(table: pd.DataFrame, by: str) -> dict[str, Any]:
 def _notes(table: pd.DataFrame) -> list[str]:
     if table.empty:
         return []
+    unknown = filter(None, [unknown_gpus_note(table)])
     if table["started"].any():
-        return [COUNTED]
-    return ["No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."]
+        return [COUNTED, *unknown]
+    return [NO_START, *unknown]
 
 
 Times = NDArray[np.int64]
@@ -334,14 +337,14 @@ NOW = declare_fields(
     ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
     ("User", "user", FieldKind.TEXT, 12, "User"),
     ("Waiting", "waiting", FieldKind.COUNT, 7, "Jobs that could have started and have not"),
-    ("GPUs", "waiting_gpus", FieldKind.COUNT, 6, "GPUs they ask for"),
+    ("GPUs", "waiting_gpus", FieldKind.SIZE, 6, "GPUs they ask for"),
     ("CPUs", "waiting_cpus", FieldKind.COUNT, 7, "CPUs they ask for"),
     ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "How long they have waited so far, mean"),
     ("Oldest", "oldest_wait_s", FieldKind.LENGTH, 10, "How long the oldest of them has waited"),
     ("OldestJob", "oldest_job", FieldKind.TEXT, 10, "That job's id"),
     ("PredGPUh", "predicted_gpu_hours", FieldKind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
     ("Running", "running", FieldKind.COUNT, 7, "Jobs that run"),
-    ("RunGPUs", "running_gpus", FieldKind.COUNT, 7, "GPUs they hold"),
+    ("RunGPUs", "running_gpus", FieldKind.SIZE, 7, "GPUs they hold"),
 )
 OVER_TIME = declare_fields(
     ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
@@ -380,7 +383,7 @@ def queue_at(
     held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
     table = _waiting_and_running(with_first_prediction(held, predictions), at)
     rows = _by_partition_and_user(table)
-    gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
+    gpus = bool((table["gpus"] > 0).any())
     size = "GPUs" if gpus else "CPUs"
     shown = ("Partition", "User", "Waiting", size, "MeanWait", "Oldest", "OldestJob", "PredGPUh", "Running", "RunGPUs")
     return ReportTable(
@@ -390,7 +393,10 @@ def queue_at(
         rows=rows,
         total=_totals(rows) if len(rows) > 1 else None,
         empty="Nothing waits and nothing runs.",
-        notes=tuple(_age_notes(jobs["submitted_at"].max() if last_submitted_at is None else last_submitted_at, at)),
+        notes=(
+            *filter(None, [unknown_gpus_note(table)]),
+            *_age_notes(jobs["submitted_at"].max() if last_submitted_at is None else last_submitted_at, at),
+        ),
         timezone=timezone,
     )
 
@@ -417,7 +423,7 @@ def queue_over_time(
         shown=shown,
         rows=rows if rows[["submitted", "started", "waiting", "running"]].to_numpy().any() else rows.iloc[:0],
         empty="No job waited or ran in this window.",
-        notes=tuple(_age_notes(jobs["submitted_at"].max(), until)),
+        notes=(*filter(None, [unknown_gpus_note(jobs)]), *_age_notes(jobs["submitted_at"].max(), until)),
         timezone=timezone,
     )
 
@@ -471,12 +477,13 @@ def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
             "user": held["user"].astype("object").fillna(UNKNOWN).array,
             "job_id": held["job_id"].array,
             "waiting": waits,
-            "waiting_gpus": gpus * waits,
+            "gpus": gpus,
+            "waiting_gpus": np.where(waits, gpus, 0.0),
             "waiting_cpus": np.nan_to_num(held["cpus"].to_numpy(dtype=np.float64)) * waits,
             "wait_s": np.where(waits, wait_so_far_s(held, at), np.nan),
             "predicted_gpu_hours": np.where(waits, gpus * p50_h, np.nan),
             "running": runs,
-            "running_gpus": gpus * runs,
+            "running_gpus": np.where(runs, gpus, 0.0),
         }
     )
 
@@ -486,15 +493,14 @@ def _by_partition_and_user(table: pd.DataFrame) -> pd.DataFrame:
     groups = ordered.groupby(["partition", "user"], observed=True, sort=True)
     rows = groups.agg(
         waiting=("waiting", "sum"),
-        waiting_gpus=("waiting_gpus", "sum"),
         waiting_cpus=("waiting_cpus", "sum"),
         mean_wait_s=("wait_s", "mean"),
         oldest_wait_s=("wait_s", "max"),
         oldest_job=("job_id", "first"),
         running=("running", "sum"),
-        running_gpus=("running_gpus", "sum"),
     )
-    rows["predicted_gpu_hours"] = groups["predicted_gpu_hours"].sum(min_count=1)
+    for name in ("waiting_gpus", "running_gpus", "predicted_gpu_hours"):
+        rows[name] = groups[name].sum(min_count=1)
     rows["oldest_job"] = rows["oldest_job"].where(rows["waiting"] > 0)
     rows = rows.reset_index()
     return rows.sort_values(["oldest_wait_s", "running_gpus"], ascending=False, kind="stable", ignore_index=True)
@@ -512,17 +518,17 @@ def _totals(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times, Times, Times]:
+def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times, Times, Floats]:
     """Return begin, end and GPUs of each interval of waiting or running.
 
-    An interval that has not ended ends at ``last_s``.
+    An interval that has not ended ends at ``last_s``. Unknown GPUs are 0.
     """
     begin = _seconds(eligible_since(jobs) if waiting else jobs["started_at"])
     end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
     lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
     end = np.where(lasts, np.maximum(begin, last_s), end)
     known = (begin >= 0) & (end > begin)
-    return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]
+    return begin[known], end[known], np.nan_to_num(jobs["gpus"].to_numpy())[known]
 
 
 def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:

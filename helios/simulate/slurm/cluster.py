@@ -276,7 +276,7 @@ class SimulatedSlurm(SimulatedCluster):
             "nodes": self._view.nodes(
                 free,
                 held,
-                {"cpus_held": held.astype(np.float64), "gpus_held": gpus_held.astype(np.int32)},
+                {"cpus_held": held.astype(np.float64), "gpus_held": gpus_held.astype(np.float64)},
             ),
         }
 
@@ -428,4 +428,4 @@ def _nodes(site: SlurmSite) -> pd.DataFrame:
         for group in site.nodes
         for node in group.names
     ]
-    return NODE_STATES.conform(pd.DataFrame(rows).assign(state="IDLE", cpus_held=0.0, gpus_held=0))
+    return NODE_STATES.conform(pd.DataFrame(rows).assign(state="IDLE", cpus_held=0.0, gpus_held=0.0))

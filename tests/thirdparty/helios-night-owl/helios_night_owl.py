@@ -41,7 +41,7 @@ class NightOwl:
                 Place(
                     job_id=job_id,
                     urgency=gpus / (gpus + self.options.large_gpus),
-                    reason=f"{gpus} GPUs, and it is night",
+                    reason=f"{gpus:g} GPUs, and it is night",
                 )
                 for job_id, gpus in zip(queue["job_id"], queue["gpus"], strict=True)
             ]

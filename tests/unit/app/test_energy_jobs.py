@@ -178,7 +178,7 @@ def test_what_comes_after_the_window_changes_nothing():
     until = START + 4 * DAY
     ask = a_request(window=(START + 3 * DAY, until), policies=("max_3h_plus_5",))
     jobs = a_history().jobs
-    later = jobs.assign(gpus=jobs["gpus"].where(jobs["submitted_at"] < until, 16).astype("int32"))
+    later = jobs.assign(gpus=jobs["gpus"].where(jobs["submitted_at"] < until, 16))
     histories = (LoadedHistory(cluster="toy", jobs=them, timezone="UTC", notes=()) for them in (jobs, later))
     one, two = (energy_on_jobs(history, ask, energy=Energy(), power=Power()).to_json() for history in histories)
     assert one == two

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from helios.app.hook import hook_rows
 from helios.app.predictions import PredictorState
@@ -67,6 +69,12 @@ def test_a_coarser_kind_gets_what_its_most_frequent_finer_kind_gets() -> None:
     rows = rows_of(history(often, often, seldom))
     assert found(rows, user="alice").site_factor == found(rows, user="alice", gpus=1).site_factor
     assert found(rows, gpus=8).site_factor == found(rows, user="alice", gpus=8, limit_min=1500).site_factor
+
+
+@pytest.mark.parametrize("gpus", [0.25, math.nan])
+def test_the_hook_names_whole_and_known_gpus_only(gpus: float) -> None:
+    rows = rows_of(history({"user": "alice", "gpus": gpus}))
+    assert [row.key for row in rows] == [("alice", "gpu", None, None)]
 
 
 def test_what_may_not_write_does_not_reach_the_hook() -> None:

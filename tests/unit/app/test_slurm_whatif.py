@@ -41,7 +41,7 @@ def a_history(jobs: int = 400, *, days: int = 2) -> LoadedHistory:
             "submitted_at": BEGAN + pd.to_timedelta(at, unit="s"),
             "run_time_s": run_time_s,
             "time_limit_s": np.where(long, 10_800.0, 3_600.0),
-            "gpus": np.where(long, 4, 2).astype("int32"),
+            "gpus": np.where(long, 4.0, 2.0),
             "cpus": 4.0,
             "nodes": 1.0,
             "state": "COMPLETED",
@@ -79,7 +79,7 @@ def test_without_backfill_jobs_wait_longer(site: SlurmSite) -> None:
     # Every tenth job wants both nodes, and leaves one of them to jobs of minutes while it waits for the other.
     history = a_history(days=6)
     wide = np.arange(len(history.jobs)) % 10 == 0
-    gpus = np.where(wide, 8, history.jobs["gpus"]).astype("int32")
+    gpus = np.where(wide, 8, history.jobs["gpus"])
     limit_s = np.where(history.jobs["user"] == "long", 10_800.0, 600.0)
     jobs = history.jobs.assign(gpus=gpus, nodes=np.where(wide, 2.0, 1.0), time_limit_s=limit_s)
     request = SlurmWhatIfRequest(site=site, otherwise=read_site(CONF + "SchedulerType=sched/builtin\n"))

@@ -119,7 +119,7 @@ def test_a_rejected_row_is_kept_as_json(tmp_path):
 
 def test_a_table_of_others_needs_only_id_and_submission(tmp_path):
     jobs = read(a_table(tmp_path)).jobs
-    assert jobs["job_id"].tolist() == ["1", "2"] and jobs["user"].isna().all() and (jobs["gpus"] == 0).all()
+    assert jobs["job_id"].tolist() == ["1", "2"] and jobs["user"].isna().all() and jobs["gpus"].isna().all()
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -145,7 +145,7 @@ def test_unknown_columns_are_ignored_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("gpus", 1.5, "number is not understood"),
+        ("restart", 1.5, "number is not understood"),
         ("gpus", 1e12, "size out of range"),
         ("cpus", float("inf"), "number is not understood"),
         ("time_limit_s", -float("inf"), "number is not understood"),

@@ -47,7 +47,7 @@ def test_a_model_learns_what_shrinkage_misses():
     jobs = a_campaign(3000, users=40)
     # Who asks for more CPUs runs longer, and hardly any number is asked for twice by the same user.
     cpus = np.random.default_rng(2).integers(1, 500, len(jobs)).astype(np.float64)
-    jobs = jobs.assign(gpus=np.int32(0), cpus=cpus, run_time_s=np.round(20 * cpus), partition=None)
+    jobs = jobs.assign(gpus=0.0, cpus=cpus, run_time_s=np.round(20 * cpus), partition=None)
     jobs = jobs.assign(ended_at=jobs["started_at"] + pd.to_timedelta(jobs["run_time_s"], unit="s"))
     jobs = in_submission_order(JOBS.conform(jobs))
     until = jobs["submitted_at"].iloc[2000].to_pydatetime()

@@ -241,7 +241,7 @@ def test_time_limit_predicts_the_limit_and_the_median_where_there_is_none():
 
 def test_size_only_predicts_the_median_of_the_size():
     jobs = a_campaign(500)
-    jobs["gpus"] = np.resize([1, 4], 500).astype(np.int32)
+    jobs["gpus"] = np.resize([1.0, 4.0], 500)
     found = evaluate(jobs, cluster="lab", test_fraction=0.2)
     gone = jobs[jobs["ended_at"] < found.train_until]
     medians = gone.groupby("gpus")["run_time_s"].median()
@@ -251,7 +251,7 @@ def test_size_only_predicts_the_median_of_the_size():
 
 def test_gpu_only_judges_gpu_jobs_and_learns_from_all():
     jobs = a_campaign(600)
-    jobs["gpus"] = np.resize([0, 0, 1], 600).astype(np.int32)
+    jobs["gpus"] = np.resize([0.0, 0.0, 1.0], 600)
     everyone = evaluate(jobs, cluster="lab", test_fraction=0.3)
     gpu = evaluate(jobs, cluster="lab", test_fraction=0.3, gpu_only=True)
     assert (gpu.jobs, gpu.train_jobs) == (everyone.jobs // 3, everyone.train_jobs)

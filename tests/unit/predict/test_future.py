@@ -22,7 +22,7 @@ def a_past(n=600, **options):
     return jobs.assign(
         name=pd.Categorical(rng.choice(["fit1", "fit2", "cook"], n)),
         account=pd.Categorical(rng.choice(["physics", "arts"], n)),
-        gpus=rng.choice([1, 2, 16], n).astype(np.int32),
+        gpus=rng.choice([1.0, 2.0, 16.0], n),
     ).pipe(JOBS.conform)
 
 

@@ -124,6 +124,12 @@ def test_a_cpu_job_counts_as_one_gpu() -> None:
     assert urgency(p50_s=1_000, gpus=0) == urgency(p50_s=1_000, gpus=1)
 
 
+def test_a_quarter_of_a_gpu_counts_as_a_quarter() -> None:
+    assert urgency(p50_s=4_000.0, gpus=0.25) == urgency(p50_s=1_000.0, gpus=1)
+    (place,) = places(a_pending_job(p50_s=4 * 3_600.0, gpus=0.25)).values()
+    assert "on 0.25 GPUs: 60 GPU-minutes" in place.reason
+
+
 def test_each_partition_has_its_own_order_and_several_by_comma_are_one() -> None:
     jobs = [a_pending_job(job_id=str(n), partition=name) for n, name in enumerate(["b", "a", "a,b", "a"])]
     orders = qssf().decide(a_snapshot(pending=jobs))

@@ -25,4 +25,14 @@ def test_gpu_time(seconds: float, said: str) -> None:
 
 
 def test_one_is_singular() -> None:
-    assert [count_in_words(number, "GPU") for number in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert [count_in_words(number, "GPU") for number in (0, 1, 2.0)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+
+
+def test_parts_and_unknown_counts_are_named_as_such() -> None:
+    counts = (0.25, 1 / 7, 12.5, float("nan"))
+    assert [count_in_words(number, "GPU") for number in counts] == [
+        "0.25 GPUs",
+        "0.143 GPUs",
+        "12.5 GPUs",
+        "unknown GPUs",
+    ]

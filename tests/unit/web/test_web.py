@@ -67,6 +67,13 @@ def test_the_queue_is_there_with_predictions_and_places(town: Town, web: TestCli
     assert "2 jobs wait" in page
 
 
+def test_a_part_of_a_gpu_is_shown_in_the_queue(town: Town, web: TestClient) -> None:
+    town.cluster.submit(user="bob", gpus=0.25)
+    town.cycles.cycle(modes=ACTIVE)
+    assert web.get("/", headers=JSON).json()["queue"][0]["gpus"] == 0.25
+    assert "<td>0.25</td>" in re.sub(r"<td[^>]*>", "<td>", web.get("/", headers=HTML).text)
+
+
 def test_a_job_has_a_page_with_what_was_decided(town: Town, web: TestClient) -> None:
     town.cluster.submit(user="bob")
     short = town.cluster.submit(user="alice")
