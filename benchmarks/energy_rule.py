@@ -16,20 +16,22 @@ from functools import cached_property
 from zoneinfo import ZoneInfo
 
 import numpy as np
+from numpy.typing import NDArray
 
-from helios.app.energy.spare_nodes import PLAIN_RULE, choose_spare_nodes, oracle_run, safe_rules, use_of_pools
-from helios.app.energy.whatif import EnergyReplay, policy_result, replay_nodes
+from helios.app.energy.spare_nodes import PLAIN_RULE, choose_spare_nodes, oracle_run, use_of_pools
 from helios.app.history import read_file
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
-from helios.config import Energy, Power
-from helios.metrics.spare_nodes import CHECK_S, SPARES, AwakeRule
+from helios.config import Energy
+from helios.metrics.node_usage import NodeSeconds, energy_kwh
+from helios.metrics.spare_nodes import CHECK_S, SAFE_RULE, SPARES, AwakeRule
 from helios.simulate import SimCluster, Sleep
+from helios.simulate.node_series import SeriesRun
+from helios.units import DAY_S
 from tests.traces import TRACES
 
 ENERGY = Energy()
-TARGETS = (0.01, 0.004)
+TARGETS = (0.01, 0.005, 0.004)
 TIMERS_S = (1_800, 3_600, 10_800)
-FLOORS = range(0, 133, 6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ VENUS = Case(
     windows={
         "August": ("2020-08-03", "2020-08-31"),
         "8 to 14 August": ("2020-08-08", "2020-08-15"),
+        "April": ("2020-04-13", "2020-05-01"),
+        "May": ("2020-05-01", "2020-06-01"),
         "June": ("2020-06-01", "2020-07-01"),
         "July": ("2020-07-01", "2020-08-01"),
     },
@@ -91,82 +95,117 @@ class Row:
 
 
 class Bench:
-    """Replays of one case in one window."""
+    """Replays of one case, each over all of its windows."""
 
-    def __init__(self, case: Case, window: tuple[str, str]) -> None:
-        self.case, (self.begin_s, self.end_s) = case, case.moments(window)
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.windows = {name: case.moments(window) for name, window in case.windows.items()}
+        self.chosen_on = case.moments(case.chosen_on)
+        moments = [moment for window in (*self.windows.values(), self.chosen_on) for moment in window]
         history = read_file(TRACES / case.file, timezone=case.zone)
-        since, until = (datetime.fromtimestamp(moment, UTC) for moment in (self.begin_s, self.end_s))
+        since, until = (datetime.fromtimestamp(moment, UTC) for moment in (min(moments), max(moments)))
         warm_up = since - history.jobs["submitted_at"].min()
-        request = WhatIfRequest(
-            plans=(), since=since, until=until, warm_up=warm_up, nodes={"all": case.nodes}, skip_oversized=True
+        self.setup: ReplaySetup = prepare_replay(
+            history,
+            WhatIfRequest(
+                plans=(), since=since, until=until, warm_up=warm_up, nodes={"all": case.nodes}, skip_oversized=True
+            ),
         )
-        self.setup: ReplaySetup = prepare_replay(history, request)
+        self.moments = sorted(set(moments))
+        self.always_on = self._seconds(self.cluster())
 
-    def cluster(self, **sleep: object) -> SimCluster:
+    def cluster(self, *, rule: AwakeRule | None = None, timer_s: int | None = None) -> SimCluster:
         """Return the cluster before its first job; jobs go to the fullest node."""
         machine = self.setup.machine
-        options = {"boot_s": round(ENERGY.boot_s), "shutdown_s": round(ENERGY.shutdown_s), **sleep}
         return SimCluster(
             self.setup.workload,
             machine.shape,
             machine.jobs,
             estimates_s=self.setup.limit_s,
-            sleep=Sleep(**options),  # type: ignore[arg-type]  # as named by the caller
+            sleep=Sleep(
+                boot_s=round(ENERGY.boot_s),
+                shutdown_s=round(ENERGY.shutdown_s),
+                idle_timer_s=timer_s,
+                rules=() if rule is None else (rule,),
+            ),
         )
 
-    def safe_cluster(self, until_s: int) -> SimCluster:
-        """Return the cluster after a replay under the safe rule."""
-        cluster = self.cluster(rules=safe_rules(self.setup.machine.shape))
-        cluster.advance(until_s)
-        return cluster
+    def _seconds(self, cluster: SimCluster) -> dict[str, tuple[NodeSeconds, int]]:
+        """Replay and return node seconds and wakes by window."""
+        tallies = {}
+        for moment in self.moments:
+            cluster.advance(moment)
+            tallies[moment] = cluster.tally()
+        return {
+            name: (tallies[end].total - tallies[begin].total, tallies[end].wakes - tallies[begin].wakes)
+            for name, (begin, end) in self.windows.items()
+        }
 
-    @cached_property
-    def always_on(self) -> EnergyReplay:
-        """Replay with all nodes awake."""
-        return self._replay()
+    def rows(self, *, rule: AwakeRule | None = None, timer_s: int | None = None) -> dict[str, Row]:
+        """Replay the case and return what came of each window."""
+        cluster = self.cluster(rule=rule, timer_s=timer_s)
+        seconds = self._seconds(cluster)
+        return {name: self._row(name, *seconds[name], late_s=cluster.late_s) for name in self.windows}
 
-    def _replay(self, **sleep: object) -> EnergyReplay:
-        window = {"begin_s": self.begin_s, "end_s": self.end_s}
-        return replay_nodes(self.cluster(**sleep), (), demand=None, power=Power(), progress=lambda _: None, **window)
-
-    def row(self, replayed: EnergyReplay | None = None, **sleep: object) -> Row:
-        """Replay the window and return what came of it."""
-        replayed = self._replay(**sleep) if replayed is None else replayed
-        days = (self.end_s - self.begin_s) / 86_400
+    def _row(self, window: str, seconds: NodeSeconds, wakes: int, *, late_s: NDArray[np.int64]) -> Row:
+        (begin_s, end_s), (always, _) = self.windows[window], self.always_on[window]
+        days = (end_s - begin_s) / DAY_S
         submitted_s = self.setup.workload.submitted_s
-        counted = (submitted_s >= self.begin_s) & (submitted_s < self.end_s)
-        late = counted & (replayed.late_s > 0)
+        counted = (submitted_s >= begin_s) & (submitted_s < end_s)
+        late = counted & (late_s > 0)
         submissions, delayed = (len(np.unique(submitted_s[jobs] // CHECK_S)) for jobs in (counted, late))
-        result = policy_result("", replayed.run, self.always_on.run, ENERGY, window_s=(self.begin_s, self.end_s))
+        as_much_work = energy_kwh(always, ENERGY) * seconds.gpus_busy / always.gpus_busy
         return Row(
-            asleep=replayed.run.mean_asleep,
-            kwh_day=result.saved_kwh / days,
+            asleep=seconds.asleep / (end_s - begin_s),
+            kwh_day=(as_much_work - energy_kwh(seconds, ENERGY)) / days,
             submissions=delayed / submissions,
             jobs=late.sum() / counted.sum(),
-            cycles=replayed.run.woken / days / self.case.nodes,
+            cycles=wakes / days / self.case.nodes,
         )
 
-    def oracle(self) -> Row:
-        """Return what the limit comes to."""
-        shape, cluster = self.setup.machine.shape, self.safe_cluster(self.end_s)
-        uses = use_of_pools(cluster, self.setup.workload, shape, begin_s=self.begin_s, end_s=self.end_s)
-        run = oracle_run(uses, ENERGY, self.always_on.run)
-        return self.row(EnergyReplay(run=run, late_s=np.zeros_like(self.always_on.late_s)))
+    @cached_property
+    def safe_cluster(self) -> SimCluster:
+        """Replay under the safe rule."""
+        cluster = self.cluster(rule=SAFE_RULE)
+        cluster.advance(self.moments[-1])
+        return cluster
+
+    def oracle(self) -> dict[str, Row]:
+        """Return what the limit comes to in each window."""
+        rows = {}
+        for name, (begin_s, end_s) in self.windows.items():
+            uses = use_of_pools(
+                self.safe_cluster, self.setup.workload, self.setup.machine.shape, begin_s=begin_s, end_s=end_s
+            )
+            always, n_hours = self.always_on[name][0], -(-(end_s - begin_s) // 3_600)
+            hourly = (NodeSeconds(gpus_busy=always.gpus_busy / n_hours),) * n_hours
+            work = SeriesRun(
+                hourly=hourly,
+                wakes=0,
+                sleeps=0,
+                woken=0,
+                shortages=0,
+                short_s=0.0,
+                mean_asleep=0.0,
+                utilization_before=0.0,
+            )
+            run = oracle_run(uses, ENERGY, work)
+            late_s = np.zeros(len(self.setup.workload), dtype=np.int64)
+            rows[name] = self._row(name, run.seconds, run.woken, late_s=late_s)
+        return rows
 
 
-def chosen(case: Case) -> Iterator[tuple[float, AwakeRule]]:
+def chosen(bench: Bench) -> Iterator[tuple[float, AwakeRule]]:
     """Print and yield the rule that each target takes."""
-    bench = Bench(case, case.chosen_on)
-    cluster = bench.safe_cluster(bench.end_s)
+    begin_s, end_s = bench.chosen_on
     for target in TARGETS:
         (choice,) = choose_spare_nodes(
-            cluster,
+            bench.safe_cluster,
             bench.setup.workload,
             bench.setup.machine.shape,
             ENERGY,
-            before_s=bench.end_s,
-            since_s=bench.begin_s,
+            before_s=end_s,
+            since_s=begin_s,
             delayed_submissions=target,
         ).values()
         print(f"target {target:.1%}: {choice.rule.memory_s // 60} min, {choice.reason}")
@@ -181,45 +220,44 @@ def best(rows: Sequence[Row], *, submissions: float) -> Row | None:
 def main() -> None:
     """Print every case."""
     for name in sys.argv[1:] or CASES:
-        case, begun = CASES[name], time.process_time()
-        print(f"{name}: {case.nodes} nodes")
-        rules = dict(chosen(case))
-        for window, days in case.windows.items():
-            show(window, Bench(case, days), rules)
-        print(f"{time.process_time() - begun:.0f} s CPU\n")
+        begun = time.process_time()
+        print(f"{name}: {CASES[name].nodes} nodes")
+        bench = Bench(CASES[name])
+        show(bench, dict(chosen(bench)))
+        print(f"{time.process_time() - begun:.0f} s CPU\n", flush=True)
 
 
-def show(window: str, bench: Bench, rules: Mapping[float, AwakeRule]) -> None:
-    """Print the table of a window."""
-    head = f"{'asleep':>8}{'kWh a day':>10}{'subm. %':>10}{'jobs %':>10}{'cycles':>8}"
-    print(f"{window:<34}{head}")
-    for target, rule in rules.items():
-        print(f"{f'rule, chosen for {target:.1%}: N = {rule.spare}':<34}{bench.row(rules=(rule,))}")
+def show(bench: Bench, rules: Mapping[float, AwakeRule]) -> None:
+    """Print the table of each window."""
     spares = [spare for spare in SPARES if spare <= bench.case.nodes // 3]
-    front = [bench.row(rules=(AwakeRule(memory_s=1_800, spare=spare),)) for spare in spares]
-    for spare, row in zip(spares, front, strict=True):
-        print(f"{f'rule, 30 min, N = {spare}':<34}{row}")
-    plain = bench.row(rules=(PLAIN_RULE,))
-    print(f"{'most of 3 h + 5':<34}{plain}")
-    timers = {
-        f"timer + N {what}": [
-            bench.row(rules=(AwakeRule(memory_s=0, spare=n, wakes="never", least_idle_s=timer, counts_use=counts),))
-            for timer in TIMERS_S
+    rows = {f"rule, chosen for {target:.1%}: N = {rule.spare}": bench.rows(rule=rule) for target, rule in rules.items()}
+    front = [bench.rows(rule=AwakeRule(memory_s=1_800, spare=spare)) for spare in spares]
+    rows |= {f"rule, 30 min, N = {spare}": row for spare, row in zip(spares, front, strict=True)}
+    plain, timer, oracle = bench.rows(rule=PLAIN_RULE), bench.rows(timer_s=1_800), bench.oracle()
+    rows |= {"most of 3 h + 5": plain, "timer 30 min": timer, "oracle": oracle}
+    floors = range(0, bench.case.nodes, max(bench.case.nodes // 20, 1))
+    kept = {
+        f"timer + N {what}, best at <= 1 %": [
+            bench.rows(rule=AwakeRule(memory_s=0, spare=n, wakes="never", least_idle_s=timer_s, counts_use=counts))
+            for timer_s in TIMERS_S
             for n in numbers
         ]
-        for what, counts, numbers in (("idle", True, spares), ("powered", False, FLOORS))
+        for what, counts, numbers in (("idle", True, spares), ("powered", False, floors))
     }
-    for name, rows in timers.items():
-        print(f"{f'{name}, best at <= 1 %':<34}{best(rows, submissions=0.01) or 'none'}")
-    print(f"{'timer 30 min':<34}{bench.row(idle_timer_s=1_800)}")
-    print(f"{'oracle':<34}{bench.oracle()}")
-    delays, kwh = (np.array([getattr(row, column) for row in front[::-1]]) for column in ("submissions", "kwh_day"))
-    ratio = float(np.interp(plain.submissions, delays, kwh)) / plain.kwh_day
-    print(f"at equal delays the rule saves {ratio:.2f} x most of 3 h + 5", end="")
-    kept = best(timers["timer + N idle"], submissions=0.01)
-    if kept is not None:
-        print(f", {float(np.interp(kept.submissions, delays, kwh)) / kept.kwh_day:.2f} x timer + N", end="")
-    print()
+    head = f"{'asleep':>8}{'kWh a day':>10}{'subm. %':>10}{'jobs %':>10}{'cycles':>8}"
+    for window in bench.windows:
+        print(f"{window:<36}{head}")
+        for name, row in rows.items():
+            print(f"{name:<36}{row[window]}")
+        rivals = {name: best([row[window] for row in tried], submissions=0.01) for name, tried in kept.items()}
+        for name, rival in rivals.items():
+            print(f"{name:<36}{rival or 'none'}")
+        delays = [row[window].submissions for row in front[::-1]]
+        kwh = [row[window].kwh_day for row in front[::-1]]
+        for name, rival in {"most of 3 h + 5": plain[window], **rivals}.items():
+            if rival is not None:
+                ratio = float(np.interp(rival.submissions, delays, kwh)) / rival.kwh_day
+                print(f"at equal delays the rule saves {ratio:.2f} x {name}")
 
 
 if __name__ == "__main__":
