@@ -1,5 +1,6 @@
 """Sleeping nodes on a trace of jobs: what each policy comes to, in small."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -136,6 +137,21 @@ def test_too_few_weeks_before_the_window_take_the_safe_rule(answer):
     (chosen,) = energy_on_jobs(a_history(), ask, energy=Energy(), power=Power()).spare
     assert (chosen.spare, chosen.memory_s) == (5, 3_600)
     assert "too few to choose" in chosen.reason
+
+
+def test_a_pool_of_one_node_and_one_of_few_jobs_get_a_rule():
+    jobs = a_history(days=26).jobs
+    alone = jobs.assign(partition=np.where(jobs["gpus"] <= 4, "one", "gpu"), gpus=jobs["gpus"].clip(upper=8))
+    few = alone.head(1).assign(submitted_at=START, job_id="first", partition="few")
+    history = LoadedHistory(cluster="toy", jobs=JOBS.conform(pd.concat([few, alone])), timezone="UTC", notes=())
+    ask = a_request(window=(START + 24 * DAY, START + 26 * DAY), policies=("spare_nodes", "oracle"))
+    ask = replace(ask, replay=replace(ask.replay, nodes={"gpu": 10, "one": 1, "few": 3}))
+    answer = energy_on_jobs(history, ask, energy=Energy(), power=Power())
+    spare = {choice.pool: choice.spare for choice in answer.spare}
+    assert set(spare) == {"gpu", "one", "few"}
+    # Nobody has used the pool of few jobs for weeks, so that a spare node there would spare no delay.
+    assert spare["few"] == 0
+    assert answer.of("spare_nodes").mean_sleeping_nodes >= 3
 
 
 def test_energy_is_compared_for_the_same_work():
