@@ -64,8 +64,8 @@ RULES: Mapping[str, Any] = {"max_3h_plus_5": "max_3h", "ces_published": "publish
 """Policies that are CES with a fixed rule, and the name of that rule in its options; on jobs the core has the first."""
 FRONT = range(17)
 """Numbers of spare nodes that are shown."""
-_OF_CHOICE = frozenset({"spare_nodes", "timer_and_spare", "timer_and_floor", "oracle"})
-"""Policies that take a replay under the safe rule first."""
+_WITH_SPARE = frozenset({"spare_nodes", "timer_and_spare", "timer_and_floor"})
+"""Policies with the chosen number of spare nodes."""
 
 
 STEPS_PER_REPORT = 144
@@ -704,7 +704,7 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
 def _replay_policy(policy: str, context: _ServiceContext, progress: Progress) -> EnergyReplay:
     if policy == "max_3h_plus_5":
         return _replay_rules(policy, (PLAIN_RULE,) * len(context.setup.machine.shape.partitions), context, progress)
-    if policy in _OF_CHOICE:
+    if policy in _WITH_SPARE:
         timer = {"timer_and_spare": True, "timer_and_floor": False}.get(policy)
         return _replay_rules(policy, chosen_rules(_spare_choices(context), timer=timer), context, progress)
     active_services = list(_active_services(policy, context))
