@@ -345,7 +345,7 @@ def hold_cycle_lock(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) ->
     HeliosError
         The folder cannot be written.
     """
-    with _lock(folder / lock, within_s=within_s) as other:
+    with hold_lock(folder / lock, within_s=within_s) as other:
         if other is not None:
             raise CycleUnderWay(
                 f"Another process{other} is running a cycle on this machine just now.",
@@ -367,7 +367,7 @@ def hold_daemon_lock(folder: Path, *, domains: Collection[Domain]) -> Iterator[N
     """
     with ExitStack() as stack:
         for domain in sorted(domains):
-            other = stack.enter_context(_lock(folder / f"daemon.{domain}.lock"))
+            other = stack.enter_context(hold_lock(folder / f"daemon.{domain}.lock"))
             if other is not None:
                 raise DaemonRuns(
                     f"Another helios daemon{other} acts on {domain} with the state folder {folder}.",
@@ -764,7 +764,7 @@ def other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Dom
 
 
 @contextmanager
-def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
+def hold_lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
     """Hold an exclusive lock on a file, and yield None.
 
     If another process still holds it after ``within_s``, yield that process as text, empty if it is not known.

@@ -13,7 +13,7 @@ from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_ho
 from helios.app.controllers import JOBS_MEMORY
 from helios.app.controllers import JOBS_MEMORY as NODE_MEMORY
 from helios.app.energy.ledger import tariff_from
-from helios.app.history import choose_cluster
+from helios.app.history import choose_cluster, misread_rows
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.live_cluster import configured_services, preflight
 from helios.app.modes import current_modes, is_paused
@@ -59,6 +59,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _open_files(settings),
         lambda: _warehouse(settings),
         lambda: _history(settings, name, now),
+        lambda: _old_rows(settings, name),
         lambda: _model(settings, name, now),
         lambda: _modes(settings, name),
         lambda: _daemon(settings, now),
@@ -273,6 +274,16 @@ def _history(settings: Settings, name: str, now: datetime) -> Iterator[Preflight
     elif jobs < FEW_JOBS:
         level, hint = WARN, "Predictions get better with months of history: set history.start to an earlier day."
     yield _finding("history", level, f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC", hint)
+
+
+def _old_rows(settings: Settings, name: str) -> Iterator[PreflightFinding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            messages, hint = misread_rows(warehouse, name)
+        except NoSuchCluster:
+            return
+    if messages:
+        yield _finding("old rows", WARN, f"read wrongly by an older Helios: {'; '.join(messages)}", hint)
 
 
 def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) -> Iterator[PreflightFinding]:

@@ -6,9 +6,10 @@ job, the model, and the live queue where the job still waits or runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.controllers import JobController, NodeController
-from helios.app.history import LoadedHistory
+from helios.app.history import LoadedHistory, choose_cluster
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control import AppliedChanges, NodeControllerState
@@ -34,9 +35,10 @@ from helios.model import (
     FrameKind,
     Mode,
     Snapshot,
+    columns_of_id,
 )
 from helios.ports import Progress, no_progress
-from helios.report.job import JobExplanation, StartForecast, places
+from helios.report.job import JobExplanation, JobRuns, StartForecast, places
 from helios.report.models import Explanation, PastJob, rests_on
 from helios.report.nodes import NodeExplanation, NodeStatus
 from helios.units import as_count
@@ -64,11 +66,15 @@ def job_positions(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
 
     The id is as a person writes it, such as ``123_7`` for an array.
     """
-    master, _, task = job_id.partition("_")
-    found = jobs["job_id"] == job_id
-    if task:
-        found |= (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
-    return np.flatnonzero(found.to_numpy(dtype=bool, na_value=False))
+    return np.flatnonzero(_has_id(jobs, job_id))
+
+
+def _has_id(jobs: pd.DataFrame, job_id: str) -> NDArray[np.bool_]:
+    """Return which jobs have an id as a person writes it."""
+    parts = columns_of_id(job_id)
+    of_part = np.logical_and.reduce([(jobs[name] == value).fillna(False) for name, value in parts.items()])
+    found: NDArray[np.bool_] = (jobs["job_id"] == job_id).to_numpy(dtype=bool, na_value=False) | (of_part & bool(parts))
+    return found
 
 
 def near_ids(ids: pd.Series, job_id: str) -> list[str]:
@@ -89,22 +95,38 @@ def find_queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     Parameters
     ----------
     job_id : str
-        Id of a job, or of an array as ``123`` or ``123_7``.
+        Id of a job, of an array as ``123``, or of some of its tasks as ``123_7`` or ``123_[1-4]``.
 
     Returns
     -------
     Series or None
         A row of ``QUEUE``. None where there is no such job.
     """
-    master, _, task = job_id.partition("_")
-    for queue in (snapshot.pending, snapshot.running):
-        whole = queue["job_id"] == job_id
-        of_array = (queue["array_job_id"] == master) & ((queue["array_task_id"] == task) if task else True)
-        pending_array = (queue["job_id"] == master) & (queue["tasks"] > 1)
-        for matches in (whole, of_array, pending_array):
-            if matches.any():
-                return queue[matches].iloc[0]
-    return None
+    queues = (snapshot.pending, snapshot.running)
+    for queue in queues:
+        if (matches := _has_id(queue, job_id)).any():
+            return queue[matches].iloc[0]
+    master, _, tasks = job_id.partition("_")
+    pending = snapshot.pending[(snapshot.pending["job_id"] == master) & (snapshot.pending["tasks"] > 1)]
+    if len(pending) and _holds_task(text_of(pending.iloc[0]["array_task_id"]), tasks):
+        return pending.iloc[0]
+    of_array = [] if tasks else [queue[queue["array_job_id"] == master] for queue in queues]
+    return next((queue.iloc[0] for queue in of_array if len(queue)), None)
+
+
+def _holds_task(pending: str, task: str) -> bool:
+    """Return whether the pending tasks of an array hold one.
+
+    They are written ``0-9:2,12%2``. Slurm cuts a long list, which may then hold it.
+    """
+    if not task.isdecimal() or not pending or "..." in pending:
+        return True
+    for part in pending.strip("[]").partition("%")[0].split(","):
+        first, _, last = part.partition(":")[0].partition("-")
+        step = part.partition(":")[2] or "1"
+        if int(task) in range(int(first), int(last or first) + 1, int(step)):
+            return True
+    return False
 
 
 def predictions_before(
@@ -164,7 +186,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     ClusterUnavailable
         The cluster cannot be read.
     JobUnknown
-        There is no such job in the queue, nor in the last 60 days of the history.
+        There is no such job in the queue, nor in the history.
     NothingKept
         There is no warehouse. Creating one and reporting that Helios did nothing would mislead.
     """
@@ -173,38 +195,129 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
             "There is no warehouse under these settings, so nothing is known of what Helios did.",
             hint="Ask as the Helios that runs here: sudo helios why JOB. helios config show names the settings",
         )
+    if step := _STEP.fullmatch(job_id):
+        raise UsageError(f"{job_id} is a step of a job.", hint=f"Ask for the job: helios why {step[1]}")
     snapshot = cycles.site.cluster.snapshot()
     name, url = cycles.site.name, cycles.settings.database.url
+    if find_queued(snapshot, job_id) is None:
+        return explain_past(url, name, job_id, now=snapshot.taken_at, looked="in the queue, nor ")
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
-        if find_queued(snapshot, job_id) is None:
-            past = read_or_empty(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS)
-            if past.empty:
-                raise JobUnknown(
-                    f"No job {job_id} is in the queue, nor in the history of the last {LOOK_BACK.days} days.",
-                    hint="Was it submitted on this cluster? Read the newest history: helios trace sync",
-                )
-            over = past.iloc[-1]
-            return _explanation(
-                over,
-                over["started_at"],
-                _audit_entries(warehouse, name, over, since),
-                tasks=1,
-                run_time_s=float(over["run_time_s"]),
-                **_first_prediction(warehouse, name, over),
-            )
         predicted = cycles.predictions(snapshot)
         job = find_queued(predicted, job_id)
         assert job is not None
         decisions = _audit_entries(warehouse, name, job, since)
         applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
         remaining_s = _remaining(predicted, job)
+        runs = _live_runs(warehouse, name, job, now=snapshot.taken_at)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             prediction = _first_prediction(warehouse, name, job)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
     found = _explain_queued(cycles, predicted, job, applied_changes, decisions)
     start = _start(cycles, predicted, job, job_id) if found.rank else None
-    return replace(found, remaining_s=remaining_s, start=start)
+    return replace(found, remaining_s=remaining_s, start=start, runs=runs)
+
+
+def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: str = "") -> JobExplanation:
+    """Return what is known of a job that is not in the queue.
+
+    Raises
+    ------
+    JobUnknown
+        There is no such job in the history.
+    """
+    with Warehouse.open(url) as warehouse:
+        for since in (now - LOOK_BACK, None):  # most are found without a look at every job
+            past = read_or_empty(lambda: warehouse.jobs_named(cluster, job_id, since=since), JOBS)  # noqa: B023
+            if len(past):
+                break
+        if past.empty:
+            several = _SEVERAL.fullmatch(job_id)
+            one = f"Ask for one task: helios why {several[1]}_{several[2]}. " if several else ""
+            raise JobUnknown(
+                f"No job {job_id} is {looked}in the history of {cluster}.",
+                hint=f"{one}Was it submitted on this cluster? Read the newest history: helios trace sync",
+            )
+        over = past.iloc[-1]
+        listed = warehouse.requeued_runs(cluster, str(over["job_id"]))
+        rows = pd.concat([past[past["job_id"] == over["job_id"]], listed], ignore_index=True)
+        rows = rows.drop_duplicates(["submitted_at", "restart"]).sort_values(["submitted_at", "restart"])
+        runs = _last_job(rows.reset_index(drop=True))
+        other = rows.iloc[len(rows) - len(runs) - 1] if len(runs) < len(rows) else None
+        return _explanation(
+            over,
+            over["started_at"],
+            _audit_entries(warehouse, cluster, over, over["submitted_at"].to_pydatetime()),
+            tasks=1,
+            run_time_s=float(over["run_time_s"]),
+            runs=JobRuns.of(runs, now=now),
+            remarks=() if other is None else (_other_job(other),),
+            **_first_prediction(warehouse, cluster, over),
+        )
+
+
+def split_federated(url: str, job_id: str) -> tuple[str, str | None]:
+    """Return the id and the cluster of ``ID@CLUSTER``.
+
+    The cluster is None where the warehouse does not know it: an id may have such an end itself, where several clusters
+    were read as one.
+    """
+    name, _, cluster = job_id.partition("@")
+    with Warehouse.open(url) as warehouse:
+        known = cluster in set(warehouse.clusters()["name"])
+    return (name, cluster) if known else (job_id, None)
+
+
+def explain_recorded(settings: Settings, job_id: str, *, cluster: str | None, problem: HeliosError) -> JobExplanation:
+    """Return what is known of a job without the live cluster.
+
+    Raises
+    ------
+    JobUnknown
+        The history of the cluster that was named does not know the job.
+    HeliosError
+        The problem itself, where none was named.
+    """
+    url = settings.database.url
+    if not Warehouse.exists(url):
+        raise problem
+    try:
+        with Warehouse.open(url) as warehouse:
+            name = str(choose_cluster(warehouse, cluster or settings.database.cluster or None)["name"])
+        found = explain_past(url, name, job_id, now=datetime.now(UTC))
+    except UsageError as unknown:
+        if cluster:
+            raise
+        raise problem from unknown
+    return replace(found, remarks=(*found.remarks, f"This is from the history alone: {problem.message}"))
+
+
+ID_USED_BEFORE = "Its id was used before"
+"""Begin of a remark on the job of somebody, perhaps another user."""
+_STEP = re.compile(r"(\d+(?:[_+]\d+)?)\.\w+", re.ASCII)
+_SEVERAL = re.compile(r"(\d+)_\[(\d+).*", re.ASCII)
+
+
+def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:
+    """Return the runs of a job in the queue, or None for the first."""
+    if not job["restart"]:
+        return None
+    stored = read_or_empty(lambda: warehouse.requeued_runs(cluster, str(job["job_id"])), JOBS)
+    earlier = _last_job(stored[stored["submitted_at"] < job["submitted_at"]].reset_index(drop=True))
+    earlier = earlier[(earlier["restart"] < job["restart"]) & (earlier["user"] == job["user"])]
+    runs = [part.astype({"user": "object"}) for part in (earlier, _as_jobs(job.to_frame().T)) if len(part)]
+    return JobRuns.of(pd.concat(runs, ignore_index=True), now=now)
+
+
+def _last_job(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of the last of the jobs with one id."""
+    begins = np.flatnonzero(rows["restart"].diff().fillna(0) <= 0)
+    return rows.iloc[begins[-1] if len(begins) else 0 :]
+
+
+def _other_job(run: pd.Series[Any]) -> str:
+    of_user = f" of {run['user']}" if text_of(run["user"]) else ""
+    return f"{ID_USED_BEFORE}: the job{of_user} submitted {run['submitted_at']:%Y-%m-%d %H:%M} UTC is another one."
 
 
 def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:

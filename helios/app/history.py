@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from helios.errors import NoSuchCluster, UsageError
-from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
+from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace, read_map
 from helios.model import JOBS, Batch, UntrackedGpus, in_submission_order, unknown_gpus_note
 from helios.ports import Progress, no_progress
 from helios.private_files import require_cluster_name
@@ -62,6 +63,7 @@ def ingest(
     url: str,
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
+    columns: str | None = None,
     cluster: str | None = None,
     shown: str | None = None,
     progress: Progress = no_progress,
@@ -78,6 +80,8 @@ def ingest(
         The zone for times that carry none. Where it is not given, UTC is assumed and a note says so.
     trace_format : TraceFormat, optional
         Recognised from the content where not given.
+    columns : str, optional
+        A map file, or the name of a map of Helios, that says how the file's columns are read.
     cluster : str, optional
         Name to load under; else the cluster that the file names, else the file's own name.
     shown : str, optional
@@ -90,7 +94,7 @@ def ingest(
     """
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; a history read from a file needs none
 
-    trace = open_trace(path, format=trace_format, timezone=timezone)
+    trace = _opened(path, trace_format, columns, timezone)
     name = _loaded_name(cluster, trace, path)
     with Warehouse.open(url) as warehouse:
         report = warehouse.load(
@@ -98,7 +102,7 @@ def ingest(
             cluster=name,
             path=shown or str(path),
             sha256=trace.sha256,
-            format=trace.format.value,
+            format=trace.format,
             timezone=trace.timezone,
         )
         if trace.machine:
@@ -129,6 +133,7 @@ def read_file(
     *,
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
+    columns: str | None = None,
     cluster: str | None = None,
     progress: Progress = no_progress,
 ) -> LoadedHistory:
@@ -136,7 +141,7 @@ def read_file(
 
     Parameters are as in :func:`ingest`.
     """
-    trace = open_trace(path, format=trace_format, timezone=timezone)
+    trace = _opened(path, trace_format, columns, timezone)
     name = _loaded_name(cluster, trace, path)
     batches = list(_reporting(trace, f"Reading {path.name}", progress, cluster=name))
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
@@ -200,6 +205,27 @@ def _describe_machine(file: str, machine: RecordedMachine) -> str:
     )
 
 
+def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
+    """Return what an older Helios read wrongly, and the command that mends it.
+
+    Both are empty where there is nothing.
+    """
+    from helios.warehouse.jobs import LIVE_SOURCE  # noqa: PLC0415 - as above
+
+    found = warehouse.old_rows(cluster)
+    if not found:
+        return [], ""
+    messages = [in_number(it.jobs, f"jobs {it.kind}") + f", such as {it.example}" for it in found]
+    since = min(it.first_at for it in found)
+    if (warehouse.coverage(cluster)["source"] == LIVE_SOURCE).any():
+        return messages, f"Read them anew: helios trace sync --again {since:%Y-%m-%d}"
+    loads = warehouse.loads(cluster)
+    files = " ".join(shlex.quote(path) for path in dict.fromkeys(loads["path"]))
+    zone = warehouse.timezone(cluster)
+    options = f"--cluster {shlex.quote(cluster)}" + (f" --timezone {zone}" if zone else "")
+    return messages, f"Load the files again: helios trace load {files} {options}"
+
+
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     """Return the row of ``Warehouse.clusters`` for a cluster name.
 
@@ -233,6 +259,13 @@ def choose_cluster_by(path: Path) -> str:
     Example: ``venus`` for ``venus.csv.gz``.
     """
     return path.name.split(".")[0] or path.name
+
+
+def _opened(path: Path, trace_format: TraceFormat | None, columns: str | None, timezone: str | None) -> TraceFile:
+    if columns and trace_format:
+        raise UsageError("--columns says how a file is read, and so does --format.", hint="Leave --format out.")
+    found = read_map(columns) if columns else None
+    return open_trace(path, format=trace_format, timezone=timezone, columns=found)
 
 
 def _loaded_name(given: str | None, trace: TraceFile, path: Path) -> str:

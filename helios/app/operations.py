@@ -8,12 +8,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from helios.app.controller_state import NIGHTLY_LEVELS, CycleSummary, DaemonOperations, NodeCycleSummary, other_leader
+from helios.app.controller_state import (
+    NIGHTLY_LEVELS,
+    CycleSummary,
+    DaemonOperations,
+    NodeCycleSummary,
+    hold_lock,
+    other_leader,
+)
 from helios.app.controllers import JobController, NodeController
 from helios.app.explain_socket import Explain, JobAnswer
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
@@ -24,7 +32,7 @@ from helios.choices import Domain
 from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.control.guards import SETTLES
-from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft
+from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft, UsageError
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
     from helios.app.nightly import NightlyRun
 
 ALL_DOMAINS = frozenset(Domain)
+SYNC_LOCK = "sync.lock"
+"""File in the state folder that a reading of the accounting locks."""
 OF_STRANGERS = "Users may ask for --time-min=7, and admins write a SiteFactor of 537: docs/safety.md"
 
 
@@ -186,6 +196,26 @@ class Operations:
         """Folder of the pause file and the hook's table."""
         return Path(self.settings.control.state_folder)
 
+    def read_again(self, since: datetime, *, progress: Progress = no_progress) -> SyncResult:
+        """Read the cluster's history since a moment anew, and overwrite what is stored.
+
+        Raises
+        ------
+        UsageError
+            The moment is in the future.
+        HeliosError
+            Another process is reading the accounting, or the state folder cannot be written.
+        """
+        if since >= self._clock():
+            raise UsageError(f"{since:%Y-%m-%d %H:%M} UTC has not come yet.", hint="Name a moment of the past.")
+        with hold_lock(self.state_folder / SYNC_LOCK) as other:
+            if other is not None:
+                raise HeliosError(
+                    f"Another process{other} is reading the accounting just now.",
+                    hint="Try again when it has ended. The daemon reads for some seconds every few minutes.",
+                )
+            return self._read(start=since, overlap=timedelta(0), again=True, progress=progress)
+
     def read(self, *, again: timedelta = timedelta(0), progress: Progress = no_progress) -> SyncResult:
         """Read the missing parts of the cluster's history.
 
@@ -195,15 +225,23 @@ class Operations:
             Time before the watermark from which to read again, to find late records.
         """
         history = self.settings.history
+        overlap = max(timedelta(seconds=history.overlap_s), again)
+        with ExitStack() as stack:
+            with suppress(HeliosError):  # without the lock it is harmless, too
+                stack.enter_context(hold_lock(self.state_folder / SYNC_LOCK))
+            return self._read(start=_start(history.start), overlap=overlap, again=False, progress=progress)
+
+    def _read(self, *, start: datetime | None, overlap: timedelta, again: bool, progress: Progress) -> SyncResult:
         site = self.cycles.site
         return sync_history(
             site.accounting,
             url=self.settings.database.url,
             cluster=site.name,
             now=self._clock(),
-            start=_start(history.start),
-            window=timedelta(seconds=history.window_s),
-            overlap=max(timedelta(seconds=history.overlap_s), again),
+            start=start,
+            window=timedelta(seconds=self.settings.history.window_s),
+            overlap=overlap,
+            again=again,
             progress=progress,
         )
 

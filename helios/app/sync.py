@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
 
-from helios.errors import NoSuchCluster
+from helios.errors import HeliosError, NoSuchCluster
 from helios.ingest import TraceFormat, open_trace
 from helios.model import UNTRACKED
 from helios.ports import Progress, no_progress
-from helios.warehouse import Warehouse
+from helios.warehouse import ColumnChange, LoadReport, Warehouse
 from helios.warehouse.jobs import LIVE_SOURCE
 
 JOBS, NODE_EVENTS = LIVE_SOURCE, "node_events"
@@ -52,6 +52,8 @@ class SyncResult:
         The history is now known up to here.
     notes : tuple of str
         Messages for a person.
+    changes : dict of str to ColumnChange
+        What changed in stored jobs, by column, where they were to be read anew.
     """
 
     intervals: int
@@ -61,13 +63,15 @@ class SyncResult:
     node_events: int
     until: datetime
     notes: tuple[str, ...] = ()
+    changes: dict[str, ColumnChange] = field(default_factory=dict)
 
     def line(self) -> str:
         """Return the result in one line of text."""
         found = f"{self.jobs_new:,} new jobs, {self.jobs_updated:,} updated, {self.node_events:,} node events"
         refused = f", {self.rejected:,} rows make no sense (helios trace rejects)" if self.rejected else ""
+        changed = "".join(f"; {name} of {it.jobs:,}, such as {it.example}" for name, it in self.changes.items())
         notes_text = "".join(f"; {note}" for note in self.notes)
-        return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{notes_text}"
+        return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{changed}{notes_text}"
 
 
 def sync_history(
@@ -79,6 +83,7 @@ def sync_history(
     start: datetime | None,
     window: timedelta,
     overlap: timedelta,
+    again: bool = False,
     progress: Progress = no_progress,
 ) -> SyncResult:
     """Read the missing parts of a cluster's history.
@@ -93,6 +98,8 @@ def sync_history(
         Where the history begins. None for where it began before, at first 30 days before ``now``.
     window : timedelta
         Longest window of one query. Unbounded queries have brought accounting databases down.
+    again : bool
+        Whether to read everything since ``start`` anew, also what was read before and is the same now.
 
     Raises
     ------
@@ -106,17 +113,29 @@ def sync_history(
             coverage = warehouse.coverage(cluster)
         except NoSuchCluster:
             coverage = None  # the first reading creates it
-        covered = _read_periods(coverage, JOBS)
+        covered = [] if again else _read_periods(coverage, JOBS)
         begin = start or (covered[0][0] if covered else now - FIRST_READING)
         intervals = list(missing(covered, begin=begin, now=now, window=window, overlap=overlap))
         found = [0, 0, 0]
         notes: dict[str, None] = {}
+        changes: dict[str, ColumnChange] = {}
         for number, (first, last) in enumerate(intervals):
             progress("Reading the accounting", number / len(intervals))
-            loaded, load_notes = _load(warehouse, accounting, cluster, first, last)
-            notes.update(dict.fromkeys(load_notes))
-            found = [have + more for have, more in zip(found, loaded, strict=True)]
+            try:
+                report = _load(warehouse, accounting, cluster, first, last, now=now, again=again)
+            except HeliosError as reason:
+                if again:
+                    reason.hint += f" Before {first:%Y-%m-%d %H:%M} it was read anew; go on from there."
+                raise
+            if report is not None and not report.already_loaded:
+                notes.update(dict.fromkeys(report.notes))
+                loaded = (report.jobs_new, report.jobs_updated, sum(report.rejects.values()))
+                found = [have + more for have, more in zip(found, loaded, strict=True)]
+                for name, change in report.changes.items():
+                    changes[name] = changes[name] + change if name in changes else change
             warehouse.add_coverage(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
+        if again:
+            warehouse.note_read_again(cluster, begin)
         # A window may hold jobs without GPUs only.
         if any(note.startswith(UNTRACKED) for note in notes) and warehouse.names_gpus(cluster):
             notes = {note: None for note in notes if not note.startswith(UNTRACKED)}
@@ -143,6 +162,7 @@ def sync_history(
         node_events=events,
         until=now,
         notes=(*warnings, *notes),
+        changes=changes,
     )
 
 
@@ -180,25 +200,31 @@ def _read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[date
 
 
 def _load(
-    warehouse: Warehouse, accounting: AccountingSource, cluster: str, first: datetime, last: datetime
-) -> tuple[tuple[int, int, int], tuple[str, ...]]:
+    warehouse: Warehouse,
+    accounting: AccountingSource,
+    cluster: str,
+    first: datetime,
+    last: datetime,
+    *,
+    now: datetime,
+    again: bool,
+) -> LoadReport | None:
+    """Read and store one window, and return None where it has no jobs."""
     with tempfile.TemporaryDirectory(prefix="helios-") as folder:
         path = Path(folder) / "sacct.txt"
         accounting.jobs(first, last, path)
         with path.open("rb") as lines:
             next(lines, None)
             if next(lines, None) is None:  # there is only the header
-                return (0, 0, 0), ()
+                return None
         trace = open_trace(path, format=TraceFormat.SACCT, timezone="UTC")
-        report = warehouse.load(
-            trace.read(cluster=cluster),
+        return warehouse.load(
+            trace.read(cluster=cluster, as_of=now),  # sacct tells of now, whatever the window
             cluster=cluster,
             path=f"sacct {first:%Y-%m-%dT%H:%M:%S}Z to {last:%Y-%m-%dT%H:%M:%S}Z",
             sha256=trace.sha256,
-            format=trace.format.value,
+            format=trace.format,
             timezone="UTC",
             live=True,
+            again=again,
         )
-    if report.already_loaded:
-        return (0, 0, 0), ()
-    return (report.jobs_new, report.jobs_updated, sum(report.rejects.values())), report.notes

@@ -41,6 +41,15 @@ AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
     TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
 ]
+Columns = Annotated[
+    str | None,
+    Option(
+        "--columns",
+        metavar="MAP",
+        help="Read a table of any columns (CSV, Parquet, SQL dump, JSON) as this TOML file says, or as a map of Helios "
+        "says, such as slurmdbd; help lists them.",
+    ),
+]
 Timezone = Annotated[
     str | None,
     Option(
@@ -133,6 +142,7 @@ class HistoryOptions:
     cluster: Cluster = None
     trace: Trace = None
     trace_format: Format = None
+    columns: Columns = None
     timezone: Timezone = None
 
     def read(self, progress: Progress) -> LoadedHistory:
@@ -146,6 +156,7 @@ class HistoryOptions:
                 self.trace,
                 timezone=named_timezone(self.timezone, settings),
                 trace_format=self.trace_format,
+                columns=self.columns,
                 cluster=self.cluster,
                 progress=progress,
             )
@@ -161,8 +172,9 @@ class HistoryOptions:
         """
         if self.trace is None:
             return ["--cluster", history.cluster]
-        given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--timezone", self.timezone))
-        return _given_options(*given, ("--cluster", self.cluster))
+        columns = Path(self.columns).resolve() if self.columns and Path(self.columns).is_file() else self.columns
+        given = (("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--columns", columns))
+        return _given_options(*given, ("--timezone", self.timezone), ("--cluster", self.cluster))
 
     def refuse_file_options(self) -> None:
         """Refuse options for files where none is given.
@@ -172,8 +184,8 @@ class HistoryOptions:
         UsageError
             Such an option was given without ``--trace``.
         """
-        if self.trace is None and (given := self.timezone or self.trace_format):
-            option = "--timezone" if self.timezone else "--format"
+        if self.trace is None and (given := self.timezone or self.trace_format or self.columns):
+            option = "--timezone" if self.timezone else "--format" if self.trace_format else "--columns"
             raise UsageError(
                 f"{option} {given} is for files, and the jobs of a loaded cluster are stored as they were read.",
                 hint=f"Leave {option} out, or read a file: --trace FILE",

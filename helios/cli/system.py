@@ -34,7 +34,7 @@ from helios.cli.output import (
     write_page,
 )
 from helios.config import FILE_NAME, FILE_VARIABLE, SYSTEM_FOLDER, example_file, load_configuration, user_file
-from helios.errors import HeliosError, UsageError
+from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.private_files import read_secret
 
 if TYPE_CHECKING:
@@ -161,20 +161,31 @@ def setup_(
 
 
 def why_(
-    job: Annotated[str, Argument(help="Job id, such as 123, or 123_7 of an array; or the name of a node.")],
+    job: Annotated[
+        str,
+        Argument(
+            help="Job id, such as 123, 123_7 of an array, 123+0 of a heterogeneous job or 123@CLUSTER; or the name of "
+            "a node."
+        ),
+    ],
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Say why a job waits, and what Helios did to it.
 
     Shows when a pending job starts, by simulations of the queue, what would make it start earlier, its predicted run
-    time, its place in the queue, and its place without Helios. Works for jobs that run or have ended, too. For a node
-    it shows the state of the node, what Helios did to it, and why.
+    time, its place in the queue, and its place without Helios. Works for jobs that run or have ended, too, without a
+    live cluster from the history alone. A job that was requeued is shown with all its runs and their sum. For a node it
+    shows the state of the node, what Helios did to it, and why.
 
     Example: helios why 12345
     """
     settings = configuration().settings
     if job[:1].isdigit():
+        if "@" in job and cluster is None:
+            from helios.app.explain import split_federated  # noqa: PLC0415 - pandas and SQLAlchemy
+
+            job, cluster = split_federated(settings.database.url, job)
         from helios.app.explain_socket import JobAnswer, ask_daemon  # noqa: PLC0415 - only for jobs
 
         answer = ask_daemon(settings, job, cluster=cluster)
@@ -187,9 +198,16 @@ def why_(
 
     operations = Operations(settings, cluster=cluster)
     if job[:1].isdigit():
-        from helios.app.explain import explain  # noqa: PLC0415 - as above
+        from helios.app.explain import explain, explain_recorded  # noqa: PLC0415 - as above
 
-        found = explain(operations.cycles, job)
+        try:
+            found = explain(operations.cycles, job)
+        except UsageError as misuse:
+            if not isinstance(misuse, ConfigurationInvalid):  # raised where another cluster than the live one is named
+                raise
+            found = explain_recorded(settings, job, cluster=cluster, problem=misuse)
+        except HeliosError as problem:
+            found = explain_recorded(settings, job, cluster=cluster, problem=problem)
         print_result(found.to_json(), *found.lines(), as_json=as_json)
         return
     from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes

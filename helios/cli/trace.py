@@ -15,6 +15,7 @@ from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     Cluster,
+    Columns,
     Format,
     HistoryOptions,
     Report,
@@ -40,7 +41,11 @@ LoadName = Annotated[
 ]
 
 
-@commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
+@commands.command(
+    "load",
+    epilog="Examples: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai, "
+    "helios trace load slurm_acct_db.sql.gz --columns slurmdbd",
+)
 def load(
     files: Annotated[
         list[Path],
@@ -51,14 +56,15 @@ def load(
         ),
     ],
     trace_format: Format = None,
+    columns: Columns = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
     as_json: AsJson = False,
 ) -> None:
     """Load job traces into the warehouse.
 
-    Each file is loaded as a whole or not at all. Loading it again changes nothing. Invalid rows are counted by reason
-    and stored with their line number (helios trace rejects).
+    Each file is loaded as a whole or not at all. Loading it again changes nothing, unless an older Helios loaded it.
+    Invalid rows are counted by reason and stored with their line number (helios trace rejects).
     """
     from helios.app.history import ingest, ingest_stdin  # noqa: PLC0415 - pandas; no help needs it
     from helios.report.tables import load_table  # noqa: PLC0415 - as above
@@ -72,6 +78,7 @@ def load(
         "url": settings.settings.database.url,
         "timezone": named_timezone(timezone, settings),
         "trace_format": trace_format,
+        "columns": columns,
     }
     found = list[dict[str, Any]]()
     with progress_bars() as progress:
@@ -86,7 +93,8 @@ def load(
                 if found:
                     print_message(f"Loaded before the error: {', '.join(it['file'] for it in found)}.")
                 raise
-            print_notes(report.notes)
+            changes = (f"{name} of {it.jobs:,} changed, such as {it.example}" for name, it in report.changes.items())
+            print_notes([*report.notes, *changes])
             found.append({"file": str(file), **load_answer(report)})
     if len(found) == 1:
         del found[0]["file"]
@@ -103,12 +111,19 @@ def sync(
         str | None,
         Option("--from", help="Begin of the history (UTC). Default: setting history.start, else 30 days ago."),
     ] = None,
+    again: Annotated[
+        str | None,
+        Option("--again", metavar="SINCE", help="Read everything anew that was in any state since this time (UTC)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read missing history from the live cluster's accounting.
 
     It reads limited periods one after the other. After an interruption, the next run goes on. The daemon does the same
     every few minutes.
+
+    With --again, stored jobs are overwritten by what the accounting says, and the columns that changed are listed with
+    an example each. It mends what an older Helios read wrongly. It may be repeated.
     """
     from helios.app.operations import Operations  # noqa: PLC0415 - everything that a live cluster takes
 
@@ -116,8 +131,14 @@ def sync(
     if since is not None:
         history = settings.history.model_copy(update={"start": str(moment(since, timezone="UTC"))})
         settings = settings.model_copy(update={"history": history})
+    if again is not None and since is not None:
+        raise UsageError("--from and --again exclude each other.", hint="--again SINCE reads what is missing, too.")
+    start = moment(again, timezone="UTC")
     with progress_bars() as progress:
-        reading = Operations(settings, cluster=cluster).read(progress=progress)
+        operations = Operations(settings, cluster=cluster)
+        reading = (
+            operations.read(progress=progress) if start is None else operations.read_again(start, progress=progress)
+        )
     print_result(asdict(reading), reading.line(), as_json=as_json)
 
 
@@ -349,17 +370,27 @@ db_commands = typer.Typer(no_args_is_help=True, help="Upgrade the database and g
 def upgrade(as_json: AsJson = False) -> None:
     """Upgrade the database to the schema of this version.
 
-    An empty database gets its tables.
+    An empty database gets its tables. Rows that an older Helios read wrongly are counted, each kind with an example
+    and the command that mends them; helios doctor repeats it.
     """
+    from helios.app.history import misread_rows  # noqa: PLC0415 - pandas; no help needs it
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
 
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         applied = warehouse.upgrade()
         head = warehouse.head()
+        misread = {name: misread_rows(warehouse, name) for name in warehouse.clusters()["name"]} if applied else {}
     shown = without_password(url)
     now = f"now at {head} ({len(applied)} applied: {', '.join(applied)})" if applied else f"already at {head}"
-    print_result({"database": shown, "applied": applied, "revision": head}, f"{shown} is {now}.", as_json=as_json)
+    found = {"database": shown, "applied": applied, "revision": head}
+    found["misread"] = {name: messages for name, (messages, _) in misread.items() if messages}
+    print_result(found, f"{shown} is {now}.", as_json=as_json)
+    print_notes(
+        f"{name}: read wrongly by an older Helios: {'; '.join(messages)}. {hint}"
+        for name, (messages, hint) in misread.items()
+        if messages
+    )
 
 
 @db_commands.command("status", epilog="Example: helios db status --json")

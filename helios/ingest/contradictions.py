@@ -32,10 +32,14 @@ RUNAWAYS = (
     "jobs seem to run for longer than any can: each counts as ended when it started, as Slurm's own repair does it"
     " (sacctmgr show runawayjobs)"
 )
+OLD_RUNNING = (
+    "jobs have run for longer than any can by today's date, and no job of the file has ended; they are kept as RUNNING,"
+    " which is true only of a file as old; else they are runaways (sacctmgr show runawayjobs)"
+)
 _RUNNING = (JobState.RUNNING.value, JobState.SUSPENDED.value)
 
 
-def settle(draft: JobRows, *, as_of: np.datetime64) -> dict[str, Mask]:
+def settle(draft: JobRows, *, as_of: np.datetime64, any_ended: bool) -> dict[str, Mask]:
     """Settle contradictions in translated rows, and return the rows of each.
 
     Parameters
@@ -44,6 +48,8 @@ def settle(draft: JobRows, *, as_of: np.datetime64) -> dict[str, Mask]:
         Its jobs are changed.
     as_of : datetime64
         The latest time in the file.
+    any_ended : bool
+        Whether a job of the file has ended. Otherwise its latest time does not tell how long the others have run.
 
     Returns
     -------
@@ -58,7 +64,10 @@ def settle(draft: JobRows, *, as_of: np.datetime64) -> dict[str, Mask]:
         days_early = submitted - started > CLOCK_STEP
         found |= {STARTED_EARLY: early & ~days_early, STARTED_DAYS_EARLY: days_early}
     if "state" in jobs and "ended_at" in jobs:
-        found[RUNAWAYS] = _end_runaways(jobs, as_of)
+        found[RUNAWAYS] = _run_too_long(jobs, as_of)
+        _end_runaways(jobs, found[RUNAWAYS])
+        if not any_ended:
+            found[OLD_RUNNING] = _run_too_long(jobs, _today())
     if "time_limit_s" in jobs and "run_time_s" in jobs:
         found[FAR_ABOVE_LIMIT] = jobs["run_time_s"] > 2 * jobs["time_limit_s"] + LIMIT_GRACE_S
     return found
@@ -68,11 +77,15 @@ def latest(draft: JobRows) -> np.datetime64:
     """Return the latest time in translated rows that is not in the future."""
     times = [draft.jobs[name] for name in ("submitted_at", "started_at", "ended_at") if name in draft.jobs]
     known = [found for column in times if not np.isnat(found := np.fmax.reduce(column, initial=NOT_A_TIME))]
-    return min(max(known), np.datetime64(datetime.now(UTC).replace(tzinfo=None), "us")) if known else NOT_A_TIME
+    return min(max(known), _today()) if known else NOT_A_TIME
 
 
-def _end_runaways(jobs: dict[str, Any], as_of: np.datetime64) -> Mask:
-    # "sacctmgr show runawayjobs" sets the end to the start. The state is unknown rather than COMPLETED, as there.
+def _today() -> np.datetime64:
+    return np.datetime64(datetime.now(UTC).replace(tzinfo=None), "us")
+
+
+def _run_too_long(jobs: dict[str, Any], as_of: np.datetime64) -> Mask:
+    """Return which jobs have run for longer than any can."""
     runs: Mask = np.asarray(jobs["state"].isin(_RUNNING)) & np.isnat(jobs["ended_at"])
     if not runs.any():
         return runs
@@ -80,7 +93,12 @@ def _end_runaways(jobs: dict[str, Any], as_of: np.datetime64) -> Mask:
     limited = np.isfinite(limit_s)
     twice = (np.where(limited, 2 * limit_s, 0.0) * 1e6).astype("timedelta64[us]")
     longest = np.where(limited, twice + RUNAWAY_GRACE, RUNAWAY)
-    runaway: Mask = runs & (as_of - jobs["started_at"] > longest)
+    too_long: Mask = runs & (as_of - jobs["started_at"] > longest)
+    return too_long
+
+
+def _end_runaways(jobs: dict[str, Any], runaway: Mask) -> None:
+    # "sacctmgr show runawayjobs" sets the end to the start. The state is unknown rather than COMPLETED, as there.
     if runaway.any():
         state = jobs["state"]
         codes = np.where(runaway, -1, state.codes)
@@ -88,4 +106,3 @@ def _end_runaways(jobs: dict[str, Any], as_of: np.datetime64) -> Mask:
         jobs["ended_at"] = np.where(runaway, jobs["started_at"], jobs["ended_at"])
         if "run_time_s" in jobs:
             jobs["run_time_s"] = np.where(runaway, np.nan, jobs["run_time_s"])
-    return runaway

@@ -655,10 +655,11 @@ def _parsed(lines: bytes, dialect: Dialect, wanted: list[str]) -> dict[str, pa.A
             check_utf8=False,
         ),
     )
-    return {name: _one_array(table.column(place)) for name, place in chosen.items()}
+    return {name: one_array(table.column(place)) for name, place in chosen.items()}
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece."""
     joined = column.combine_chunks()
     return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
 

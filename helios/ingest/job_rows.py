@@ -94,6 +94,8 @@ class RunKeys(NamedTuple):
         How often the job was started before each row, NaN where the file does not say.
     record : pyarrow.Array, optional
         The cluster's own id of each record, null where the file does not say.
+    serial : pyarrow.Array, optional
+        The number of each record in the cluster's database, null where the file does not say.
     cluster : pyarrow.Array, optional
         The cluster of each row, null where the file does not say.
     """
@@ -102,6 +104,7 @@ class RunKeys(NamedTuple):
     started: Instants
     restarts: NDArray[np.float64] | None = None
     record: pa.Array | None = None
+    serial: pa.Array | None = None
     cluster: pa.Array | None = None
 
 
@@ -212,6 +215,8 @@ class Layout:
         Returns the SHA-256 by which a file's content is recognised.
     machine : callable
         Returns the machine that the first bytes of a file describe, or None.
+    apart : bool
+        Whether jobs of several clusters in a file are never read as one.
     """
 
     fits: Callable[[bytes], bool]
@@ -222,6 +227,7 @@ class Layout:
     companions: Callable[[Path], tuple[Path, ...]] = lambda _: ()
     digest: Callable[[Path], str] = file_sha256
     machine: Callable[[bytes], RecordedMachine | None] = lambda _: None
+    apart: bool = False
 
 
 def readable(text: bytes) -> str:

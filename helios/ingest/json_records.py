@@ -89,7 +89,8 @@ def read_records(
     reading : FileReading
         The file, and about how many rows to yield at once.
     prefix : str
-        Where the objects are: ``item`` for a list, ``jobs.item`` for the list called ``jobs``.
+        Where the objects are: ``item`` for a list, ``jobs.item`` for the list called ``jobs``, nothing for one object
+        after the other.
     records_of : callable
         Returns the records of one object, or None where it is not understood.
     names : iterable of str
@@ -190,6 +191,7 @@ def _items(events: Iterator[tuple[str, Any]], prefix: str, errors: list[Any] | N
     """
     way = prefix.split(".")[:-1]
     the_list = [*zip(["", *way], ["start_map"] * len(way), strict=False), (way[-1] if way else "", "start_array")]
+    the_list = the_list if prefix else []
     around: list[tuple[str, str]] = []  # every open object and list: its name in its parent, and its kind
     key = ""
     for event, value in events:

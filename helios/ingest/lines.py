@@ -156,13 +156,14 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
     with _opened(path) as (raw, plain):
         for data in _cuts(_chunks(path, plain), lines_per_block, continues):
             unix = data.replace(b"\r\n", b"\n") if b"\r" in data else data  # the search alone is much faster
-            text = unix if unix.isascii() else unix.decode("utf-8", errors=_LATIN_1).encode()
+            text = unix if unix.isascii() else unix.decode("utf-8", errors=LATIN_1).encode()
             replaced = len(text) - len(unix)  # each such byte has two in UTF-8
             yield Block(data=text, first_line=first_line, bytes_read=raw.tell(), replaced=replaced)
             first_line += data.count(b"\n")
 
 
-_LATIN_1 = "helios-latin-1"
+LATIN_1 = "helios-latin-1"
+"""Error handler that reads bytes that are no UTF-8 as Latin-1."""
 
 
 def _read_as_latin_1(error: UnicodeError) -> tuple[str, int]:
@@ -170,7 +171,7 @@ def _read_as_latin_1(error: UnicodeError) -> tuple[str, int]:
     return error.object[error.start : error.end].decode("latin-1"), error.end
 
 
-codecs.register_error(_LATIN_1, _read_as_latin_1)
+codecs.register_error(LATIN_1, _read_as_latin_1)
 
 
 class Decoded:
@@ -187,7 +188,7 @@ class Decoded:
 
     def __init__(self, plain: IO[bytes]) -> None:
         self._plain = plain
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors=_LATIN_1)
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors=LATIN_1)
         self.replaced, self._has_begun = 0, False
 
     def read(self, size: int = CHUNK_BYTES) -> bytes:

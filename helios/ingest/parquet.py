@@ -72,7 +72,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     FileUnreadable
         It cannot be read to its end.
     """
-    with _open_parquet(reading.path) as file:
+    with open_parquet(reading.path) as file:
         schema = file.schema_arrow
         if missing := [name for name in NEEDED if name not in schema.names]:
             raise FormatUnknown(
@@ -84,22 +84,22 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
         reading.tally[f"columns that Helios does not know were ignored: {', '.join(unknown[:10])}"] += len(unknown)
         known = [name for name in JOBS.names if name in schema.names]
         clusters = frozenset(filter(None, [_metadata(schema, CLUSTER)]))
-        size, total, done = file_size(reading.path), max(1, file.metadata.num_rows), 0
-        for batch in file.iter_batches(batch_size=reading.rows_per_batch, columns=known):
-            done += len(batch)
-            texts = RowValues(
-                block=Block(data=b"", first_line=1, bytes_read=size * done // total),
-                ends=np.empty(0, dtype=np.int64),
-                line=np.arange(done - len(batch), done, dtype=np.int64) + 1,
-                batch=batch,
-            )
+        for texts in read_batches(file, reading, known):
             yield _draft(texts, reading, clusters)
+
+
+def read_batches(file: pq.ParquetFile, reading: FileReading, columns: list[str]) -> Iterator[RowValues]:
+    """Yield some columns of a file in batches of rows."""
+    size, total, done = file_size(reading.path), max(1, file.metadata.num_rows), 0
+    for batch in file.iter_batches(batch_size=reading.rows_per_batch, columns=columns):
+        yield RowValues.numbered(batch, after=done, bytes_read=size * (done + len(batch)) // total)
+        done += len(batch)
 
 
 def own_zone(path: Path) -> str | None:
     """Return the time zone that the file's metadata names, or None."""
     try:
-        with _open_parquet(path) as file:
+        with open_parquet(path) as file:
             return _metadata(file.schema_arrow, ZONE)
     except (FormatUnknown, FileUnreadable):  # said again, with its reason, when the rows are read
         return None
@@ -135,9 +135,19 @@ def write_parquet(jobs: pd.DataFrame, path: Path, *, cluster: str, timezone: str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowValues(RowTexts):
-    """Rows of a Parquet file, as text on request."""
+    """Rows that are no lines of a file, as text on request."""
 
     batch: pa.RecordBatch
+
+    @classmethod
+    def numbered(cls, batch: pa.RecordBatch, *, after: int, bytes_read: int) -> RowValues:
+        """Return rows whose lines are their numbers, from ``after`` + 1."""
+        return cls(
+            block=Block(data=b"", first_line=1, bytes_read=bytes_read),
+            ends=np.empty(0, dtype=np.int64),
+            line=np.arange(after, after + len(batch), dtype=np.int64) + 1,
+            batch=batch,
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -170,7 +180,8 @@ class RowValues(RowTexts):
 
 
 @contextmanager
-def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file, unpacked where it is compressed."""
     try:
         with path.open("rb") as raw, decompressed(raw) as plain:
             if plain.read(len(MAGIC)) != MAGIC:
@@ -277,7 +288,7 @@ def _texts(column: pa.Array, results: CheckResults) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     texts = pc.cast(column, pa.string())
-    if not _is_utf8(texts):
+    if not is_utf8(texts):
         values = texts.cast(pa.binary()).to_pylist()
         bad = np.array([value is not None and not _decodes(value) for value in values], dtype=np.bool_)
         results.refuse(bad, Reason.INVALID_UTF8)
@@ -287,7 +298,8 @@ def _texts(column: pa.Array, results: CheckResults) -> pa.Array:
     return without(texts, "")
 
 
-def _is_utf8(texts: pa.Array) -> bool:
+def is_utf8(texts: pa.Array) -> bool:
+    """Return whether all texts are valid."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

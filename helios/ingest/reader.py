@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -20,13 +21,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.choices import TraceFormat
-from helios.errors import FormatUnknown, NothingUnderstood
-from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
+from helios.errors import FormatUnknown, NothingUnderstood, UsageError
+from helios.ingest import alibaba, helios_csv, mapped, parquet, philly, sacct, sacct_json, swf
+from helios.ingest.column_map import ColumnMap
 from helios.ingest.contradictions import latest, settle
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import file_sha256, file_size, head
 from helios.ingest.parse import NOT_A_TIME, REASONS, Instants, Mask, Reason, TimeParser, check_jobs, distinct_texts
-from helios.model import INTERRUPTED, NEVER_US, Batch, JobState, UntrackedGpus, number_runs
+from helios.model import FINISHED, INTERRUPTED, NEVER_US, Batch, JobState, UntrackedGpus, number_runs
 from helios.units import in_number
 
 # To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
@@ -89,10 +91,15 @@ TIME_FORMS = (
     "Times are read as 2026-09-01T08:00:00, with a space for T, or as seconds since the epoch. Export again without "
     "SLURM_TIME_FORMAT; in a spreadsheet, keep the columns of times as text."
 )
+CONTRADICTING_KEYS = (
+    "rows have Restarts, SLUID or DBIndex that contradict the submissions: Restarts is believed, a shared SLUID is not"
+)
 OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
-def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str | None = None) -> TraceFile:
+def open_trace(
+    path: Path, *, format: TraceFormat | None = None, timezone: str | None = None, columns: ColumnMap | None = None
+) -> TraceFile:
     """Open a history file, compressed or plain.
 
     Parameters
@@ -104,6 +111,8 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     timezone : str, optional
         IANA zone of times that carry none. None means the home zone of the format, or UTC if it has none; a note then
         says which zone was assumed.
+    columns : ColumnMap, optional
+        Says which columns of the file are read as which. Its zone comes before ``timezone``.
 
     Raises
     ------
@@ -114,11 +123,13 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     NothingUnderstood
         The file is empty.
     UsageError
-        There is no such time zone.
+        There is no such time zone, or a map does not say that of its times.
     """
     start = head(path)
     if not start.strip():
         raise NothingUnderstood(f"{path} is empty.", hint="Check the export that wrote it.")
+    if columns is not None:
+        return _open_mapped(path, start, columns, timezone)
     chosen = sniff(path, start) if format is None else TraceFormat(format)
     layout = LAYOUTS[chosen]
     clock = TimeParser(timezone or layout.own_zone(path) or layout.zone)
@@ -126,6 +137,17 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     return TraceFile(
         path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed, machine=layout.machine(start)
     )
+
+
+def _open_mapped(path: Path, start: bytes, columns: ColumnMap, timezone: str | None) -> TraceFile:
+    zone = columns.keys.timezone or timezone
+    if zone is None and mapped.layout(columns, path).local_times(start):
+        raise UsageError(
+            f"{columns.name} does not say which zone the times of {path} have.",
+            hint='Write timezone = "Europe/Berlin" at its top, or "UTC"; or give --timezone ZONE.',
+        )
+    zone = TimeParser(zone or "UTC").zone
+    return TraceFile(path=path, format="columns", timezone=zone, assumed_timezone=None, columns=columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,21 +158,28 @@ class TraceFile:
     ----------
     path : Path
         The file.
-    format : TraceFormat
-        Its format.
+    format : str
+        Its format, ``columns`` where a map says how it is read.
     timezone : str
         Zone of times that carry none.
     assumed_timezone : str or None
         That zone if nobody gave it. None if somebody did, or if the file's times have a UTC offset.
     machine : RecordedMachine, optional
         The cluster's nodes, where the file describes them.
+    columns : ColumnMap, optional
+        Says which columns of the file are read as which.
     """
 
     path: Path
-    format: TraceFormat
+    format: str
     timezone: str
     assumed_timezone: str | None
     machine: RecordedMachine | None = None
+    columns: ColumnMap | None = None
+
+    @property
+    def _layout(self) -> Layout:
+        return mapped.layout(self.columns, self.path) if self.columns else LAYOUTS[TraceFormat(self.format)]
 
     @property
     def size_bytes(self) -> int:
@@ -161,11 +190,11 @@ class TraceFile:
     def sha256(self) -> str:
         """SHA-256 of the file's content, in hex digits.
 
-        For a file with companions, it is the SHA-256 of all their digests joined.
+        For a file with companions or a map, it is the SHA-256 of all their digests joined.
         """
-        layout = LAYOUTS[self.format]
-        hashes = [layout.digest(self.path), *map(file_sha256, companions := layout.companions(self.path))]
-        return sha256("".join(hashes).encode()).hexdigest() if companions else hashes[0]
+        hashes = [self._layout.digest(self.path), *map(file_sha256, self._layout.companions(self.path))]
+        hashes += [self.columns.sha256] if self.columns else []
+        return sha256("".join(hashes).encode()).hexdigest() if len(hashes) > 1 else hashes[0]
 
     @property
     def cluster(self) -> str | None:
@@ -175,10 +204,13 @@ class TraceFile:
         """
         return next(iter(self._runs.clusters)) if len(self._runs.clusters) == 1 else None
 
-    def read(self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None) -> Iterator[Batch]:
+    def read(
+        self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None, as_of: datetime | None = None
+    ) -> Iterator[Batch]:
         """Yield the file in batches of about ``rows_per_batch`` rows, in its order.
 
-        Where ``cluster`` is one of several clusters in the file, the rows of the others are left out.
+        Where ``cluster`` is one of several clusters in the file, the rows of the others are left out. ``as_of`` is the
+        time of which its rows tell, where they can be later than all times in the file.
 
         Every row becomes a job, a reject with its line and reason, or a part of the count in a note (rows that are no
         jobs, as Slurm's steps). Notes come with the last batch. The file is never held in memory as a whole.
@@ -191,9 +223,18 @@ class TraceFile:
             It cannot be read to its end; raised before the first batch.
         NothingUnderstood
             No row of it is a job; the message names the commonest reasons. Raised after the last batch of rejects.
+        UsageError
+            It is a dump of several clusters, and ``cluster`` is none of them.
         """
         reading, drafts = self._drafts(max(1, rows_per_batch))
         only = cluster if len(self._runs.clusters) > 1 and cluster in self._runs.clusters else None
+        if only is None and len(self._runs.clusters) > 1 and self._layout.apart:
+            raise UsageError(
+                f"{self.path} holds several clusters: {', '.join(sorted(self._runs.clusters))}.",
+                hint="Load one after the other: --cluster with one of these names.",
+            )
+        last = self._runs.latest if as_of is None else np.datetime64(as_of.astimezone(UTC).replace(tzinfo=None), "us")
+        any_ended = self._runs.any_ended or as_of is not None
         jobs, first_reasons, waiting, untracked = 0, Counter[str](), None, UntrackedGpus()
         for draft in drafts:
             if waiting is not None:
@@ -202,9 +243,9 @@ class TraceFile:
                 others = _is_of_another(draft, only)
                 reading.tally[OTHER_CLUSTERS] += int(np.sum(others & ~draft.skipped))
                 draft.skipped[others] = True
-            remarks = settle(draft, as_of=self._runs.latest)
+            remarks = settle(draft, as_of=last, any_ended=any_ended)
             check_jobs(draft.jobs, draft.results)
-            self._runs.apply(draft, as_one=only is None)
+            remarks[CONTRADICTING_KEYS] = self._runs.apply(draft, as_one=only is None)
             reading.remark(draft, remarks)
             waiting = draft.finished()
             jobs += len(waiting.jobs)
@@ -245,11 +286,14 @@ class TraceFile:
 
     def _read_again(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
         reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
-        return reading, LAYOUTS[self.format].drafts(reading)
+        return reading, self._layout.drafts(reading)
 
     def _general_notes(self, only: str | None) -> Iterator[str]:
         if self.assumed_timezone:
             yield f"Times in {self.path.name} carry no zone; {self.assumed_timezone} was assumed (--timezone ZONE)"
+        if self.columns:
+            yield f"Columns were read as the map {self.columns.name} says (SHA-256 {self.columns.sha256})"
+            yield self.columns.keys.note
         if len(self._runs.clusters) > 1 and only is None:
             named = ", ".join(sorted(self._runs.clusters))
             yield (
@@ -268,7 +312,9 @@ class TraceFile:
         )
         return NothingUnderstood(
             f"Not one row of {self.path} was understood as {self.format}: {named}.",
-            hint=TIME_FORMS
+            hint=f"Check the map {self.columns.name}."
+            if self.columns
+            else TIME_FORMS
             if commonest[0][0] == Reason.UNREADABLE_TIME
             else f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",
         )
@@ -278,8 +324,6 @@ class TraceFile:
 #
 # Slurm keeps a record for each run of a requeued job (``sacct --duplicates``), all with the same id. Such rows may be
 # anywhere in a file, so one pass over all of it comes first. ``helios.model.runs`` numbers them.
-
-_INTERRUPTED = tuple(state.value for state in INTERRUPTED)
 
 
 class Runs:
@@ -297,6 +341,8 @@ class Runs:
         Clusters that the rows name.
     latest : datetime64
         The latest time in the file.
+    any_ended : bool
+        Whether any of the rows has an end.
     """
 
     def __init__(self, reading: FileReading) -> None:
@@ -304,6 +350,7 @@ class Runs:
         self.kept: deque[JobRows] | None = deque()
         self.clusters: set[str] = set()
         self.latest: np.datetime64 = NOT_A_TIME
+        self.any_ended = False
         self._kept_bytes = 0
         self._seen: list[_Seen] = []
         self._repeated = pd.DataFrame()
@@ -312,6 +359,7 @@ class Runs:
         """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
         self.latest = np.fmax(self.latest, latest(draft))
+        self.any_ended |= "ended_at" in draft.jobs and not np.isnat(draft.jobs["ended_at"]).all()
         self._seen.append(_Seen(draft))
         if self.kept is not None:
             self.kept.append(draft)
@@ -335,6 +383,8 @@ class Runs:
         if not rows:
             return
         runs = pd.concat(rows, ignore_index=True)
+        runs["contradicts"] = _is_shared(runs, "sluid") | _is_shared(runs, "serial")
+        runs["record"] = runs["record"].where((runs["sluid"] == 0) | _is_shared(runs, "sluid"), runs["sluid"])
         runs["refused"] = np.int8(-1)  # -1 is a run of its own, else the position of the reason in REASONS
         runs["restart"] = np.int32(0)
         runs.loc[runs.duplicated(["record", "text"], keep="first"), "refused"] = REASONS.index(Reason.DUPLICATE_ROW)
@@ -348,15 +398,19 @@ class Runs:
             _part_clusters(runs)
         left = runs[runs["refused"] < 0].sort_values("line", kind="stable").rename(columns={"id": "job"})
         runs.loc[left.index, "restart"] = number_runs(left)
+        # The parts of a resized job have the same submission and the same count.
+        counted = left["restarts"].notna() & ~left.duplicated(["job", "submitted"], keep=False)
+        too_few = number_runs(left.assign(is_first=False, least=0)) > left["restarts"]
+        runs.loc[left.index[counted & too_few], "contradicts"] = True
         self._repeated = runs.sort_values("line")
 
-    def apply(self, draft: JobRows, *, as_one: bool) -> None:
-        """Set the restart numbers of ``draft``.
+    def apply(self, draft: JobRows, *, as_one: bool) -> Mask:
+        """Set the restart numbers of ``draft``, and return the rows whose keys contradict each other.
 
         Rows that repeat another one, or that a later one supersedes, are refused. Where several clusters are read
         ``as_one``, jobs with the same id and submission get ids that tell them apart.
         """
-        restart = _restarts(draft).astype(np.int32)
+        restart, contradicts = _restarts(draft).astype(np.int32), np.zeros(len(draft.line), dtype=np.bool_)
         if len(self._repeated):
             lines = self._repeated["line"].to_numpy()
             place = np.minimum(np.searchsorted(lines, draft.line), len(lines) - 1)
@@ -365,12 +419,20 @@ class Runs:
             refused = self._repeated["refused"].to_numpy()[place]
             for reason in (Reason.DUPLICATE_ROW, Reason.SIBLING, Reason.SUPERSEDED):
                 draft.results.refuse(found & (refused == REASONS.index(reason)), reason)
+            contradicts = found & self._repeated["contradicts"].to_numpy()[place]
             apart = found & self._repeated["is_apart"].to_numpy()[place]
             if as_one and apart.any() and draft.runs.cluster is not None:
                 ids = draft.jobs["job_id"].astype(object)
                 ids[apart] += "@" + pd.Series(draft.runs.cluster.to_pandas()).astype(object)[apart]
                 draft.jobs["job_id"] = ids.astype("str")
         draft.jobs.setdefault("restart", restart)  # a format that gives the number is believed
+        return contradicts
+
+
+def _is_shared(runs: pd.DataFrame, name: str) -> pd.Series[bool]:
+    """Return which rows share the key of one record over several submissions."""
+    submissions = runs.groupby(["id", name], sort=False)["submitted"].transform("nunique")
+    return (runs[name] != 0) & (submissions > 1)
 
 
 def _is_of_another(draft: JobRows, cluster: str) -> NDArray[np.bool_]:
@@ -436,14 +498,11 @@ class _Seen:
         record = (ids + np.asarray(jobs.get("restart", 0)).astype(np.uint64)) ^ (
             submitted.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         )
-        if runs.record is not None:
-            known = np.asarray(runs.record.is_valid())[rows]
-            record = np.where(known, _hashes(runs.record, rows), record)
         nowhere, started = np.zeros(len(rows), dtype=np.bool_), _microseconds(runs.started[rows])
         state = jobs.get("state")
-        pending, revoked, interrupted = (
-            nowhere if state is None else np.asarray(state.isin(states))
-            for states in ((JobState.PENDING.value,), (JobState.REVOKED.value,), _INTERRUPTED)
+        pending, revoked, interrupted, finished = (
+            nowhere if state is None else np.asarray(state.isin([known.value for known in states]))
+            for states in ((JobState.PENDING,), (JobState.REVOKED,), INTERRUPTED, FINISHED)
         )
         return pd.DataFrame(
             {
@@ -451,12 +510,16 @@ class _Seen:
                 "shown_id": shown,
                 "id": ids,
                 "record": record,
+                "sluid": _hashes(runs.record, rows),
+                "serial": _hashes(runs.serial, rows),
+                "restarts": np.nan if runs.restarts is None else runs.restarts[rows],
                 "text": self._texts.fingerprints(rows) if self._fingerprints is None else self._fingerprints[chosen],
                 "submitted": submitted.view(np.int64),
                 "started": started,
                 "ended": _microseconds(jobs["ended_at"]) if "ended_at" in jobs else NEVER_US,
                 "is_revoked": revoked,
                 "interrupted": interrupted,
+                "finished": finished,
                 "user": _codes(jobs["user"]) if "user" in jobs else -1,
                 "least": self._least[rows],
                 "is_first": nowhere if runs.restarts is None else runs.restarts[rows] == 0,

@@ -156,6 +156,11 @@ class DistinctColumn(Generic[Entry]):
         return ~self.floats("readable").astype(np.bool_)
 
 
+def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
+    """Parse TRES lists, as ``cpu=8,gres/gpu=2,mem=62.50G``."""
+    return DistinctColumn(texts, _tres, Tres())
+
+
 def gres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
     """Parse the GPUs and their type in GRES lists.
 
@@ -302,6 +307,7 @@ SOURCES = {
 _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
     *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
+    "dbindex",
 )
 FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
 """The fields that ``translate`` reads."""
@@ -313,7 +319,7 @@ _FREE_TEXT = (
 """Fields that users write freely. Those likeliest to hold separators and newlines come first."""
 _UNREAD_FIELDS = (
     *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss"),
-    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex"),
+    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw"),
     *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
     *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
     *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
@@ -368,6 +374,9 @@ FORGEABLE = (
 REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they have neither a start nor hours"
 SUSPENDED = (
     "jobs were suspended: their run time is Elapsed, without the suspension, and they held their GPUs from start to end"
+)
+RESIZED = (
+    "jobs have a start before their submission, as later sizes of a resized job have: they count from their submission"
 )
 ELAPSED_DIFFERS = (
     "jobs have an Elapsed other than end minus start minus suspension: where it is not 0, their run time is Elapsed"
@@ -600,6 +609,7 @@ class _SacctTranslation(Translation):
         self.note_runs(
             restarts=np.where(np.abs(restarts) <= _MOST_RESTARTS, restarts, np.nan),
             record=self.rows.column("sluid"),
+            serial=self.rows.column("dbindex"),
             cluster=None if cluster is None else known_values(cluster),
         )
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
@@ -645,6 +655,14 @@ class _SacctTranslation(Translation):
         end = np.where(over, end, NOT_A_TIME)
         revoked = self._revoked()
         start = np.where(revoked, NOT_A_TIME, start)
+        submitted = self._time("submitted_at")
+        # It ended by the clock of the cluster that ran the job.
+        end = np.where(revoked & (end < submitted), submitted, end)
+        # slurmdbd gives each size of a resized job the start of the job, and the moment of the change as Submit and
+        # Eligible (22.05.8); sreport counts it from the hour of that moment.
+        resized = (start < submitted) & (submitted == self._time("eligible_at")) & ~(end < submitted)
+        elapsed = np.where(resized, elapsed - (submitted - start) / np.timedelta64(1, "s"), elapsed)
+        start = np.where(resized, submitted, start)
         # Elapsed is end minus start minus suspension (as_mysql_jobacct_process.c), and 0 where it is not known.
         suspended = np.nan_to_num(self.durations("suspended", bare_unit_s=1.0))
         worked = over & (elapsed > 0) & ~revoked
@@ -659,6 +677,7 @@ class _SacctTranslation(Translation):
         run_time = np.maximum(held - suspended, np.minimum(held, 0.0))
         self.jobs["run_time_s"] = np.where(worked & (differs | np.isnan(held)), elapsed, run_time)
         self.remarks |= {
+            RESIZED: resized,
             SUSPENDED: over & (suspended > 0) & ~differs,
             ELAPSED_DIFFERS: differs & ~backwards,
             END_FROM_ELAPSED: backwards,
@@ -713,7 +732,7 @@ class _SacctTranslation(Translation):
         self.jobs[f"{name}_requested"] = np.where(requested > 0, requested, np.nan)
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
-        found = DistinctColumn(self.texts(*fields), _tres, Tres())
+        found = tres_lists(self.texts(*fields))
         self.refuse(found.unreadable, Reason.UNREADABLE_TRES, *fields)
         return found
 

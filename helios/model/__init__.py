@@ -40,10 +40,11 @@ from helios.model.records import (
     JobState,
     Mode,
     ModelRecord,
+    columns_of_id,
     in_submission_order,
     with_sizes_requested,
 )
-from helios.model.runs import INTERRUPTED, LONGEST_EPILOG_US, NEVER_US, number_runs
+from helios.model.runs import FINISHED, INTERRUPTED, LONGEST_EPILOG_US, NEVER_US, number_runs
 from helios.model.slurm_site import (
     NodeGroup,
     PartitionRules,

@@ -297,6 +297,23 @@ class ModelRecord:
         return max(self.trained_at, self.confirmed_at or self.trained_at)
 
 
+_ID_FORMS = re.compile(r"(?P<leader>\d+)(?:_(?P<task>\d+)|\+(?P<offset>\d{1,9}))", re.ASCII)
+
+
+def columns_of_id(text: str) -> dict[str, str | float]:
+    """Return the columns that an id names besides ``job_id``.
+
+    They are those of ``14_3``, the task of an array, and of ``15+0``, a part of a heterogeneous job. Any other text
+    names none.
+    """
+    found = _ID_FORMS.fullmatch(text)
+    if found is None:
+        return {}
+    if found["task"]:
+        return {"array_job_id": found["leader"], "array_task_id": found["task"]}
+    return {"het_job_id": found["leader"], "het_job_offset": float(found["offset"])}
+
+
 SIZES = ("nodes", "cpus", "gpus")
 
 

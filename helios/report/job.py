@@ -7,9 +7,9 @@ wait of a past job is explained by a replay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from helios.model import Mode, Snapshot
+from helios.model import JobState, Mode, Snapshot
 from helios.model.frames import plain
+from helios.report.admin.usage import held_s, is_in, running_at
 from helios.report.tables import plain_table
-from helios.units import count_in_words, duration, duration_in_words
+from helios.units import HOUR_S, count_in_words, duration, duration_in_words
 
 # Slurm's reasons why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
 REASONS = {
@@ -72,6 +73,100 @@ LATER = "later than"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobRuns:
+    """Runs of one job, and their sum.
+
+    Attributes
+    ----------
+    runs : DataFrame
+        ``number``, ``submitted_at``, ``started_at``, ``ended_at``, ``state``, ``nodes``, ``node_list``, ``run_time_s``,
+        ``gpu_hours``, ``cpu_hours``, NaN where unknown, and ``lost``: whether the job was started again after it. A
+        run that goes on counts until now.
+    total : dict of str to float
+        ``run_time_s``, ``gpu_hours`` and ``cpu_hours`` of all runs, and ``lost_gpu_hours`` and ``lost_cpu_hours`` of
+        those that are lost. Runs where it is unknown are left out.
+    unknown : int
+        Runs whose hours are unknown, or that the history lacks.
+    """
+
+    runs: pd.DataFrame
+    total: dict[str, float]
+    unknown: int
+
+    @classmethod
+    def of(cls, jobs: pd.DataFrame, *, now: datetime) -> JobRuns:
+        """Return the runs in rows of ``JOBS``, in their order.
+
+        All rows are of one job.
+        """
+        held, worked = (seconds / HOUR_S for seconds in held_s(jobs, since=EPOCH, until=now, now=now))
+        goes_on = running_at(jobs, now)
+        never_ran = jobs["started_at"].isna() & jobs["run_time_s"].isna() & ~is_in(jobs, UNTIMED)
+        timed = goes_on | (jobs["ended_at"].notna() & jobs["started_at"].notna()) | jobs["run_time_s"].notna()
+        known = timed | never_ran
+        runs = pd.DataFrame(
+            {
+                "number": jobs["restart"],
+                **{name: jobs[name] for name in ("submitted_at", "started_at", "ended_at", "state")},
+                **{name: jobs[name] for name in ("nodes", "node_list")},
+                "run_time_s": jobs["run_time_s"].where(~goes_on, worked * HOUR_S),
+                "gpu_hours": (jobs["gpus"] * held).where(known),
+                "cpu_hours": (jobs["cpus"] * worked).where(known),
+                "lost": (jobs["state"] != JobState.RESIZING) & (np.arange(len(jobs)) < len(jobs) - 1),
+            }
+        )
+        names = ("run_time_s", "gpu_hours", "cpu_hours")
+        total = {name: _known_sum(runs[name]) for name in names}
+        total |= {f"lost_{name}": _known_sum(runs.loc[runs["lost"], name]) for name in names[1:]}
+        missing = max(int(runs["number"].max()) + 1 - len(runs), 0)
+        unknown = int((~known).sum()) + missing
+        return cls(runs=runs, total=total, unknown=unknown)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the runs as sentences, where there are several."""
+        last = int(self.runs["number"].max())
+        if not last:
+            return
+        total = self.total
+        at_least = f", at least, since {self.unknown} of its runs are not known" if self.unknown else ""
+        yield (
+            f"It was run {last + 1} times, {duration_in_words(total['run_time_s'])} in all: {_hours(total)}{at_least}. "
+            f"Lost to requeues: {_hours(total, 'lost_')}, in runs after which it began again."
+        )
+        for run in self.runs.to_dict("records"):
+            yield f"Run {run['number']}: {', '.join(_run_words(run))}."
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNTIMED = frozenset(set(JobState) - {JobState.PENDING, JobState.CANCELLED, JobState.REVOKED, JobState.DEADLINE})
+"""States of jobs that have run, so that a run without times is one of unknown length."""
+
+
+def _known_sum(values: pd.Series[Any]) -> float:
+    """Return the sum of the known values, NaN where none of several is known."""
+    return float(values.sum(min_count=min(1, len(values))))
+
+
+def _hours(amounts: Mapping[Any, Any], prefix: str = "") -> str:
+    """Write GPU and CPU hours, those that are known."""
+    known = {unit: amounts[f"{prefix}{unit.lower()}_hours"] for unit in ("GPU", "CPU")}
+    return " and ".join(f"{'unknown' if np.isnan(hours) else f'{hours:,.2f}'} {u} hours" for u, hours in known.items())
+
+
+def _run_words(run: Mapping[Hashable, Any]) -> Iterator[str]:
+    """Yield what is known of a run."""
+    for word in ("submitted", "started", "ended"):
+        moment = run[f"{word}_at"]
+        yield f"not {word}" if pd.isna(moment) else f"{word} {moment:%Y-%m-%d %H:%M:%S} UTC"
+    yield str(run["state"]) if isinstance(run["state"], str) else "state unknown"
+    if isinstance(run["node_list"], str):
+        yield f"on {run['node_list']}"
+    if not np.isnan(run["run_time_s"]):
+        yield f"ran {duration_in_words(run['run_time_s'])}"
+    yield _hours(run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobExplanation:
     """Everything that Helios knows about one job.
 
@@ -116,6 +211,8 @@ class JobExplanation:
         Audit entries of this job, oldest first, columns of ``DECISIONS``.
     remarks : tuple of str
         Remarks on the whole cluster, such as a pause, the mode of a service, or an old history.
+    runs : JobRuns, optional
+        All runs of the job. None for a job of the live queue that runs or waits for the first time.
     """
 
     job_id: str
@@ -144,6 +241,7 @@ class JobExplanation:
     would_stand: tuple[str, ...] = ()
     decisions: pd.DataFrame = field(default_factory=pd.DataFrame)
     remarks: tuple[str, ...] = ()
+    runs: JobRuns | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values.
@@ -156,7 +254,8 @@ class JobExplanation:
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
         lines = [self._headline(), *self._start(), self._prediction(), self._remaining(), self.rests_on, *self._place()]
-        return [line for line in (*lines, *self._activity(), *self.remarks) if line]
+        runs = self.runs.lines() if self.runs else ()
+        return [line for line in (*lines, *runs, *self._activity(), *self.remarks) if line]
 
     def _headline(self) -> str:
         size = count_in_words(self.gpus, "GPU")

@@ -2,6 +2,8 @@
 
 from helios.warehouse.engine import check_folder, sqlite_file
 from helios.warehouse.jobs import Horizon, LoadReport
+from helios.warehouse.old_readings import OldRows
+from helios.warehouse.requeues import ColumnChange
 from helios.warehouse.store import Warehouse
 
-__all__ = ["Horizon", "LoadReport", "Warehouse", "check_folder", "sqlite_file"]
+__all__ = ["ColumnChange", "Horizon", "LoadReport", "OldRows", "Warehouse", "check_folder", "sqlite_file"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,7 +26,7 @@ from pandas.api.types import pandas_dtype
 from helios.errors import FrameInvalid, NothingUnderstood
 from helios.model import DECISIONS, JOBS, PREDICTIONS, REJECTS, TIME, Batch, FrameKind, Mode
 from helios.model.pools import MeasuredSpeed, TrialRun
-from helios.warehouse import schema
+from helios.warehouse import old_readings, schema
 from helios.warehouse.bulk import (
     Bulk,
     StringTable,
@@ -38,7 +38,7 @@ from helios.warehouse.bulk import (
     with_values,
 )
 from helios.warehouse.engine import reading, writing
-from helios.warehouse.requeues import RunNumbers
+from helios.warehouse.requeues import ColumnChange, RunNumbers
 from helios.warehouse.schema import JOB_KEY, coverage, jobs
 
 # Load of a trace.
@@ -60,6 +60,8 @@ class LoadedFile:
         The zone assumed for times without one. None if it is unknown, or if every time had a UTC offset.
     live : bool
         Whether the rows come from the live accounting. No file replaces them.
+    again : bool
+        Whether to load content that was loaded before once more, and to list what changes.
     """
 
     cluster: str
@@ -68,6 +70,7 @@ class LoadedFile:
     format: str
     timezone: str | None
     live: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,8 @@ class LoadReport:
         Whether the same content was loaded before. Then nothing was done, and the figures are those of that load.
     notes : tuple of str
         Messages for people, in the order in which they arose.
+    changes : dict of str to ColumnChange
+        What changed in stored jobs, by column, where content was to be loaded again.
     """
 
     load_id: int
@@ -101,6 +106,7 @@ class LoadReport:
     rejects: dict[str, int]
     already_loaded: bool
     notes: tuple[str, ...]
+    changes: dict[str, ColumnChange] = field(default_factory=dict)
 
 
 def load(
@@ -118,10 +124,15 @@ def load(
     """
     cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
     if (earlier := _find_load(connection, cluster_id, trace.sha256)) is not None:
-        if earlier.rows_read == 0 or earlier.rejected < earlier.rows_read:
+        was_understood = earlier.rows_read == 0 or earlier.rejected < earlier.rows_read
+        noted = old_readings.read_note(connection, cluster_id)
+        is_old = noted is not None and earlier.loaded_at < noted["upgraded"]
+        if was_understood and not (trace.again or is_old):
             return _load_report(connection, earlier, cluster=trace.cluster, already_loaded=True), None
-        _remove_load(connection, earlier.load_id)  # not one row was understood: perhaps it is now
-    tally, strings = _Tally(), StringTable(connection, bulk)
+        # Where not one row was understood, perhaps it is now.
+        _remove_load(connection, earlier.load_id)
+        trace = replace(trace, again=trace.again or is_old)
+    tally, strings = _Tally(revisions=Revisions(lists_changes=trace.again)), StringTable(connection, bulk)
     load_id = _insert_load(connection, cluster_id, trace)
     runs = RunNumbers(connection, bulk, cluster_id=cluster_id, strings=strings)
     failure = None
@@ -144,9 +155,11 @@ def load(
             raise
         failure = reason
     connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
+    old_readings.forget_if_loaded(connection, cluster_id)
     finished = _find_load(connection, cluster_id, trace.sha256)
     assert finished is not None
-    return _load_report(connection, finished, cluster=trace.cluster, already_loaded=False), failure
+    report = _load_report(connection, finished, cluster=trace.cluster, already_loaded=False)
+    return replace(report, changes=tally.revisions.changes | runs.changes), failure
 
 
 def _remove_load(connection: sa.Connection, load_id: int) -> None:
@@ -244,10 +257,16 @@ class Revisions:
         (``_SUSPICIOUS``), and rows of a file that contradict the live accounting (``_KEPT``).
     examples : dict of str to list of str
         Up to ``EXAMPLES`` of each, as text.
+    lists_changes : bool
+        Whether to count the changes of each column.
+    changes : dict of str to ColumnChange
+        These, by column.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: {_CORRECTED: [], _SUSPICIOUS: [], _KEPT: []})
+    lists_changes: bool = False
+    changes: dict[str, ColumnChange] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Return messages for people about the changes."""
@@ -312,19 +331,22 @@ class RevisionRule:
         Columns of the new rows.
     live_periods : sequence of (int, int)
         Periods for which the live accounting was read, as start and end in microseconds.
+    misread : condition
+        Which stored jobs have times that an older Helios read wrongly. They get those of the new row, also none.
     """
 
     live: bool
     names: Sequence[str]
     live_periods: Sequence[tuple[int, int]]
+    misread: sa.ColumnElement[bool] = field(default_factory=sa.false)
 
     def conflict(self, new: Any) -> tuple[dict[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]:
         """Return the values that a stored job gets from ``new``, and the condition for it."""
-        return self._values(new), sa.and_(self.differs(new), self.wins(new))
+        return self.values(new), sa.and_(self.differs(new), self.wins(new))
 
     def differs(self, new: Any) -> sa.ColumnElement[bool]:
         """Return the condition that ``new`` would change a stored value."""
-        return sa.or_(*(jobs.c[name].is_distinct_from(value) for name, value in self._values(new).items()))
+        return sa.or_(*(jobs.c[name].is_distinct_from(value) for name, value in self.values(new).items()))
 
     def wins(self, new: Any) -> sa.ColumnElement[bool]:
         """Return the condition that ``new`` replaces a stored row that differs."""
@@ -332,7 +354,9 @@ class RevisionRule:
             return sa.true()
         stored_completeness, completeness = _completeness(jobs.c), _completeness(new)
         is_equal = stored_completeness == completeness
-        return sa.or_(stored_completeness < completeness, sa.and_(is_equal, ~self.was_read_live()))
+        return sa.or_(
+            stored_completeness < completeness, sa.and_(sa.or_(is_equal, self.misread), ~self.was_read_live())
+        )
 
     def was_read_live(self) -> sa.ColumnElement[bool]:
         """Return the condition that the live accounting has reported the end of a stored job.
@@ -343,9 +367,14 @@ class RevisionRule:
         overlaps = [sa.and_(ended_at >= start, jobs.c.submitted_at < end) for start, end in self.live_periods]
         return sa.and_(_has_ended(jobs.c), sa.or_(sa.false(), *overlaps))
 
-    def _values(self, new: Any) -> dict[str, sa.ColumnElement[Any]]:
+    def values(self, new: Any) -> dict[str, sa.ColumnElement[Any]]:
+        """Return the values that a stored job gets from ``new``."""
         names = [name for name in self.names if name not in JOB_KEY]
-        return {name: new[name] if self.live else sa.func.coalesce(new[name], jobs.c[name]) for name in names}
+        if self.live:
+            return {name: new[name] for name in names}
+        known = {name: sa.func.coalesce(new[name], jobs.c[name]) for name in names}
+        times = [name for name in ("started_at", "ended_at", "run_time_s") if name in known]
+        return known | {name: sa.case((self.misread, new[name]), else_=known[name]) for name in times}
 
 
 def revise(
@@ -375,10 +404,18 @@ def revise(
     """
     if not len(rows):
         return 0
-    rows = rows if live else with_values(rows)
-    rule = RevisionRule(live=live, names=rows.column_names, live_periods=_live_periods(connection, cluster_id))
+    strings, again = StringTable(connection, bulk), revisions.lists_changes
+    rows = rows if live or again else with_values(rows)
+    rule = RevisionRule(
+        live=live,
+        names=rows.column_names,
+        live_periods=_live_periods(connection, cluster_id),
+        misread=old_readings.has_misread_times(connection) if again else sa.false(),
+    )
     with bulk.staged(connection, rows) as incoming:
-        _record_revisions(connection, incoming, rule, StringTable(connection, bulk), revisions)
+        _record_revisions(connection, incoming, rule, strings, revisions)
+        if revisions.lists_changes:
+            _record_changes(connection, incoming, rule, strings, revisions)
         return bulk.upsert_jobs(connection, incoming, rule.conflict)
 
 
@@ -427,6 +464,41 @@ def _record_revisions(
             query = pairs.where(same_job, condition)
             query = query.order_by(jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart).limit(room)
             revisions.examples[kind] += [_example(*row, strings=strings) for row in connection.execute(query).all()]
+
+
+def _record_changes(
+    connection: sa.Connection, incoming: sa.TableClause, rule: RevisionRule, strings: StringTable, revisions: Revisions
+) -> None:
+    """Count the columns that staged rows will change, with an example of each."""
+    new, order = incoming.c, (jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart)
+    replaced = sa.and_(*(new[name] == jobs.c[name] for name in JOB_KEY), rule.wins(new))
+    values = rule.values(new)
+    differs = {name: jobs.c[name].is_distinct_from(value) for name, value in values.items()}
+    sums = [sa.func.coalesce(sa.func.sum(sa.case((condition, 1), else_=0)), 0) for condition in differs.values()]
+    for name, count in zip(differs, map(int, connection.execute(sa.select(*sums).where(replaced)).one()), strict=True):
+        if not count:
+            continue
+        first = sa.select(jobs.c.job_id, jobs.c[name], values[name].label("after")).where(replaced, differs[name])
+        job_id, before, after = connection.execute(first.order_by(*order).limit(1)).one()
+        texts = strings.texts([value for value in (before, after) if value is not None]) if _is_text(name) else {}
+        shown = " -> ".join(_shown(name, value, texts) for value in (before, after))
+        change = ColumnChange(jobs=count, example=f"{job_id[:40]!a} ({shown})")
+        revisions.changes[name] = revisions.changes[name] + change if name in revisions.changes else change
+
+
+def _is_text(name: str) -> bool:
+    return JOBS.by_name[name].dtype == "category"
+
+
+def _shown(name: str, value: Any, texts: Mapping[int, str]) -> str:
+    """Return a stored value as text."""
+    if value is None:
+        return "unknown"
+    if JOBS.by_name[name].dtype == TIME:
+        return f"{datetime.fromtimestamp(value // _US, UTC):%Y-%m-%d %H:%M:%S}"
+    return (
+        ascii(texts[value][:40]) if _is_text(name) else f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
+    )
 
 
 def _example(job_id: str, user: int, ended_at: int, new_user: int, new_ended_at: int, *, strings: StringTable) -> str:

@@ -8,6 +8,7 @@ run may follow, or that follow one.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,29 @@ from helios.warehouse.bulk import CHUNK, Bulk, StringTable
 from helios.warehouse.schema import jobs, requeues
 
 _KEY = ["job_id", "submitted_at", "restart"]
-_RECORD = ["job_id", "submitted_at"]
+_RECORD_TYPES = {"job_id": pa.string(), "submitted_at": pa.int64()}
+_RECORD = list(_RECORD_TYPES)
 _COLUMNS = (*_KEY, "started_at", "ended_at", "state", "user")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnChange:
+    """Stored jobs of which one column was changed.
+
+    Attributes
+    ----------
+    jobs : int
+        Number of them.
+    example : str
+        The first one, with its value before and after.
+    """
+
+    jobs: int
+    example: str
+
+    def __add__(self, later: ColumnChange) -> ColumnChange:
+        """Return both changes as one."""
+        return ColumnChange(jobs=self.jobs + later.jobs, example=self.example)
 
 
 class RunNumbers:
@@ -48,6 +70,8 @@ class RunNumbers:
         self._interrupted = strings.numbers([state.value for state in INTERRUPTED])
         in_cluster = sa.select(jobs.c.cluster_id).where(jobs.c.cluster_id == cluster_id).limit(1)
         self._is_new = connection.execute(in_cluster).first() is None
+        self.changes: dict[str, ColumnChange] = {}
+        """Stored runs that got another number."""
 
     def numbered(self, rows: pa.Table) -> pa.Table:
         """Return stored columns of jobs with the numbers of their runs.
@@ -82,7 +106,11 @@ class RunNumbers:
         new = found[~found["is_stored"]]
         restart[new["place"].to_numpy()] = new["number"].to_numpy()
         place = rows.column_names.index("restart")
-        return rows.set_column(place, "restart", pa.array(restart)), restart > 0
+        has_several = found.groupby("job_id", sort=False)["number"].transform("max") > 0
+        is_part = restart > 0
+        is_part[new["place"][has_several]] = True
+        self._list(found[found["is_stored"] & has_several])
+        return rows.set_column(place, "restart", pa.array(restart)), is_part
 
     def _stored(self, rows: pa.Table, is_part: NDArray[np.bool_]) -> pd.DataFrame:
         """Return the stored runs that may be of the same jobs."""
@@ -144,10 +172,18 @@ class RunNumbers:
             for row in changed.sort_values("restart", ascending=False).itertuples()  # numbers only rise
         ]
         self._connection.execute(sa.update(jobs).where(*key).values(restart=sa.bindparam("to")), values)
-        listed = {name: pa.array(changed[name].tolist()) for name in _RECORD}
-        self._bulk.insert(
-            self._connection, requeues, pa.table({"cluster_id": [self._cluster_id] * len(changed), **listed})
+        first = changed.iloc[0]
+        change = ColumnChange(
+            jobs=len(changed), example=f"{first['job_id'][:40]!a} ({first['restart']} -> {first['number']})"
         )
+        self.changes["restart"] = self.changes["restart"] + change if self.changes else change
+
+    def _list(self, stored: pd.DataFrame) -> None:
+        """List stored runs that another run follows, or that follow one."""
+        stored = stored.drop_duplicates(_RECORD)
+        listed = {name: pa.array(stored[name].tolist(), kind) for name, kind in _RECORD_TYPES.items()}
+        rows = pa.table({"cluster_id": pa.array([self._cluster_id] * len(stored), pa.int64()), **listed})
+        self._bulk.insert(self._connection, requeues, rows)
 
 
 _MISSING = {"started_at": NEVER_US, "ended_at": NEVER_US, "state": -1, "user": -1}
@@ -180,6 +216,9 @@ def _numbers(rows: pd.DataFrame, interrupted: list[int]) -> NDArray[np.int64]:
             "started": run["started_at"].min(),
             "ended": run["ended_at"].min(),
             "interrupted": run["interrupted"].any(),
+            # Slurm marks the record of a job that was requeued by hand. Stored jobs that finished are not looked for,
+            # so that the order of the loads does not matter.
+            "finished": False,
             "user": run["user"].max(),
             "least": run["restart"].max(),
             "is_first": False,

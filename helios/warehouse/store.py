@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
@@ -13,10 +14,10 @@ import sqlalchemy as sa
 from helios import model
 from helios.choices import Domain
 from helios.errors import FrameInvalid, NothingUnderstood, SchemaOutdated, UsageError
-from helios.model import TIME, Batch, FrameKind
+from helios.model import TIME, Batch, FrameKind, columns_of_id
 from helios.private_files import require_cluster_name
 from helios.warehouse import jobs as jobs_module
-from helios.warehouse import migrate, schema
+from helios.warehouse import migrate, old_readings, schema
 from helios.warehouse.bulk import (
     CLUSTERS,
     Bulk,
@@ -50,6 +51,7 @@ from helios.warehouse.engine import (
 )
 from helios.warehouse.jobs import Horizon, LoadedFile, LoadReport, TrialStore, count_rows, forget, load, remove_cluster
 from helios.warehouse.models import ModelStore, incumbent_id
+from helios.warehouse.old_readings import OldRows
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
@@ -171,6 +173,7 @@ class Warehouse(ModelStore, TrialStore):
         format: str,
         timezone: str | None,
         live: bool = False,
+        again: bool = False,
     ) -> LoadReport:
         """Store a trace in one transaction.
 
@@ -190,6 +193,8 @@ class Warehouse(ModelStore, TrialStore):
         live : bool
             Whether the rows come from the live accounting. Then they replace all others, no file replaces them, and a
             value that they lack is removed.
+        again : bool
+            Whether to load content that was loaded before once more, and to list what changes.
         path, sha256, format, timezone
             Recorded with the load; see :class:`~helios.warehouse.jobs.LoadedFile`.
 
@@ -200,7 +205,9 @@ class Warehouse(ModelStore, TrialStore):
         NothingUnderstood
             Not one row was understood.
         """
-        trace = LoadedFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
+        trace = LoadedFile(
+            cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live, again=again
+        )
         with writing(self._engine, alone=True) as connection:
             report, failure = load(connection, self._bulk, batches, trace)
         if failure is not None:
@@ -324,24 +331,44 @@ class Warehouse(ModelStore, TrialStore):
                 StringTable(connection, self._bulk),
             )
 
-    def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
-        """Return the jobs with an id as people write it.
+    def jobs_named(self, cluster: str, name: str, *, since: datetime | None = None) -> pd.DataFrame:
+        """Return the jobs with an id as people write it, in submission order.
 
-        A task of a job array is written ``123_7``. Only jobs submitted at or after ``since`` are returned.
+        A task of a job array is written ``123_7``, and a part of a heterogeneous job ``123+0``. Only jobs submitted at
+        or after ``since`` are returned. Without it every job is looked at, which takes seconds for millions.
         """
-        jobs = schema.jobs.c
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            # Bulk.select takes only numbers, so the jobs are read by their submit times.
             query = jobs_module.select_columns(schema.jobs, cluster_id, ["submitted_at"])
-            query = query.where(jobs.submitted_at >= stored_time(since), _has_name(name))
-            times = list(connection.execute(query).scalars())
-            query = jobs_module.select_columns(schema.jobs, cluster_id, model.JOBS.names)
-            table = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
-            frame = frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
-        array_id, _, task_id = name.partition("_")
-        is_task = (frame["array_job_id"] == array_id) & (frame["array_task_id"] == task_id)
-        return frame[(frame["job_id"] == name) | is_task].reset_index(drop=True)
+            query = _between(query, schema.jobs.c.submitted_at, since, None).where(_has_name(name))
+            frame = self._jobs_at(connection, cluster_id, query)
+        parts = columns_of_id(name)
+        is_part = np.all([frame[column] == value for column, value in parts.items()], axis=0) & bool(parts)
+        named: pd.DataFrame = frame[(frame["job_id"] == name) | is_part].reset_index(drop=True)
+        return named
+
+    def requeued_runs(self, cluster: str, job_id: str) -> pd.DataFrame:
+        """Return the runs with an id that follow another one or are followed.
+
+        They are in submission order. An index makes this fast, however long the history is. The id may have been used
+        again.
+        """
+        table = schema.requeues
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            query = jobs_module.select_columns(table, cluster_id, ["submitted_at"]).where(table.c.job_id == job_id)
+            frame = self._jobs_at(connection, cluster_id, query)
+        return frame[frame["job_id"] == job_id].reset_index(drop=True)
+
+    def _jobs_at(self, connection: sa.Connection, cluster_id: int, query: sa.Select[Any]) -> pd.DataFrame:
+        """Return the jobs with the submit times that a query gives.
+
+        They are read by these, since ``Bulk.select`` takes only numbers.
+        """
+        times = list(connection.execute(query).scalars())
+        jobs = jobs_module.select_columns(schema.jobs, cluster_id, model.JOBS.names)
+        table = self._bulk.select(connection, jobs.where(schema.jobs.c.submitted_at.in_(times)))
+        return frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
 
     def has_job(self, cluster: str, name: str, *, user: str, since: datetime) -> bool:
         """Return whether a user has a job with an id as people write it.
@@ -605,6 +632,17 @@ class Warehouse(ModelStore, TrialStore):
                 sa.delete(schema.node_tallies).where(in_cluster, tallies.taken_at < stored_time(before))
             ).rowcount
 
+    def old_rows(self, cluster: str) -> list[OldRows]:
+        """Return the rows of a cluster that an older Helios read wrongly, by kind."""
+        with reading(self._engine) as connection:
+            return old_readings.find_old_rows(connection, find_cluster_id(connection, cluster))
+
+    def note_read_again(self, cluster: str, since: datetime) -> None:
+        """Note that all jobs of a cluster since a moment were read anew."""
+        with writing(self._engine) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
+            old_readings.note_read_again(connection, cluster_id, stored_time(since))
+
     def add_coverage(
         self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime
     ) -> None:
@@ -696,8 +734,8 @@ def _refuse_if_in_use(connection: sa.Connection, cluster: str, cluster_id: int) 
 
 def _has_name(name: str) -> sa.ColumnElement[bool]:
     """Return the condition that a job has an id as people write it."""
-    jobs, (array_id, _, task_id) = schema.jobs.c, name.partition("_")
-    return (jobs.job_id == name) | ((jobs.array_job_id == array_id) & (jobs.array_task_id == task_id))
+    parts = [schema.jobs.c[column] == value for column, value in columns_of_id(name).items()]
+    return sa.or_(schema.jobs.c.job_id == name, sa.and_(*parts) if parts else sa.false())
 
 
 def _between(

@@ -22,7 +22,7 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.advise import advise
-from helios.app.explain import LOOK_BACK, JobUnknown, explain, explain_node, find_queued, node_status
+from helios.app.explain import ID_USED_BEFORE, LOOK_BACK, JobUnknown, explain, explain_node, find_queued, node_status
 from helios.app.history import choose_cluster
 from helios.app.operations import Operations
 from helios.app.study import latest_study
@@ -354,7 +354,9 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of one job."""
     found = site.job(reader, given["job"])
     if not reader.is_admin:
-        found = replace(found, rests_on="")  # it tells how long others' jobs ran
+        # They tell how long others' jobs ran, and whose they were.
+        remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
+        found = replace(found, rests_on="", remarks=remarks)
     tables = []
     if len(found.decisions):
         names = ("decided_at", "service", "mode", "action", "after", "outcome", "reason")

@@ -105,11 +105,11 @@ def test_everything_is_found_under_its_new_name_and_after_a_downgrade_under_the_
     move(database, "up", "0005")
     fill(database, OF_0005)
     with Warehouse.open(database, create=False) as warehouse:
-        assert warehouse.upgrade() == ["0006", "0007", "0008", "0009", "0010", "0011", "0012"]
+        assert warehouse.upgrade() == ["0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013"]
         assert read(warehouse) == NEW_NAMES
     move(database, "down", "0005")
     assert {table: stored(database, table, rows) for table, rows in OF_0005.items()} == OF_0005
-    move(database, "up", "0012")
+    move(database, "up", migrate.HEAD)
     with Warehouse.open(database) as warehouse:
         assert read(warehouse) == NEW_NAMES
         warehouse.add_cycles("venus", CYCLES.conform(warehouse.cycles("venus").tail(1)))  # numbered after the others
@@ -158,7 +158,7 @@ def test_packing_is_node_fill_order_wherever_a_service_is_named_and_back_again(d
     fill(database, OF_0006)
     renamed = {table: with_new_name(rows) for table, rows in OF_0006.items()}
     assert renamed["memories"][0]["text"].count("node_fill_order") == 2
-    move(database, "up", "0012")
+    move(database, "up", migrate.HEAD)
     assert {table: stored(database, table, rows) for table, rows in renamed.items()} == renamed
     with Warehouse.open(database) as warehouse:
         assert set(warehouse.modes("venus")["service"]) == {"node_fill_order", "ces"}
@@ -167,7 +167,7 @@ def test_packing_is_node_fill_order_wherever_a_service_is_named_and_back_again(d
 
 
 def test_no_constraint_index_or_sequence_keeps_an_old_name(database: str) -> None:
-    move(database, "up", "0012")
+    move(database, "up", migrate.HEAD)
     names = [index["name"] for index in inspect(engine_for(database)).get_indexes("cycles")]
     assert names == ["ix_cycles_cluster_id_taken_at"]
     if make_url(database).get_backend_name() == "postgresql":  # on SQLite they have none, or cannot be renamed
@@ -184,7 +184,7 @@ def roles(postgres: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Return the URL of a filled database at revision 0005, and the names of three roles that may not do anything."""
     names = {name: f"helios_{name}_{uuid4().hex[:8]}" for name in ("jobs", "nodes", "reader")}
     with fresh_database(postgres) as owner:
-        move(owner, "up", "0012")
+        move(owner, "up", migrate.HEAD)
         with engine_for(owner).begin() as connection:
             for role in names.values():
                 connection.execute(text(f"CREATE ROLE {role} LOGIN"))
@@ -216,7 +216,7 @@ def test_grants_and_policies_survive_the_new_names(roles: tuple[str, dict[str, s
     assert before["standings"] == dict(granted)["applied_changes"]
     assert any("office" in rows for rows in before.values())
     fill(owner, OF_0005)
-    move(owner, "up", "0012")
+    move(owner, "up", migrate.HEAD)
     assert rights(owner) == granted
     with Warehouse.open(make_url(owner).set(username=names["jobs"]).render_as_string(hide_password=False)) as warehouse:
         assert read(warehouse) == NEW_NAMES
@@ -247,6 +247,7 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
             "0010",
             "0011",
             "0012",
+            "0013",
         ]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
@@ -267,7 +268,7 @@ def test_models_survive_the_way_to_manifests_and_back(database: str) -> None:
     with Warehouse.open(database) as warehouse:
         warehouse.add_model(record)
     move(database, "down", "0003")
-    move(database, "up", "0012")
+    move(database, "up", migrate.HEAD)
     with Warehouse.open(database) as warehouse:
         assert warehouse.model("venus") == record
         assert warehouse.promotions("venus").empty
@@ -281,7 +282,7 @@ def test_the_lease_of_the_jobs_survives_the_way_to_domains_and_back(database: st
     move(database, "down", "0002")
     with engine_for(database).connect() as connection:
         assert connection.execute(text("SELECT token, holder FROM leases")).all() == [(token, "a")]
-    move(database, "up", "0012")
+    move(database, "up", migrate.HEAD)
     with Warehouse.open(database) as warehouse:
         assert warehouse.lease("venus") == before
         assert warehouse.lease("venus", domain=Domain.NODES) is None
@@ -295,7 +296,7 @@ def test_runs_stored_by_an_older_schema_are_continued_by_later_readings(database
         first.load([batch], cluster="venus", path="p", sha256="1", format="sacct", timezone="UTC")
     move(database, "down", "0010")
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0011", "0012"]
+        assert older.upgrade() == ["0011", "0012", "0013"]
         again = a_job(job_id="7", submitted_at=later, eligible_at=later, started_at=later, ended_at=later + MINUTE)
         older.load([a_batch(again)], cluster="venus", path="p", sha256="2", format="sacct", timezone="UTC")
         assert older.jobs("venus")["restart"].tolist() == [0, 1]
@@ -333,7 +334,7 @@ def test_a_downgrade_stores_whole_gpus_and_none_for_unknown(parts: str) -> None:
 def test_jobs_of_an_older_schema_take_parts_of_a_gpu(parts: str) -> None:
     move(parts, "down", "0011")
     with Warehouse.open(parts, create=False) as warehouse:
-        assert warehouse.upgrade() == ["0012"]
+        assert warehouse.upgrade() == ["0012", "0013"]
         later = a_batch(a_job(job_id="1", gpus=0.5), a_job(job_id="8", gpus=math.nan))
         warehouse.load([later], cluster="venus", path="p", sha256="2", format="sacct", timezone="UTC")
     assert stored_gpus(parts) == [2.0, 0.5, 0.0, 0.0, None]

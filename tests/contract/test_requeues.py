@@ -137,3 +137,27 @@ def test_any_split_of_the_rows_ends_alike(warehouse: Warehouse, parts: list[int]
     for first, last in pairwise(edges):
         load(warehouse, *(known[part] for part in parts[first:last]), content=str(first), cluster=cluster)
     assert numbers(warehouse, cluster) == [0, 0, 1, 1, 2, 2]
+
+
+def test_runs_of_a_requeued_job_are_found_by_its_id(warehouse: Warehouse) -> None:
+    load(warehouse, *(a_run(number) for number in range(3)), a_job(job_id="8"), content="a")
+    assert warehouse.requeued_runs("venus", "7")["restart"].tolist() == [0, 1, 2]
+    assert warehouse.requeued_runs("venus", "8").empty
+
+
+def test_a_finished_job_that_was_requeued_by_hand_is_listed_with_its_next_run(warehouse: Warehouse) -> None:
+    load(warehouse, a_run(0, state="COMPLETED"), a_run(1, restart=1, state="COMPLETED"), content="a")
+    assert warehouse.requeued_runs("venus", "7")["restart"].tolist() == [0, 1]
+
+
+def test_a_record_that_slurm_marks_as_requeued_later_links_its_next_run(warehouse: Warehouse) -> None:
+    load(warehouse, a_run(0, state="COMPLETED"), content="a", live=True)
+    load(warehouse, a_run(0, state="REQUEUED"), content="b", live=True)
+    load(warehouse, a_run(1), content="c", live=True)
+    assert numbers(warehouse) == [0, 1]
+
+
+def test_a_part_of_a_heterogeneous_job_is_found_by_its_offset(warehouse: Warehouse) -> None:
+    parts = [a_job(job_id=str(15 + offset), het_job_id="15", het_job_offset=float(offset)) for offset in range(2)]
+    load(warehouse, *parts, content="a")
+    assert warehouse.jobs_named("venus", "15+1")["job_id"].tolist() == ["16"]

@@ -81,6 +81,37 @@ def _sniffed(data: bytes, folder: Path) -> object:
     return sum(len(batch.jobs) for batch in open_trace(_written(folder, "trace", data)).read())
 
 
+def _dump(data: bytes, folder: Path) -> object:
+    from helios.ingest import open_trace, read_map
+
+    trace = open_trace(_written(folder, "dump.sql", data), columns=read_map("slurmdbd"))
+    return sum(len(batch.jobs) for batch in trace.read(cluster="venus"))
+
+
+def _dump_seeds(folder: Path) -> list[bytes]:
+    from tests.unit.ingest.test_maps import a_dump
+
+    jobs = [{"id_job": number, "job_name": name} for number, name in enumerate(("fit", "it\\'s", "a\\nb"))]
+    return [a_dump(folder, *jobs).read_bytes()]
+
+
+def _map(data: bytes, folder: Path) -> object:
+    """Read one input as a map and a table, a NUL NUL between them."""
+    from helios.ingest import open_trace, read_map
+
+    text, _, table = data.partition(b"\0\0")
+    columns = read_map(str(_written(folder, "map.toml", text)))
+    return sum(len(batch.jobs) for batch in open_trace(_written(folder, "table", table), columns=columns).read())
+
+
+def _map_seeds(_: Path) -> list[bytes]:
+    from tests.unit.ingest.test_columns import HEADER, PLAIN, ROW
+
+    records = [dict(zip(HEADER.split(","), ROW.split(","), strict=True))] * 3
+    tables = ("\n".join([HEADER, ROW, ROW]), "\n".join(map(json.dumps, records)), json.dumps(records))
+    return [f"{PLAIN}\0\0{table}\n".encode() for table in tables]
+
+
 def _series(data: bytes, folder: Path) -> object:
     from helios.ingest.node_series import read_series, resample
 
@@ -382,6 +413,8 @@ TARGETS: dict[str, Target] = {
         for name in ("sacct", "sacct-json", "helios", "acme", "swf", "philly", "parquet")
     },
     "pai": Target(seeds=_seeds_of("pai"), read=_pai, cost=20),
+    "dump": Target(seeds=_dump_seeds, read=_dump, cost=20),
+    "map": Target(seeds=_map_seeds, read=_map, cost=20),
     "sniffed": Target(seeds=_all_seeds, read=_sniffed, cost=10),
     "series": Target(seeds=_series_seeds, read=_series, cost=10),
     "model": Target(seeds=lambda _: [_record()[1]], read=_model, reseal=_resealed_model, cost=10),

@@ -12,8 +12,9 @@ import pytest
 
 from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
 from helios.config import SlurmSettings
-from helios.errors import ClusterUnavailable
+from helios.errors import ClusterUnavailable, NothingUnderstood
 from helios.ingest import open_trace
+from helios.model import JOBS
 from helios.slurm.accounting import Accounting
 from helios.slurm.backend import JobUpdate
 from helios.slurm.commands import CommandsBackend, Sprio
@@ -222,6 +223,18 @@ def test_a_window_of_the_accounting_lists_every_job_that_was_alive_in_it(rig: Ri
     assert np.isnan(mine["used_memory_mib"])  # this cluster gathers nothing
 
 
+def runs_read(rig: Rig, job: str, *, since: datetime, path: Path) -> pd.DataFrame:
+    """Return the runs of ``job`` as they are read from the accounting now, in their order."""
+    accounting = Accounting(shell=Shell(environment=rig.environment))
+    # A run that was requeued is eligible two minutes later, and sacct lists it in windows from then on only.
+    accounting.sacct_window(since - timedelta(seconds=5), datetime.now(UTC) + timedelta(minutes=5), path=path)
+    try:
+        found = pd.concat([batch.jobs for batch in open_trace(path).read()])
+    except NothingUnderstood:
+        found = JOBS.empty()  # as on a cluster that is a few seconds old
+    return found[found["job_id"] == job].sort_values("restart")
+
+
 def test_runs_of_a_requeued_and_suspended_job_are_read_as_slurm_counts_them(rig: Rig, tmp_path: Path) -> None:
     started = datetime.now(UTC)
     job = rig.submit(seconds=600, user="bob")
@@ -233,18 +246,31 @@ def test_runs_of_a_requeued_and_suspended_job_are_read_as_slurm_counts_them(rig:
     rig.run("scontrol", "requeue", job)
     rig.until(lambda: rig.job_state(job) == "PENDING")
     rig.run("scancel", job)
-    accounting = Accounting(shell=Shell(environment=rig.environment))
 
     def runs() -> pd.DataFrame:
-        accounting.sacct_window(started - timedelta(seconds=5), datetime.now(UTC), path=tmp_path / "window.txt")
-        found = pd.concat([batch.jobs for batch in open_trace(tmp_path / "window.txt").read()])
-        return found[found["job_id"] == job].sort_values("restart")
+        return runs_read(rig, job, since=started, path=tmp_path / "window.txt")
 
     rig.until(lambda: runs()["state"].tolist() == ["REQUEUED", "CANCELLED"])
     first, second = runs().to_dict("records")
     assert (first["restart"], second["restart"]) == (0, 1)
     elapsed = rig.lines("sacct", "-n", "-X", "-P", "-D", "-j", job, "-o", "ElapsedRaw")[0]
     assert first["run_time_s"] == float(elapsed) and not pd.isna(first["ended_at"])
+
+
+def test_each_size_of_a_resized_job_holds_its_nodes_once(rig: Rig, tmp_path: Path) -> None:
+    started = datetime.now(UTC)
+    job = rig.submit("-N2", "-n2", user="bob")
+    rig.until(lambda: rig.job_state(job) == "RUNNING" and int(rig.show_job(job)["RunTime"][-2:]) > 1)
+    rig.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
+    rig.run("scancel", job)
+
+    def sizes() -> pd.DataFrame:
+        return runs_read(rig, job, since=started, path=tmp_path / "window.txt")
+
+    rig.until(lambda: sizes()["state"].tolist() == ["RESIZING", "CANCELLED"])
+    first, second = sizes().to_dict("records")
+    assert (first["nodes"], second["nodes"]) == (2, 1)
+    assert second["started_at"] == first["ended_at"]
 
 
 def test_a_drain_is_an_event_of_its_node(rig: Rig) -> None:

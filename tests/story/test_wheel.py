@@ -70,6 +70,11 @@ def test_the_package_is_the_installed_one(installed: Path, tmp_path: Path) -> No
     assert str(installed.parent) in where
 
 
+def test_an_installed_helios_has_its_maps(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, tmp_path, "helios", "trace", "load", "jobs.csv", "--columns", "help")
+    assert "pm100, slurmdbd" in done.stderr
+
+
 def test_an_installed_helios_makes_its_own_schema(installed: Path, tmp_path: Path) -> None:
     done = run(installed, tmp_path, "helios", "db", "upgrade")
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.app.controller_state import read_until
+from helios.app.controller_state import hold_lock, read_until
 from helios.app.history import ingest
+from helios.app.operations import SYNC_LOCK, Operations
 from helios.app.sync import AccountingSource, SyncResult, missing, sync_history
-from helios.errors import ClusterUnavailable
+from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import NODE_EVENTS
 from helios.warehouse import Warehouse
-from tests.unit.app.sites import put_empty_database
+from tests.unit.app.sites import Town, put_empty_database
 
 MIDNIGHT = datetime(2026, 3, 1, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -153,6 +156,90 @@ def test_a_job_that_was_forged_is_corrected_and_told(url: str, tmp_path: Path) -
     again = tmp_path / "again.txt"
     again.write_text(forged.read_text() + "\n")
     assert "contradict" in ingest(again, url=url, cluster="dev").notes[-1]
+
+
+def as_an_older_helios(url: str, statement: str) -> None:
+    """Change stored rows into what an older Helios would have stored."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute(statement)
+
+
+MISREAD = "UPDATE jobs SET ended_at = NULL, run_time_s = NULL WHERE job_id IN ('7', '30')"
+
+
+def test_what_was_read_wrongly_is_read_anew(url: str) -> None:
+    read(Site(), url, MIDNIGHT + 3 * DAY)
+    as_an_older_helios(url, MISREAD)
+    assert read(Site(), url, MIDNIGHT + 3 * DAY).jobs_updated == 0, "the days are known, and their answers are the same"
+    found = read(Site(), url, MIDNIGHT + 3 * DAY, again=True)
+    assert (found.jobs_new, found.jobs_updated) == (0, 2)
+    assert ended(url) == {str(number) for number in range(1, 72)}
+
+
+def test_what_is_read_anew_is_named_by_column_with_an_example(url: str) -> None:
+    read(Site(), url, MIDNIGHT + 3 * DAY)
+    as_an_older_helios(url, MISREAD)
+    line = read(Site(), url, MIDNIGHT + 3 * DAY, again=True).line()
+    assert "ended_at of 2, such as '7' (unknown -> 2026-03-01 07:30:00); run_time_s of 2" in line
+
+
+def test_a_second_reading_anew_changes_nothing(url: str) -> None:
+    read(Site(), url, MIDNIGHT + 3 * DAY)
+    for _ in range(2):
+        found = read(Site(), url, MIDNIGHT + 3 * DAY, again=True)
+        assert (found.jobs_new, found.jobs_updated, found.changes) == (0, 0, {})
+
+
+def test_a_reading_anew_that_is_interrupted_says_where_to_go_on(url: str) -> None:
+    site = Site()
+    read(site, url, MIDNIGHT + 3 * DAY)
+    as_an_older_helios(url, MISREAD)
+    site.answers = 1
+    with pytest.raises(ClusterUnavailable) as interrupted:
+        read(site, url, MIDNIGHT + 3 * DAY, again=True)
+    assert "2026-03-02 00:00" in interrupted.value.hint
+    assert read(Site(), url, MIDNIGHT + 3 * DAY, again=True, start=MIDNIGHT + DAY).jobs_updated == 1
+
+
+class Requeued(Site):
+    """A site whose job 7 was requeued after 20 minutes."""
+
+    def row(self, job: int, began: datetime, now: datetime) -> str:
+        row = super().row(job, began, now)
+        if job != 7:
+            return row
+        again = began + HOUR / 3
+        first = row.replace("COMPLETED", "REQUEUED").replace(
+            f"{began + HOUR / 2:%H:%M:%S}|1800", f"{again:%H:%M:%S}|1200"
+        )
+        return first + row.replace(f"{began:%Y-%m-%dT%H:%M:%S}", f"{again:%Y-%m-%dT%H:%M:%S}").replace(
+            "|1800|", "|600|"
+        )
+
+
+def test_runs_that_were_stored_without_a_number_get_one(url: str) -> None:
+    read(Requeued(), url, MIDNIGHT + DAY)
+    as_an_older_helios(url, "UPDATE jobs SET restart = 0 WHERE job_id = '7'")
+    as_an_older_helios(url, "DELETE FROM requeues")
+    found = read(Requeued(), url, MIDNIGHT + DAY, again=True)
+    assert found.changes["restart"].jobs == 1
+    with Warehouse.open(url) as warehouse:
+        assert warehouse.requeued_runs("dev", "7")["restart"].tolist() == [0, 1]
+
+
+def test_a_job_that_has_run_for_years_by_now_is_a_runaway_in_every_window(url: str) -> None:
+    site = Site(hours=3)
+    site.row = lambda job, began, now: Site.row(site, job, began, began).replace("|01:00:00|", "|UNLIMITED|")  # type: ignore[method-assign]  # because one site is enough
+    read(site, url, MIDNIGHT + 500 * DAY, window=31 * DAY)
+    assert read(site, url, MIDNIGHT + 500 * DAY, window=31 * DAY, again=True).changes == {}
+    assert ended(url) == {"1", "2", "3"}
+
+
+def test_a_reading_anew_is_refused_during_another_reading(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    operations = Operations(town.settings, open_cluster=lambda _: town.site(), clock=lambda: town.cluster.now)
+    with hold_lock(operations.state_folder / SYNC_LOCK), pytest.raises(HeliosError, match="is reading the accounting"):
+        operations.read_again(town.cluster.now - DAY)
 
 
 def test_a_gap_left_by_days_without_helios_is_filled(url: str) -> None:

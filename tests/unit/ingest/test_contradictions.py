@@ -1,5 +1,7 @@
 """Rows of sacct that end oddly, or contradict themselves, and how each is read."""
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -48,6 +50,11 @@ def test_a_flag_without_an_end_has_not_ended(tmp_path, state):
 def test_a_revoked_sibling_never_ran_here(tmp_path):
     job = a_job(tmp_path, State="REVOKED", NodeList="None assigned", ReqTRES="gres/gpu=2", AllocTRES="")
     assert pd.isna(job["started_at"]) and np.isnan(job["run_time_s"]) and not pd.isna(job["ended_at"])
+
+
+def test_a_revoked_sibling_may_end_before_its_submission_on_another_clock(tmp_path):
+    job = a_job(tmp_path, State="REVOKED", Start="2021-05-01T09:59:59", End="2021-05-01T09:59:59")
+    assert job["ended_at"] == job["submitted_at"] and pd.isna(job["started_at"])
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,19 @@ def test_a_job_that_runs_for_longer_than_any_can_is_a_runaway(tmp_path, started,
     assert any("sacctmgr show runawayjobs), such as '7'" in note for note in batch.notes) is not runs
 
 
+def test_runaways_in_a_file_of_nothing_else_are_named_and_kept(tmp_path):
+    row = a_sacct_row(State="RUNNING", End="Unknown")
+    batch = read(a_sacct_file(tmp_path, row, row | {"JobIDRaw": "101", "JobID": "101"}))
+    assert batch.jobs["state"].tolist() == ["RUNNING", "RUNNING"]
+    assert [note for note in batch.notes if note.startswith("2 jobs have run for longer") and "'100', '101'" in note]
+
+
+def test_jobs_of_today_in_a_file_without_ends_are_no_runaways(tmp_path):
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+    row = a_sacct_row(State="RUNNING", Submit=now, Start=now, End="Unknown")
+    assert not [note for note in read(a_sacct_file(tmp_path, row)).notes if "runaways" in note]
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -192,6 +212,33 @@ def test_a_row_that_contradicts_itself_is_named(tmp_path, fields, told):
     batch = read(a_sacct_file(tmp_path, a_sacct_row(**fields)))
     assert len(batch.jobs) == 1
     assert [note for note in batch.notes if note.startswith(told) and note.endswith("such as '100'")]
+
+
+CHANGED = "2021-05-01T10:31:00"
+
+
+@pytest.mark.parametrize(
+    ("fields", "run_time_s"),
+    [
+        ({"ElapsedRaw": "3600"}, 1800),
+        ({"ElapsedRaw": "3000", "Suspended": "00:10:00"}, 1200),
+        ({"ElapsedRaw": "1800", "End": CHANGED}, 0),
+        ({"ElapsedRaw": "3600", "State": "RUNNING", "End": "Unknown"}, np.nan),
+    ],
+)
+def test_a_later_size_of_a_job_counts_from_the_change(tmp_path, fields, run_time_s):
+    row = a_sacct_row(Submit=CHANGED, Eligible=CHANGED, **fields)
+    batch = read(a_sacct_file(tmp_path, row))
+    assert batch.jobs["started_at"].tolist() == [pd.Timestamp(CHANGED, tz="UTC")]
+    assert np.array_equal(batch.jobs["run_time_s"], [run_time_s], equal_nan=True)
+    told = "1 job has a start before its submission, as later sizes of a resized job have"
+    assert [note for note in batch.notes if note.startswith(told) and note.endswith("such as '100'")]
+
+
+def test_a_start_after_which_the_job_ended_before_its_submission_stays(tmp_path):
+    later = "2021-05-09T10:00:00"
+    job = a_job(tmp_path, Submit=later, Eligible=later, ElapsedRaw="3600")
+    assert job["run_time_s"] == HOUR_S
 
 
 def test_a_planned_start_of_a_job_without_nodes_is_none(tmp_path):

@@ -109,7 +109,6 @@ def test_a_run_follows_one_that_was_interrupted_before_its_submission(tmp_path, 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"State": "COMPLETED"},
         {"User": "another"},
         {"End": "2021-05-01T11:03:00"},
         {"Submit": "2021-04-01T10:00:00", "Start": "2021-04-01T10:01:00", "End": "2021-04-01T11:01:00"},
@@ -172,3 +171,36 @@ def test_runs_far_apart_in_a_file_are_one_job(tmp_path, rows_per_batch):
     path = a_sacct_file(tmp_path, a_sacct_row(**RESTARTED), *between, a_sacct_row(State="REQUEUED"))
     jobs = read(path, rows_per_batch=rows_per_batch).jobs
     assert jobs.loc[jobs["job_id"] == "100", "restart"].tolist() == [1, 0]
+
+
+AGAIN = {"Submit": "2021-05-01T11:10:00", "Start": "2021-05-01T11:12:00", "End": "2021-05-01T12:00:00"}
+
+
+def test_the_run_after_a_job_that_was_requeued_by_hand_follows_it(tmp_path):
+    first = a_sacct_row(State="COMPLETED", User="ann", End="2021-05-01T11:00:00")
+    again = a_sacct_row(**AGAIN, User="ann")
+    assert read(a_sacct_file(tmp_path, first, again)).jobs["restart"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("other", [{"User": "bob"}, {"User": ""}, {"Submit": "2021-05-09T11:10:00"}])
+def test_a_finished_job_of_another_user_or_week_is_not_followed(tmp_path, other):
+    first = a_sacct_row(State="COMPLETED", User="ann", End="2021-05-01T11:00:00")
+    times = {"Submit": "2021-05-01T11:10:00", "Start": "2021-05-09T11:12:00", "End": "2021-05-09T12:00:00"}
+    jobs = read(a_sacct_file(tmp_path, first, a_sacct_row(**{"User": "ann"} | times | other))).jobs
+    assert jobs["restart"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("keys", [{"SLUID": "s1"}, {"DBIndex": "9"}, {"Restarts": "0"}])
+def test_keys_of_runs_that_contradict_each_other_are_counted(tmp_path, keys):
+    first = a_sacct_row(State="REQUEUED", End="2021-05-01T11:00:00", **keys)
+    batch = read(a_sacct_file(tmp_path, first, a_sacct_row(**AGAIN, **keys)))
+    assert len(batch.jobs) == 2
+    assert [note for note in batch.notes if "Restarts, SLUID or DBIndex" in note]
+
+
+def test_keys_that_agree_with_the_times_are_no_contradiction(tmp_path):
+    rows = (
+        a_sacct_row(State="REQUEUED", End="2021-05-01T11:00:00", SLUID="s1", DBIndex="1", Restarts="0"),
+        a_sacct_row(**AGAIN, SLUID="s2", DBIndex="2", Restarts="1"),
+    )
+    assert not [note for note in read(a_sacct_file(tmp_path, *rows)).notes if "SLUID" in note]
