@@ -19,8 +19,10 @@ from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
 from helios.cli.options import AsJson
 from helios.cli.output import print_message, progress_bars, show_json
+from helios.config import Energy
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.jit import KEPT, cache_folder
+from helios.metrics.spare_nodes import try_rules, use_by_minute
 from helios.model import NODE_STATES, QUEUE, Snapshot
 from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite
 from helios.ports import Progress
@@ -83,6 +85,9 @@ def compile_all(progress: Progress) -> None:
         progress("Compiling: Live predictions", 0.0)
         _predict_live()
         progress("Compiling: Live predictions", 1.0)
+        progress("Compiling: Spare nodes", 0.0)
+        _try_spare_nodes()
+        progress("Compiling: Spare nodes", 1.0)
 
 
 @contextmanager
@@ -138,3 +143,11 @@ def _predict_live() -> None:
         partitions=tuple(PartitionRules(name=name, nodes=("n1",)) for name in names),
     )
     QueueForecast(seen, site, jobs, draws=2).starts([len(running)])
+
+
+def _try_spare_nodes() -> None:
+    """Try rules for nodes awake, which commands do on weeks of history."""
+    use = use_by_minute(
+        np.array([0, 300]), np.array([1, 2]), nodes=4, begin_s=0, end_s=600, submitted_s=np.array([0, 300])
+    )
+    try_rules(use, Energy())

@@ -700,7 +700,7 @@ def _colour(policy: str) -> str:
         return GREY
     if policy == PUBLISHED or policy.startswith("max"):
         return ORANGE
-    if policy.startswith("ces"):
+    if policy.startswith("ces") or policy == "spare_nodes":
         return BLUE
     return GREEN if "node_fill_order" in policy else INK
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from helios.model.frames import plain
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declare_fields
 from helios.report.tables import figure, plain_table
-from helios.units import DAY_S, count_in_words, duration_in_words, percent
+from helios.units import DAY_S, count_in_words, duration_in_words, percent, rounded_duration
 
 if TYPE_CHECKING:  # it imports numba, which the ledger does not need
     from helios.services.energy_saving import Choice
@@ -325,6 +325,12 @@ MIDDLE, WIDE = 100, 150
 """Terminal columns from which less important figures are shown too, and from which all are."""
 POLICY_COLUMNS = ("Asleep", "In use", "Wake-ups a day", "Nodes each", "Short, node h", "kWh", "Saved kWh")
 """Of a page."""
+FRONT_COLUMNS = (
+    *("Spare", "Asleep", "Saved kWh", "Delayed", "of jobs", "Wait, s", "Cycles", "GPUs", "of oracle"),
+    "kWh a delay",
+)
+"""Of the table of spare nodes. Delayed is a share of submissions, Wait an average over all jobs, Cycles are those of a
+node a day, GPUs the share of powered ones in use. The last is what the last node costs for each delay it spares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +341,7 @@ class PolicyResult:
     ----------
     policy : str
         ``always_on``, ``idle_timer_10min``, ``max_3h_plus_5``, ``ces_published``, ``ces``, ``foresight``,
-        ``oracle``, ``node_fill_order``, ``ces+node_fill_order``, ...
+        ``oracle``, ``node_fill_order``, ``ces+node_fill_order``, ``spare_nodes``, ``timer_and_spare``, ...
     mean_sleeping_nodes : float
         Nodes not powered (neither awake nor on the way), averaged over time.
     node_utilization_before, node_utilization_after : float
@@ -356,6 +362,17 @@ class PolicyResult:
         Share of the jobs submitted in the window.
     mean_delay_s, longest_delay_s : float, optional
         Delay of the delayed jobs, s. 0 where none was.
+    submissions_delayed, share_of_submissions_delayed : optional
+        Minutes in which a job was submitted that waited for a boot, and their share of those with submissions. Each
+        partition counts for itself.
+    added_wait_s : float, optional
+        Delay by boots, averaged over all jobs, s.
+    cycles_per_node_day : float, optional
+        How often a node was woken a day.
+    gpu_utilization : float, optional
+        GPUs in use over those of powered nodes; None where the cluster is counted in CPUs.
+    share_of_oracle : float, optional
+        Energy saved, as a share of what the oracle saves.
     energy_kwh : float
         Energy in the window by the model of ``helios.metrics.node_usage`` and the configuration.
     cost, co2_kg : float, optional
@@ -363,7 +380,8 @@ class PolicyResult:
     currency : str
         Currency of the cost.
     saved_kwh : float
-        Energy saved against ``always_on``.
+        Energy saved against ``always_on``, had that done as much work: a policy under which jobs start earlier does
+        more of it within the window.
     """
 
     policy: str
@@ -385,6 +403,12 @@ class PolicyResult:
     currency: str
     co2_kg: float | None
     saved_kwh: float
+    submissions_delayed: int | None = None
+    share_of_submissions_delayed: float | None = None
+    added_wait_s: float | None = None
+    cycles_per_node_day: float | None = None
+    gpu_utilization: float | None = None
+    share_of_oracle: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values.
@@ -424,6 +448,47 @@ class ChosenRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontRow:
+    """Result of the rule with so many spare nodes in each pool.
+
+    Attributes
+    ----------
+    spare : int
+    result : PolicyResult
+    last_costs_kwh_day, last_spares_day : float, optional
+        What the last of them costs a day, and how many submissions a day it spares a wait; None without one.
+    """
+
+    spare: int
+    result: PolicyResult
+    last_costs_kwh_day: float | None = None
+    last_spares_day: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenSpare:
+    """Spare nodes of a pool that the weeks before the window suggest.
+
+    Attributes
+    ----------
+    pool, reason : str
+    spare : int
+        Nodes awake beyond those in use, and beyond the most of the last ``memory_s``.
+    memory_s : int
+    """
+
+    pool: str
+    spare: int
+    memory_s: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyWhatIf:
     """One window under every policy.
 
@@ -440,6 +505,10 @@ class EnergyWhatIf:
         What was assumed.
     chosen : tuple of ChosenRule
         Rules of CES, the one in force for most days first.
+    front : tuple of FrontRow
+        The rule for nodes awake by its number of spare nodes, fewest first; empty on a series.
+    spare : tuple of ChosenSpare
+        The rule of each pool under the policy ``spare_nodes``.
     """
 
     kind: str
@@ -449,6 +518,8 @@ class EnergyWhatIf:
     policies: tuple[PolicyResult, ...]
     notes: tuple[str, ...] = ()
     chosen: tuple[ChosenRule, ...] = ()
+    front: tuple[FrontRow, ...] = ()
+    spare: tuple[ChosenSpare, ...] = ()
 
     @property
     def days(self) -> float:
@@ -465,11 +536,12 @@ class EnergyWhatIf:
 
     def without_unknown(self, *, price: bool, co2: bool) -> EnergyWhatIf:
         """Return the results without unknown costs and CO2."""
-        policies = (
-            replace(policy, cost=policy.cost if price else None, co2_kg=policy.co2_kg if co2 else None)
-            for policy in self.policies
-        )
-        return replace(self, policies=tuple(policies))
+
+        def known(policy: PolicyResult) -> PolicyResult:
+            return replace(policy, cost=policy.cost if price else None, co2_kg=policy.co2_kg if co2 else None)
+
+        front = (replace(row, result=known(row.result)) for row in self.front)
+        return replace(self, policies=tuple(map(known, self.policies)), front=tuple(front))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -482,6 +554,8 @@ class EnergyWhatIf:
             "total_nodes": self.total_nodes,
             "policies": [result.to_json() for result in self.policies],
             "chosen": [rule.to_json() for rule in self.chosen],
+            "front": [row.to_json() for row in self.front],
+            "spare": [asdict(choice) for choice in self.spare],
             "notes": list(self.notes),
         }
 
@@ -499,15 +573,23 @@ def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
         f"{escape(result.name)}: {result.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} "
         f"({first:%Z}), {result.days:.1f} days."
     )
+    columns, rows = front_rows(result)
+    if width < MIDDLE:
+        columns, rows = columns[: len(FRONT_COLUMNS)], [row[: len(FRONT_COLUMNS)] for row in rows]
+    front = [front_title(result), plain_table(*columns, rows=rows), ""]
     sentences = [*energy_verdict(result), *result.notes]
-    return Group(head, "", _table(result, width=width), "", *(escape(sentence) for sentence in sentences))
+    return Group(
+        *(head, "", _table(result, width=width), ""),
+        *(front if result.front else ()),
+        *(escape(sentence) for sentence in sentences),
+    )
 
 
 def energy_verdict(result: EnergyWhatIf) -> list[str]:
     """Compare CES with its controls in sentences."""
     ces = result.of("ces")
     if ces is None:
-        return []
+        return spare_sentences(result)
     sentences = [
         f"CES keeps {ces.mean_sleeping_nodes:.1f} of {result.total_nodes:,.0f} nodes asleep and wakes some "
         f"{ces.wakeups_per_day:.2f} times a day: {ces.saved_kwh:,.0f} kWh{_share_saved(ces)} less than leaving all on."
@@ -538,7 +620,53 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
         longest = duration_in_words(ces.longest_delay_s or 0.0)
         share = percent(ces.share_of_jobs_delayed, 3)
         sentences.append(f"{ces.jobs_delayed:,} jobs ({share}) waited for a node to boot, {longest} at the most.")
-    return [*sentences, *map(_rule_sentence, result.chosen)]
+    return [*sentences, *map(_rule_sentence, result.chosen), *spare_sentences(result)]
+
+
+def spare_sentences(result: EnergyWhatIf) -> list[str]:
+    """Return why each pool keeps its number of spare nodes."""
+    return [
+        f"spare_nodes keeps in {choice.pool} as many nodes awake as were in use in the last "
+        f"{rounded_duration(choice.memory_s)}, and {choice.reason}."
+        for choice in result.spare
+    ]
+
+
+def front_title(result: EnergyWhatIf) -> str:
+    """Return the head of the table of spare nodes."""
+    pools = "" if len(result.spare) < 2 else " in each pool"
+    return f"The rule spare_nodes with other numbers of spare nodes{pools}:"
+
+
+def front_rows(result: EnergyWhatIf) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the rows of the table of spare nodes.
+
+    After those of ``FRONT_COLUMNS`` comes the money saved, where a price is known.
+    """
+    always_on = result.of(ALWAYS_ON)
+    if always_on is None or always_on.cost is None:
+        return [*FRONT_COLUMNS], [_front_cells(row) for row in result.front]
+    saved = [always_on.cost - (row.result.cost or 0.0) for row in result.front]
+    cells = [[*_front_cells(row), f"{cost:,.0f}"] for row, cost in zip(result.front, saved, strict=True)]
+    return [*FRONT_COLUMNS, f"Saved {always_on.currency}"], cells
+
+
+def _front_cells(row: FrontRow) -> list[str]:
+    result, price = row.result, "-"
+    if row.last_spares_day is not None and row.last_costs_kwh_day is not None and row.last_spares_day > 0:
+        price = f"{row.last_costs_kwh_day / row.last_spares_day:,.0f}"
+    return [
+        str(row.spare),
+        f"{result.mean_sleeping_nodes:.1f}",
+        f"{result.saved_kwh + 0.0:,.0f}",
+        percent(result.share_of_submissions_delayed, 2),
+        percent(result.share_of_jobs_delayed, 2),
+        figure(result.added_wait_s, 1),
+        figure(result.cycles_per_node_day, 2),
+        percent(result.gpu_utilization),
+        percent(result.share_of_oracle),
+        price,
+    ]
 
 
 def _rule_sentence(rule: ChosenRule) -> str:

@@ -28,6 +28,7 @@ from helios.report.energy import (
     energy_answer,
     energy_sentences,
     energy_verdict,
+    front_rows,
     money_columns,
     policy_cells,
 )
@@ -238,6 +239,18 @@ def render_energy_whatif(result: EnergyWhatIf) -> str:
             notes=result.notes,
         ),
     ]
+    if result.front:
+        columns, rows = front_rows(result)
+        front = PageSection(
+            title="Spare nodes",
+            sentences=[
+                "Delayed: share of the minutes with submissions in which a job was submitted that waited for a boot. "
+                "Wait: delay by boots, averaged over all jobs. Cycles: how often a node was woken a day. GPUs: in use, "
+                "of those of powered nodes. kWh a delay: what the last spare node costs for each delay that it spares."
+            ],
+            tables=[TableCells(header=[(name, False) for name in columns], rows=rows)],
+        )
+        sections.insert(2, front)
     subtitle = (
         f"{result.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} ({end:%Z}), "
         f"{result.days:.1f} days."

@@ -24,6 +24,12 @@ Nodes that sleep
     arrive, and the idle timer comes after the passes; a pass is also due where a node has fallen asleep. For EASY a
     node that is falling asleep is an expected end, and a job that the awake nodes alone cannot hold needs ``boot_s``
     more when it has to end by the shadow time. Waking never fails.
+Rules for nodes awake
+    A partition may have a rule (:class:`helios.metrics.spare_nodes.AwakeRule`) that is checked at whole multiples of
+    its ``every_s`` after the passes and the idle timer, as long as anything else is left to happen. In use are the
+    nodes that hold a job, waking ones included; the peak is the most of them at once since the checks of ``memory_s``
+    ago. First nodes wake in all partitions, the lowest weight first. Then idle nodes fall asleep, those that were idle
+    longest first, of equals the last.
 Backfill ``none``
     Strict: jobs start in order until the head does not fit.
 Backfill ``skip``

@@ -20,7 +20,7 @@ from helios.changes import TOO_LONG, SettingChange, ValueMapping
 from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
-from helios.simulate.cluster_nodes import NodeActions, NodeTally, Sleep, node_holding, node_tally
+from helios.simulate.cluster_nodes import NodeActions, NodeHolding, NodeTally, Sleep, node_holding, node_tally
 from helios.simulate.core.events import (
     BEFORE,
     CHOICE,
@@ -132,6 +132,7 @@ class SimCluster(SimulatedCluster):
             words=_describe,
         )
         self._resource, self._partitions = resource, shape.partitions
+        self.gpus_per_node = dict(zip(shape.partitions, shape.gpus_per_node.tolist(), strict=True))
         self._units = int(self._state.clock["units"][0])
         self._node_size = np.repeat(shape.gpus_per_node.astype(np.int64) * self._units, shape.nodes)
         self._node_actions = NodeActions(self._state, self._view.names, sleep)
@@ -358,7 +359,11 @@ class SimCluster(SimulatedCluster):
 
         The count goes until now. See :meth:`NodeHolding.in_steps`.
         """
-        return node_holding(self._state, until_s=self.now_s).in_steps(step_s)
+        return self.holding().in_steps(step_s)
+
+    def holding(self) -> NodeHolding:
+        """Return the log of the nodes that held a job until now."""
+        return node_holding(self._state, until_s=self.now_s)
 
     def tally(self) -> NodeTally:
         """Return the counts of what nodes have done until now."""

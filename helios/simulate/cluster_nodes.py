@@ -24,9 +24,11 @@ from helios.actions import (
 from helios.changes import join_names, nodes_named
 from helios.errors import UsageError
 from helios.metrics.node_usage import NodeSeconds
+from helios.metrics.spare_nodes import AwakeRule
 from helios.model import NodePower, PowerSettings
+from helios.simulate.core.awake import NEVER_WAKES, WAKES_AHEAD, WAKES_SHORT
 from helios.simulate.core.events import keep_awake, rank_nodes, set_power
-from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, EngineState
+from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, RECENT_CHECKS, WAKING, EngineState
 from helios.simulate.snapshot import Coded, OwnColumns, Values, as_times
 
 FLAGS = {WAKING: "POWERING_UP", ASLEEP: "POWERED_DOWN", FALLING: "POWERING_DOWN"}
@@ -39,6 +41,7 @@ _POWERS = {
 _POWER_WORDS = tuple(_POWERS[code].value for code in sorted(_POWERS))
 _FLAG_WORDS = tuple(FLAGS[code] for code in sorted(FLAGS))
 """AWAKE, the first code, has no flag."""
+WAKES = {"never": NEVER_WAKES, "short": WAKES_SHORT, "ahead": WAKES_AHEAD}
 SITE_WEIGHT = 1
 """Weight of every node until an action changes it; Slurm's default."""
 Nodes = NDArray[np.int64]
@@ -55,15 +58,24 @@ class Sleep:
     idle_timer_s : int, optional
         Idle time after which the cluster itself puts a node to sleep, s, at least 1; None: never.
     keep_awake : tuple of str
-        Nodes that the site itself excludes from the idle timer.
+        Nodes that the site itself excludes from the idle timer, and from the rules.
+    rules : tuple of AwakeRule
+        How many nodes stay awake, one rule for each partition; empty: no rule acts.
     """
 
     boot_s: int
     shutdown_s: int
     idle_timer_s: int | None = None
     keep_awake: tuple[str, ...] = ()
+    rules: tuple[AwakeRule, ...] = ()
 
     def __post_init__(self) -> None:
+        every_s = {rule.every_s for rule in self.rules}
+        if len(every_s) > 1 or any(not 0 <= rule.memory_s <= RECENT_CHECKS * rule.every_s for rule in self.rules):
+            raise UsageError(
+                "the rules for nodes awake are checked at different times, or remember too long",
+                hint=f"Give all the same every_s, and a memory of at most {RECENT_CHECKS} times that.",
+            )
         if min(self.boot_s, self.shutdown_s, 1 if self.idle_timer_s is None else self.idle_timer_s) < 1:
             raise UsageError("a time to wake, to fall asleep or to be idle is not positive", hint="Use whole seconds.")
 
@@ -100,6 +112,12 @@ class NodeActions:
         kept = set(sleep.keep_awake)
         for node, name in enumerate(self._names):
             keep_awake(self._state, node, name in kept)
+        for partition, rule in zip(self._state.partitions, sleep.rules, strict=bool(sleep.rules)):
+            partition["spare"], partition["wakes"] = rule.spare, WAKES[rule.wakes]
+            partition["memory_checks"] = rule.memory_s // rule.every_s
+            partition["least_idle_s"], partition["is_floor"] = rule.least_idle_s, not rule.counts_use
+            clock["check_every_s"] = rule.every_s
+            clock["check_s"] = (self._state.partitions["counted_s"][0] // rule.every_s + 1) * rule.every_s
 
     @property
     def settings(self) -> PowerSettings | None:

@@ -12,7 +12,6 @@ force from the next one on.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +25,22 @@ from numpy.typing import NDArray
 
 from helios.actions import FillFirst, NodeAction, PowerDown, PowerUp
 from helios.app.energy.ledger import HOUR_S, tariff_from
+from helios.app.energy.spare_nodes import (
+    PLAIN_RULE,
+    TIMER_S,
+    choose_spare_nodes,
+    chosen_rules,
+    levels_of_oracle,
+    oracle_run,
+    safe_rules,
+    use_of_pools,
+)
 from helios.app.history import LoadedHistory
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
-from helios.metrics.node_usage import NodeSeconds, energy_kwh, payback_s
+from helios.metrics.node_usage import NodeSeconds, energy_kwh
+from helios.metrics.spare_nodes import CHECK_S, DELAYED_SUBMISSIONS, WEEKS, AwakeRule, SpareChoice
 from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand, NodePower, NodeSeries, Snapshot, pool_names
 from helios.ports import Progress, Service, no_progress
@@ -38,12 +48,12 @@ from helios.predict.demand.features import campaigns, job_state
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import AHEAD_S, DAY, Calendar, Forecasts, Wanted, assemble
 from helios.predict.job_table import JobTable, causal_features, past_mean_s
-from helios.report.energy import ChosenRule, EnergyWhatIf, PolicyResult
+from helios.report.energy import ChosenRule, ChosenSpare, EnergyWhatIf, FrontRow, PolicyResult
 from helios.services.energy_saving import LARGE, LONGEST_S, Ces, CesOptions, Choice, published_values, target_levels
 from helios.services.node_fill_order import NodeFillOrder
 from helios.simulate import SimCluster, Sleep
-from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, oracle_levels, replay_levels
-from helios.units import DAY_S
+from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
+from helios.units import DAY_S, count_in_words, percent, rounded_duration
 
 Steps = NDArray[np.float64]
 
@@ -51,7 +61,11 @@ RUN_IN = 3 * DAY
 """Steps before the window over which every policy already runs, so that its effect has built up."""
 TIMERS_MIN = (10, 30)
 RULES: Mapping[str, Any] = {"max_3h_plus_5": "max_3h", "ces_published": "published"}
-"""Policies that are CES with a fixed rule, and the name of that rule in its options."""
+"""Policies that are CES with a fixed rule, and the name of that rule in its options; on jobs the core has the first."""
+FRONT = range(17)
+"""Numbers of spare nodes that are shown."""
+_WITH_SPARE = frozenset({"spare_nodes", "timer_and_spare", "timer_and_floor"})
+"""Policies with the chosen number of spare nodes."""
 
 
 STEPS_PER_REPORT = 144
@@ -68,6 +82,10 @@ POLICIES = (
     "ces",
     "node_fill_order",
     "ces+node_fill_order",
+    "timer_and_spare",
+    "timer_and_floor",
+    "spare_nodes",
+    "oracle",
 )
 """In the order in which they are shown."""
 REFIT_S = 7 * DAY_S
@@ -124,6 +142,8 @@ class EnergyJobsRequest:
         Which of ``POLICIES``; ``always_on`` is always included.
     history_days : int
         Days that forecasts learn from, where there are as many.
+    delayed_submissions : float
+        Share of submissions that may wait for a boot, on which the spare nodes are chosen.
     """
 
     replay: WhatIfRequest
@@ -131,6 +151,7 @@ class EnergyJobsRequest:
     options: CesOptions = field(default_factory=CesOptions)
     policies: Sequence[str] = POLICIES
     history_days: int = 180
+    delayed_submissions: float = DELAYED_SUBMISSIONS
 
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in POLICIES]
@@ -149,10 +170,13 @@ class EnergyReplay:
         had to wait for one.
     late_s : int64 array of shape (n_jobs,)
         How long each job that had started by the end of the window waited for its nodes, s.
+    gpu_utilization : float, optional
+        GPUs in use over those of powered nodes; None where nodes have no GPUs, or none was powered.
     """
 
     run: SeriesRun
     late_s: NDArray[np.int64]
+    gpu_utilization: float | None = None
 
 
 def energy_on_series(
@@ -182,11 +206,8 @@ def energy_on_series(
     # It knows a step ahead, which is a boot.
     levels = aligned.foreseen_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes))
     runs["foresight"] = _replay(aligned, levels, energy, request.gpus_per_node)
-    least_s = energy.boot_s + energy.shutdown_s + min(payback_s(energy), DAY_S)
-    levels = oracle_levels(
-        aligned.fine_busy[aligned.run_in * aligned.fine_per_step :],
-        boot_steps=math.ceil(energy.boot_s / aligned.step_s),
-        least_steps=math.ceil(least_s / aligned.step_s),
+    levels = levels_of_oracle(
+        aligned.fine_busy[aligned.run_in * aligned.fine_per_step :], energy, step_s=aligned.step_s
     )
     runs["oracle"] = _replay(aligned, levels, energy, request.gpus_per_node, may_sleep_between=True)
     progress("Replaying oracle", 1.0)
@@ -233,19 +254,28 @@ def energy_on_jobs(
     context = _prepare(history, request, energy, power)
     replays: dict[str, EnergyReplay] = {}
     for policy in POLICIES:
-        if policy in request.policies or policy == "always_on":
+        if policy != "oracle" and (policy in request.policies or policy == "always_on"):
             progress(f"Replaying {policy}", 0.0)
             replays[policy] = _replay_policy(policy, context, progress)
+    if "oracle" in request.policies:
+        replays["oracle"] = _oracle(context, replays["always_on"], progress)
     begin_s, end_s = context.window_s
     machine = context.setup.machine
+    results = {policy: _result(policy, replay, replays, context) for policy, replay in replays.items()}
+    front = _front(context, replays, progress) if "spare_nodes" in request.policies else ()
     return EnergyWhatIf(
         kind="cluster",
         name=history.cluster,
         window=(datetime.fromtimestamp(begin_s, UTC), datetime.fromtimestamp(end_s, UTC)),
         total_nodes=float(machine.shape.nodes.sum()),
-        policies=tuple(_result(policy, replay, replays["always_on"], context) for policy, replay in replays.items()),
+        policies=tuple(results.values()),
         notes=(*history.notes, *machine.notes, *context.setup.notes, *_notes(context)),
         chosen=context.chosen,
+        front=front,
+        spare=tuple(
+            ChosenSpare(pool=pool, spare=choice.rule.spare, memory_s=choice.rule.memory_s, reason=choice.reason)
+            for pool, choice in context.spare_choices.items()
+        ),
     )
 
 
@@ -265,6 +295,7 @@ def policy_result(
     begin_s, end_s = window_s
     days = (end_s - begin_s) / DAY_S
     kwh, always_kwh = (np.array([energy_kwh(hour, energy) for hour in replay.hourly]) for replay in (run, always_on))
+    done, always_done = _work(run.seconds), _work(always_on.seconds)
     edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
     cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
     return PolicyResult(
@@ -282,9 +313,13 @@ def policy_result(
         cost=float(cost.sum()),
         currency=energy.currency,
         co2_kg=float(co2_kg.sum()),
-        saved_kwh=float(always_kwh.sum() - kwh.sum()),
+        saved_kwh=float(always_kwh.sum() * (done / always_done if always_done else 1.0) - kwh.sum()),
         **job_fields,
     )
+
+
+def _work(seconds: NodeSeconds) -> float:
+    return seconds.gpus_busy + seconds.cpus_busy
 
 
 def forecasts_read(options: CesOptions, nodes: float) -> Wanted:
@@ -335,6 +370,10 @@ def replay_nodes(
             progress((now_s - first_s) / max(end_s - first_s, 1))
     progress(1.0)
     total = sum(hourly, NodeSeconds())
+    powered_gpu_s = sum(
+        (seconds - first.seconds[partition]).powered * cluster.gpus_per_node[partition]
+        for partition, seconds in before.seconds.items()
+    )
     run = SeriesRun(
         hourly=tuple(hourly),
         wakes=steps["wakes"],
@@ -345,7 +384,11 @@ def replay_nodes(
         mean_asleep=total.asleep / (end_s - begin_s),
         utilization_before=total.utilization,
     )
-    return EnergyReplay(run=run, late_s=np.where(cluster.started_s <= end_s, cluster.late_s, 0))
+    return EnergyReplay(
+        run=run,
+        late_s=np.where(cluster.started_s <= end_s, cluster.late_s, 0),
+        gpu_utilization=total.gpus_busy / powered_gpu_s if total.gpus_busy and powered_gpu_s else None,
+    )
 
 
 def demand_known_at(demand: Demand, now_s: int) -> Demand:
@@ -597,7 +640,8 @@ def _run_services(cluster: SimCluster, active_services: Sequence[Service], deman
 class _ServiceContext:
     """Setup that all policies share, with the forecast demand.
 
-    ``demands`` caches forecasts by whether the node fill order was on; ``chosen`` has the last rules of CES.
+    ``demands`` caches forecasts by whether the node fill order was on; ``chosen`` has the last rules of CES,
+    ``safe_cluster`` the replay under the safe rule, on which ``spare_choices`` are made.
     """
 
     request: EnergyJobsRequest
@@ -607,13 +651,15 @@ class _ServiceContext:
     window_s: tuple[int, int]
     demands: dict[bool, Demand] = field(default_factory=dict)
     chosen: tuple[ChosenRule, ...] = ()
+    spare_choices: dict[str, SpareChoice] = field(default_factory=dict)
+    safe_cluster: SimCluster | None = None
 
     @property
     def lookback_steps(self) -> int:
         """Steps before the window with forecasts, on which the first rule is chosen."""
         return RUN_IN + (7 * self.request.options.weeks + 1) * DAY
 
-    def cluster(self, timer_s: int | None = None) -> SimCluster:
+    def cluster(self, timer_s: int | None = None, rules: tuple[AwakeRule, ...] = ()) -> SimCluster:
         """Return the cluster before its first job."""
         machine = self.setup.machine
         return SimCluster(
@@ -628,6 +674,7 @@ class _ServiceContext:
                 boot_s=max(round(self.energy.boot_s), 1),
                 shutdown_s=max(round(self.energy.shutdown_s), 1),
                 idle_timer_s=timer_s,
+                rules=rules,
             ),
         )
 
@@ -655,6 +702,11 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
 
 
 def _replay_policy(policy: str, context: _ServiceContext, progress: Progress) -> EnergyReplay:
+    if policy == "max_3h_plus_5":
+        return _replay_rules(policy, (PLAIN_RULE,) * len(context.setup.machine.shape.partitions), context, progress)
+    if policy in _WITH_SPARE:
+        timer = {"timer_and_spare": True, "timer_and_floor": False}.get(policy)
+        return _replay_rules(policy, chosen_rules(_spare_choices(context), timer=timer), context, progress)
     active_services = list(_active_services(policy, context))
     forecasts = any(not isinstance(service, NodeFillOrder) for service in active_services)
     replay = replay_nodes(
@@ -674,6 +726,74 @@ def _replay_policy(policy: str, context: _ServiceContext, progress: Progress) ->
             for pool, choice in service.choices.items()
         )
     return replay
+
+
+def _replay_rules(
+    name: str, rules: tuple[AwakeRule, ...], context: _ServiceContext, progress: Progress
+) -> EnergyReplay:
+    return replay_nodes(
+        context.cluster(rules=rules),
+        (),
+        demand=None,
+        begin_s=context.window_s[0],
+        end_s=context.window_s[1],
+        power=context.power,
+        progress=lambda done: progress(f"Replaying {name}", done),
+    )
+
+
+def _safe_cluster(context: _ServiceContext) -> SimCluster:
+    """Return the cluster after a replay under the safe rule."""
+    if context.safe_cluster is None:
+        context.safe_cluster = context.cluster(rules=safe_rules(context.setup.machine.shape))
+        context.safe_cluster.advance(context.window_s[1])
+    return context.safe_cluster
+
+
+def _spare_choices(context: _ServiceContext) -> dict[str, SpareChoice]:
+    if not context.spare_choices:
+        context.spare_choices = choose_spare_nodes(
+            _safe_cluster(context),
+            context.setup.workload,
+            context.setup.machine.shape,
+            context.energy,
+            before_s=context.window_s[0],
+            delayed_submissions=context.request.delayed_submissions,
+        )
+    return context.spare_choices
+
+
+def _oracle(context: _ServiceContext, always_on: EnergyReplay, progress: Progress) -> EnergyReplay:
+    progress("Replaying oracle", 0.0)
+    begin_s, end_s = context.window_s
+    setup = context.setup
+    uses = use_of_pools(_safe_cluster(context), setup.workload, setup.machine.shape, begin_s=begin_s, end_s=end_s)
+    run = oracle_run(uses, context.energy, always_on.run)
+    progress("Replaying oracle", 1.0)
+    return EnergyReplay(run=run, late_s=np.zeros_like(always_on.late_s))
+
+
+def _front(context: _ServiceContext, replays: Mapping[str, EnergyReplay], progress: Progress) -> tuple[FrontRow, ...]:
+    """Return what each number of spare nodes comes to, with the price of the last."""
+    rows: list[FrontRow] = []
+    days = (context.window_s[1] - context.window_s[0]) / DAY_S
+    most = int(context.setup.machine.shape.nodes.max())
+    for spare in (spare for spare in FRONT if spare <= most):
+        name = count_in_words(spare, "spare node")
+        rules = chosen_rules(_spare_choices(context), spare=spare)
+        result = _result("spare_nodes", _replay_rules(name, rules, context, progress), replays, context)
+        fewer = rows[-1].result if rows else None
+        rows.append(
+            FrontRow(
+                spare=spare,
+                result=result,
+                last_costs_kwh_day=None if fewer is None else (fewer.saved_kwh - result.saved_kwh) / days,
+                last_spares_day=None
+                if fewer is None
+                else ((fewer.submissions_delayed or 0) - (result.submissions_delayed or 0)) / days,
+            )
+        )
+    return tuple(rows)
 
 
 def _active_services(policy: str, context: _ServiceContext) -> Iterator[Service]:
@@ -751,22 +871,37 @@ def _forecast(context: _ServiceContext, cluster: SimCluster, progress: Progress)
     return assemble(pools, ended_s=int(ended_s[-1]))
 
 
-def _result(policy: str, replay: EnergyReplay, always: EnergyReplay, context: _ServiceContext) -> PolicyResult:
+def _result(
+    policy: str, replay: EnergyReplay, replays: Mapping[str, EnergyReplay], context: _ServiceContext
+) -> PolicyResult:
     begin_s, end_s = context.window_s
-    submitted_s = context.setup.workload.submitted_s
-    counted = (submitted_s >= begin_s) & (submitted_s < end_s)
-    late_s = replay.late_s[counted & (replay.late_s > 0)]
-    return policy_result(
+    always, workload = replays["always_on"].run, context.setup.workload
+    counted = (workload.submitted_s >= begin_s) & (workload.submitted_s < end_s)
+    late = counted & (replay.late_s > 0)
+    late_s = replay.late_s[late]
+    # A minute in which jobs were submitted to a partition counts once, as one array would else decide for months.
+    minute = workload.submitted_s // CHECK_S * len(context.setup.machine.shape.partitions) + workload.partition
+    submissions, delayed = len(np.unique(minute[counted])), len(np.unique(minute[late]))
+    result = policy_result(
         policy,
-        replace(replay.run, utilization_before=always.run.utilization_before),
-        always.run,
+        replace(replay.run, utilization_before=always.utilization_before),
+        always,
         context.energy,
         window_s=context.window_s,
         jobs_delayed=len(late_s),
         mean_delay_s=float(late_s.mean()) if len(late_s) else 0.0,
         share_of_jobs_delayed=len(late_s) / max(int(counted.sum()), 1),
         longest_delay_s=float(late_s.max(initial=0)),
+        submissions_delayed=delayed,
+        share_of_submissions_delayed=delayed / max(submissions, 1),
+        added_wait_s=float(late_s.sum()) / max(int(counted.sum()), 1),
+        cycles_per_node_day=replay.run.woken * DAY_S / (end_s - begin_s) / int(context.setup.machine.shape.nodes.sum()),
+        gpu_utilization=replay.gpu_utilization,
     )
+    if "oracle" not in replays:
+        return result
+    oracle = policy_result("oracle", replays["oracle"].run, always, context.energy, window_s=context.window_s)
+    return replace(result, share_of_oracle=result.saved_kwh / oracle.saved_kwh if oracle.saved_kwh > 0 else None)
 
 
 def _notes(context: _ServiceContext) -> list[str]:
@@ -779,6 +914,11 @@ def _notes(context: _ServiceContext) -> list[str]:
         "the idle timer of 30 min puts the others to sleep.",
         "With the node fill order alone nodes sleep by the cluster's own idle timer of 30 min. Of the rails "
         "power.most_in_transition and power.most_asleep are simulated; every node that is told to wake does.",
+        "The rule spare_nodes wakes nodes each minute up to those in use and some spare ones. Their number is chosen "
+        f"on up to {WEEKS} weeks before the window, for at most {percent(context.request.delayed_submissions, 1)} of "
+        "submissions delayed; a minute with submissions to a partition counts once. The oracle knows when jobs start.",
+        f"timer_and_spare and timer_and_floor are the idle timer of {rounded_duration(TIMER_S)} with as many nodes as "
+        "that in SuspendExcNodes=...:N: idle ones, as Slurm counts before 24.05, or powered ones, as since then.",
         f"A wake-up is a step of 10 min in which nodes begin to wake, for a job or ahead of one; it takes "
         f"{context.energy.boot_s:.0f} s. A job is delayed if it was given a node that was not up yet.",
         *tariff_from(context.energy).notes(*context.window_s),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import Table, entry_point, kernel
+from helios.simulate.core.awake import apply_awake_rules
 from helios.simulate.core.nodes import (
     add_idle_node,
     apply_idle_timer,
@@ -211,14 +212,17 @@ def _has_pending(state: EngineState) -> bool:
 def next_moment(state: EngineState) -> int:
     """Return the time of the next event.
 
-    A job ends or arrives, or a node changes its power state by itself. NEVER: nothing is left to happen.
+    A job ends or arrives, a node changes its power state by itself, or the rules for nodes awake are checked. NEVER:
+    nothing is left to happen, whatever a check would find.
     """
     clock, moment = state.clock[0], NEVER
     if clock.running > 0:
         moment = state.jobs[state.ends[0]].ends_s
     if clock.arrived < len(state.jobs):
         moment = min(moment, state.jobs[clock.arrived].submitted_s)
-    return min(moment, next_change(state)) if clock.tracks_nodes else moment
+    if clock.tracks_nodes:
+        moment = min(moment, next_change(state))
+    return NEVER if moment == NEVER else min(moment, clock.check_s)
 
 
 @kernel
@@ -280,7 +284,7 @@ def mark_partition_due(state: EngineState, partition: int) -> None:
 
 @kernel
 def run_due_passes(state: EngineState, now: int) -> None:
-    """Make the scheduling passes that are due ``now``, then apply the idle timer."""
+    """Make the scheduling passes that are due ``now``, then let nodes sleep and wake."""
     clock = state.clock[0]
     for i in range(clock.n_passes_due):
         partition = state.partitions[i].due_list
@@ -291,6 +295,8 @@ def run_due_passes(state: EngineState, now: int) -> None:
     clock.n_passes_due = 0
     if state.clock[0].tracks_nodes:
         apply_idle_timer(state, now)
+        if state.clock[0].check_s <= now:
+            apply_awake_rules(state, now)
 
 
 @kernel

@@ -80,6 +80,7 @@ def _assign_gpus(state: EngineState, job: int, node: int, gpus: int, now: int) -
     state.jobs[job].first_share = share
     if state.clock[0].tracks_nodes and state.nodes[node].power == ASLEEP:
         wake(state, state.jobs[job].partition, node)
+        state.partitions[state.jobs[job].partition].was_short = 1
     change_free_gpus(state, state.jobs[job].partition, node, -gpus)
     if state.clock[0].tracks_nodes and state.nodes[node].power == WAKING:
         return int(state.nodes[node].until_s)
@@ -183,13 +184,17 @@ def _random_number(state: EngineState, job: int, number: int) -> int:
 def add_idle_node(state: EngineState, node: int) -> None:
     """Put ``node``, idle and awake, into the list of idle nodes.
 
-    The list begins with the node that has been idle longest. A node that is kept awake stays out.
+    The list begins with the node that has been idle longest, of equals with the last. A node that is kept awake stays
+    out.
     """
     clock, nodes, record = state.clock[0], state.nodes, state.nodes[node]
     if record.kept:
         return
     ahead = clock.idle_last
-    while ahead != NOBODY and nodes[ahead].idle_since_s > record.idle_since_s:
+    while ahead != NOBODY and (
+        nodes[ahead].idle_since_s > record.idle_since_s
+        or (nodes[ahead].idle_since_s == record.idle_since_s and ahead < node)
+    ):
         ahead = nodes[ahead].earlier
     behind = clock.idle_first if ahead == NOBODY else nodes[ahead].later
     record.earlier, record.later = ahead, behind
@@ -252,6 +257,7 @@ def count_holding(state: EngineState, partition: int, node: int, by: int) -> Non
     count_node_seconds(state, partition)
     tally = state.partitions[partition]
     tally.holding += by
+    tally.most_holding = max(tally.most_holding, tally.holding)
     if state.nodes[node].power == AWAKE:
         tally.busy += by
     _log(state, partition)

@@ -257,9 +257,15 @@ PARTITION = np.dtype(
         ("reserved", np.int64),  # number of reserved nodes
         # The last reservation: its job (NOBODY: none is valid), its begin, and the GPUs that it leaves free then.
         *integers("reserved_for", "shadow_s", "extra"),
+        # The rule for how many nodes stay awake, of which ``helios.simulate.core.awake`` says what the fields mean.
+        *integers("spare", "memory_checks", "least_idle_s", "wakes", "is_floor", "surplus"),
+        ("most_holding", np.int64),  # most nodes with a job at once since the last check
+        ("was_short", np.int64),  # whether a job has had to wake a node since the last check
     ],
     align=True,
 )
+RECENT_CHECKS = 180
+"""Most checks whose peaks a rule for nodes awake remembers: 3 h of minutes."""
 GUARD = np.dtype(integers("at_s", "bound_s"), align=True)
 """From ``at_s`` on, a job goes to the front once it has waited longer than ``bound_s``."""
 SHARE = np.dtype(integers("node", "gpus", "next"), align=True)
@@ -291,6 +297,8 @@ CLOCK = np.dtype(
         ("bounds", np.int64),  # entries of ``guard`` that have come into force
         *integers("free_share", "placement", "seed", "rows", "boot_s", "shutdown_s"),
         ("suspend_s", np.int64),  # time of the idle timer; NEVER: off
+        ("check_s", np.int64),  # next check of the rules for nodes awake; NEVER: there are none
+        ("check_every_s", np.int64),
         *integers("first_waking", "waking", "first_falling", "falling", "idle_first", "idle_last"),
         ("sleeps", np.int64),  # nodes put to sleep, and the number of moments at which that happened
         *integers("sleep_moments", "last_sleep_s", "wakes", "wake_moments", "last_wake_s"),
@@ -327,6 +335,9 @@ class EngineState(Table):
         Scratch space.
     holding
         Log of the nodes that hold a job.
+    recent
+        Most nodes with a job at once before each of the last checks of the rule for nodes awake, a ring buffer for each
+        partition.
     guard
         The wait bound; empty: none.
     by_submission
@@ -347,6 +358,7 @@ class EngineState(Table):
     ended: NDArray[np.int64]
     path: NDArray[np.int64]
     holding: NDArray[np.void]
+    recent: NDArray[np.int64]
     guard: NDArray[np.void]
     by_submission: NDArray[np.int64]
 
@@ -385,6 +397,7 @@ def new_state(
     clock["backfill"], clock["preemptive"], clock["placement"], clock["seed"] = backfill, preemptive, placement, seed
     clock["tracks_nodes"], clock["units"] = tracks_nodes, units
     clock["suspend_s"], clock["idle_first"], clock["idle_last"], clock["idle_gpus"] = NEVER, NOBODY, NOBODY, NEVER
+    clock["check_s"] = NEVER
     shares = np.zeros(total, dtype=SHARE)
     shares["next"] = np.arange(1, total + 1)
     by_submission = np.empty(0, dtype=np.int64)
@@ -409,6 +422,7 @@ def new_state(
         ended=np.empty(n_jobs, dtype=np.int64),
         path=np.empty(n_jobs + 1, dtype=np.int64),
         holding=np.empty(n_rows, dtype=HOLDING),
+        recent=np.zeros(len(partitions) * RECENT_CHECKS if tracks_nodes else 0, dtype=np.int64),
         guard=np.empty(0, dtype=GUARD) if guard is None else guard,
         by_submission=by_submission,
     )

@@ -1,5 +1,6 @@
 """Sleeping nodes on a trace of jobs: what each policy comes to, in small."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -13,14 +14,17 @@ from helios.app.energy.whatif import (
     bound_levels,
     demand_known_at,
     energy_on_jobs,
+    policy_result,
 )
 from helios.app.history import LoadedHistory
 from helios.app.whatif import WhatIfRequest
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
+from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.model import JOBS, STEP_S, Demand
 from helios.predict.demand.types import Calendar
 from helios.simulate import Placement, Sleep
+from helios.simulate.node_series import SeriesRun
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
@@ -93,6 +97,81 @@ def test_no_node_sleeps_and_is_used_at_once(answer):
 
 def test_the_reserve_of_five_nodes_delays_fewer_jobs_than_a_timer(answer):
     assert answer.of("max_3h_plus_5").jobs_delayed < answer.of("idle_timer_30min").jobs_delayed
+
+
+@pytest.fixture(scope="module")
+def with_spare_nodes():
+    policies = ("timer_and_spare", "timer_and_floor", "spare_nodes", "oracle")
+    ask = a_request(window=(START + 26 * DAY, START + 28 * DAY), policies=policies, delayed_submissions=0.05)
+    return energy_on_jobs(a_history(days=28), ask, energy=Energy(), power=Power())
+
+
+def test_the_rule_is_chosen_on_the_weeks_before_the_window(with_spare_nodes):
+    (chosen,) = with_spare_nodes.spare
+    assert "of submissions would have waited for a boot in the last 4 weeks" in chosen.reason
+    row = with_spare_nodes.front[chosen.spare].result
+    assert row.saved_kwh == with_spare_nodes.of("spare_nodes").saved_kwh
+
+
+def test_more_spare_nodes_delay_no_more_and_save_no_more(with_spare_nodes):
+    rows = [row.result for row in with_spare_nodes.front]
+    assert [row.spare for row in with_spare_nodes.front] == list(range(11))
+    assert sorted((row.saved_kwh for row in rows), reverse=True) == [row.saved_kwh for row in rows]
+    assert rows[0].submissions_delayed > rows[-2].submissions_delayed
+    assert (rows[-1].submissions_delayed, rows[-1].mean_sleeping_nodes) == (0, 0)
+
+
+def test_the_oracle_delays_nobody_and_saves_more_than_the_rule(with_spare_nodes):
+    oracle, rule = with_spare_nodes.of("oracle"), with_spare_nodes.of("spare_nodes")
+    assert (oracle.jobs_delayed, oracle.share_of_oracle) == (0, 1)
+    assert 0.5 < rule.share_of_oracle < 1
+
+
+def test_a_timer_that_leaves_spare_nodes_delays_more_than_waking_ahead(with_spare_nodes):
+    rule, spare, floor = map(with_spare_nodes.of, ("spare_nodes", "timer_and_spare", "timer_and_floor"))
+    assert rule.submissions_delayed < spare.submissions_delayed <= floor.submissions_delayed
+
+
+def test_too_few_weeks_before_the_window_take_the_safe_rule(answer):
+    ask = a_request(policies=("spare_nodes",))
+    (chosen,) = energy_on_jobs(a_history(), ask, energy=Energy(), power=Power()).spare
+    assert (chosen.spare, chosen.memory_s) == (5, 3_600)
+    assert "too few to choose" in chosen.reason
+
+
+def test_a_pool_of_one_node_and_one_of_few_jobs_get_a_rule():
+    jobs = a_history(days=26).jobs
+    alone = jobs.assign(partition=np.where(jobs["gpus"] <= 4, "one", "gpu"), gpus=jobs["gpus"].clip(upper=8))
+    few = alone.head(1).assign(submitted_at=START, job_id="first", partition="few")
+    history = LoadedHistory(cluster="toy", jobs=JOBS.conform(pd.concat([few, alone])), timezone="UTC", notes=())
+    ask = a_request(window=(START + 24 * DAY, START + 26 * DAY), policies=("spare_nodes", "oracle"))
+    ask = replace(ask, replay=replace(ask.replay, nodes={"gpu": 10, "one": 1, "few": 3}))
+    answer = energy_on_jobs(history, ask, energy=Energy(), power=Power())
+    spare = {choice.pool: choice.spare for choice in answer.spare}
+    assert set(spare) == {"gpu", "one", "few"}
+    # Nobody has used the pool of few jobs for weeks, so that a spare node there would spare no delay.
+    assert spare["few"] == 0
+    assert answer.of("spare_nodes").mean_sleeping_nodes >= 3
+
+
+def test_energy_is_compared_for_the_same_work():
+    hour, more = (NodeSeconds(busy=3_600.0, idle=3_600.0, gpus_busy=gpus) for gpus in (36_000.0, 43_200.0))
+    always, other = (
+        SeriesRun(
+            hourly=(seconds,),
+            wakes=0,
+            sleeps=0,
+            woken=0,
+            shortages=0,
+            short_s=0.0,
+            mean_asleep=0.0,
+            utilization_before=0.5,
+        )
+        for seconds in (hour, more)
+    )
+    saved = policy_result("other", other, always, Energy(), window_s=(0, 3_600)).saved_kwh
+    assert saved == pytest.approx(1.2 * energy_kwh(hour, Energy()) - energy_kwh(more, Energy()))
+    assert saved > 0
 
 
 def test_the_node_fill_order_keeps_no_more_nodes_busy_than_the_timer_alone(answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,13 +11,15 @@ from rich.console import Console
 
 from helios.metrics.statistics import poisson_interval
 from helios.report.charts import energy_figure
-from helios.report.energy import EnergyWhatIf, PolicyResult, energy_table, energy_verdict
+from helios.report.energy import ChosenSpare, EnergyWhatIf, FrontRow, PolicyResult, energy_table, energy_verdict
 from helios.report.html import render_energy_whatif
 
 KEYS = (
     "policy, mean_sleeping_nodes, node_utilization_before, node_utilization_after, wakeups_per_day, sleeps_per_day, "
     "short_node_events_per_day, jobs_delayed, mean_delay_s, energy_kwh, wakeups_per_day_interval, nodes_per_wakeup, "
-    "node_hours_short, share_of_jobs_delayed, longest_delay_s, cost, currency, co2_kg, saved_kwh"
+    "node_hours_short, share_of_jobs_delayed, longest_delay_s, cost, currency, co2_kg, saved_kwh, "
+    "submissions_delayed, share_of_submissions_delayed, added_wait_s, cycles_per_node_day, gpu_utilization, "
+    "share_of_oracle"
 )
 
 
@@ -72,7 +75,18 @@ def test_what_is_no_number_is_null() -> None:
 
 def test_the_answer_names_what_it_is_about() -> None:
     told = an_answer(a_result("ces")).to_json()
-    assert list(told) == ["series", "from", "to", "days", "total_nodes", "policies", "chosen", "notes"]
+    assert list(told) == [
+        "series",
+        "from",
+        "to",
+        "days",
+        "total_nodes",
+        "policies",
+        "chosen",
+        "front",
+        "spare",
+        "notes",
+    ]
     assert told["days"] == 14.0
 
 
@@ -161,3 +175,60 @@ def test_money_and_carbon_dioxide_are_shown_only_where_they_are_known() -> None:
     page = render_energy_whatif(without)
     assert "EUR" not in page and "CO2" not in page
     assert without.to_json()["policies"][0]["cost"] is None
+
+
+def a_front(*spares: int) -> tuple[FrontRow, ...]:
+    rows = []
+    for spare in spares:
+        result = a_result(
+            "spare_nodes",
+            saved_kwh=26_320.0 - 744 * spare,
+            jobs_delayed=100,
+            share_of_jobs_delayed=0.01,
+            share_of_submissions_delayed=0.0875,
+            added_wait_s=20.25,
+            cycles_per_node_day=0.632,
+            gpu_utilization=0.896,
+            share_of_oracle=0.959,
+        )
+        price = {} if spare == 0 else {"last_costs_kwh_day": 24.0, "last_spares_day": 0.5}
+        rows.append(FrontRow(spare=spare, result=result, **price))
+    return tuple(rows)
+
+
+def shown(answer: EnergyWhatIf, width: int) -> str:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(energy_table(answer, width=width))
+    return captured.get()
+
+
+def test_each_number_of_spare_nodes_has_a_row_with_the_price_of_the_last() -> None:
+    answer = replace(an_answer(a_result("always_on")), front=a_front(0, 1))
+    rows = [line.split() for line in shown(answer, 80).splitlines()]
+    assert ["0", "20.0", "26,320", "8.75", "%", "1.00", "%", "20.2", "0.63", "90", "%", "96", "%", "-"] in rows
+    assert ["1", "20.0", "25,576", "8.75", "%", "1.00", "%", "20.2", "0.63", "90", "%", "96", "%", "48"] in rows
+
+
+def test_the_page_shows_spare_nodes_only_where_they_were_replayed() -> None:
+    answer = an_answer(a_result("always_on"))
+    assert "Spare nodes" not in render_energy_whatif(answer)
+    assert "Spare nodes" in render_energy_whatif(replace(answer, front=a_front(0, 1)))
+
+
+def test_the_spare_nodes_of_each_pool_are_said_with_the_reason() -> None:
+    chosen = ChosenSpare(pool="gpu", spare=4, memory_s=1_800, reason="4 spare nodes: as a test wants it")
+    answer = replace(an_answer(a_result("always_on")), spare=(chosen,))
+    assert energy_verdict(answer) == [
+        "spare_nodes keeps in gpu as many nodes awake as were in use in the last 30 min, and 4 spare nodes: as a test "
+        "wants it."
+    ]
+
+
+def test_money_of_spare_nodes_is_shown_only_where_it_is_known() -> None:
+    answer = replace(an_answer(a_result("always_on", cost=300.0)), front=a_front(0))
+    assert "Saved EUR" in shown(answer, 120) and " 120\n" in shown(answer, 120)
+    assert "Saved EUR" in render_energy_whatif(answer)
+    assert "Saved EUR" not in shown(answer.without_unknown(price=False, co2=False), 120)
+    assert answer.to_json()["front"][0]["result"]["cost"] == 180.0
+    assert answer.without_unknown(price=False, co2=False).to_json()["front"][0]["result"]["cost"] is None

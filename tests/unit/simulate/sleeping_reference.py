@@ -50,7 +50,7 @@ def drawn(seed, job, number):
 class Sleepers:
     """One cluster; ``seconds`` counts node seconds by state, ``holding`` the nodes with a job, a list by seconds."""
 
-    def __init__(self, workload, shape, estimates, *, backfill, placement, seed, boot, shutdown, timer):
+    def __init__(self, workload, shape, estimates, *, backfill, placement, seed, boot, shutdown, timer, rules=()):
         self.backfill, self.placement, self.seed = backfill, placement, seed
         self.boot, self.shutdown, self.timer = boot, shutdown, timer
         self.nodes, self.pending, self.running = [], [], []
@@ -64,10 +64,15 @@ class Sleepers:
         self.holding = [[] for _ in self.nodes]
         self.touched = set()
         self.sleeps = self.wakes = 0
+        self.rules, self.check_due = rules, False
+        self.woke_for_job = [False for _ in self.nodes]
+        self.most = [[] for _ in self.nodes]  # the most nodes with a job at once between two checks
+        self.most_now = [0 for _ in self.nodes]  # since the last check
 
     def play(self, commands, until):
         """Run for the seconds 0 to ``until``; ``commands`` are (second, callable(self, now))."""
         for now in range(until):
+            self.check_due = bool(self.rules) and self.is_check(now)
             arrivals = [job for job in self.jobs if job.submitted == now]
             asked = [command for second, command in commands if second == now]
             while self.change(now) | self.arrive(arrivals) | bool(asked):
@@ -117,6 +122,44 @@ class Sleepers:
                 idle = node.power == "awake" and node.free == node.size and not node.kept
                 if idle and self.timer is not None and now - node.idle_since >= self.timer:
                     self.fall(node, now)
+        if self.check_due:
+            self.check_due = False
+            for partition, rule in enumerate(self.rules):
+                self.check(partition, rule, now)
+
+    def is_check(self, now):
+        """Return whether the rules are checked, which they are while anything else may happen."""
+        if now % self.rules[0].every_s or now < self.jobs[0].submitted:
+            return False
+        nodes = [node for nodes in self.nodes for node in nodes]
+        idle = any(node.power == "awake" and node.free == node.size and not node.kept for node in nodes)
+        moves = any(node.power in ("waking", "falling") for node in nodes)
+        arrives = any(job.submitted >= now for job in self.jobs)
+        return arrives or any(self.running) or moves or (idle and self.timer is not None)
+
+    def in_use(self, partition):
+        return sum(node.free < node.size for node in self.nodes[partition])
+
+    def check(self, partition, rule, now):
+        nodes, busy = self.nodes[partition], self.in_use(partition)
+        self.most[partition].append(self.most_now[partition])
+        memory = rule.memory_s // rule.every_s
+        peak = max([busy, *(self.most[partition][-memory:] if memory else [])])
+        powered = sum(node.power in ("awake", "waking") for node in nodes)
+        least, most = (min(len(nodes), used + rule.spare) for used in (busy, peak))
+        if not rule.counts_use:
+            least, most = 0, max(busy, rule.spare)
+        if rule.wakes == "never" or (rule.wakes == "short" and not self.woke_for_job[partition]):
+            least = 0
+        self.woke_for_job[partition] = False
+        self.most_now[partition] = busy
+        asleep = sorted((node for node in nodes if node.power == "asleep"), key=lambda node: (node.weight, node.number))
+        for node in asleep[: max(least - powered, 0)]:
+            self.wake(node, now)
+        idle = [node for node in nodes if node.power == "awake" and node.free == node.size and not node.kept]
+        idle = [node for node in idle if now - node.idle_since >= rule.least_idle_s]
+        for node in sorted(idle, key=lambda node: (node.idle_since, -node.number))[: max(powered - most, 0)]:
+            self.fall(node, now)
 
     def fall(self, node, now):
         assert node.power == "awake" and node.free == node.size
@@ -163,8 +206,10 @@ class Sleepers:
         for number, gpus in holds.items():
             node = self.nodes[partition][number]
             node.free -= gpus
+            self.most_now[partition] = max(self.most_now[partition], self.in_use(partition))
             if node.power == "asleep":
                 self.wake(node, now)
+                self.woke_for_job[partition] = True
             if node.power == "waking":
                 job.start = max(job.start, node.until)
         job.end, job.planned_end = job.start + job.run_time, job.start + job.estimate

@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.actions import FillFirst, KeepAwake, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
+from helios.errors import UsageError
+from helios.metrics.spare_nodes import AwakeRule
 from helios.model import STEP_S, NodePower
 from helios.simulate import Backfill, Placement, SimCluster, Sleep, replay
 from helios.simulate.ageing import first_in_first_out
@@ -115,6 +117,62 @@ def test_jobs_and_nodes_do_as_in_the_reference(backfill, placement, data, case):
     assert cluster.started_s.tolist() == [job.start for job in model.jobs]
     assert cluster.ended_s.tolist() == [job.end for job in model.jobs]
     assert cluster.late_s.tolist() == [job.start - job.given for job in model.jobs]
+    assert_counted_alike(cluster, model, shape, until)
+
+
+@st.composite
+def awake_rules(draw, shape):
+    """Draw a rule for each partition, all checked at the same times."""
+    every = draw(st.sampled_from([1, 3, 10]))
+    return tuple(
+        AwakeRule(
+            memory_s=every * draw(st.integers(0, 8)),
+            spare=draw(st.integers(0, 3)),
+            wakes=draw(st.sampled_from(["ahead", "ahead", "short", "never"])),
+            every_s=every,
+            least_idle_s=draw(st.sampled_from([0, 0, 5])),
+            counts_use=draw(st.sampled_from([True, True, False])),
+        )
+        for _ in range(len(shape.nodes))
+    )
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+@given(data=st.data(), case=clusters_with_jobs())
+@thorough
+def test_rules_for_nodes_awake_act_as_in_the_reference(placement, data, case):
+    shape, workload, estimate = case
+    boot, shutdown = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 12))
+    rules = data.draw(awake_rules(shape))
+    cluster = SimCluster(
+        workload,
+        shape,
+        jobs_of(workload, shape),
+        estimates_s=estimate,
+        placement=placement,
+        seed=3,
+        sleep=Sleep(boot_s=boot, shutdown_s=shutdown, rules=rules),
+    )
+    run_out(cluster)
+    until = cluster.now_s + 1
+    cluster.advance(until)
+    model = Sleepers(
+        workload,
+        shape,
+        estimate,
+        backfill=str(Backfill.EASY),
+        placement=str(placement),
+        seed=3,
+        boot=boot,
+        shutdown=shutdown,
+        timer=None,
+        rules=rules,
+    )
+    for nodes in model.nodes:
+        for node in nodes:
+            node.idle_since = int(workload.submitted_s[0]) - 1
+    model.play([], until)
+    assert cluster.started_s.tolist() == [job.start for job in model.jobs]
     assert_counted_alike(cluster, model, shape, until)
 
 
@@ -232,6 +290,21 @@ def test_the_idle_timer_puts_idle_nodes_to_sleep_but_not_those_kept_awake():
     assert powers(cluster)[0] == NodePower.FALLING_ASLEEP
     cluster.advance(4_000)
     assert powers(cluster) == [NodePower.ASLEEP, NodePower.AWAKE, NodePower.ASLEEP]
+
+
+def test_a_burst_wakes_its_own_nodes_and_the_spare_ones():
+    sleep = Sleep(boot_s=300, shutdown_s=1, rules=(AwakeRule(memory_s=600, spare=2),))
+    burst = [(7_200, 900, 8)] * 5
+    cluster = a_sim_cluster([(0, 60, 8), *burst, (20_000, 1, 1)], a_shape((10, 8)), sleep=sleep)
+    cluster.advance(7_199)
+    assert powers(cluster).count(NodePower.ASLEEP) == 8
+    cluster.advance(7_261)
+    assert Counter(powers(cluster)) == {NodePower.AWAKE: 2, NodePower.WAKING: 5, NodePower.ASLEEP: 3}
+
+
+def test_a_rule_that_remembers_too_long_is_refused():
+    with pytest.raises(UsageError, match="remember too long"):
+        Sleep(boot_s=300, shutdown_s=120, rules=(AwakeRule(memory_s=86_400, spare=2),))
 
 
 def test_a_node_that_is_kept_awake_no_longer_falls_asleep_at_once_if_it_was_idle_long_enough():
