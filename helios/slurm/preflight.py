@@ -378,6 +378,7 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
         partial(_idle_timer, keeps_awake=keeps_awake),
         _power_timeouts,
         _power_rates,
+        _kept_awake_counts,
         *((_keep_awake,) if keeps_awake else ()),
         _administrator,
         partial(_node_weights, tiers=tiers),
@@ -435,6 +436,14 @@ def _power_rates(context: PreflightContext) -> Iterator[PreflightFinding]:
     message = ", ".join(f"{key} is {rate or 'unknown'} nodes a minute" for key, rate in rates.items())
     hint = "0 is no limit: jobs may wake every sleeping node at once. Ask whoever knows your power feed."
     yield _finding("power rates", message, hint=hint if rates["ResumeRate"] == "0" else "")
+
+
+def _kept_awake_counts(context: PreflightContext) -> Iterator[PreflightFinding]:
+    found = power_config(context.configuration)
+    if found.settings.keep_awake_meaning:
+        hint = "They are no spare nodes: once as many are busy, none waits awake. Leave spare ones to the service ces."
+        is_floor = found.surroundings.exclusions.counts_busy
+        yield _finding("kept awake", found.settings.keep_awake_meaning, hint=hint if is_floor else "")
 
 
 def _keep_awake(context: PreflightContext) -> Iterator[PreflightFinding]:

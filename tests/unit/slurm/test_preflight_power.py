@@ -85,6 +85,8 @@ def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> 
         ("power rates", FindingLevel.WARN, {"ResumeRate": "0 nodes/min"}),
         ("keep-awake list", FindingLevel.FAIL, {"SLURM_VERSION": "22.05.8", "mechanism": "keep_awake"}),
         ("keep-awake list", FindingLevel.WARN, {"ReconfigFlags": "(null)", "mechanism": "keep_awake"}),
+        ("kept awake", FindingLevel.OK, {"SLURM_VERSION": "23.11.10", "SuspendExcNodes": "n[1-9]:2"}),
+        ("kept awake", FindingLevel.WARN, {"SLURM_VERSION": "24.05.0", "SuspendExcNodes": "n[1-9]:2"}),
         ("administrator", FindingLevel.FAIL, {"said": MAY_NOT}),
         ("administrator", FindingLevel.FAIL, {"said": "Unable to contact slurm controller"}),
         ("administrator", FindingLevel.OK, {"said": MAY_NOT, "user": "root"}),
