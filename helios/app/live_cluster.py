@@ -18,7 +18,7 @@ from helios import ownership
 from helios.app.sync import AccountingSource
 from helios.choices import Domain
 from helios.config import Settings, SlurmSettings
-from helios.errors import ClusterUnavailable, HeliosError, UsageError
+from helios.errors import ClusterUnavailable, ConfigurationInvalid, FileUnreadable, HeliosError, UsageError
 from helios.model.slurm_site import SlurmSite
 from helios.ports import Cluster, NodeCluster, Service
 from helios.services.registry import build, domain_of, find, installed, list_options
@@ -28,6 +28,8 @@ from helios.slurm.backend import Backend
 from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, partition_names
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
+from helios.slurm.node_weights import WeightPlan, plan_weights, read_conf
+from helios.slurm.power import PowerConfigReader, feature_racks
 from helios.slurm.preflight import (
     Check,
     FindingLevel,
@@ -222,6 +224,40 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         notes=cluster.notes,
         close=cluster.close,
     )
+
+
+def plan_node_weights(settings: Settings, conf: Path | None) -> WeightPlan:
+    """Return static node weights for slurm.conf.
+
+    Parameters
+    ----------
+    conf : Path, optional
+        A slurm.conf. By default that of the running cluster, whose topology then tells the racks too.
+
+    Raises
+    ------
+    FileUnreadable, ConfigurationInvalid
+        ``conf`` cannot be read, or is no slurm.conf.
+    ClusterUnavailable
+        The controller does not answer.
+    """
+    # Imported here, because only this and forecasts need it.
+    from helios.slurm.site import read_site  # noqa: PLC0415 - see above
+
+    notes: list[str] = []
+    racks = feature_racks(settings.power.racks)
+    if conf is not None:
+        text = read_conf(conf, notes)
+        return plan_weights(read_site(text), racks, text, notes)
+    shell = connect(settings.slurm.model_copy(update={"backend": "commands"})).shell
+    reader = PowerConfigReader(shell=shell, racks=racks)
+    racks, path = dict(reader().surroundings.racks), Path(reader.configuration().get("SLURM_CONF", ""))
+    try:
+        text = read_conf(path, notes)
+        return plan_weights(read_site(text), racks, text, notes)
+    except (FileUnreadable, ConfigurationInvalid) as reason:
+        notes.append(f"{reason.message}: the nodes are the controller's, and whole lines need a copy: --conf FILE")
+        return plan_weights(live_site(shell), racks, None, notes)
 
 
 def preflight(settings: Settings) -> list[PreflightFinding]:
