@@ -270,7 +270,7 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
     if settings.hook.publish:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
     if Domain.NODES in configured_domains(settings):
-        more.extend(power_checks(power.mechanism, tiers=power.tiers))
+        more.extend(power_checks(power.mechanism))
     found = run_checks(
         shell=way.shell,
         configuration=way.backend.configuration,

@@ -31,7 +31,7 @@ from helios.app.modes import (
 )
 from helios.app.operations import Operations
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
+from helios.cli.options import AsJson, Cluster, configuration, select_cluster
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError, WarehouseUnavailable
@@ -46,10 +46,9 @@ WEIGHTS_GO_IN = (
     "every node the new slurm.conf, then: scontrol reconfigure"
 )
 WEIGHTS_BRING = (
-    "On 133 nodes of Venus, August and September 2020, blocks of eight saved 1,075 kWh a day, and weights rewritten "
-    "every two minutes 1,054 (docs/power.md)."
+    "On a week of Venus' jobs (133 nodes) Slurm's timer of 30 min put 54.6 nodes to sleep with such weights, and 48.9 "
+    "without (docs/power.md)."
 )
-"""Held-out weeks, with the same rule of sleep."""
 STOP = "Stop the daemon: systemctl stop helios helios-power."
 
 Reason = Annotated[str, Option("--reason", help="Reason, recorded in the audit log.")]
@@ -97,7 +96,7 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
 def mode_(
     service: Annotated[
         str | None,
-        Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
+        Argument(help="Name of a service. Without one, the modes in force are shown."),
     ] = None,
     mode: Annotated[Mode | None, Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[

@@ -104,8 +104,8 @@ def whatif(
 
     It uses a series of busy nodes, or a cluster's own jobs. The other policies are: nodes always on, Slurm's idle timer
     at 10 and 30 minutes, the maximum of the last 3 h plus 5 nodes, the published rule of ces without knowledge of the
-    future, and an oracle that knows the future. On jobs, also the node fill order (with Slurm's idle timer, and with
-    ces).
+    future, and an oracle that knows the future. On jobs, also nodes filled in the order of helios power weights (with
+    Slurm's idle timer, and with ces).
     Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
     files = [*(series or []), *(more or [])]

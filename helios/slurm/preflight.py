@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from helios.changes import SOFT_LIMIT_FLAG
@@ -360,7 +359,7 @@ _LEAST_BATCH_START_S = 60.0
 """Slurm's power saving guide recommends more than the default of 10 s where nodes boot. A minute is a guess."""
 
 
-def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
+def power_checks(mechanism: str) -> tuple[Check, ...]:
     """Return the checks for a cluster whose nodes Helios may power down.
 
     They are for ``examine(more=...)``.
@@ -369,8 +368,6 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
     ----------
     mechanism : str
         ``sleep`` or ``keep_awake``, as ``[power] mechanism``.
-    tiers : int
-        ``[power] tiers``.
     """
     keeps_awake = mechanism == "keep_awake"
     return (
@@ -381,7 +378,6 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
         _kept_awake_counts,
         *((_keep_awake,) if keeps_awake else ()),
         _administrator,
-        partial(_node_weights, tiers=tiers),
     )
 
 
@@ -475,16 +471,3 @@ def _administrator(context: PreflightContext) -> Iterator[PreflightFinding]:
     )
     message = f"user {context.user} may not change nodes: {quoted(complaint)}"
     yield _finding("administrator", message, hint=hint, level=FindingLevel.FAIL)
-
-
-def _node_weights(context: PreflightContext, *, tiers: int) -> Iterator[PreflightFinding]:
-    shown = lines(context.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
-    found = (re.search(r" Weight=(\d+)", line) for line in shown)
-    weights = sorted({int(match[1]) for match in found if match})
-    tight = next((f"{low} and {high}" for low, high in pairwise(weights) if high - low < tiers), "")
-    hint = (
-        f"Between {tight} there is no room for [power] tiers = {tiers}: nodes are hardly told apart there. "
-        "Write weights in steps of 100 in slurm.conf."
-    )
-    message = f"nodes have the weights {', '.join(map(str, weights)) or 'none'}"
-    yield _finding("node weights", message, hint=hint if tight else "")
