@@ -1,9 +1,9 @@
 """Closed list of the actions that Helios may take on a cluster.
 
 Each action has a reason for a person. It states what is wanted, not how. :mod:`helios.slurm` translates an order to
-SiteFactor, a soft limit to TimeMin, sleep to node states and a fill order to weights; the simulator translates them to
-arrays. Helios never sets Priority, Nice or TimeLimit, never cancels, holds or requeues a job, and never drains
-a node or powers one down that is not idle.
+SiteFactor, a soft limit to TimeMin and sleep to node states; the simulator translates them to arrays. Helios never sets
+Priority, Nice or TimeLimit, never cancels, holds or requeues a job, and never drains a node or powers one down that is
+not idle.
 """
 
 from __future__ import annotations
@@ -261,6 +261,7 @@ class NodeSetting(StrEnum):
     POWER = "power"
     KEEP_AWAKE = "keep_awake"
     WEIGHT = "weight"
+    """No action sets it any more. What earlier releases set is reverted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,42 +321,6 @@ class KeepAwake:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillFirst:
-    """Have the cluster fill nodes in this order.
-
-    The site's own weights of its nodes come first. Tiers only order nodes whose weights are equal.
-
-    Attributes
-    ----------
-    tiers : tuple of tuple of str
-        Nodes, first to fill first; within a tier in the site's own order. A node that is not named stays as it is.
-    reason : str
-        Why, for a person.
-    why : tuple of str
-        Reason of the nodes of each tier. Empty where ``reason`` holds for all of them.
-    own : tuple of (str, int)
-        The site's own weights of nodes for which Helios has recorded one. The weight read now of any other node is the
-        site's own. Services leave it empty.
-    """
-
-    tiers: tuple[tuple[str, ...], ...]
-    reason: str
-    why: tuple[str, ...] = ()
-    own: tuple[tuple[str, int], ...] = ()
-
-    def __post_init__(self) -> None:
-        names = [node for tier in self.tiers for node in tier]
-        if len(set(names)) < len(names):
-            raise ValueError("an order of filling names a node twice")
-        if self.why and len(self.why) != len(self.tiers):
-            raise ValueError(f"an order of filling has {len(self.tiers)} tiers and gives {len(self.why)} reasons")
-
-    def why_in(self, tier: int) -> str:
-        """Return why a node is in a tier, by its number."""
-        return self.why[tier] if self.why else self.reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RevertNodes:
     """Revert what Helios set on nodes.
 
@@ -377,7 +342,7 @@ class RevertNodes:
     reason: str
 
 
-NodeAction = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
+NodeAction = PowerDown | PowerUp | KeepAwake | RevertNodes
 Action = JobAction | NodeAction
 """Any action. A service acts on jobs or on nodes; each kind has its own cluster interface."""
 

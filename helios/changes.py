@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar, overload
 from helios import ownership
 from helios.actions import (
     Action,
-    FillFirst,
     JobAction,
     JobSetting,
     KeepAwake,
@@ -276,8 +275,8 @@ def _outcome_of_revert(change: SettingChange[int], context: ChangeContext) -> Ou
 
 LIST: Key = (NodeSetting.KEEP_AWAKE, "")
 """Key of the keep-awake list, which belongs to the cluster and has no node's name."""
-ASLEEP, AWAKE, TIER = "asleep", "awake", "tier "
-"""Requested values of a node's power, and prefix of the value of its weight."""
+ASLEEP, AWAKE = "asleep", "awake"
+"""Requested values of a node's power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,17 +458,11 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
             values = [(NodeSetting.POWER, action.node, AWAKE, action.reason)]
         elif isinstance(action, KeepAwake):
             values = [(NodeSetting.KEEP_AWAKE, "", join_names(action.nodes), action.reason)]
-        elif isinstance(action, FillFirst):
-            values = [
-                (NodeSetting.WEIGHT, node, f"{TIER}{number}", action.why_in(number))
-                for number, tier in enumerate(action.tiers)
-                for node in tier
-            ]
         elif isinstance(action, RevertNodes):
             reverts |= {(action.setting, node) for node, _ in action.own}
         else:
             raise TypeError(
-                f"{kind} is not an action on a node; there are PowerDown, PowerUp, KeepAwake, FillFirst and RevertNodes"
+                f"{kind} is not an action on a node; there are PowerDown, PowerUp, KeepAwake and RevertNodes"
             )
         changes += [
             Change(setting=setting, target=node, value=value, reason=reason, action=kind)
@@ -482,19 +475,13 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
 def to_node_actions(changes: Sequence[Change[str]], *, own: Mapping[Key, str]) -> list[NodeAction]:
     """Return the actions that request ``changes``.
 
-    Wakes come first, then the keep-awake list, sleeps and the fill order.
+    Wakes come first, then the keep-awake list and sleeps.
 
     Parameters
     ----------
     own : mapping
         The site's own values of settings that Helios changed.
     """
-    weights = [change for change in changes if change.setting is NodeSetting.WEIGHT]
-    tiers: list[list[str]] = [[] for _ in range(max((tier(change) for change in weights), default=-1) + 1)]
-    for change in weights:
-        tiers[tier(change)].append(change.target)
-    own_weights = tuple((node, int(float(text))) for (kind, node), text in own.items() if kind is NodeSetting.WEIGHT)
-    fill = [FillFirst(tiers=tuple(map(tuple, tiers)), reason=weights[0].reason, own=own_weights)] if weights else []
     return [
         *(PowerUp(node=change.target, reason=change.reason) for change in changes if change.action == PowerUp.__name__),
         *(
@@ -503,18 +490,12 @@ def to_node_actions(changes: Sequence[Change[str]], *, own: Mapping[Key, str]) -
             if change.setting is NodeSetting.KEEP_AWAKE
         ),
         *(PowerDown(node=change.target, reason=change.reason) for change in changes if sleeps(change)),
-        *fill,
     ]
 
 
 def sleeps(change: Change[str]) -> bool:
     """Return whether a change puts a node to sleep."""
     return change.action == PowerDown.__name__
-
-
-def tier(change: Change[str]) -> int:
-    """Return the tier of a weight, from 0."""
-    return int(change.value.removeprefix(TIER))
 
 
 def nodes_named(text: str) -> tuple[str, ...]:

@@ -74,10 +74,14 @@ RENAMED_KEYS = {
     ("slurm", "writes_per_turn"): "writes_per_cycle",
 }
 """New names of keys by section and old name. The old names were used up to 0.1, and are read for one release."""
-REMOVED_KEYS = {("web", "in_daemon"): "the page is a process of its own: systemctl enable --now helios-web"}
+_STATIC_WEIGHTS = "static weights in slurm.conf fill nodes in an order: helios power weights"
+REMOVED_KEYS = {
+    ("web", "in_daemon"): "the page is a process of its own: systemctl enable --now helios-web",
+    ("services", "node_fill_order"): _STATIC_WEIGHTS,
+    ("services", "packing"): _STATIC_WEIGHTS,
+    ("power", "tiers"): _STATIC_WEIGHTS,
+}
 """Keys that have no effect any more, and what takes their place."""
-RENAMED_SERVICES = {"packing": "node_fill_order"}
-"""New names of services. The old names were used up to 0.1, and are accepted for one release."""
 
 
 def absolute_folder(name: str) -> str:
@@ -355,8 +359,6 @@ class Power(_Section):
     """Failed wakes in 24 hours, of all nodes, after which nothing is put to sleep"""
     wake_on_stop: bool = True
     """Wake what Helios put to sleep when its daemon stops; else it stays asleep until needed"""
-    tiers: int = Field(default=4, ge=2, le=16)
-    """Most values a node's Weight is raised by, to say which are filled first"""
     racks: str = ""
     """Racks where Slurm's topology does not tell: r1=gpu[01-08]; r2=gpu[09-16]"""
 
@@ -502,11 +504,6 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Loade
             continue
         document = _parse_document(path, content)
         files.append(str(path))
-        notes += (
-            f"{path}: [services.{old}] is called [services.{new}] now; the old name goes with the next release"
-            for old, new in RENAMED_SERVICES.items()
-            if old in document.get("services", {})
-        )
         notes += _removed(str(path), {(section, name) for section, keys in document.items() for name in keys})
         _store(_from_file(path, document), values, origins)
     notes += _removed("environment", {key for key in REMOVED_KEYS if _variable(*key) in environment})
@@ -729,12 +726,11 @@ def _parse_document(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 def _from_file(path: Path, document: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any, str]]:
-    renamed = RENAMED_KEYS | {("services", old): new for old, new in RENAMED_SERVICES.items()}
     for section, keys in document.items():
         for name, value in keys.items():
             if (section, name) in REMOVED_KEYS:
                 continue
-            new = renamed.get((section, name)) or name
+            new = RENAMED_KEYS.get((section, name), name)
             if new != name and new in keys:
                 raise ConfigurationInvalid(
                     f"{path}: {section}.{name} is the old name of {section}.{new}, and both are set.",

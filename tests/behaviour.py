@@ -41,7 +41,6 @@ import pandas as pd
 # What follows is all that this module knows of Helios' names, with the functions of the section "Adapters" below.
 from benchmarks.published.simulator import PublishedPolicy, replay_as_published
 from helios.actions import (
-    FillFirst,
     KeepAwake,
     NodeSetting,
     Place,
@@ -259,6 +258,7 @@ COMMANDS = (
     Command(name="slurm-power-status", words="power status --json", live=True),
     Command(name="slurm-power-turn", words="power run-cycle --as active --json", live=True),
     Command(name="slurm-power-clear", words="power clear --json", live=True),
+    Command(name="power-weights", words="power weights --conf recorded/slurm.conf --json"),
     Command(
         name="slurm-hook-publish",
         after="slurm-history slurm-sync",
@@ -1108,7 +1108,7 @@ class JobWorld(World):
 class NodeWorld(World):
     """Twelve nodes of two partitions, jobs, admins and two services that act on nodes."""
 
-    services = ("ces", "node_fill_order")
+    services = ("ces", "own")
     names = tuple(f"n{place}" for place in range(1, 13))
 
     def __init__(self, seed: int) -> None:
@@ -1224,10 +1224,7 @@ class NodeWorld(World):
             actions.append(RevertNodes(setting=self.one_of(list(NodeSetting)), own=own, reason="no longer wanted"))
         self.says["ces"].actions = actions
         if self.happens(0.4):
-            order = self.some_of(names, 8)
-            half = len(order) // 2
-            fill = FillFirst(tiers=(tuple(order[:half]), tuple(order[half:])), reason="fullest first")
-            self.says["node_fill_order"].actions = [fill]
+            self.says["own"].actions = [PowerUp(node=node, reason="mine") for node in self.some_of(names, 2)]
 
 
 def _job_report(report: Any) -> dict[str, Json]:

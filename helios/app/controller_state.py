@@ -180,7 +180,7 @@ class NodeCycleSummary(DomainSummary):
     by_helios : int
         Nodes that Helios put to sleep, also those that still fall asleep.
     slept, woken, weighed : int
-        Nodes powered down, powered up, and given another weight in this cycle.
+        Nodes powered down, powered up, and given back their weight in this cycle.
     protected : str
         Why nothing is powered down until a person clears it; empty where power-down is allowed.
     quarantined : int
@@ -208,7 +208,11 @@ class NodeCycleSummary(DomainSummary):
         counts = f"{counts}, {self.seconds:.1f} s"
         if self.suspended:
             return f"{counts}; nothing is done: {'; '.join(self.suspended)}"
-        counts_by_change = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]
+        counts_by_change = [
+            ("put to sleep", self.slept),
+            ("woken", self.woken),
+            ("given back their weight", self.weighed),
+        ]
         changes = ", ".join(f"{number} {what}" for what, number in counts_by_change if number) or "nothing to change"
         return f"{counts}; {changes}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
 

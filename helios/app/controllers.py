@@ -580,12 +580,18 @@ def count_states(report: NodeCycleReport) -> dict[str, int]:
     }
 
 
+EARLIER_NODE_SERVICES = {"node_fill_order"}
+"""Services of releases up to 0.1. What is recorded of them on nodes is reverted, and audited, under their names."""
+
+
 def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
     """Grant the daemons' roles their privileges.
 
     See :meth:`helios.warehouse.Warehouse.grant`.
     """
-    on_nodes = sorted(name for name, offered in installed().items() if offered.domain is Domain.NODES)
+    on_nodes = sorted(
+        {name for name, offered in installed().items() if offered.domain is Domain.NODES} | EARLIER_NODE_SERVICES
+    )
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.grant(
             jobs=jobs,

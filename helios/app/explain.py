@@ -498,6 +498,7 @@ def node_status(cycles: NodeController) -> NodeStatus:
         protected=memory.protected,
         quarantined={node: failure.what for node, failure in memory.quarantined.items()},
         cannot="" if snapshot.power is None else snapshot.power.why_not,
+        kept_awake="" if snapshot.power is None else snapshot.power.keep_awake_meaning,
         paused=str(cycles.pause() or ""),
     )
 

@@ -18,7 +18,7 @@ from helios import ownership
 from helios.app.sync import AccountingSource, GpuAccounting
 from helios.choices import Domain
 from helios.config import Settings, SlurmSettings
-from helios.errors import ClusterUnavailable, HeliosError, UsageError
+from helios.errors import ClusterUnavailable, ConfigurationInvalid, FileUnreadable, HeliosError, UsageError
 from helios.model.slurm_site import SlurmSite
 from helios.ports import Cluster, NodeCluster, Service
 from helios.services.registry import build, domain_of, find, installed, list_options
@@ -30,6 +30,8 @@ from helios.slurm.connect import connect, live_site, open_cluster, open_nodes, p
 from helios.slurm.gpu_nodes import live_site_gpus
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
+from helios.slurm.node_weights import WeightPlan, plan_weights, read_conf
+from helios.slurm.power import PowerConfigReader, feature_racks
 from helios.slurm.preflight import (
     Check,
     FindingLevel,
@@ -236,6 +238,40 @@ def _gpu_accounting(shell: Shell) -> GpuAccounting:
     return GpuAccounting(site=site, is_tracked=not has_gpus or "gres/gpu" in names)
 
 
+def plan_node_weights(settings: Settings, conf: Path | None) -> WeightPlan:
+    """Return static node weights for slurm.conf.
+
+    Parameters
+    ----------
+    conf : Path, optional
+        A slurm.conf. By default that of the running cluster, whose topology then tells the racks too.
+
+    Raises
+    ------
+    FileUnreadable, ConfigurationInvalid
+        ``conf`` cannot be read, or is no slurm.conf.
+    ClusterUnavailable
+        The controller does not answer.
+    """
+    # Imported here, because only this and forecasts need it.
+    from helios.slurm.site import read_site  # noqa: PLC0415 - see above
+
+    notes: list[str] = []
+    racks = feature_racks(settings.power.racks)
+    if conf is not None:
+        text = read_conf(conf, notes)
+        return plan_weights(read_site(text), racks, text, notes)
+    shell = connect(settings.slurm.model_copy(update={"backend": "commands"})).shell
+    reader = PowerConfigReader(shell=shell, racks=racks)
+    racks, path = dict(reader().surroundings.racks), Path(reader.configuration().get("SLURM_CONF", ""))
+    try:
+        text = read_conf(path, notes)
+        return plan_weights(read_site(text), racks, text, notes)
+    except (FileUnreadable, ConfigurationInvalid) as reason:
+        notes.append(f"{reason.message}: the nodes are the controller's, and whole lines need a copy: --conf FILE")
+        return plan_weights(live_site(shell), racks, None, notes)
+
+
 def preflight(settings: Settings) -> list[PreflightFinding]:
     """Return findings about the cluster's settings.
 
@@ -246,7 +282,7 @@ def preflight(settings: Settings) -> list[PreflightFinding]:
     if settings.hook.publish:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
     if Domain.NODES in configured_domains(settings):
-        more.extend(power_checks(power.mechanism, tiers=power.tiers))
+        more.extend(power_checks(power.mechanism))
     found = run_checks(
         shell=way.shell,
         configuration=way.backend.configuration,

@@ -76,7 +76,10 @@ def operations_for(
     """
     settings = configuration.settings
     # Building the services here reports wrong options at the start, not in every cycle.
-    on_nodes = bool(configured_services(settings, domain=Domain.NODES)) and Domain.NODES in domains
+    # What an earlier release left on nodes, such as weights, is reverted without a service too.
+    on_nodes = Domain.NODES in domains and (
+        bool(configured_services(settings, domain=Domain.NODES)) or _may_have_changed_nodes(settings)
+    )
     on_jobs = Domain.JOBS in domains
     if not (on_jobs or on_nodes):
         raise ConfigurationInvalid(
@@ -379,8 +382,7 @@ class Operations:
         except HeliosError as problem:
             problems.append(problem)
         try:
-            # Helios may have changed nodes where a configured service acts on them, or the undo file exists.
-            if Domain.NODES in configured_domains(self.settings) or os.path.lexists(self.state_folder / UNDO_FILE):
+            if Domain.NODES in configured_domains(self.settings) or _may_have_changed_nodes(self.settings):
                 nodes = self.release_nodes(why)
                 done.append(summarise_node_release(nodes))
         except HeliosError as problem:
@@ -423,6 +425,11 @@ class Operations:
             stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
             return f"{stays} (power.wake_on_stop is false); Slurm wakes nodes for jobs"
         return summarise_node_release(self.release_nodes(why))
+
+
+def _may_have_changed_nodes(settings: Settings) -> bool:
+    """Return whether Helios has recorded changes of nodes on this machine."""
+    return os.path.lexists(Path(settings.control.state_folder) / UNDO_FILE)
 
 
 def summarise_release(report: CycleReport) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from helios.app.controllers import JOBS_MEMORY
-from helios.app.live_cluster import configured_services, refuse_unknown_partitions
+from helios.app.live_cluster import configured_services, plan_node_weights, refuse_unknown_partitions
 from helios.app.modes import (
     PAUSE_FILE,
     current_modes,
@@ -31,15 +31,24 @@ from helios.app.modes import (
 )
 from helios.app.operations import Operations
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, rename_services, select_cluster
+from helios.cli.options import AsJson, Cluster, configuration, select_cluster
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError, WarehouseUnavailable
 from helios.model import Mode
 from helios.services.registry import POOL_GROUP, domain_of, installed
+from helios.units import count_in_words
 from helios.warehouse import Warehouse
 
 MOST_LINES = 40
+WEIGHTS_GO_IN = (
+    "Put each line in place of the one that it names, as slurmctld ends at a second NodeName line of a node. Give "
+    "every node the new slurm.conf, then: scontrol reconfigure"
+)
+WEIGHTS_BRING = (
+    "On a week of Venus' jobs (133 nodes) Slurm's timer of 30 min put 54.6 nodes to sleep with such weights, and 48.9 "
+    "without (docs/power.md)."
+)
 STOP = "Stop the daemon: systemctl stop helios helios-power."
 
 Reason = Annotated[str, Option("--reason", help="Reason, recorded in the audit log.")]
@@ -87,7 +96,7 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
 def mode_(
     service: Annotated[
         str | None,
-        Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
+        Argument(help="Name of a service. Without one, the modes in force are shown."),
     ] = None,
     mode: Annotated[Mode | None, Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[
@@ -494,6 +503,33 @@ def clear(
     lines = [*([allowed] if node else []), remaining + (f" {memory.protected}." if memory.protected else "")]
     answer = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
     print_result(answer, *lines, as_json=as_json)
+
+
+@power_commands.command("weights", epilog="Example: helios power weights --conf /etc/slurm/slurm.conf")
+def weights(
+    conf: Annotated[
+        Path | None, Option(help="File with slurm.conf. Default: that of the running cluster, as scontrol names it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print node weights for slurm.conf that fill nodes in blocks of eight.
+
+    Slurm fills the lowest weight first, so that the other nodes become empty and can sleep. Nodes of one kind get a
+    series of weights, in which those of one partition and rack follow each other. Weights that you have set keep
+    their order. Nothing is written.
+    """
+    plan = plan_node_weights(configuration().settings, conf)
+    if as_json:
+        show_json(plan.to_json())
+        return
+    show(*map(escape, plan.lines))
+    n_weights = len({block.weight for block in plan.blocks})
+    n_nodes = sum(len(block.nodes) for block in plan.blocks)
+    print_notes(plan.notes)
+    print_message(
+        f"{n_nodes:,} nodes in blocks of {plan.block_nodes}, {count_in_words(n_weights, 'weight')}. {WEIGHTS_BRING}",
+        WEIGHTS_GO_IN if plan.lines else "slurm.conf has these weights: no line needs a change.",
+    )
 
 
 service_commands = typer.Typer(no_args_is_help=True, help="List the installed services and their options.")

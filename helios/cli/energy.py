@@ -104,9 +104,9 @@ def whatif(
 
     It uses a series of busy nodes, or a cluster's own jobs. The other policies are: nodes always on, Slurm's idle timer
     at 10 and 30 minutes, the maximum of the last 3 h plus 5 nodes, the published rule of ces without knowledge of the
-    future, and an oracle that knows the future. On jobs, also the node fill order (with Slurm's idle timer, and with
-    ces), and a rule that wakes nodes each minute up to those in use and a number of spare ones, with a table of what
-    each number would save and delay.
+    future, and an oracle that knows the future. On jobs, also nodes filled in the order of helios power weights (with
+    Slurm's idle timer, and with ces), and a rule that wakes nodes each minute up to those in use and a number of spare
+    ones, with a table of what each number would save and delay.
     Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
     files = [*(series or []), *(more or [])]

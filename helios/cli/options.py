@@ -17,7 +17,7 @@ from typer import Option
 
 from helios.choices import TraceFormat
 from helios.cli.output import print_message
-from helios.config import RENAMED_SERVICES, LoadedSettings, Settings, load_configuration, zone
+from helios.config import LoadedSettings, Settings, load_configuration, zone
 from helios.errors import UsageError
 from helios.units import length
 
@@ -343,22 +343,6 @@ def select_cluster(option: str | None) -> str | None:
     None: neither names one.
     """
     return option or configuration().settings.database.cluster or None
-
-
-def rename_services(given: Any) -> Any:
-    """Replace old service names in an option, with a note.
-
-    Each text is a list of names, or SERVICE.OPTION=VALUE.
-    """
-    if not isinstance(given, str):
-        return given and [rename_services(text) for text in given]
-    names = given.split(",")
-    for place, name in enumerate(names):
-        service, dot, rest = name.partition(".")
-        if new := RENAMED_SERVICES.get(service.strip()):
-            print_message(f"note: {service.strip()} is called {new} now; the old name goes with the next release.")
-            names[place] = f"{new}{dot}{rest}"
-    return ",".join(names)
 
 
 @cache

@@ -50,7 +50,6 @@ from helios.cli.options import (
     configuration,
     duration,
     expand,
-    rename_services,
 )
 from helios.cli.output import (
     print_message,
@@ -340,7 +339,6 @@ def simulate_(
     service: Annotated[
         list[str] | None,
         Option(
-            callback=rename_services,
             help="Service that acts. If repeated, they act together. Default: the configured services.",
         ),
     ] = None,
@@ -348,7 +346,6 @@ def simulate_(
         list[str] | None,
         Option(
             "--set",
-            callback=rename_services,
             help="Set an option of a service: SERVICE.OPTION=VALUE, with the names of section services.SERVICE in "
             "helios.toml. May be repeated.",
         ),

@@ -29,7 +29,6 @@ from helios.cli.options import (
     expand,
     low_high,
     moment,
-    rename_services,
     select_cluster,
     writable,
 )
@@ -63,9 +62,7 @@ Start = Annotated[
     str | None, Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end.")
 ]
 End = Annotated[str | None, Option("-E", "--endtime", help="End of the window. Default: now.")]
-Services = Annotated[
-    list[str] | None, Option("--service", callback=rename_services, help="Only these services, separated by commas.")
-]
+Services = Annotated[list[str] | None, Option("--service", help="Only these services, separated by commas.")]
 Nodes = Annotated[
     str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
 ]

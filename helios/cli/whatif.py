@@ -22,7 +22,6 @@ from helios.cli.options import (
     configuration,
     expand,
     refuse_misplaced,
-    rename_services,
     writable,
 )
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json, width
@@ -275,9 +274,7 @@ def slurm(
     ] = None,
     service: Annotated[
         list[str] | None,
-        Option(
-            callback=rename_services, help="Also replay with this service acting, as it is configured. May be repeated."
-        ),
+        Option(help="Also replay with this service acting, as it is configured. May be repeated."),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,

@@ -33,7 +33,6 @@ from helios.control.observed import (
     ObservedNode,
     PendingJob,
     same_list,
-    weight_in,
 )
 from helios.control.state import BreakerState, ControllerState, NodeControllerState
 from helios.model import Mode, NodePower, PowerSettings, Snapshot
@@ -367,8 +366,6 @@ def is_in_desired_state(change: Change[str], context: NodeCycleContext, mode: Mo
         return False
     if mode is Mode.SHADOW:
         return True
-    if change.setting is NodeSetting.WEIGHT:
-        return row.confirmed and node is not None and node.weight == weight_in(row.after)
     return row.confirmed and context.power is not None and same_list(context.power.keep_awake, row.after)
 
 
@@ -583,8 +580,6 @@ def _node_refusal(change: Change[str], context: NodeCycleContext, mode: ServiceM
     if change.setting is NodeSetting.KEEP_AWAKE:
         return Result.REFUSED, _refuse_keep_awake(context)
     node = context.nodes[change.target]
-    if change.setting is NodeSetting.WEIGHT:
-        return Result.REFUSED, "its own weight is not known" if math.isnan(node.weight) else ""
     if change.value == AWAKE:
         return _refuse_wake(node, context)
     return Result.REFUSED, _refuse_sleep(node, context)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from helios.actions import (
-    FillFirst,
     JobAction,
     JobSetting,
     KeepAwake,
@@ -26,7 +25,7 @@ from helios.actions import (
     Revert,
     RevertNodes,
 )
-from helios.changes import AWAKE, TIER, Change, Key, Setting, to_job_actions, to_job_changes, to_node_changes
+from helios.changes import AWAKE, Change, Key, Setting, to_job_actions, to_job_changes, to_node_changes
 from helios.control.observed import AppliedChange, PendingJob, Tolerance, observed_nodes, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.ports import Cluster, NodeCluster
@@ -208,8 +207,8 @@ def _hundredth(name: str) -> int:
 
 # The same for the nodes of a cluster.
 
-_UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
-"""Values of a node that Helios has not changed. A node of the first tier has the site's own weight."""
+_UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE}
+"""Values of a node that Helios has not changed."""
 
 
 def node_cluster_for_mode(
@@ -320,8 +319,5 @@ def _nodes_within(action: NodeAction, inside: set[str]) -> NodeAction | None:
         return action if action.node in inside else None
     if isinstance(action, KeepAwake):
         return replace(action, nodes=tuple(node for node in action.nodes if node in inside))
-    if isinstance(action, FillFirst):
-        tiers = tuple(tuple(node for node in tier if node in inside) for tier in action.tiers)
-        return replace(action, tiers=tiers) if any(tiers) else None
     own = tuple((node, had) for node, had in action.own if not node or node in inside)
     return replace(action, own=own) if own else None

@@ -1,8 +1,9 @@
-"""Control of nodes, which has their power, their weights and the keep-awake list.
+"""Control of nodes, which has their power and the keep-awake list.
 
-Changes are sticky. Sleep and wake are requested once and stay until somebody wakes the node. Weights and the keep-awake
-list stay until a service changes them. Changes of a service that may no longer write are reverted. Helios' changes are
-recorded in the ledger, and also in the undo file in case the ledger is lost.
+Changes are sticky. Sleep and wake are requested once and stay until somebody wakes the node. The keep-awake list stays
+until a service changes it. Changes of a service that may no longer write are reverted, and so are weights, which
+releases up to 0.1 set. Helios' changes are recorded in the ledger, and also in the undo file in case the ledger is
+lost.
 
 Each cycle compares the recorded changes with the observed nodes. Nodes that somebody else has changed, or that did not
 wake, get an entry in the audit.
@@ -21,14 +22,12 @@ from helios.changes import (
     ASLEEP,
     AWAKE,
     LIST,
-    TIER,
     Change,
     Key,
     RequestedChanges,
     join_names,
     nodes_named,
     sleeps,
-    tier,
     to_node_actions,
     to_node_changes,
 )
@@ -89,7 +88,7 @@ SOON_ASLEEP_S = 600.0
 REVERTED_FIRST = "what stands there is reverted first"
 KEEP_AWAKE_NAME = "the keep-awake list"
 NO_RECORDS = "there is neither book nor undo file: what Helios did to nodes is not known here"
-WRITE_PRIORITY = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
+WRITE_PRIORITY = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE]
 """Order of settings when a cycle has more changes than it may write."""
 
 
@@ -182,7 +181,7 @@ class NodeDomain:
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[str], mode: ServiceMode) -> GuardResult[str]:  # noqa: ARG002 - a ControlDomain's
         """Apply every guard for single nodes to one service's changes.
 
-        Weights are first limited to ``power.tiers``, and the keep-awake list to existing nodes.
+        The keep-awake list is first limited to existing nodes.
         """
         return apply_node_guards(self._limit_changes(requested.changes, mode), context=self.context, mode=mode)
 
@@ -250,11 +249,9 @@ class NodeDomain:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
         for answer in cluster.steer(actions):
-            outcome, change = answer, changes.get((answer.setting, answer.node))
-            if change is not None and change.setting is NodeSetting.WEIGHT:
-                outcome = replace(answer, reason=change.reason)  # the cluster has only the reason of the whole order
-            row = None if active is None or change is None else self._applied_after(cycle, change, active, outcome)
-            applied.append((outcome, row))
+            change = changes.get((answer.setting, answer.node))
+            row = None if active is None or change is None else self._applied_after(cycle, change, active, answer)
+            applied.append((answer, row))
         self.activity.add([outcome for outcome, _ in applied], now=cycle.now)
         return applied
 
@@ -286,13 +283,11 @@ class NodeDomain:
         )
 
     def _limit_changes(self, changes: Iterable[Change[str]], mode: ServiceMode) -> list[Change[str]]:
-        """Limit weights to ``power.tiers``, and the keep-awake list to existing nodes of the canary."""
+        """Limit the keep-awake list to existing nodes of the canary."""
         nodes, limited = self.context.nodes, []
         for change in changes:
             value = change.value
-            if change.setting is NodeSetting.WEIGHT:
-                value = f"{TIER}{min(tier(change), self.settings.power.tiers - 1)}"
-            elif change.setting is NodeSetting.KEEP_AWAKE:
+            if change.setting is NodeSetting.KEEP_AWAKE:
                 reached = {node.name for node in nodes.values() if mode.reaches(node.name, partitions=node.partitions)}
                 value = join_names(reached & {*nodes_named(change.value), *self.context.never})
             limited.append(replace(change, value=value))
@@ -396,10 +391,6 @@ class NodeDomain:
         if active.is_shadow:
             reversions = [reversion for reversion in plan.shadow_reversions if reversion.service == active.name]
             return [*to_node_actions(changes, own={}), *_reverts(reversions)]
-        if any(change.setting is NodeSetting.WEIGHT for change in changes):
-            # A fill order is sent as a whole, because a weight depends on the other nodes in the order.
-            same = plan.same.get(active.name, ())
-            changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
         return to_node_actions(changes, own=self.context.applied.own_values())
 
     def _applied_after(
@@ -415,8 +406,6 @@ class NodeDomain:
         prior, own = cycle.applied.of(active.mode.mode).get(change.key), ""
         if prior is not None:
             own = prior.own
-        elif change.setting is NodeSetting.WEIGHT:
-            own = f"{self.context.nodes[change.target].weight:.0f}"
         elif change.key == LIST and self.context.power is not None:
             own = self.context.power.keep_awake
         return AppliedChange(
@@ -830,7 +819,7 @@ def _woken_by_others(
 
 
 def _update_weights(update: NodeComparison, observation: NodeObservation) -> NodeComparison:
-    real, lines, lost = dict(update.applied.real), list(update.lines), 0
+    real, lines = dict(update.applied.real), list(update.lines)
     for row in [row for row in real.values() if row.setting is NodeSetting.WEIGHT]:
         node = observation.nodes.get(row.target)
         if node is None or math.isnan(node.weight):
@@ -838,16 +827,12 @@ def _update_weights(update: NodeComparison, observation: NodeObservation) -> Nod
         as_written = node.weight == weight_in(row.after)
         if node.weight == weight_in(row.own) and (observation.released or not as_written):
             del real[row.key]
-            lost += row.confirmed and not row.overridden and not observation.released
         elif as_written:
             continue  # also after a release, since its user may not have had the privilege
         elif row.confirmed and not row.overridden:
             lines.append(_overridden_entry(row, observed=f"Weight {node.weight:.0f}"))
             real[row.key] = replace(row, overridden=True)
-    notes = update.notes
-    if lost:
-        notes = (*notes, f"the cluster forgot {lost} weights (a reconfiguration, a restart): they are set again")
-    return replace(update, applied=replace(update.applied, real=real), lines=tuple(lines), notes=notes)
+    return replace(update, applied=replace(update.applied, real=real), lines=tuple(lines))
 
 
 def _update_keep_awake(update: NodeComparison, observation: NodeObservation) -> NodeComparison:

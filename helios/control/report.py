@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.actions import FillFirst, KeepAwake, NodeOutcome, NodeSetting, Outcome, PowerDown, PowerUp, Result
+from helios.actions import NodeOutcome, NodeSetting, Outcome, Result
 from helios.changes import AWAKE, RequestedChanges, nodes_named, sleeps
 from helios.control.modes import OUTSIDE
 from helios.control.observed import AppliedChanges, ObservedNode, observed_nodes
@@ -263,7 +263,7 @@ class NodeCycleReport(DomainReport):
     Attributes
     ----------
     slept, woken, weighed : tuple of str
-        Nodes put to sleep, woken, and given another weight, on the cluster.
+        Nodes put to sleep, woken, and given back their weight, on the cluster.
     nodes : mapping
         Number of nodes by ``NodePower``, without nodes that are down.
     asleep_by_helios : int
@@ -358,9 +358,9 @@ def wanted_awake(proposals: Mapping[str, RequestedChanges[str]], nodes: Mapping[
     """Return the number of nodes of each pool that are wanted awake.
 
     It is that of the first service that decides about power. A service that was asked and requested nothing wants the
-    current number. One that only sets the fill order does not count.
+    current number.
     """
-    proposal = next((proposal for proposal in proposals.values() if _is_about_power(proposal)), None)
+    proposal = next(iter(proposals.values()), None)
     if proposal is None:
         return {}
     lists = [change for change in proposal.changes if change.setting is NodeSetting.KEEP_AWAKE]
@@ -372,9 +372,3 @@ def wanted_awake(proposals: Mapping[str, RequestedChanges[str]], nodes: Mapping[
         awake -= {change.target for change in proposal.changes if sleeps(change)}
     found = Counter(node.pool for node in nodes.values() if node.in_service and node.name in awake)
     return {pool: float(found[pool]) for pool in {node.pool for node in nodes.values()}}
-
-
-def _is_about_power(proposal: RequestedChanges[str]) -> bool:
-    return bool(proposal.kinds & {PowerDown.__name__, PowerUp.__name__, KeepAwake.__name__}) or (
-        FillFirst.__name__ not in proposal.kinds
-    )

@@ -163,6 +163,8 @@ class PowerSettings:
         Whether a node can be put to sleep, and whether the keep-awake list can be changed live.
     why_not : str
         Message for people why nodes cannot be put to sleep here, and what to do. Empty where they can.
+    keep_awake_meaning : str
+        Message for people what the numbers in the keep-awake list mean here. Empty where it has none.
     """
 
     suspend_time_s: float
@@ -172,6 +174,7 @@ class PowerSettings:
     can_sleep: bool = True
     can_keep_awake: bool = False
     why_not: str = ""
+    keep_awake_meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

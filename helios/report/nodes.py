@@ -38,6 +38,8 @@ class NodeStatus:
         Nodes that failed to wake, and what was observed.
     cannot : str
         Why this cluster cannot put nodes to sleep at all. Empty where it can.
+    kept_awake : str
+        What the numbers in the cluster's own keep-awake list mean. Empty where it has none.
     paused : str
         Who paused Helios. Empty where it is not paused.
     """
@@ -48,6 +50,7 @@ class NodeStatus:
     protected: str
     quarantined: Mapping[str, str]
     cannot: str
+    kept_awake: str
     paused: str
 
     def __post_init__(self) -> None:
@@ -60,6 +63,8 @@ class NodeStatus:
             yield f"PAUSED {escape(self.paused)}"
         if self.cannot:
             yield f"Nodes cannot be put to sleep here: {escape(self.cannot)}"
+        if self.kept_awake:
+            yield f"{escape(self.kept_awake)}."
         if self.protected:
             yield f"PROTECTED: {escape(self.protected)}. To end it: helios power clear"
         for node, observed in self.quarantined.items():
@@ -78,6 +83,7 @@ class NodeStatus:
             "taken_at": self.taken_at.isoformat(),
             "paused": self.paused,
             "cannot": self.cannot,
+            "kept_awake": self.kept_awake,
             "protected": self.protected,
             "quarantined": dict(self.quarantined),
             "pools": plain(self.pools.drop(columns=["taken_at", "wanted"])),

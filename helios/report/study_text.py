@@ -250,6 +250,8 @@ def _statement(finding: Finding, unit: str, source: Source) -> Statement:
 
 def _complete_command(command: str, source: Source) -> str:
     """Return a command with what names the history."""
+    if command == COMMANDS[2]:
+        return command  # it reads slurm.conf, no history
     command = command.replace("{nodes}", "N" if source.nodes is None else str(source.nodes))
     if not command.startswith(OF_THE_WAREHOUSE):
         return f"{command} {source.options}".rstrip()
@@ -521,7 +523,7 @@ WORDS: Mapping[int, _Words] = {
 }
 COMMANDS = {
     1: "helios whatif --nodes {nodes}",
-    2: "helios simulate --service node_fill_order",
+    2: "helios power weights",
     3: "helios whatif",
     4: "helios energy whatif",
     7: "helios report users",

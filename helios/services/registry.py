@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from helios.choices import Domain
-from helios.config import RENAMED_SERVICES
+from helios.config import REMOVED_KEYS
 from helios.errors import ServiceInvalid, ServiceUnknown
 from helios.ports import PoolService, Service
 
@@ -129,11 +129,15 @@ def find(name: str, group: str = GROUP) -> type[Any]:
     ServiceUnknown, ServiceInvalid
         As :func:`build`.
     """
-    entries, name = _entries(group), _current_name(name, group)
+    entries = _entries(group)
     if name not in entries:
+        installed_names = ", ".join(sorted(entries)) or "none"
+        removed = REMOVED_KEYS.get(("services", name), "") if group == GROUP else ""
         raise ServiceUnknown(
             f"No service {name!r} is installed.",
-            hint=f"Installed are: {', '.join(sorted(entries)) or 'none'}. Is the package that brings it installed?",
+            hint=f"It is gone; {removed}"
+            if removed
+            else f"Installed are: {installed_names}. Is the package that brings it installed?",
         )
     return _load_class(name, entries[name])
 
@@ -240,18 +244,10 @@ def _option_flaws(options: Any) -> list[str]:
 def _entries(group: str) -> dict[str, list[EntryPoint]]:
     entries: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):
-        entries_of_name = entries.setdefault(_current_name(entry.name, group), [])
+        entries_of_name = entries.setdefault(entry.name, [])
         if all(entry.value != other.value for other in entries_of_name):  # an editable install may be listed twice
             entries_of_name.append(entry)
     return entries
-
-
-def _current_name(name: str, group: str) -> str:
-    """Return the present name of a service.
-
-    ``packing`` was the fill order of nodes once, and is a service for pools now.
-    """
-    return RENAMED_SERVICES.get(name, name) if group == GROUP else name
 
 
 def _load_class(name: str, entries: list[EntryPoint]) -> type[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import FillFirst, JobSetting, NodeAction, NodeOutcome, Outcome, Result
+from helios.actions import JobSetting, NodeAction, NodeOutcome, Outcome, Result
 from helios.changes import TOO_LONG, SettingChange, ValueMapping
 from helios.choices import Backfill
 from helios.errors import UsageError
@@ -349,10 +349,10 @@ class SimCluster(SimulatedCluster):
         self._freeze_snapshots()
         return self._node_actions.steer(actions, now=self.now_s)
 
-    def fill(self, action: FillFirst) -> None:
-        """Apply a fill order without outcomes, which take longer to make than the order itself."""
+    def fill(self, tiers: Sequence[Sequence[str]]) -> None:
+        """Have nodes filled tier by tier, as a site's static weights do."""
         self._freeze_snapshots()
-        self._node_actions.fill(action)
+        self._node_actions.fill(tiers)
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
         """Return how many nodes of each partition held a job, by steps.

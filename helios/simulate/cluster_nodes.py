@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import (
-    FillFirst,
     KeepAwake,
     NodeAction,
     NodeOutcome,
@@ -43,7 +41,7 @@ _FLAG_WORDS = tuple(FLAGS[code] for code in sorted(FLAGS))
 """AWAKE, the first code, has no flag."""
 WAKES = {"never": NEVER_WAKES, "short": WAKES_SHORT, "ahead": WAKES_AHEAD}
 SITE_WEIGHT = 1
-"""Weight of every node until an action changes it; Slurm's default."""
+"""Weight of a node without another one; Slurm's default."""
 Nodes = NDArray[np.int64]
 
 
@@ -97,8 +95,7 @@ class NodeActions:
         self._state, self._names, self.sleep = state, names, sleep
         self._number = {name: number for number, name in enumerate(names)}
         self._node_size = np.repeat(state.partitions["gpus_per_node"], state.partitions["nodes"])
-        self._site_weight = np.full(len(names), SITE_WEIGHT, dtype=np.int64)
-        self._tier = np.zeros(len(names), dtype=np.int64)
+        self.weight = np.full(len(names), SITE_WEIGHT, dtype=np.int64)
         self.excluded_reason: dict[int, str] = {}
         self._site_keep_awake_list = self._keep_awake_list = join_names(sleep.keep_awake if sleep else ())
         if sleep is not None:
@@ -135,11 +132,6 @@ class NodeActions:
             keep_awake=self._keep_awake_list,
             can_keep_awake=True,
         )
-
-    @property
-    def weight(self) -> NDArray[np.int64]:
-        """Weight of each node, of which the lowest is filled first."""
-        return self._site_weight + self._tier
 
     def number(self, name: str) -> int:
         """Return the number of a node in the state.
@@ -192,8 +184,6 @@ class NodeActions:
         elif isinstance(action, KeepAwake):
             own = self._site_keep_awake_list if action.own is None else action.own
             yield self._keep_awake(join_names((*nodes_named(own), *action.nodes)), action)
-        elif isinstance(action, FillFirst):
-            yield from self._fill(action)
         else:
             yield from self._revert(action, now)
 
@@ -260,17 +250,11 @@ class NodeActions:
 
     # Weights.
 
-    def fill(self, action: FillFirst) -> None:
-        """Apply a fill order, without the outcome of each node."""
-        before = self.weight
-        for tier, names in enumerate(action.tiers):
-            self._tier[[self._number[name] for name in names if name in self._number]] = tier
-        self._rank(before)
-
-    def _fill(self, action: FillFirst) -> Iterator[NodeOutcome]:
-        before = self.weight
-        self.fill(action)
-        yield from self._weight_outcomes(list(dict.fromkeys(chain(*action.tiers))), before, action)
+    def fill(self, tiers: Sequence[Sequence[str]]) -> None:
+        """Have nodes filled tier by tier, as a site's static weights do."""
+        for tier, names in enumerate(tiers):
+            self.weight[[self._number[name] for name in names]] = SITE_WEIGHT + tier
+        rank_nodes(self._state, self.weight)
 
     def _revert(self, revert: RevertNodes, now: int) -> Iterator[NodeOutcome]:
         if revert.setting is NodeSetting.POWER:
@@ -280,30 +264,13 @@ class NodeActions:
             for _, listed in revert.own:
                 yield self._keep_awake(join_names(nodes_named(listed)), revert)
         else:
-            before = self.weight
-            for name, weight in revert.own:
-                if name in self._number:
-                    self._tier[self._number[name]] = int(weight) - self._site_weight[self._number[name]]
-            self._rank(before)
-            yield from self._weight_outcomes([name for name, _ in revert.own], before, revert)
+            yield from (self._keep_weight(name, revert) for name, _ in revert.own)
 
-    def _rank(self, before: NDArray[np.int64]) -> None:
-        """Rank the nodes anew if their weights have changed."""
-        if (self.weight != before).any():
-            rank_nodes(self._state, self.weight)
-
-    def _weight_outcomes(
-        self, names: list[str], before: NDArray[np.int64], action: FillFirst | RevertNodes
-    ) -> Iterator[NodeOutcome]:
-        weights, action_name = list(zip(before.tolist(), self.weight.tolist(), strict=True)), type(action).__name__
-        outcome = partial(NodeOutcome, action=action_name, setting=NodeSetting.WEIGHT, reason=action.reason)
-        for name in names:
-            if name not in self._number:
-                yield outcome(node=name, result=Result.FAILED, remark="there is no such node")
-                continue
-            weight_before, weight_after = weights[self._number[name]]
-            result = Result.UNCHANGED if weight_before == weight_after else Result.DONE
-            yield outcome(node=name, result=result, before=f"Weight {weight_before}", after=f"Weight {weight_after}")
+    def _keep_weight(self, name: str, revert: RevertNodes) -> NodeOutcome:
+        outcome = _outcome(revert, NodeSetting.WEIGHT, name)
+        if name not in self._number:
+            return outcome(result=Result.FAILED, remark="there is no such node")
+        return outcome(result=Result.UNCHANGED, remark="no action changes a weight here")
 
 
 def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> Callable[..., NodeOutcome]:

@@ -8,13 +8,11 @@ those of slurm.conf, and the next reading shows them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from helios.actions import (
-    FillFirst,
     KeepAwake,
     NodeAction,
     NodeOutcome,
@@ -42,51 +40,6 @@ from helios.slurm.power import (
     same_list,
     why_not_wake,
 )
-
-# Node weights for a requested fill order that also keeps the site's own order.
-#
-# Slurm fills the lowest ``Weight`` first. Nodes with the same weight in slurm.conf are ordered by adding a small number
-# to it, which never reaches the site's next higher weight. So two nodes with different weights in slurm.conf keep their
-# order. Where the site's weights lie too close for all tiers, tiers are merged.
-
-HEAVIEST = 4_294_967_280
-"""The largest weight that scontrol takes (22.05.8)."""
-
-
-def weights_by_tier(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Return the weight of each node in ``tiers``, first to fill first.
-
-    Parameters
-    ----------
-    own : mapping
-        The site's own weight of every node of the cluster, including nodes in no tier.
-    tiers : sequence of sequence of str
-        Nodes of ``own``.
-    """
-    rank = {node: tier for tier, nodes in enumerate(tiers) for node in nodes}
-    levels = sorted(set(own.values()))
-    weights: dict[str, int] = {}
-    for level in sorted({own[node] for node in rank}):
-        members = [node for node in rank if own[node] == level]
-        above = bisect_right(levels, level)
-        room = (levels[above] - 1 if above < len(levels) else HEAVIEST) - level
-        weights |= {node: level + added for node, added in _increments(members, rank, max(room, 0)).items()}
-    return weights
-
-
-def _increments(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[str, int]:
-    """Return the increments for the nodes of one own weight.
-
-    The increment is the tier's number, where there is room for it. Otherwise the tiers present are numbered without
-    gaps and spread over the room. The tier's number does not depend on the other nodes, so that fewer writes are needed
-    when nodes change tiers.
-    """
-    if max(rank[node] for node in members) <= room:
-        return {node: rank[node] for node in members}
-    places = {tier: place for place, tier in enumerate(sorted({rank[node] for node in members}))}
-    steps = min(len(places), room + 1)
-    return {node: places[rank[node]] * steps // len(places) for node in members}
-
 
 # Requested changes of nodes, each of one setting of one node, and whether they may be written.
 
@@ -178,7 +131,7 @@ class PlannedNodeUpdate:
         """Position among changes that share a budget, lowest first."""
         if self.action == RevertNodes.__name__:
             return 0
-        return {UP: 1, DOWN: 3}.get(self.wanted, 2 if self.setting is NodeSetting.KEEP_AWAKE else 4)
+        return {UP: 1, DOWN: 3}.get(self.wanted, 2)
 
     def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
         """Return ``result`` as the outcome of this change."""
@@ -216,14 +169,6 @@ def to_node_updates(action: NodeAction, reading: NodeReading) -> Iterator[Planne
         missing = ", ".join(node for node in action.nodes if node not in reading.nodes)
         note = f"left out, as there are no such nodes: {missing}" if missing else ""
         yield planned(NodeSetting.KEEP_AWAKE, "", wanted, note)
-    elif isinstance(action, FillFirst):
-        own_weights = {name: node["weight"] or 0 for name, node in reading.nodes.items()}
-        own_weights |= {node: weight for node, weight in action.own if node in own_weights}
-        weights = weights_by_tier(
-            own_weights, [[node for node in tier if node in own_weights] for tier in action.tiers]
-        )
-        for node in dict.fromkeys(node for tier in action.tiers for node in tier):
-            yield planned(NodeSetting.WEIGHT, node, str(weights.get(node, "")))
     elif isinstance(action, RevertNodes):
         for node, own in action.own:
             yield planned(action.setting, node, UP if action.setting is NodeSetting.POWER else own)
@@ -231,7 +176,7 @@ def to_node_updates(action: NodeAction, reading: NodeReading) -> Iterator[Planne
         raise TypeError(f"{type(action).__name__} is no action on nodes; there are {_NAMES}")
 
 
-_NAMES = ", ".join(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, FillFirst, RevertNodes))
+_NAMES = ", ".join(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, RevertNodes))
 
 
 def check_node_update(change: PlannedNodeUpdate, reading: NodeReading) -> NodeOutcome | None:
@@ -339,8 +284,8 @@ class SlurmNodes:
     site_factor_most : int
         Largest absolute SiteFactor that Helios writes to jobs.
     writes_per_cycle : int
-        Most changes written by one :meth:`steer`. Reverts come first, then wakes, the keep-awake list, sleeps and
-        weights. The others are ``POSTPONED``.
+        Most changes written by one :meth:`steer`. Reverts come first, then wakes, the keep-awake list and sleeps. The
+        others are ``POSTPONED``.
     clock : callable
         Returns the time, aware.
     notes : sequence of str

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from helios.errors import ConfigurationInvalid, HostlistInvalid
 from helios.model import NodePower, PowerSettings
-from helios.model.nodes import expand
+from helios.model.nodes import expand, fold
 from helios.slurm import parse
 from helios.slurm.backend import RawNode
 from helios.slurm.commands import show, show_config
@@ -45,6 +45,8 @@ _SLURMS = {
     "RESERVED": "it is reserved",
 }
 """Flags of a node that Slurm itself needs. It is not put to sleep, but waking it does no harm."""
+COUNTS_BUSY_SINCE = (24, 5)
+"""First release whose ``SuspendExcNodes=NODES:N`` counts nodes with jobs in N (its CHANGELOG)."""
 _COUNTED = re.compile(r"(?P<nodes>.*?)(?::(?P<least>\d+))?")
 _SIGNATURE = re.compile(r" \[[^\[\]]*@[^\[\]]*\]$")
 """Author and time of a reason, which scontrol adds and pyslurm does not."""
@@ -55,7 +57,7 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")
 class KeptAwake:
     """Nodes that the cluster keeps awake.
 
-    Of them ``least`` stay idle and awake, or all for None.
+    Of them ``least`` stay awake, or all for None. Whether busy ones count is :attr:`Exclusions.counts_busy`.
     """
 
     nodes: tuple[str, ...]
@@ -72,11 +74,14 @@ class Exclusions:
     ----------
     warm : tuple of KeptAwake
         ``SuspendExcNodes``.
+    counts_busy : bool
+        Whether a number in ``SuspendExcNodes`` also counts nodes that hold jobs.
     partitions, states : set of str
         ``SuspendExcParts`` and ``SuspendExcStates``.
     """
 
     warm: tuple[KeptAwake, ...] = ()
+    counts_busy: bool = False
     partitions: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
 
@@ -91,6 +96,7 @@ class Exclusions:
         """
         return cls(
             warm=keep_awake_list(configuration.get("SuspendExcNodes", "")),
+            counts_busy=parse.release(configuration.get("SLURM_VERSION", "")) >= COUNTS_BUSY_SINCE,
             partitions=_split_words(configuration.get("SuspendExcParts", "")),
             states=frozenset(word.upper() for word in _split_words(configuration.get("SuspendExcStates", ""))),
         )
@@ -220,16 +226,43 @@ def kept_awake(nodes: Iterable[RawNode], exclusions: Exclusions) -> frozenset[st
     """Return the nodes that ``SuspendExcNodes`` keeps awake now.
 
     Of an entry with a number these are the first that are awake, idle and in service, up to the number. So that number
-    stays awake however many of the other nodes are put to sleep.
+    stays awake however many of the other nodes are put to sleep. From 24.05 on it is less one for each busy node.
     """
-    ready = [
-        node["name"] for node in nodes if is_idle(node) and power(node) is NodePower.AWAKE and not why_not_wake(node)
-    ]
+    names, ready, busy = set[str](), list[str](), set[str]()
+    for node in nodes:
+        names.add(node["name"])
+        if power(node) is not NodePower.AWAKE or why_not_wake(node):
+            continue
+        # A node with a completing job counts as busy (_pick_exc_nodes of 24.11.5). One whose jobs are all suspended
+        # counts as neither there; it cannot be told from others here.
+        if is_idle(node) and "COMPLETING" not in state_flags(node):
+            ready.append(node["name"])
+        else:
+            busy.add(node["name"])
     kept: set[str] = set()
     for part in exclusions.warm:
-        members = frozenset(part.nodes)
-        kept |= members if part.least is None else frozenset([name for name in ready if name in members][: part.least])
+        members = names.intersection(part.nodes)
+        if part.least is None or part.least >= len(members):
+            kept.update(part.nodes)
+            continue
+        least = max(part.least - len(busy & members), 0) if exclusions.counts_busy else part.least
+        kept.update([name for name in ready if name in members][:least])
     return frozenset(kept)
+
+
+def counts_meaning(exclusions: Exclusions) -> str:
+    """Return what the numbers in ``SuspendExcNodes`` mean, for a person.
+
+    Empty where it has none.
+    """
+    counted = [part for part in exclusions.warm if part.least is not None]
+    which = (
+        "those that hold jobs included (Slurm 24.05 or newer)"
+        if exclusions.counts_busy
+        else "besides those that hold jobs (Slurm before 24.05)"
+    )
+    kept = (f"{part.least} of {len(part.nodes)} nodes awake, {which}: {fold(part.nodes)}" for part in counted)
+    return f"SuspendExcNodes keeps {'; '.join(kept)}" if counted else ""
 
 
 def _parse_for_comparison(keep_awake: str) -> tuple[frozenset[str], frozenset[tuple[frozenset[str], int]]]:
@@ -349,6 +382,7 @@ def power_config(
         can_sleep=not why_not,
         can_keep_awake=not why_not and release >= KEEP_AWAKE_SINCE,
         why_not=why_not,
+        keep_awake_meaning=counts_meaning(exclusions),
     )
     return PowerConfig(
         settings=settings, surroundings=NodeSurroundings(exclusions=exclusions, racks=racks or {}), release=release

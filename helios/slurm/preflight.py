@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from helios.changes import SOFT_LIMIT_FLAG
@@ -364,7 +363,7 @@ _LEAST_BATCH_START_S = 60.0
 """Slurm's power saving guide recommends more than the default of 10 s where nodes boot. A minute is a guess."""
 
 
-def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
+def power_checks(mechanism: str) -> tuple[Check, ...]:
     """Return the checks for a cluster whose nodes Helios may power down.
 
     They are for ``examine(more=...)``.
@@ -373,8 +372,6 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
     ----------
     mechanism : str
         ``sleep`` or ``keep_awake``, as ``[power] mechanism``.
-    tiers : int
-        ``[power] tiers``.
     """
     keeps_awake = mechanism == "keep_awake"
     return (
@@ -382,9 +379,9 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
         partial(_idle_timer, keeps_awake=keeps_awake),
         _power_timeouts,
         _power_rates,
+        _kept_awake_counts,
         *((_keep_awake,) if keeps_awake else ()),
         _administrator,
-        partial(_node_weights, tiers=tiers),
     )
 
 
@@ -441,6 +438,14 @@ def _power_rates(context: PreflightContext) -> Iterator[PreflightFinding]:
     yield _finding("power rates", message, hint=hint if rates["ResumeRate"] == "0" else "")
 
 
+def _kept_awake_counts(context: PreflightContext) -> Iterator[PreflightFinding]:
+    found = power_config(context.configuration)
+    if found.settings.keep_awake_meaning:
+        hint = "They are no spare nodes: once as many are busy, none waits awake. Leave spare ones to the service ces."
+        is_floor = found.surroundings.exclusions.counts_busy
+        yield _finding("kept awake", found.settings.keep_awake_meaning, hint=hint if is_floor else "")
+
+
 def _keep_awake(context: PreflightContext) -> Iterator[PreflightFinding]:
     version = context.configuration.get("SLURM_VERSION", "unknown")
     if parse.release(version) < KEEP_AWAKE_SINCE:
@@ -470,16 +475,3 @@ def _administrator(context: PreflightContext) -> Iterator[PreflightFinding]:
     )
     message = f"user {context.user} may not change nodes: {quoted(complaint)}"
     yield _finding("administrator", message, hint=hint, level=FindingLevel.FAIL)
-
-
-def _node_weights(context: PreflightContext, *, tiers: int) -> Iterator[PreflightFinding]:
-    shown = lines(context.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
-    found = (re.search(r" Weight=(\d+)", line) for line in shown)
-    weights = sorted({int(match[1]) for match in found if match})
-    tight = next((f"{low} and {high}" for low, high in pairwise(weights) if high - low < tiers), "")
-    hint = (
-        f"Between {tight} there is no room for [power] tiers = {tiers}: nodes are hardly told apart there. "
-        "Write weights in steps of 100 in slurm.conf."
-    )
-    message = f"nodes have the weights {', '.join(map(str, weights)) or 'none'}"
-    yield _finding("node weights", message, hint=hint if tight else "")

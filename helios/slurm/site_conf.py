@@ -14,10 +14,10 @@ from helios.errors import ConfigurationInvalid
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 _KEY = r"[A-Za-z][\w/.]*(?:\[\d+\])?"
-_PAIR = re.compile(rf"({_KEY})\s*[+-]?=\s*(?:\"([^\"]*)\"|(\S*))")
+PAIR = re.compile(rf"({_KEY})\s*[+-]?=\s*(?:\"([^\"]*)\"|(\S*))")
 _PRINTED_PAIR = re.compile(rf"(?<!\S)({_KEY})=(\S*)")
 _WHOLE_LINE = re.compile(rf"\s*({_KEY})\s*=\s*(.*)")
-_INCLUDE = re.compile(r"\s*include\s+(\S.*)", re.IGNORECASE)
+INCLUDE = re.compile(r"\s*include\s+(\S.*)", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _NO_LIMIT = frozenset({"unlimited", "infinite", "-1"})
 _NOTHING = frozenset({"", "(null)", "none", "n/a"})
@@ -122,8 +122,8 @@ def lines(text: str) -> Iterator[ConfLine]:
     ConfigurationInvalid
         A line is neither a comment nor a setting.
     """
-    for number, statement in _statements(text):
-        if found := _INCLUDE.fullmatch(statement):
+    for number, statement in statements(text):
+        if found := INCLUDE.fullmatch(statement):
             yield ConfLine(number=number, title="include", words={"include": found[1].strip()})
             continue
         whole = _WHOLE_LINE.fullmatch(statement)
@@ -137,7 +137,7 @@ def lines(text: str) -> Iterator[ConfLine]:
         title = whole[1].lower()
         words = {title: whole[2].strip().strip('"')}
         if title in _TITLES:
-            found_pairs = _PAIR.finditer(statement)
+            found_pairs = PAIR.finditer(statement)
             words = {pair[1].lower(): pair[2] if pair[2] is not None else pair[3] for pair in found_pairs}
         yield ConfLine(number=number, title=title, words=words, spelled=whole[1])
 
@@ -199,7 +199,8 @@ def amount(text: str) -> int:
     return int(found[1]) * {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}[found[2].upper()]
 
 
-def _statements(text: str) -> Iterator[tuple[int, str]]:
+def statements(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the text of each statement, without comments."""
     began, pending = 0, ""
     for number, raw in enumerate(text.splitlines(), start=1):
         line = re.sub(r"(?<!\\)#.*", "", raw).replace("\\#", "#")

@@ -25,7 +25,6 @@ import pandas as pd
 
 from helios.actions import (
     Action,
-    FillFirst,
     JobAction,
     KeepAwake,
     NodeAction,
@@ -57,7 +56,7 @@ MANY_JOBS = 5_000
 MANY_NODES = 2_000
 """Nodes of the largest cluster that is tried."""
 WEEK = 7 * 86_400 // STEP_S
-NODE_ACTIONS = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
+NODE_ACTIONS = PowerDown | PowerUp | KeepAwake | RevertNodes
 Make = Callable[[], Service]
 
 
@@ -212,7 +211,7 @@ def check_node_changes(answer: list[Action], snapshot: Snapshot) -> Iterator[str
     foreign = [action for action in answer if not isinstance(action, NODE_ACTIONS)]
     if foreign:
         yield (
-            f"{foreign[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
+            f"{foreign[0]!r} is not an action on nodes; return PowerDown, PowerUp or KeepAwake of "
             "helios.actions, or act on jobs: without domain = Domain.NODES"
         )
         return
@@ -228,14 +227,11 @@ def _node_name_complaints(actions: list[NodeAction], snapshot: Snapshot) -> Iter
         if node not in known:
             yield f"it names node {node!r}, which is not in the snapshot; take names from snapshot.nodes['name']"
     powered = Counter(action.node for action in actions if isinstance(action, PowerDown | PowerUp))
-    filled = Counter(node for action in actions if isinstance(action, FillFirst) for node in _named_nodes(action))
-    for counts in (powered, filled):
-        for node, times in counts.most_common(1):
-            if times > 1:
-                yield f"it names node {node} {times} times; decide once for each node"
-    for kind in (KeepAwake, FillFirst):
-        if sum(isinstance(action, kind) for action in actions) > 1:
-            yield f"it returned several {kind.__name__}; each names all that it is about, so return one"
+    for node, times in powered.most_common(1):
+        if times > 1:
+            yield f"it names node {node} {times} times; decide once for each node"
+    if sum(isinstance(action, KeepAwake) for action in actions) > 1:
+        yield "it returned several KeepAwake; each names all nodes to keep awake, so return one"
 
 
 def _sleep_complaints(sleeps: list[PowerDown], snapshot: Snapshot) -> Iterator[str]:
@@ -255,8 +251,6 @@ def _named_nodes(action: NodeAction) -> Iterable[str]:
         return [action.node]
     if isinstance(action, KeepAwake):
         return action.nodes
-    if isinstance(action, FillFirst):
-        return [node for tier in action.tiers for node in tier]
     return [node for node, _ in action.own if node]
 
 

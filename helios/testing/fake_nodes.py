@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from helios.actions import FillFirst, KeepAwake, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result
+from helios.actions import KeepAwake, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result
 from helios.model import NodePower, PowerSettings, Snapshot
 from helios.model.nodes import expand, fold
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
@@ -469,15 +469,6 @@ class FakeNodes(PoweredNodes, Faults):
             change = _Change(action=action, setting=NodeSetting.KEEP_AWAKE, node="")
             own = self.keep_awake if action.own is None else action.own
             yield self._set_keep_awake(change, fold([*expand(own), *action.nodes]))
-        elif isinstance(action, FillFirst):
-            own_weights = dict(action.own)
-            weights = {name: own_weights.get(name, node.weight) for name, node in self._nodes.items()}
-            for number, tier in enumerate(action.tiers):
-                for name in tier:
-                    own_weight = weights.get(name, 0)
-                    heavier = min((weight for weight in weights.values() if weight > own_weight), default=math.inf)
-                    change = _Change(action=action, setting=NodeSetting.WEIGHT, node=name)
-                    yield self._set_weight(change, min(own_weight + number, heavier - 1))
         else:
             for name, own in action.own:
                 yield self._revert(_Change(action=action, setting=action.setting, node=name), own)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import FillFirst, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
+from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
 from helios.config import SlurmSettings
 from helios.model import NodePower
 from helios.slurm.accounting import Accounting
@@ -68,11 +68,6 @@ def down(*names: str) -> list[NodeAction]:
 
 def up(*names: str) -> list[NodeAction]:
     return [PowerUp(node=name, reason="wanted soon") for name in names]
-
-
-def fill(*tiers: Sequence[str], own: dict[str, int] | None = None) -> list[NodeAction]:
-    named = tuple((own or {}).items())
-    return [FillFirst(tiers=tuple(tuple(tier) for tier in tiers), reason="pack", own=named)]
 
 
 def results(outcomes: Sequence[NodeOutcome]) -> list[Result]:
@@ -213,35 +208,15 @@ def test_a_job_that_comes_with_the_write_runs_to_its_end(sleepy: Rig) -> None:
     sleepy.until(is_now(late, "n1", NodePower.ASLEEP))
 
 
-def test_an_order_of_filling_decides_where_jobs_go_and_the_sites_own_stands_above(
-    sleepy: Rig, nodes: SlurmNodes
-) -> None:
+def test_the_weight_decides_where_jobs_go_and_is_set_back_to_the_sites_own(sleepy: Rig, nodes: SlurmNodes) -> None:
     own = sleepy.weights()
-    outcomes = nodes.steer(fill(["n3"], ["n1", "n2"], ["n4"]))
-    assert results(outcomes) == [Result.UNCHANGED, Result.DONE, Result.DONE, Result.DONE]
-    assert [sleepy.weights()[name] for name in ("n3", "n1", "n2", "n4")] == [10, 11, 11, 22]
+    sleepy.run("scontrol", "update", "nodename=n3", "weight=9")
     job = sleepy.submit(seconds=60)
     sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
     assert sleepy.show_job(job)["NodeList"] == "n3"
-    back = RevertNodes(
-        setting=NodeSetting.WEIGHT, own=tuple((name, str(weight)) for name, weight in own.items()), reason="stop"
-    )
-    nodes.steer([back])
+    back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n1", "10"), ("n3", "10")), reason="stop")
+    assert results(nodes.steer([back])) == [Result.UNCHANGED, Result.DONE]
     assert sleepy.weights() == own
-
-
-@pytest.mark.parametrize("forgets", ["reconfigure", "restart"])
-def test_slurm_forgets_weights_and_the_next_cycle_sets_them_again(sleepy: Rig, nodes: SlurmNodes, forgets: str) -> None:
-    own = sleepy.weights()
-    order = fill(["n3"], ["n1", "n2"], own=own)
-    nodes.steer(order)
-    if forgets == "restart":
-        sleepy.control("restart", "slurmctld")
-    else:
-        sleepy.run("scontrol", "reconfigure")
-    sleepy.until(lambda: sleepy.weights() == own)
-    assert results(nodes.steer(order)) == [Result.UNCHANGED, Result.DONE, Result.DONE]
-    sleepy.run("scontrol", "reconfigure")
 
 
 def test_sleep_survives_a_restart_of_the_controller(sleepy: Rig, nodes: SlurmNodes) -> None:
@@ -303,7 +278,7 @@ def test_the_doctor_finds_nothing_that_would_keep_nodes_from_sleeping(sleepy: Ri
         configuration=backend.configuration,
         user="root",
         site_factor_most=10_000,
-        more=power_checks("sleep", tiers=4),
+        more=power_checks("sleep"),
     )
     found = {finding.check: finding.verdict for finding in findings}
     assert found["power programs"] is found["idle timer"] is found["administrator"] is FindingLevel.OK
@@ -326,7 +301,7 @@ def test_the_doctor_asks_slurm_itself_who_may_change_nodes(
             configuration=lambda: configuration,
             user="bob",
             site_factor_most=10_000,
-            more=power_checks("sleep", tiers=4),
+            more=power_checks("sleep"),
         )
         (found,) = [finding for finding in findings if finding.check == "administrator"]
         assert found.verdict is verdict, found

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from helios.actions import (
-    FillFirst,
     KeepAwake,
     NodeAction,
     NodeOutcome,
@@ -111,25 +110,28 @@ def test_a_busy_or_drained_node_is_not_put_to_sleep(chroot: Chroot, nodes: Slurm
         chroot.run("scontrol", "update", "nodename=n2", "state=undrain")
 
 
+def weight(**own: int) -> RevertNodes:
+    return RevertNodes(
+        setting=NodeSetting.WEIGHT, own=tuple((node, str(value)) for node, value in own.items()), reason="stop"
+    )
+
+
 def test_weights_are_written_read_back_and_lost_on_a_reconfiguration(chroot: Chroot, nodes: SlurmNodes) -> None:
-    order = [FillFirst(tiers=(("n2",), ("n1",)), reason="pack", own=(("n1", 1), ("n2", 1)))]
-    assert results(nodes.steer(order)) == [Result.UNCHANGED, Result.DONE]
+    assert results(nodes.steer([weight(n1=2, n2=1)])) == [Result.DONE, Result.UNCHANGED]
     assert chroot.weights() == {"n1": 2, "n2": 1}
     job = chroot.submit(seconds=60)
     chroot.until(lambda: chroot.job_state(job) == "RUNNING")
     assert chroot.show_job(job)["NodeList"] == "n2"
     chroot.run("scontrol", "reconfigure")
     chroot.until(lambda: chroot.weights() == {"n1": 1, "n2": 1})
-    assert results(nodes.steer(order)) == [Result.UNCHANGED, Result.DONE]
-    back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n1", "0"), ("n2", "1")), reason="stop")
-    assert results(nodes.steer([back])) == [Result.DONE, Result.UNCHANGED]
+    assert results(nodes.steer([weight(n1=0, n2=1)])) == [Result.DONE, Result.UNCHANGED]
     assert chroot.weights() == {"n1": 0, "n2": 1}
 
 
 def test_both_ways_in_see_the_same_nodes(chroot: Chroot) -> None:
     by_commands, by_pyslurm = (open_nodes(chroot.slurm(way)) for way in ("commands", "pyslurm"))
     try:
-        by_commands.steer([*down("n1"), FillFirst(tiers=((), ("n2",)), reason="pack")])
+        by_commands.steer([*down("n1"), weight(n2=2)])
         chroot.until(lambda: powers(by_commands)[0] == "asleep")
         columns = ["name", "state", "power", "excluded_reason", "kept_awake", "weight", "partitions"]
         one, other = (nodes.snapshot().nodes[columns].astype(object) for nodes in (by_commands, by_pyslurm))

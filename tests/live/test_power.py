@@ -9,18 +9,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from helios.actions import Action, FillFirst, PowerDown, PowerUp, Result
+from helios.actions import Action, PowerDown, PowerUp, Result
 from helios.app.modes import pause, resume
 from helios.app.node_demand import NodeDemand
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
-from helios.model import STEP_S, Mode, Snapshot, node_pools
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, STEP_S, Mode, Snapshot, node_pools
 from helios.ports import Domain
 from helios.services.energy_saving import Ces, CesOptions
+from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.testing import a_demand
+from helios.warehouse import Warehouse
 from tests.live.rig import Rig
 from tests.waiting import TEST_TIMEOUT_S
 
@@ -90,6 +93,36 @@ class Helios:
         reports: list[NodeCycleReport] = []
         self.rig.until(lambda: reports.append(self.cycle()) or claim(reports[-1]))  # type: ignore[func-returns-value]  # because None goes on
         return reports[-1]
+
+    def weighed_by_an_earlier_release(self, *nodes: str) -> None:
+        """Have nodes weigh one more in Slurm, and on record what releases up to 0.1 wrote of that."""
+        own, now = {node: self.rig.weights()[node] for node in nodes}, datetime.now(UTC)
+        rows = [
+            {
+                "service": "node_fill_order",
+                "mode": "active",
+                "setting": "weight",
+                "node": node,
+                "value": "tier 1",
+                "own": str(weight),
+                "after": f"Weight {weight + 1}",
+                "overridden": False,
+                "written_at": pd.Timestamp(now),
+            }
+            for node, weight in own.items()
+        ]
+        with Warehouse.open(self.url) as warehouse:
+            ledger = warehouse.ledger(self.rig.name, domain=Domain.NODES)
+            kept = ledger.applied_changes().astype(object).to_dict("records")
+            token = ledger.acquire(holder=self.cycles.holder, now=now, lasts=timedelta(minutes=1))
+            assert token is not None
+            applied_changes = APPLIED_NODE_CHANGES.conform(pd.DataFrame([*kept, *rows]))
+            ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=applied_changes)
+        self.state.mkdir(exist_ok=True)
+        undo = self.state / UNDO_FILE
+        write_undo(undo, asleep=read_undo(undo).asleep if undo.exists() else (), weights=own)
+        for node, weight in own.items():
+            self.rig.run("scontrol", "update", f"nodename={node}", f"weight={weight + 1}")
 
     def sleeps(self, *nodes: str) -> None:
         """Have nodes put to sleep, and wait until Slurm counts them as asleep."""
@@ -186,10 +219,10 @@ def test_what_must_not_sleep_never_does_whatever_a_service_asks(helios: Helios) 
 def test_a_shadow_touches_nothing(helios: Helios) -> None:
     before = len(helios.rig.switched())
     helios.mode = Mode.SHADOW
-    helios.asks(PowerDown(node="n1", reason="a test"), FillFirst(tiers=(("n2",), ("n3",)), reason="a test"))
+    helios.asks(PowerDown(node="n1", reason="a test"))
     helios.cycle()
     assert "would" in helios.said_of("n1")
-    assert (set(helios.rig.nodes().values()), helios.rig.weights()) == ({"IDLE"}, OWN_WEIGHTS)
+    assert set(helios.rig.nodes().values()) == {"IDLE"}
     assert helios.rig.switched()[before:] == []
 
 
@@ -262,8 +295,8 @@ def test_a_pause_wakes_all_that_helios_put_to_sleep_and_nothing_else(helios: Hel
     rig = helios.rig
     rig.put_to_sleep("n5")  # an admin's
     helios.sleeps("n1", "n4")
-    helios.asks(FillFirst(tiers=(("n2",), ("n3",)), reason="a test"))
-    assert rig.weights()["n3"] != 10
+    helios.weighed_by_an_earlier_release("n3")
+    assert rig.weights()["n3"] == 11
     report = helios.asks(PowerDown(node="n2", reason="it still falls asleep when the pause comes"))
     assert report.slept == ("n2",), helios.said
     pause(helios.url, rig.name, helios.state, by="root", reason="a test", now=datetime.now(UTC))
@@ -273,10 +306,22 @@ def test_a_pause_wakes_all_that_helios_put_to_sleep_and_nothing_else(helios: Hel
     assert rig.weights() == OWN_WEIGHTS
 
 
+def test_weights_of_an_earlier_release_go_back_in_the_first_cycle_and_others_stay(helios: Helios) -> None:
+    rig = helios.rig
+    helios.weighed_by_an_earlier_release("n1", "n2", "n3")
+    for node, weight in (("n2", 33), ("n5", 77)):
+        rig.run("scontrol", "update", f"nodename={node}", f"weight={weight}")  # an admin's
+    report = helios.cycle()
+    assert set(report.weighed) == {"n1", "n3"}
+    assert rig.weights() == OWN_WEIGHTS | {"n2": 33, "n5": 77}
+    assert "may not write now" in helios.said_of("n1")
+
+
 def test_the_script_wakes_all_and_gives_back_the_weights_with_the_database_gone(helios: Helios) -> None:
     rig = helios.rig
     helios.sleeps("n1")
-    helios.asks(FillFirst(tiers=(("n2",), ("n3",)), reason="a test"), PowerDown(node="n4", reason="a test"))
+    helios.asks(PowerDown(node="n4", reason="a test"))
+    helios.weighed_by_an_earlier_release("n3")
     (helios.folder / "helios.db").unlink()
     done = subprocess.run(
         [str(RELEASE), "--state", str(helios.state)],
@@ -289,21 +334,6 @@ def test_the_script_wakes_all_and_gives_back_the_weights_with_the_database_gone(
     assert done.returncode == 0, done.stdout + done.stderr
     rig.until(lambda: {rig.nodes()[node] for node in ("n1", "n4")} == {"IDLE"})
     assert rig.weights() == OWN_WEIGHTS
-
-
-def test_jobs_go_to_the_nodes_filled_first_also_after_the_cluster_forgot(helios: Helios) -> None:
-    rig = helios.rig
-    first = FillFirst(tiers=(("n3",), ("n2",), ("n1",)), reason="a test")
-    helios.asks(first)
-    assert where(rig, rig.submit("--constraint=ib")) == "n3"
-    own = [10, 10, 10]
-    for run, *words in ((rig.run, "scontrol", "reconfigure"), (rig.control, "restart", "slurmctld")):
-        run(*words)
-        rig.until(lambda: list(rig.weights().values())[:3] == own)
-        helios.until(lambda _: list(rig.weights().values())[:3] != own)
-        weights = rig.weights()
-        assert 10 <= weights["n3"] < weights["n2"] < weights["n1"] < 20
-    assert where(rig, rig.submit("--constraint=ib", gpus=8)) == "n2"
 
 
 def where(rig: Rig, job: str) -> str:

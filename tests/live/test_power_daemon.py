@@ -26,14 +26,14 @@ __all__ = ["little_demand_for_all"]
 
 @pytest.fixture
 def site(sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Helios with node_fill_order active, and n1 and n4 asleep because of it."""
+    """Helios after an upgrade: a service that is gone in its file, n1 and n4 asleep and n3 weighed because of it."""
     monkeypatch.setenv("SLURM_CONF", sleepy.environment["SLURM_CONF"])
     helios = Helios(sleepy, tmp_path)
     helios.another().read()
     helios.sleeps("n1", "n4")
+    helios.weighed_by_an_earlier_release("n3")
     (tmp_path / "helios.toml").write_text("[services.node_fill_order]\nevery_s = 1\n")
     made = Site(sleepy, tmp_path)
-    made.helios("mode", "node_fill_order", "active", "--reason", "a test")
     yield made
     made.end()
     sleepy.run("scontrol", "reconfigure")
@@ -47,21 +47,24 @@ def answer(site: Site, *words: str) -> dict[str, object]:
 
 
 def test_a_plan_changes_nothing_and_a_pause_wakes_all(site: Site) -> None:
+    with (site.folder / "helios.toml").open("a") as file:
+        file.write("[services.ces]\n")
     plan = answer(site, "power", "run-cycle", "--as", "active", "--json")
     assert plan["decisions"]
-    assert site.rig.weights() == OWN_WEIGHTS
+    assert site.rig.weights() == OWN_WEIGHTS | {"n3": 11}
     assert asleep(site.rig, "n1")
     site.helios("pause", "--reason", "a test")
     site.rig.until(lambda: site.rig.nodes()["n1"] == site.rig.nodes()["n4"] == "IDLE")
+    assert site.rig.weights() == OWN_WEIGHTS
 
 
-def test_a_stopped_daemon_leaves_the_nodes_as_if_it_had_never_been(site: Site) -> None:
+def test_a_daemon_gives_back_what_a_service_that_is_gone_had_set(site: Site) -> None:
     daemon = site.start()
-    site.rig.until(lambda: site.rig.weights() != OWN_WEIGHTS)
+    site.rig.until(lambda: site.rig.weights() == OWN_WEIGHTS)
+    site.rig.until(lambda: set(site.rig.nodes().values()) == {"IDLE"})
     daemon.terminate()
     assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
-    site.rig.until(lambda: set(site.rig.nodes().values()) == {"IDLE"})
-    assert site.rig.weights() == OWN_WEIGHTS
+    assert "helios power weights" in site.log()
 
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import FillFirst, PowerDown
+from helios.actions import PowerDown
 from helios.config import SlurmSettings
 from helios.slurm.connect import open_nodes
 from helios.slurm.undo_file import NodesUndo, read_undo, write_undo
@@ -43,7 +43,8 @@ def by_helios(rig: Rig, undo: Path, *asleep: str, weights: Mapping[str, int] | N
     write_undo(undo, asleep=asleep, weights=weights)
     nodes = open_nodes(SlurmSettings(backend="commands"), environment=rig.environment)
     nodes.steer([PowerDown(node=name, reason="nothing to do") for name in asleep])
-    nodes.steer([FillFirst(tiers=((), tuple(weights or ())), reason="pack")])
+    for name, own in (weights or {}).items():
+        rig.run("scontrol", "update", f"nodename={name}", f"weight={own + 1}")
 
 
 def is_asleep(rig: Rig, *names: str) -> bool:

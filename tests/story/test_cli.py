@@ -127,3 +127,15 @@ def test_an_swf_file_is_replayed_as_allocated_on_the_machine_of_its_header(helio
     assert loaded.json["runs"] == found.json["runs"]
     assert (loaded.json["nodes"], loaded.json["gpus_per_node"]) == ({"all": 4}, 4)
     assert "4 nodes and 16 CPUs" in loaded.err
+
+
+def test_weights_are_printed_alone_and_the_rest_is_said_beside_them(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("NodeName=n[1-9] Gres=gpu:8\nPartitionName=all Nodes=ALL\n")
+    answer = helios("power", "weights", "--conf", tmp_path / "slurm.conf")
+    assert answer.out.splitlines() == [
+        "# In place of the line of NodeName=n[1-9]:",
+        "NodeName=n[1-8] Gres=gpu:8 Weight=1",
+        "NodeName=n9 Gres=gpu:8 Weight=2",
+    ]
+    assert "9 nodes in blocks of 8, 2 weights." in answer.err
+    assert "scontrol reconfigure" in answer.err

@@ -1,17 +1,13 @@
 """Old names go on for one release, and say so."""
 
-from datetime import timedelta
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from helios.app.live_cluster import configured_services
 from helios.cli.main import COMMANDS, RENAMED_COMMANDS, RENAMED_OPTIONS, RENAMED_VERBS, application, import_command
-from helios.cli.options import rename_services
-from helios.config import RENAMED_KEYS, RENAMED_SERVICES, Settings, load_configuration
-from helios.errors import ConfigurationInvalid
+from helios.config import RENAMED_KEYS, Settings, load_configuration
+from helios.errors import ConfigurationInvalid, ServiceUnknown
 from helios.services import registry
 
 OLD_COMMANDS = [
@@ -80,63 +76,20 @@ def test_a_removed_key_has_no_effect_and_a_note_says_what_to_do(tmp_path: Path) 
         assert "systemctl enable --now helios-web" in "".join(found.notes)
 
 
+@pytest.mark.parametrize("section", ["services.node_fill_order", "services.packing"])
+def test_a_removed_service_has_no_effect_and_a_note_says_what_does(tmp_path: Path, section: str) -> None:
+    (tmp_path / "helios.toml").write_text(f"[{section}]\nevery_s = 7\n[services.ces]\n[power]\ntiers = 3\n")
+    found = load_configuration(environment={}, folder=tmp_path)
+    assert found.settings.services == {"ces": {}}
+    assert ["helios power weights" in note for note in found.notes] == [True, True]
+
+
+def test_a_removed_service_that_is_named_is_unknown_and_its_successor_said() -> None:
+    with pytest.raises(ServiceUnknown, match="helios power weights"):
+        registry.find("node_fill_order")
+
+
 @pytest.mark.parametrize(("section", "old", "new"), KEYS)
 def test_a_new_key_exists_and_the_old_one_does_not(section: str, old: str, new: str) -> None:
     known = type(getattr(Settings(), section)).model_fields
     assert new in known and old not in known
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_SERVICES.items())
-def test_an_old_service_in_the_file_is_the_new_one_with_a_note(tmp_path: Path, old: str, new: str) -> None:
-    (tmp_path / "helios.toml").write_text(f"[services.{old}]\nevery_s = 7\n")
-    configuration = load_configuration(environment={}, folder=tmp_path)
-    assert configuration.settings.services == {new: {"every_s": 7}}
-    assert [f"[services.{old}] is called [services.{new}] now" in note for note in configuration.notes] == [True]
-    assert configured_services(configuration.settings)[new].every == timedelta(seconds=7)
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_SERVICES.items())
-def test_a_file_with_both_names_of_a_service_is_refused(tmp_path: Path, old: str, new: str) -> None:
-    (tmp_path / "helios.toml").write_text(f"[services.{old}]\n[services.{new}]\n")
-    with pytest.raises(ConfigurationInvalid, match=rf"services\.{old} is the old name of services\.{new}"):
-        load_configuration(environment={}, folder=tmp_path)
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_SERVICES.items())
-def test_an_old_service_is_found_under_its_new_name(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    assert registry.find(old) is registry.find(new)
-    assert old not in registry.installed()
-    value = registry.installed()[new].target
-    entries = [EntryPoint(name=name, value=value, group=registry.GROUP) for name in (old, new)]
-    monkeypatch.setattr(registry, "entry_points", lambda **_: entries)
-    assert list(registry.installed()) == [new]
-    assert not registry.installed()[new].broken
-
-
-@pytest.mark.parametrize(
-    ("given", "renamed"),
-    [
-        ("packing", "node_fill_order"),
-        (["qssf,packing", "packing"], ["qssf,node_fill_order", "node_fill_order"]),
-        (["packing.tiers=3", "qssf.name=packing"], ["node_fill_order.tiers=3", "qssf.name=packing"]),
-        ("repacking", "repacking"),
-        (None, None),
-    ],
-)
-def test_an_option_with_an_old_service_is_read_as_the_new_one(
-    capsys: pytest.CaptureFixture[str], given: object, renamed: object
-) -> None:
-    assert rename_services(given) == renamed
-    assert ("note: packing is called node_fill_order now" in capsys.readouterr().err) is (given != renamed)
-
-
-@pytest.mark.parametrize(
-    ("command", "at"),
-    [(["mode"], "service"), (["simulate"], "service"), (["simulate"], "option"), (["report", "decisions"], "service")],
-)
-def test_options_that_name_a_service_take_old_names(command: list[str], at: str) -> None:
-    found = import_command(command[0])
-    for name in command[1:]:
-        found = found.commands[name]
-    (parameter,) = [parameter for parameter in found.params if parameter.name == at]
-    assert parameter.callback is not None

@@ -11,7 +11,6 @@ import pytest
 
 from helios.actions import (
     Action,
-    FillFirst,
     KeepAwake,
     NodeAction,
     NodeSetting,
@@ -78,8 +77,8 @@ def test_a_node_falls_asleep_and_wakes_in_its_time() -> None:
 def test_what_already_is_so_costs_no_write() -> None:
     cluster = asleep(a_cluster(), "n1")
     writes = cluster.writes
-    fill = FillFirst(tiers=(("n1",),), reason="so")
-    assert result(cluster, down("n1"), up("n2"), fill, KeepAwake(nodes=(), reason="so")) == [Result.UNCHANGED] * 4
+    weight = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n1", "10"),), reason="so")
+    assert result(cluster, down("n1"), up("n2"), weight, KeepAwake(nodes=(), reason="so")) == [Result.UNCHANGED] * 4
     assert cluster.writes == writes
 
 
@@ -136,19 +135,14 @@ def test_a_falling_node_is_of_no_use_to_a_job_until_it_is_asleep() -> None:
 
 def test_weights_say_which_node_is_filled_first() -> None:
     cluster = a_cluster()
-    cluster.steer([FillFirst(tiers=(("n3",), ("n2",), ("n1",)), reason="so")])
+    cluster.admin_sets_weight("n3", 9)
     assert cluster.nodes_of(cluster.submit()) == ["n3"]
-
-
-def test_tiers_never_cross_the_sites_own_order() -> None:
-    cluster = FakeNodes(nodes=[a_node(name="cheap", weight=10.0), a_node(name="dear", weight=12.0)])
-    cluster.steer([FillFirst(tiers=(("dear",), (), (), ("cheap",)), reason="so")])
-    assert (cluster.weight_of("cheap"), cluster.weight_of("dear")) == (11.0, 12.0)
 
 
 def test_a_reconfiguration_forgets_weights_and_list() -> None:
     cluster = a_cluster(keep_awake="n3")
-    cluster.steer([FillFirst(tiers=(("n1",), ("n2",)), reason="so"), KeepAwake(nodes=("n1",), reason="so")])
+    cluster.admin_sets_weight("n2", 11)
+    cluster.steer([KeepAwake(nodes=("n1",), reason="so")])
     assert (cluster.weight_of("n2"), cluster.keep_awake) == (11.0, "n[1,3]")
     cluster.reconfigure()
     assert (cluster.weight_of("n2"), cluster.keep_awake) == (10.0, "n3")
@@ -156,7 +150,8 @@ def test_a_reconfiguration_forgets_weights_and_list() -> None:
 
 def test_what_was_set_can_be_restored() -> None:
     cluster = asleep(a_cluster(keep_awake="n3"), "n1")
-    cluster.steer([FillFirst(tiers=((), ("n2",)), reason="so"), KeepAwake(nodes=("n2",), reason="so", own="n3")])
+    cluster.admin_sets_weight("n2", 11)
+    cluster.steer([KeepAwake(nodes=("n2",), reason="so", own="n3")])
     cluster.steer(
         [
             RevertNodes(setting=NodeSetting.POWER, own=(("n1", ""),), reason="stop"),

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import FillFirst, NodeAction, PowerDown, PowerUp
+from helios.actions import NodeAction, PowerDown, PowerUp
 from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.app.energy.spare_nodes import (
     PLAIN_RULE,
@@ -50,9 +50,9 @@ from helios.predict.demand.types import AHEAD_S, DAY, Calendar, Forecasts, Wante
 from helios.predict.job_table import JobTable, causal_features, past_mean_s
 from helios.report.energy import ChosenRule, ChosenSpare, EnergyWhatIf, FrontRow, PolicyResult
 from helios.services.energy_saving import LARGE, LONGEST_S, Ces, CesOptions, Choice, published_values, target_levels
-from helios.services.node_fill_order import NodeFillOrder
 from helios.simulate import SimCluster, Sleep
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
+from helios.slurm.node_weights import BLOCK_NODES
 from helios.units import DAY_S, count_in_words, percent, rounded_duration
 
 Steps = NDArray[np.float64]
@@ -630,17 +630,14 @@ def _run_services(cluster: SimCluster, active_services: Sequence[Service], deman
         snapshot = cluster.snapshot()
         visible = snapshot if demand is None else snapshot.with_demand(demand_known_at(demand, cluster.now_s))
         actions = [action for action in service.decide(visible) if isinstance(action, NodeAction)]
-        for action in actions:
-            if isinstance(action, FillFirst):
-                cluster.fill(action)
-        cluster.steer(bound_levels([action for action in actions if not isinstance(action, FillFirst)], visible, power))
+        cluster.steer(bound_levels(actions, visible, power))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _ServiceContext:
     """Setup that all policies share, with the forecast demand.
 
-    ``demands`` caches forecasts by whether the node fill order was on; ``chosen`` has the last rules of CES,
+    ``demands`` caches forecasts by whether nodes are filled in an order; ``chosen`` has the last rules of CES,
     ``safe_cluster`` the replay under the safe rule, on which ``spare_choices`` are made.
     """
 
@@ -659,10 +656,15 @@ class _ServiceContext:
         """Steps before the window with forecasts, on which the first rule is chosen."""
         return RUN_IN + (7 * self.request.options.weeks + 1) * DAY
 
-    def cluster(self, timer_s: int | None = None, rules: tuple[AwakeRule, ...] = ()) -> SimCluster:
-        """Return the cluster before its first job."""
+    def cluster(
+        self, timer_s: int | None = None, rules: tuple[AwakeRule, ...] = (), *, in_blocks: bool = False
+    ) -> SimCluster:
+        """Return the cluster before its first job.
+
+        ``in_blocks`` has nodes filled in the order of ``helios power weights``.
+        """
         machine = self.setup.machine
-        return SimCluster(
+        cluster = SimCluster(
             self.setup.workload,
             machine.shape,
             machine.jobs,
@@ -677,6 +679,11 @@ class _ServiceContext:
                 rules=rules,
             ),
         )
+        if in_blocks:
+            nodes = cluster.snapshot().nodes
+            block = nodes.groupby("partitions", observed=True).cumcount() // BLOCK_NODES
+            cluster.fill([names.tolist() for _, names in nodes["name"].groupby(block)])
+        return cluster
 
 
 def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy, power: Power) -> _ServiceContext:
@@ -708,11 +715,11 @@ def _replay_policy(policy: str, context: _ServiceContext, progress: Progress) ->
         timer = {"timer_and_spare": True, "timer_and_floor": False}.get(policy)
         return _replay_rules(policy, chosen_rules(_spare_choices(context), timer=timer), context, progress)
     active_services = list(_active_services(policy, context))
-    forecasts = any(not isinstance(service, NodeFillOrder) for service in active_services)
+    in_blocks = "node_fill_order" in policy
     replay = replay_nodes(
-        context.cluster(_TIMERS_S.get(policy)),
+        context.cluster(_TIMERS_S.get(policy), in_blocks=in_blocks),
         active_services,
-        demand=_demand(context, packed="node_fill_order" in policy, progress=progress) if forecasts else None,
+        demand=_demand(context, packed=in_blocks, progress=progress) if active_services else None,
         begin_s=context.window_s[0],
         end_s=context.window_s[1],
         power=context.power,
@@ -798,16 +805,10 @@ def _front(context: _ServiceContext, replays: Mapping[str, EnergyReplay], progre
 
 def _active_services(policy: str, context: _ServiceContext) -> Iterator[Service]:
     options = context.request.options
-    if "node_fill_order" in policy:
-        yield _node_fill_order(context)
     if policy in RULES:
         yield Ces(replace(options, rule=RULES[policy]))
     elif policy.startswith("ces"):
         yield Ces(options)
-
-
-def _node_fill_order(context: _ServiceContext) -> Service:
-    return NodeFillOrder(NodeFillOrder.Options(tiers=context.power.tiers))
 
 
 def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> Demand:
@@ -817,17 +818,7 @@ def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> De
     sleep.
     """
     if packed not in context.demands:
-        cluster = context.cluster(FIRST_TIMER_S)
-        if packed:
-            replay_nodes(
-                cluster,
-                [_node_fill_order(context)],
-                demand=None,
-                begin_s=context.window_s[0] - context.lookback_steps * STEP_S,
-                end_s=context.window_s[1],
-                power=context.power,
-                progress=lambda done: progress("Replaying node_fill_order from further back", done),
-            )
+        cluster = context.cluster(FIRST_TIMER_S, in_blocks=packed)
         cluster.advance(context.window_s[1])
         context.demands[packed] = _forecast(context, cluster, progress)
     return context.demands[packed]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.actions import FillFirst, PowerDown, PowerUp
+from helios.actions import PowerDown, PowerUp
 from helios.app.energy.whatif import (
     EnergyJobsRequest,
     bound_levels,
@@ -252,8 +252,3 @@ def test_so_many_nodes_of_a_pool_may_sleep():
     down = [PowerDown(node=f"a{number}", reason="why") for number in range(1, 10)]
     kept = bound_levels(down, a_cluster().snapshot(), Power(most_in_transition=1.0, most_asleep=0.5))
     assert len(kept) == 5
-
-
-def test_an_order_of_filling_passes_the_rails():
-    fill = FillFirst(tiers=(("a1",),), reason="why")
-    assert bound_levels([fill], a_cluster().snapshot(), Power()) == [fill]

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import FillFirst, NodeAction, NodeOutcome
+from helios.actions import NodeAction, NodeOutcome
 from helios.app.controllers import NODES_RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.explain import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
 from helios.app.node_demand import NodeDemand
-from helios.app.operations import summarise_node_release
+from helios.app.operations import operations_for, summarise_node_release
+from helios.config import LoadedSettings, Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Domain
 from helios.services.registry import build
-from helios.slurm.undo_file import UNDO_FILE, read_undo
+from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from tests.unit.app.node_sites import ACTIVE, NodeTown, down
 
 ASLEEP, FALLING, AWAKE, WAKING = NodePower.ASLEEP, NodePower.FALLING_ASLEEP, NodePower.AWAKE, NodePower.WAKING
@@ -257,8 +258,19 @@ def test_a_standby_keeps_no_undo_file_from_the_time_when_it_led(town: NodeTown) 
 
 
 def test_a_release_says_how_many_nodes_have_their_own_weight_again(town: NodeTown) -> None:
-    town.cycle(FillFirst(tiers=(("n1",), ("n2", "n3")), reason="busy first"))
+    own = {node: round(town.nodes.weight_of(node)) for node in ("n2", "n3")}
+    write_undo(town.state / UNDO_FILE, weights=own)
+    for node, weight in own.items():
+        town.nodes.admin_sets_weight(node, weight + 1)
     assert "2 given back their weight" in summarise_node_release(town.cycles.release("an admin asked"))
+
+
+def test_a_daemon_without_a_service_on_nodes_reverts_what_is_on_record(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"control": {"state_folder": str(tmp_path)}, "services": {}})
+    configuration = LoadedSettings(settings=settings, origins={}, files=())
+    assert operations_for(configuration).nodes is None
+    write_undo(tmp_path / UNDO_FILE, weights={"n1": 10})
+    assert operations_for(configuration).nodes is not None
 
 
 def test_a_plan_says_why_ces_asks_for_nothing(town: NodeTown) -> None:

@@ -54,11 +54,26 @@ def test_what_stands_alike_shares_a_row_and_a_list_has_no_node() -> None:
         protected="",
         quarantined={},
         cannot="",
+        kept_awake="",
         paused="",
     )
     cells = [list(column.cells) for column in status._applied_changes().columns]
     assert cells[0] == ["n[1-2,4]", "(the list)"]
     assert len(status.to_json()["applied_changes"]) == 4
+
+
+def test_the_status_says_what_a_number_in_the_list_means() -> None:
+    status = NodeStatus(
+        taken_at=NOON,
+        pools=NODE_TALLIES.empty(),
+        applied_changes=APPLIED_NODE_CHANGES.empty(),
+        protected="",
+        quarantined={},
+        cannot="",
+        kept_awake="SuspendExcNodes keeps 2 of 9 nodes awake",
+        paused="",
+    )
+    assert "SuspendExcNodes keeps 2 of 9 nodes awake." in list(status.parts())
 
 
 def test_a_narrow_terminal_keeps_each_reason_whole() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, JobSetting, Place, PowerDown, PowerUp, Reorder, Result, Revert, SoftLimit
+from helios.actions import JobSetting, Place, PowerDown, PowerUp, Reorder, Result, Revert, SoftLimit
 from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, Sleep, replay
@@ -309,7 +309,7 @@ def a_sleeping_cluster():
     cluster.advance(200)
     cluster.next_event_s()
     cluster.steer([PowerUp(node="a5", reason=""), PowerDown(node="a7", reason="")])
-    cluster.steer([FillFirst(tiers=(("a1",), ("a2", "a3")), reason="")])
+    cluster.fill([["a1"], ["a2", "a3"]])
     cluster.forbid("a6", why="drained")
     return cluster
 

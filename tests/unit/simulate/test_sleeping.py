@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, KeepAwake, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
+from helios.actions import KeepAwake, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
 from helios.errors import UsageError
 from helios.metrics.spare_nodes import AwakeRule
 from helios.model import STEP_S, NodePower
@@ -44,10 +44,7 @@ def asked_of_cluster(what, about):
         return PowerDown(node=name_of(*about), reason="why")
     if what == "up":
         return PowerUp(node=name_of(*about), reason="why")
-    names = tuple(name_of(*node) for node in about)
-    if what == "keep":
-        return KeepAwake(nodes=tuple(sorted(set(names))), reason="why")
-    return FillFirst(tiers=tuple((name,) for name in names), reason="why")
+    return KeepAwake(nodes=tuple(sorted({name_of(*node) for node in about})), reason="why")
 
 
 def asked_of_reference(what, about):
@@ -92,7 +89,11 @@ def test_jobs_and_nodes_do_as_in_the_reference(backfill, placement, data, case):
     asked = [it for it in asked if it[0] >= cluster.now_s]
     for second in sorted({it[0] for it in asked}):
         cluster.advance(second)
-        cluster.steer([asked_of_cluster(*it[1:]) for it in asked if it[0] == second])
+        for what, about in (it[1:] for it in asked if it[0] == second):
+            if what == "fill":
+                cluster.fill([[name_of(*node)] for node in about])
+            else:
+                cluster.steer([asked_of_cluster(what, about)])
     while (moment := cluster.next_event_s()) is not None:
         cluster.advance(moment)
     until = max(cluster.now_s, 61) + 1
@@ -237,7 +238,8 @@ def test_a_second_job_shares_a_node_that_is_getting_up_rather_than_wake_another(
 
 def test_awake_nodes_are_filled_before_sleeping_ones_whatever_their_weight():
     cluster = a_sleeper([(2_000, 50, 8)])
-    cluster.steer([PowerUp(node="a3", reason="why"), FillFirst(tiers=(("a1",), ("a2",), ("a3",)), reason="why")])
+    cluster.steer([PowerUp(node="a3", reason="why")])
+    cluster.fill([["a1"], ["a2"], ["a3"]])
     run_out(cluster)
     assert (cluster.started_s[1], cluster.tally().wakes) == (2_000, 1)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from helios.actions import (
-    FillFirst,
     KeepAwake,
     NodeAction,
     NodeOutcome,
@@ -145,7 +144,7 @@ def test_where_slurm_cannot_power_nodes_it_is_not_asked_to(settings: dict[str, s
 def test_what_already_is_so_or_on_its_way_costs_no_write() -> None:
     slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"), a_raw_node("n3", flags="POWERING_DOWN"))
     slurm.node["n4"] = dict(a_raw_node("n4", flags="NOT_RESPONDING+POWERING_UP"))
-    actions: list[NodeAction] = [*up("n1", "n4"), *down("n2", "n3"), FillFirst(tiers=(("n1",),), reason="pack")]
+    actions: list[NodeAction] = [*up("n1", "n4"), *down("n2", "n3"), restore(NodeSetting.WEIGHT, n1="1")]
     outcomes = nodes_of(slurm).steer(actions)
     assert {outcome.result for outcome in outcomes} == {Result.UNCHANGED}
     assert slurm.written == []
@@ -185,7 +184,6 @@ def test_a_node_that_is_not_there_is_gone_whatever_is_asked() -> None:
     actions: list[NodeAction] = [
         *down("n9"),
         *up("n8"),
-        FillFirst(tiers=(("n7",),), reason="pack"),
         restore(NodeSetting.WEIGHT, n6="1"),
     ]
     outcomes = nodes_of(slurm).steer(actions)
@@ -218,9 +216,7 @@ def test_what_slurm_swallowed_is_a_mismatch_and_what_it_refused_a_failure() -> N
 
 def test_the_last_of_two_changes_for_a_node_is_written() -> None:
     slurm = SleepySlurm(a_raw_node("n1"))
-    outcomes = nodes_of(slurm).steer(
-        [FillFirst(tiers=((), ("n1",)), reason="pack"), FillFirst(tiers=((), (), ("n1",)), reason="pack")]
-    )
+    outcomes = nodes_of(slurm).steer([restore(NodeSetting.WEIGHT, n1="2"), restore(NodeSetting.WEIGHT, n1="3")])
     assert [(outcome.result, outcome.remark) for outcome in outcomes] == [
         (Result.REFUSED, OVERRULED),
         (Result.DONE, ""),
@@ -228,11 +224,10 @@ def test_the_last_of_two_changes_for_a_node_is_written() -> None:
     assert slurm.node["n1"]["weight"] == 3
 
 
-def test_taking_back_and_waking_come_before_sleeping_and_weights() -> None:
+def test_taking_back_and_waking_come_before_sleeping() -> None:
     slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"), a_raw_node("n3", weight=9), a_raw_node("n4"))
     actions: list[NodeAction] = [
-        FillFirst(tiers=((), ("n4",)), reason="pack"),
-        *down("n1"),
+        *down("n4", "n1"),
         *up("n2"),
         restore(NodeSetting.WEIGHT, n3="1"),
     ]
@@ -240,18 +235,6 @@ def test_taking_back_and_waking_come_before_sleeping_and_weights() -> None:
     assert [outcome.result for outcome in outcomes] == [Result.POSTPONED, Result.POSTPONED, Result.DONE, Result.DONE]
     assert {outcome.remark for outcome in outcomes[:2]} == {SPENT}
     assert {change.node for change in slurm.written} == {"n2", "n3"}
-
-
-def test_an_order_of_filling_stands_on_the_sites_own_weights() -> None:
-    slurm = SleepySlurm(*(a_raw_node(f"n{n}", weight=20) for n in (1, 2, 3)), a_raw_node("n4", weight=50))
-    cluster = nodes_of(slurm)
-    order = FillFirst(tiers=(("n3",), ("n1",), ("n4",)), reason="pack")
-    assert [outcome.after for outcome in cluster.steer([order])] == ["Weight 20", "Weight 21", "Weight 52"]
-    own = (("n1", 20), ("n4", 50))
-    again = FillFirst(tiers=(("n1",), ("n4",)), reason="pack", own=own)
-    assert [outcome.after for outcome in cluster.steer([again])] == ["Weight 20", "Weight 51"]
-    cluster.steer([RevertNodes(setting=NodeSetting.WEIGHT, own=(("n4", "50"), ("n1", "20.0")), reason="stop")])
-    assert [node["weight"] for node in slurm.node.values()] == [20, 20, 20, 50]
 
 
 def test_a_weight_of_0_is_a_weight() -> None:

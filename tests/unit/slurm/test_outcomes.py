@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.actions import FillFirst, JobSetting, KeepAwake, NodeAction, NodeSetting, Result, Revert
+from helios.actions import JobSetting, KeepAwake, NodeAction, NodeSetting, Result, Revert
 from helios.errors import ClusterUnavailable
 from helios.slurm.undo_file import JOBS_FILE, JobsUndo
 from tests.unit.slurm.slurm import START, MemorySlurm, SleepySlurm, a_raw_job, a_raw_node
@@ -171,7 +171,7 @@ def test_what_is_not_written_to_a_node_is_told_with_what_it_is() -> None:
     actions: list[NodeAction] = [
         *down("n1", "n2", "n3"),
         *up("n5"),
-        *(FillFirst(tiers=(*((),) * tier, ("n4",)), reason="pack") for tier in (1, 2)),
+        *(restore(NodeSetting.WEIGHT, n4=weight) for weight in ("6", "7")),
     ]
     told = nodes_of(slurm, writes_per_cycle=0).steer(actions)
     assert [(outcome.node, outcome.result, outcome.before, outcome.after) for outcome in told] == [
@@ -203,12 +203,11 @@ def test_a_list_and_a_weight_are_told_in_slurms_words_before_and_after() -> None
     assert (weighed.node, weighed.before, weighed.after) == ("n1", "Weight 9", "Weight 1")
 
 
-def test_of_changes_that_share_a_budget_sleeps_come_before_weights_and_lists_before_both() -> None:
+def test_of_changes_that_share_a_budget_lists_come_before_sleeps() -> None:
     written = []
-    for most in range(1, 6):
+    for most in range(1, 5):
         slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"), a_raw_node("n3"), a_raw_node("n4", weight=9))
         actions: list[NodeAction] = [
-            FillFirst(tiers=((), ("n3",)), reason="pack"),
             *down("n1"),
             KeepAwake(nodes=("n3",), reason="wanted"),
             *up("n2"),
@@ -216,4 +215,4 @@ def test_of_changes_that_share_a_budget_sleeps_come_before_weights_and_lists_bef
         ]
         done = {outcome.action for outcome in nodes_of(slurm, writes_per_cycle=most).steer(actions) if outcome.after}
         written.append(done - set().union(*written))
-    assert written == [{"RevertNodes"}, {"PowerUp"}, {"KeepAwake"}, {"PowerDown"}, {"FillFirst"}]
+    assert written == [{"RevertNodes"}, {"PowerUp"}, {"KeepAwake"}, {"PowerDown"}]

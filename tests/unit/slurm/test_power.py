@@ -17,6 +17,7 @@ from helios.slurm.power import (
     keep_awake_list,
     kept_awake,
     power,
+    power_config,
     same_list,
     why_not_wake,
 )
@@ -115,6 +116,43 @@ def test_a_number_keeps_that_many_of_the_idle_nodes_that_are_awake() -> None:
         a_raw_node("n7"),
     ]
     assert kept_awake(nodes, Exclusions(warm=keep_awake_list("n[1-6]:2,n7"))) == {"n4", "n5", "n7"}
+
+
+def test_a_number_keeps_one_less_for_each_busy_node_from_24_05_on() -> None:
+    nodes = [
+        a_raw_node("n1"),
+        a_raw_node("n2"),
+        a_raw_node("n3"),
+        a_raw_node("n4", state="MIXED", cpus_held=1),
+        a_raw_node("n5", state="ALLOCATED", flags="DRAIN", cpus_held=8),
+        a_raw_node("n6", state="ALLOCATED", flags="POWERING_UP", cpus_held=8),
+        a_raw_node("n7", flags="POWERED_DOWN"),
+    ]
+    for version, kept in (("23.11.10", {"n1", "n2", "n3"}), ("24.05.0", {"n1", "n2"}), ("26.05.5", {"n1", "n2"})):
+        exclusions = Exclusions.of({"SLURM_VERSION": version, "SuspendExcNodes": "n[1-7]:3"})
+        assert kept_awake(nodes, exclusions) == kept, version
+
+
+def test_a_number_of_all_its_nodes_keeps_them_all_whatever_they_do() -> None:
+    nodes = [a_raw_node("n1", state="ALLOCATED", cpus_held=1), a_raw_node("n2"), a_raw_node("n3")]
+    for version in ("22.05.8", "24.11.5"):
+        exclusions = Exclusions.of({"SLURM_VERSION": version, "SuspendExcNodes": "n[1-3]:3"})
+        assert kept_awake(nodes, exclusions) == {"n1", "n2", "n3"}, version
+
+
+def test_a_node_whose_job_is_completing_is_no_spare_one() -> None:
+    nodes = [a_raw_node("n1", flags="COMPLETING"), a_raw_node("n2"), a_raw_node("n3")]
+    for version, kept in (("22.05.8", {"n2"}), ("24.11.5", set())):
+        exclusions = Exclusions.of({"SLURM_VERSION": version, "SuspendExcNodes": "n[1-3]:1"})
+        assert kept_awake(nodes, exclusions) == kept, version
+
+
+def test_what_a_number_means_is_said_by_release() -> None:
+    before = power_config({"SLURM_VERSION": "23.11.10", "SuspendExcNodes": "n[1-7]:3"}).settings
+    since = power_config({"SLURM_VERSION": "24.05.1", "SuspendExcNodes": "n[1-7]:3,n9"}).settings
+    assert "3 of 7 nodes awake, besides those that hold jobs" in before.keep_awake_meaning
+    assert "3 of 7 nodes awake, those that hold jobs included" in since.keep_awake_meaning
+    assert power_config({"SLURM_VERSION": "24.05.1", "SuspendExcNodes": "n9"}).settings.keep_awake_meaning == ""
 
 
 @given(awake=st.integers(0, 9), least=st.integers(1, 9), asked=st.sets(st.integers(1, 9)))

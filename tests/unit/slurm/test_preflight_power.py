@@ -26,7 +26,7 @@ GOOD = {
     "MessageTimeout": "10 sec",
     "ReconfigFlags": "KeepPowerSaveSettings",
 }
-CHECKS = {"power programs", "idle timer", "power timeouts", "power rates", "administrator", "node weights"}
+CHECKS = {"power programs", "idle timer", "power timeouts", "power rates", "administrator"}
 MAY = "slurm_update error: Invalid node name specified"
 MAY_NOT = "slurm_update error: Invalid user id"
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -40,12 +40,9 @@ def examined(program: Program, tmp_path: Path) -> Examine:
         program(name, "true")
 
     def run(
-        *, mechanism: str = "sleep", user: str = "helios", said: str = MAY, weights: str = "1 100", **settings: str
+        *, mechanism: str = "sleep", user: str = "helios", said: str = MAY, **settings: str
     ) -> dict[str, PreflightFinding]:
-        nodes = "; ".join(f"echo 'NodeName=n{weight} Weight={weight} Owner=N/A'" for weight in weights.split())
-        script = (
-            f"case $* in *node) {nodes};; update*) echo \"$*\" >>{tmp_path}/asked; echo '{said}' >&2; exit 1;; esac"
-        )
+        script = f"case $* in update*) echo \"$*\" >>{tmp_path}/asked; echo '{said}' >&2; exit 1;; esac"
         folder = program("scontrol", script)
         given = GOOD | {"SuspendProgram": str(folder / "suspend"), "ResumeProgram": str(folder / "resume")} | settings
         findings = run_checks(
@@ -54,7 +51,7 @@ def examined(program: Program, tmp_path: Path) -> Examine:
             user=user,
             site_factor_most=1000,
             clock=lambda: NOW,
-            more=power_checks(mechanism, tiers=4),
+            more=power_checks(mechanism),
         )
         # Of several findings of one check the last complaint counts.
         ranked = sorted(findings, key=lambda finding: finding.verdict is not FindingLevel.OK)
@@ -85,12 +82,12 @@ def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> 
         ("power rates", FindingLevel.WARN, {"ResumeRate": "0 nodes/min"}),
         ("keep-awake list", FindingLevel.FAIL, {"SLURM_VERSION": "22.05.8", "mechanism": "keep_awake"}),
         ("keep-awake list", FindingLevel.WARN, {"ReconfigFlags": "(null)", "mechanism": "keep_awake"}),
+        ("kept awake", FindingLevel.OK, {"SLURM_VERSION": "23.11.10", "SuspendExcNodes": "n[1-9]:2"}),
+        ("kept awake", FindingLevel.WARN, {"SLURM_VERSION": "24.05.0", "SuspendExcNodes": "n[1-9]:2"}),
         ("administrator", FindingLevel.FAIL, {"said": MAY_NOT}),
         ("administrator", FindingLevel.FAIL, {"said": "Unable to contact slurm controller"}),
         ("administrator", FindingLevel.OK, {"said": MAY_NOT, "user": "root"}),
         ("administrator", FindingLevel.OK, {"said": MAY_NOT, "user": "slurm"}),
-        ("node weights", FindingLevel.WARN, {"weights": "1 3"}),
-        ("node weights", FindingLevel.OK, {"weights": "1 5"}),
     ],
 )
 def test_a_setting_is_judged(examined: Examine, check: str, verdict: FindingLevel, settings: dict[str, str]) -> None:

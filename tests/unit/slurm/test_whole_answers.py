@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from helios.actions import (
-    FillFirst,
     JobSetting,
     KeepAwake,
     NodeAction,
@@ -31,7 +30,6 @@ from helios.slurm import parse, translate
 from helios.slurm.accounting import Accounting
 from helios.slurm.commands import CommandsBackend, SiteFactor, Sprio
 from helios.slurm.connect import partition_names
-from helios.slurm.nodes import HEAVIEST, weights_by_tier
 from helios.slurm.power import (
     Exclusions,
     NodeSurroundings,
@@ -564,16 +562,6 @@ def test_the_first_switch_that_names_a_node_is_its_rack() -> None:
     assert topology_racks(lines) == {"n1": "a", "n2": "b"}
 
 
-# Weights.
-
-
-def test_the_heaviest_weight_leaves_room_for_no_more_than_there_is() -> None:
-    assert weights_by_tier({"a": HEAVIEST - 1, "b": HEAVIEST - 1}, [["a"], ["b"]]) == {"a": HEAVIEST - 1, "b": HEAVIEST}
-    assert weights_by_tier({"a": HEAVIEST, "b": HEAVIEST}, [["a"], ["b"]]) == {"a": HEAVIEST, "b": HEAVIEST}
-    assert weights_by_tier({"a": 1}, []) == {}
-    assert weights_by_tier({"a": 1, "b": 1, "c": 3}, [[], ["a"], ["b"]]) == {"a": 1, "b": 2}
-
-
 # What is said of nodes.
 
 
@@ -591,17 +579,17 @@ def told(outcome: NodeOutcome) -> tuple[Any, ...]:
 
 def test_every_outcome_of_a_steer_names_action_setting_node_reason_and_what_was_read() -> None:
     slurm = SleepySlurm(*(a_raw_node(f"n{number}", weight=10) for number in (1, 2, 3, 4)), asleep("n5", weight=10))
-    fill = FillFirst(tiers=(("n3",), ("n4", "gone")), reason="pack")
-    actions: list[NodeAction] = [*down("n1"), *up("n5"), fill, KeepAwake(nodes=("n2", "gone"), reason="soon")]
+    weights = restore(NodeSetting.WEIGHT, n3="10", n4="11", gone="1")
+    actions: list[NodeAction] = [*down("n1"), *up("n5"), weights, KeepAwake(nodes=("n2", "gone"), reason="soon")]
     outcomes = nodes_of(slurm).steer(actions)
     power_setting, weight, kept = NodeSetting.POWER, NodeSetting.WEIGHT, NodeSetting.KEEP_AWAKE
     sleeping, waking = "IDLE+POWERED_DOWN", "IDLE+POWER_UP+POWERED_DOWN"
     assert [told(outcome) for outcome in outcomes] == [
         ("PowerDown", power_setting, "n1", Result.DONE, "nothing to do", "IDLE", "IDLE+POWER_DOWN"),
         ("PowerUp", power_setting, "n5", Result.DONE, "wanted soon", sleeping, waking),
-        ("FillFirst", weight, "n3", Result.UNCHANGED, "pack", "Weight 10", "Weight 10"),
-        ("FillFirst", weight, "n4", Result.DONE, "pack", "Weight 10", "Weight 11"),
-        ("FillFirst", weight, "gone", Result.GONE, "pack", "", ""),
+        ("RevertNodes", weight, "n3", Result.UNCHANGED, "stop", "Weight 10", "Weight 10"),
+        ("RevertNodes", weight, "n4", Result.DONE, "stop", "Weight 10", "Weight 11"),
+        ("RevertNodes", weight, "gone", Result.GONE, "stop", "", ""),
         ("KeepAwake", kept, "", Result.DONE, "soon", "SuspendExcNodes (null)", "SuspendExcNodes n2"),
     ]
     assert "gone" in outcomes[-1].remark
@@ -644,10 +632,9 @@ def test_taking_back_wakes_what_sleeps_and_sets_the_weight_of_before() -> None:
     ]
 
 
-def test_of_writes_beyond_the_budget_wakes_come_before_lists_sleeps_and_weights() -> None:
+def test_of_writes_beyond_the_budget_wakes_come_before_lists_and_sleeps() -> None:
     slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"), a_raw_node("n3", weight=1), a_raw_node("n4", weight=1))
-    fill = FillFirst(tiers=(("n3",), ("n4",)), reason="pack")
-    actions: list[NodeAction] = [fill, *down("n1"), KeepAwake(nodes=("n3",), reason="soon"), *up("n2")]
+    actions: list[NodeAction] = [*down("n1"), KeepAwake(nodes=("n3",), reason="soon"), *up("n2")]
     by_budget = []
     for most in (1, 2, 3):
         fresh = SleepySlurm(*(dict(node) for node in slurm.node.values()))  # type: ignore[arg-type]
@@ -700,7 +687,7 @@ def examined(program: Program) -> Examined:
             user=user,
             site_factor_most=10_000,
             clock=lambda: NOW,
-            more=power_checks(mechanism, tiers=4),
+            more=power_checks(mechanism),
         )
         return {finding.check: finding for finding in findings}
 
@@ -727,7 +714,6 @@ def test_every_finding_of_a_well_set_cluster_says_what_was_found(examined: Exami
         "power timeouts": ["30 s", "300 s", "60 s", "10 s"],
         "power rates": ["SuspendRate is 60", "ResumeRate is 300"],
         "administrator": ["helios"],
-        "node weights": ["1, 5"],
         "priority hook": ["JobSubmitPlugins is lua"],
     }
     assert found.keys() == facts.keys()
@@ -743,7 +729,6 @@ def test_the_doctor_asks_slurms_programs_with_these_words(examined: Examined, tm
         "--all --oneliner show node",
         "--noheader --parsable2 show user name=helios format=AdminLevel",
         "update NodeName=helios-probe Weight=1",
-        "--all --oneliner show node",
     ]
 
 
@@ -973,8 +958,7 @@ def test_a_node_that_scontrol_prints_is_read_with_every_field(program: Program) 
 
 def test_the_value_of_before_is_told_where_nothing_was_written_or_read_back() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10), a_raw_node("n2", weight=10))
-    fill = FillFirst(tiers=(("n1",), ("n2",)), reason="pack")
-    spent = nodes_of(slurm, writes_per_cycle=0).steer([fill])
+    spent = nodes_of(slurm, writes_per_cycle=0).steer([restore(NodeSetting.WEIGHT, n1="10", n2="11")])
     assert [(outcome.result, outcome.before) for outcome in spent] == [
         (Result.UNCHANGED, "Weight 10"),
         (Result.POSTPONED, "Weight 10"),

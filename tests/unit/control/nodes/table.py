@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp
+import pandas as pd
+
+from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.config import Control, Power, Settings, SlurmSettings
 from helios.control import (
     ActiveService,
@@ -21,7 +23,7 @@ from helios.control import (
 )
 from helios.control.observed import Observation
 from helios.errors import HeliosError
-from helios.model import NodePower, Snapshot
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NodePower, Snapshot
 from helios.ports import Domain
 from helios.testing import FakeLedger, FakeNodes, a_demand, a_node
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, active, all_is_well, canary
@@ -48,10 +50,6 @@ def up(*nodes: str) -> list[PowerUp]:
 
 def keep(*nodes: str) -> KeepAwake:
     return KeepAwake(nodes=nodes, reason="needed soon")
-
-
-def fill(*tiers: Sequence[str]) -> FillFirst:
-    return FillFirst(tiers=tuple(map(tuple, tiers)), reason="fullest first")
 
 
 def some_nodes(number: int = 10, **columns: Any) -> list[dict[str, Any]]:
@@ -139,6 +137,30 @@ class NodeTable:
             reason=reason,
             memory=self.memory,
         )
+
+    def weighed_by_an_earlier_release(self, *nodes: str, mode: str = "active") -> None:
+        """Have the nodes weigh one more, and on record what releases up to 0.1 wrote of that; in shadow, that alone."""
+        for node in nodes:
+            own = round(self.cluster.weight_of(node))
+            row = {
+                "service": "node_fill_order",
+                "mode": mode,
+                "setting": "weight",
+                "node": node,
+                "value": "tier 1",
+                "own": str(own),
+                "after": f"Weight {own + 1}",
+                "overridden": False,
+                "written_at": pd.Timestamp(self.cluster.now),
+            }
+            kept = self.ledger.applied_changes().astype(object).to_dict("records")
+            token = self.ledger.acquire(holder=self.holder, now=self.cluster.now, lasts=MINUTE)
+            assert token is not None
+            applied_changes = APPLIED_NODE_CHANGES.conform(pd.DataFrame([*kept, row]))
+            self.ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=applied_changes)
+            if mode == "active":
+                self.undo = replace(self.undo, weights=(*self.undo.weights, (node, own)))
+                self.cluster.admin_sets_weight(node, own + 1)
 
     def pause(self, reason: str = "enough") -> None:
         self.world = lambda now: replace(all_is_well(now), paused=reason)

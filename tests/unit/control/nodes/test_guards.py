@@ -23,7 +23,6 @@ from tests.unit.control.nodes.table import (
     NodeTable,
     canary,
     down,
-    fill,
     keep,
     node_settings,
     some_nodes,
@@ -307,7 +306,7 @@ def test_a_drained_node_is_not_woken() -> None:
 
 def test_what_does_not_exist_is_refused() -> None:
     table = a_table()
-    table.says(*down("nowhere"), *up("never"), fill(["nobody"]))
+    table.says(*down("nowhere"), *up("never", "nobody"))
     assert {table.why_refused(name) for name in ("nowhere", "never", "nobody")} == {"refused: no such node"}
 
 

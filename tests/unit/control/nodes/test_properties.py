@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp, RevertNodes
+from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp, RevertNodes
 from helios.actions import NodeSetting as Lever
 from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
@@ -23,11 +23,6 @@ NAMES = tuple(f"n{place}" for place in range(1, 13))
 names = st.sampled_from((*NAMES, "nobody"))
 some = st.lists(names, max_size=6, unique=True).map(tuple)
 
-fills = st.lists(names, max_size=8, unique=True).flatmap(
-    lambda nodes: st.integers(0, len(nodes)).map(
-        lambda at: FillFirst(tiers=(tuple(nodes[:at]), tuple(nodes[at:])), reason="so")
-    )
-)
 restores = st.builds(
     RevertNodes,
     setting=st.sampled_from(list(Lever)),
@@ -38,7 +33,6 @@ actions = st.one_of(
     st.builds(PowerDown, node=names, reason=st.just("so")),
     st.builds(PowerUp, node=names, reason=st.just("so")),
     st.builds(KeepAwake, nodes=some, reason=st.just("so")),
-    fills,
     restores,
 )
 everybody_down = st.just([PowerDown(node=node, reason="so") for node in NAMES])
@@ -54,7 +48,7 @@ events = st.sampled_from(
     ]
 )
 waits = st.sampled_from([timedelta(seconds=30), timedelta(minutes=2), timedelta(minutes=15)])
-cycles = st.lists(st.tuples(events, proposals, modes, fills.map(lambda fill: [fill]), modes, waits), max_size=8)
+cycles = st.lists(st.tuples(events, proposals, modes, st.lists(actions, max_size=3), modes, waits), max_size=8)
 
 
 def partition_of(name: str) -> str:
@@ -146,8 +140,6 @@ def nodes_in(action: NodeAction) -> set[str]:
     """Return the nodes that an action names."""
     if isinstance(action, KeepAwake):
         return set(action.nodes)
-    if isinstance(action, FillFirst):
-        return {node for tier in action.tiers for node in tier}
     return {node for node, _ in action.own} - {""} if isinstance(action, RevertNodes) else {action.node}
 
 

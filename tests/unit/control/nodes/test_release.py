@@ -21,7 +21,6 @@ from tests.unit.control.nodes.table import (
     active,
     all_is_well,
     down,
-    fill,
     keep,
     node_settings,
     some_nodes,
@@ -33,7 +32,8 @@ def busy_helios(*, mechanism: str = "sleep") -> NodeTable:
     cluster = FakeNodes(nodes=some_nodes(), keep_awake="n10")
     table = NodeTable(cluster=cluster, settings=node_settings(mechanism=mechanism)).after_two_looks()
     wants = [keep("n1", "n2")] if mechanism == "keep_awake" else down("n1", "n2", "n3")
-    table.cycle(active(Says(*wants), name="ces"), active(Says(fill(["n4"], ["n5"], ["n6"])), name="node_fill_order"))
+    table.weighed_by_an_earlier_release("n5", "n6")
+    table.cycle(active(Says(*wants), name="ces"), active(Says(), name="node_fill_order"))
     cluster.admin_powers_down("n9")
     cluster.tick(5 * MINUTE)
     return table
@@ -217,15 +217,12 @@ def test_after_a_pause_helios_starts_anew() -> None:
     assert table.says(*down("n1"), after=10 * MINUTE).slept == ("n1",)
 
 
-def test_an_overridden_weight_survives_a_release_and_is_the_sites_own_afterwards() -> None:
+def test_an_overridden_weight_survives_a_release() -> None:
     table = busy_helios()
     table.cluster.admin_sets_weight("n5", 50)
     table.says(name="node_fill_order")
     table.release()
     assert table.cluster.weight_of("n5") == 50
-    table.says(fill(["n4"], ["n5"]), name="node_fill_order", after=10 * MINUTE)
-    assert dict(table.undo.weights)["n5"] == 50
-    assert table.cluster.weight_of("n5") == 51
 
 
 def test_wakes_of_a_release_are_watched() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result, RevertNodes
+from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result
 from helios.changes import nodes_named
 from helios.control import Failure, ServiceMode, Undo
 from helios.control.observed import Observation
@@ -32,7 +32,6 @@ from tests.unit.control.nodes.table import (
     all_is_well,
     canary,
     down,
-    fill,
     keep,
     node_settings,
     some_nodes,
@@ -328,15 +327,6 @@ def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
     assert report.tallies.set_index("pool").loc["cpu", "wanted"] == 4
 
 
-def test_a_service_that_only_orders_the_filling_does_not_say_how_many_nodes_are_wanted() -> None:
-    table = NodeTable().after_two_looks()
-    fills, saves = (
-        active(Says(fill(["n4"], ["n5"])), name="node_fill_order"),
-        active(Says(*down("n1", "n2")), name="ces"),
-    )
-    assert table.cycle(fills, saves).tallies["wanted"].tolist() == [8]
-
-
 def test_a_failing_service_is_written_down_and_skipped() -> None:
     table = NodeTable().after_two_looks()
     broken = Says()
@@ -352,90 +342,43 @@ def test_a_service_that_acts_on_jobs_is_a_fault_in_the_domain_of_nodes() -> None
     assert report.counts["qssf"] == {Result.FAILED: 1}
 
 
-def test_weights_are_set_once_and_remembered_with_the_sites_own() -> None:
-    table = NodeTable().after_two_looks()
-    report = table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
-    assert set(report.weighed) == {"n2", "n3"}
-    assert [table.cluster.weight_of(node) for node in ("n1", "n2", "n3", "n4")] == [10, 11, 12, 10]
-    assert dict(table.undo.weights) == {"n1": 10, "n2": 10, "n3": 10}
-    writes = table.cluster.writes
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
-    assert table.cluster.writes == writes
-    table.says(fill(["n3"], ["n2"], ["n1"]), name="node_fill_order")
-    assert [table.cluster.weight_of(node) for node in ("n1", "n2", "n3")] == [12, 11, 10]
-    assert dict(table.undo.weights) == {"n1": 10, "n2": 10, "n3": 10}
-
-
-def test_weights_that_a_reconfiguration_forgot_are_set_again() -> None:
-    table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"]), name="node_fill_order")
-    table.cluster.reconfigure()
-    report = table.says(fill(["n1"], ["n2"]), name="node_fill_order")
-    assert table.cluster.weight_of("n2") == 11
-    assert any("forgot 1 weights" in note for note in report.notes)
-
-
-def test_a_weight_that_an_admin_changed_is_theirs() -> None:
-    table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
-    table.cluster.admin_sets_weight("n2", 99)
-    table.says(fill(["n3"], ["n1"], ["n2"]), name="node_fill_order")
-    table.says(fill(["n2"], ["n3"], ["n1"]), name="node_fill_order")
-    assert table.cluster.weight_of("n2") == 99
-    assert len(table.lines(action="HandsOff", target="n2")) == 1
-    assert dict(table.undo.weights) == {"n1": 10, "n3": 10}
-    table.cluster.admin_sets_weight("n2", 10)  # given back
-    table.says(fill(["n3"], ["n2"]), name="node_fill_order")
-    assert table.cluster.weight_of("n2") == 11
-
-
-@pytest.mark.parametrize("mode", [ACTIVE, SHADOW, canary(percent=100)])
-def test_the_audit_gives_each_weight_its_own_reason(mode: ServiceMode) -> None:
-    table = NodeTable().after_two_looks()
-    order = replace(fill(["n1"], ["n2", "n3"], ["n4"]), why=("busy", "idle", "asleep"))
-    table.says(order, name="node_fill_order", mode=mode)
-    said = {line["target"]: line["reason"] for line in table.lines(action="FillFirst")}
-    assert {node: said[node] for node in ("n2", "n3", "n4")} == {"n2": "idle", "n3": "idle", "n4": "asleep"}
-
-
-def test_a_shadow_says_nothing_of_a_node_that_keeps_its_weight() -> None:
-    table = NodeTable().after_two_looks()
-    report = table.says(fill(["n1", "n2"], ["n3"]), name="node_fill_order", mode=SHADOW)
-    assert report.counts["node_fill_order"] == {Result.UNCHANGED: 2, Result.WOULD: 1}
-    assert {line["target"] for line in table.lines(action="FillFirst")} == {"n3"}
-
-
-def test_a_weight_that_a_shadow_gives_back_would_go() -> None:
-    table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order", mode=SHADOW)
-    back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n3", "10"),), reason="no longer of use")
-    table.says(back, name="node_fill_order", mode=SHADOW)
-    (line,) = table.lines(action="RevertNodes", target="n3")
-    assert (line["outcome"], line["reason"]) == ("would", "service node_fill_order gave it back")
-    assert "n3" not in table.applied("shadow", setting="weight")
-
-
-def test_weights_of_a_service_switched_off_are_given_back() -> None:
-    table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
-    table.cycle(active(Says(), name="node_fill_order", mode=SHADOW))
+def test_weights_of_an_earlier_release_go_back_in_the_first_cycle() -> None:
+    table = NodeTable()
+    table.weighed_by_an_earlier_release("n2", "n3")
+    report = table.cycle()
+    assert report.weighed == ("n2", "n3")
     assert {table.cluster.weight_of(f"n{n}") for n in range(1, 11)} == {10}
-    assert table.applied(setting="weight") == {}
+    assert (table.applied(setting="weight"), table.undo) == ({}, Undo())
 
 
-def test_more_tiers_than_allowed_become_the_last_one() -> None:
-    table = NodeTable(settings=node_settings(tiers=2)).after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"], ["n4"]), name="node_fill_order")
-    assert [table.cluster.weight_of(f"n{n}") for n in range(1, 5)] == [10, 11, 11, 11]
+def test_they_go_back_beside_a_service_that_sleeps_nodes() -> None:
+    table = NodeTable().after_two_looks()
+    table.weighed_by_an_earlier_release("n2")
+    report = table.says(*down("n1"))
+    assert (report.slept, report.weighed) == (("n1",), ("n2",))
 
 
-def test_weights_wait_when_the_writes_of_a_cycle_are_spent() -> None:
-    table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 2})).after_two_looks()
-    order = fill([], ["n1", "n2", "n3"])
-    report = table.says(order, name="node_fill_order")
-    assert report.counts["node_fill_order"][Result.POSTPONED] == 1
-    table.says(order, name="node_fill_order")
-    assert [table.cluster.weight_of(f"n{n}") for n in range(1, 4)] == [11, 11, 11]
+def test_a_weight_that_an_admin_changed_since_is_theirs() -> None:
+    table = NodeTable()
+    table.weighed_by_an_earlier_release("n2", "n3")
+    table.cluster.admin_sets_weight("n2", 99)
+    table.cycle()
+    assert [table.cluster.weight_of(node) for node in ("n2", "n3")] == [99, 10]
+    assert len(table.lines(action="HandsOff", target="n2")) == 1
+
+
+def test_weights_that_wait_for_writes_go_back_in_later_cycles() -> None:
+    table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 2}))
+    table.weighed_by_an_earlier_release("n1", "n2", "n3")
+    assert [len(table.cycle().weighed) for _ in range(3)] == [2, 1, 0]
+    assert {table.cluster.weight_of(f"n{n}") for n in range(1, 4)} == {10}
+
+
+def test_what_an_earlier_release_would_have_weighed_in_shadow_is_forgotten() -> None:
+    table = NodeTable()
+    table.weighed_by_an_earlier_release("n2", mode="shadow")
+    table.cycle()
+    assert table.applied("shadow", setting="weight") == {}
 
 
 def by_list(*, suspend_time_s: float = 1e6, **columns: Any) -> NodeTable:
@@ -446,19 +389,9 @@ def by_list(*, suspend_time_s: float = 1e6, **columns: Any) -> NodeTable:
 
 def test_the_writes_of_a_cycle_are_shared_by_the_services_in_their_order() -> None:
     table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 3})).after_two_looks()
-    report = table.cycle(
-        active(Says(*down("n1", "n2")), name="ces"), active(Says(fill([], ["n4", "n5", "n6"])), name="node_fill_order")
-    )
-    assert report.slept == ("n1", "n2")
-    assert len(report.weighed) == 1
-    assert report.counts["node_fill_order"][Result.POSTPONED] == 2
-
-
-def test_an_order_of_filling_is_sent_with_its_reason() -> None:
-    table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"]), name="node_fill_order")
-    ((sent,),) = [actions for actions in table.cluster.steered if actions]
-    assert sent.reason.startswith("fullest first")
+    report = table.cycle(active(Says(*down("n1", "n2")), name="ces"), active(Says(*down("n4", "n5", "n6")), name="own"))
+    assert report.slept == ("n1", "n2", "n4")
+    assert report.counts["own"][Result.POSTPONED] == 2
 
 
 def test_the_keep_awake_list_holds_the_sites_own_beside_what_is_asked() -> None:

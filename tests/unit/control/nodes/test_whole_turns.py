@@ -28,7 +28,6 @@ from tests.unit.control.nodes.table import (
     all_is_well,
     canary,
     down,
-    fill,
     keep,
     node_settings,
     some_nodes,
@@ -60,11 +59,11 @@ def memory(table: NodeTable) -> dict[str, Any]:
 
 
 class Night:
-    """Ten nodes and three services: one that puts to sleep and weighs, a canary, and a shadow."""
+    """Ten nodes and three services: one that puts to sleep, a canary, and a shadow."""
 
     def __init__(self) -> None:
         self.table = NodeTable().after_two_looks()
-        self.active = Says(*down("n1", "n2", "n99"), fill(["n3"], ["n4", "n5"]))
+        self.active = Says(*down("n1", "n2", "n99"))
         self.canary = Says(keep("n7"), *down("n8"))
         self.shadow = Says(*down("n9"))
 
@@ -85,9 +84,6 @@ def night() -> Night:
 ASLEEP_APPLIED_NOW = {
     ("ces", "active", "power", "n1", "asleep", "", "IDLE+POWERING_DOWN", 0),
     ("ces", "active", "power", "n2", "asleep", "", "IDLE+POWERING_DOWN", 0),
-    ("ces", "active", "weight", "n3", "tier 0", "10", "Weight 10", 0),
-    ("ces", "active", "weight", "n4", "tier 1", "10", "Weight 11", 0),
-    ("ces", "active", "weight", "n5", "tier 1", "10", "Weight 11", 0),
 }
 OF_THE_SHADOW = ("other", "shadow", "power", "n9", "asleep", "", "asleep", 0)
 
@@ -102,22 +98,20 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(night: Nigh
         ("ces", "active", "Cycle", "venus", "meant", None, None),
         ("ces", "active", "PowerDown", "n1", "done", "IDLE", "IDLE+POWERING_DOWN"),
         ("ces", "active", "PowerDown", "n2", "done", "IDLE", "IDLE+POWERING_DOWN"),
-        ("ces", "active", "FillFirst", "n4", "done", "Weight 10", "Weight 11"),
-        ("ces", "active", "FillFirst", "n5", "done", "Weight 10", "Weight 11"),
         ("other", "shadow", "PowerDown", "n9", "would", "awake", "asleep"),
     ]
-    assert report.decisions["reason"].str.contains("5").tolist()[2]
+    assert report.decisions["reason"].str.contains("2").tolist()[2]
     assert applied_now(night.table) == {*ASLEEP_APPLIED_NOW, OF_THE_SHADOW}
-    assert night.table.undo == Undo(asleep=("n1", "n2"), weights=(("n3", 10), ("n4", 10), ("n5", 10)))
+    assert night.table.undo == Undo(asleep=("n1", "n2"))
 
 
 def test_a_first_cycle_reports_all_that_it_saw_and_did(night: Night) -> None:
     report = night.cycle()
-    assert (report.slept, report.woken, report.weighed) == (("n1", "n2"), (), ("n4", "n5"))
+    assert (report.slept, report.woken, report.weighed) == (("n1", "n2"), (), ())
     assert (report.suspended, report.remaining, report.notes, report.protected) == ((), (), (), "")
     assert (report.seen, report.recorded, report.leads, report.clean) == (True, True, True, True)
     assert report.counts == {
-        "ces": {Result.REFUSED: 1, Result.UNCHANGED: 1, Result.DONE: 4},
+        "ces": {Result.REFUSED: 1, Result.DONE: 2},
         "node_fill_order": {Result.REFUSED: 2},
         "other": {Result.WOULD: 1},
     }
@@ -167,7 +161,7 @@ def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(night: Night
     report = night.cycle()
     assert (rows(report), report.slept, report.weighed) == ([], (), ())
     assert report.counts == {
-        "ces": {Result.REFUSED: 1, Result.UNCHANGED: 5},
+        "ces": {Result.REFUSED: 1, Result.UNCHANGED: 2},
         "node_fill_order": {Result.REFUSED: 2},
         "other": {Result.UNCHANGED: 1},
     }
@@ -186,7 +180,7 @@ def test_a_shadow_that_wants_a_node_back_says_so_under_its_own_name(night: Night
 
 def test_nodes_asked_for_again_are_woken_once_their_sleep_has_paid(night: Night) -> None:
     night.cycle()
-    night.active.actions = [*up("n1"), *down("n2"), fill(["n3"], ["n4", "n5"])]
+    night.active.actions = [*up("n1"), *down("n2")]
     early = night.cycle()
     assert [row[2:5] for row in rows(early)] == [("PowerUp", "n1", "refused")]
     assert (early.woken, early.tallies["wanted"].tolist()) == ((), [9.0])
@@ -206,7 +200,7 @@ def test_stillness_is_written_down_once_and_said_in_every_report(night: Night) -
     first, second = night.cycle(), night.cycle()
     assert rows(first) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None)]
     assert (rows(second), first.suspended) == ([], second.suspended)
-    assert [reason.split()[0] for reason in first.suspended] == ["the", "5"]  # what stands is said too
+    assert [reason.split()[0] for reason in first.suspended] == ["the", "2"]  # what stands is said too
     assert (first.seen, first.leads, first.recorded, first.counts) == (True, True, True, {})
     assert memory(night.table)["suspended"] == [first.suspended[0]]
     assert night.table.undo.asleep == ("n1", "n2")
@@ -222,13 +216,11 @@ def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(night: Night) -
     assert rows(report) == [
         ("helios", "paused", "RevertNodes", "n1", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
         ("helios", "paused", "RevertNodes", "n2", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
-        ("helios", "paused", "RevertNodes", "n4", "done", "Weight 11", "Weight 10"),
-        ("helios", "paused", "RevertNodes", "n5", "done", "Weight 11", "Weight 10"),
         ("helios", "paused", "Cycle", "venus", "done", None, None),
     ]
     assert set(report.decisions["reason"]) == {"enough"}
-    assert (report.woken, report.weighed, report.remaining, report.clean) == (("n1", "n2"), ("n4", "n5"), (), True)
-    assert (report.suspended, report.counts) == (("paused: enough",), {"helios": {Result.DONE: 4}})
+    assert (report.woken, report.weighed, report.remaining, report.clean) == (("n1", "n2"), (), (), True)
+    assert (report.suspended, report.counts) == (("paused: enough",), {"helios": {Result.DONE: 2}})
     assert len(report.notes) == 1
     assert (applied_now(night.table), night.table.undo) == (set(), Undo())
     later = night.cycle()
@@ -239,11 +231,11 @@ def test_a_release_reports_all_that_it_did_and_that_it_leads(night: Night) -> No
     night.cycle()
     night.table.cluster.tick(HOUR)
     report = night.table.release()
-    assert (report.woken, report.weighed, report.slept) == (("n1", "n2"), ("n4", "n5"), ())
+    assert (report.woken, report.weighed, report.slept) == (("n1", "n2"), (), ())
     assert (report.seen, report.recorded, report.leads, report.clean) == (True, True, True, True)
-    assert (report.suspended, report.counts) == (("released: enough",), {"helios": {Result.DONE: 4}})
+    assert (report.suspended, report.counts) == (("released: enough",), {"helios": {Result.DONE: 2}})
     assert [row[:5] for row in rows(report)][-1] == ("helios", "paused", "Cycle", "venus", "done")
-    assert [row[1] for row in rows(report)] == ["paused"] * 5
+    assert [row[1] for row in rows(report)] == ["paused"] * 3
     assert (report.asleep_by_helios, sum(report.nodes.values()), len(report.tallies)) == (0, 10, 1)
     assert report.memory.wakes.keys() == {"n1", "n2"}
     assert (applied_now(night.table), night.table.undo) == (set(), Undo())
@@ -317,10 +309,9 @@ def test_a_cluster_lost_while_acting_is_noted_and_counts_for_the_breaker(night: 
 
 
 def test_an_admin_who_changes_a_weight_gets_a_line_and_the_node(night: Night) -> None:
-    night.cycle()
+    night.table.weighed_by_an_earlier_release("n4")
     night.table.cluster.admin_sets_weight("n4", 4_294_967_280)
     report = night.cycle()
-    assert ("ces", "active", "FillFirst", "n4", "refused", None, None) in rows(report)
     (line,) = [row for row in rows(report) if row[2] == "HandsOff"]
     assert (line[3], line[5], line[6]) == ("n4", "Weight 11", "Weight 4294967280")
     assert night.table.cluster.weight_of("n4") == 4_294_967_280
@@ -364,10 +355,8 @@ def test_a_service_that_is_gone_has_its_nodes_taken_back_under_the_name_of_helio
         ("helios", "active", "Cycle", "venus", "meant"),
         ("helios", "active", "RevertNodes", "n1", "done"),
         ("helios", "active", "RevertNodes", "n2", "done"),
-        ("helios", "active", "RevertNodes", "n4", "done"),
-        ("helios", "active", "RevertNodes", "n5", "done"),
     ]
-    assert "5" in report.decisions["reason"][0]  # n3 too: it had its weight already
+    assert "2" in report.decisions["reason"][0]
     assert all("ces" in reason for reason in report.decisions["reason"][1:])
     assert applied_now(night.table) == {OF_THE_SHADOW}
 
@@ -420,9 +409,9 @@ def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
     cluster = FakeNodes(nodes=[*some_nodes(2), a_node(name="m1", partitions="debug")], lax=True)
     door = node_cluster_for_mode(canary("debug"), cluster, read_snapshot=cluster.snapshot, applied={})
     assert door is not None
-    said = door.steer([*down("n1", "m1"), fill(["n2"], ["m1"]), keep("n1", "m1")])
+    said = door.steer([*down("n1", "m1"), *up("n2"), keep("n1", "m1")])
     by_node = {(outcome.action, outcome.node): outcome.result for outcome in said}
-    assert by_node["PowerDown", "n1"] is by_node["FillFirst", "n2"] is Result.REFUSED
+    assert by_node["PowerDown", "n1"] is by_node["PowerUp", "n2"] is Result.REFUSED
     assert by_node["PowerDown", "m1"] is Result.DONE
     assert {outcome.remark for outcome in said if outcome.result is Result.REFUSED} == {OUTSIDE}
     assert [seen.node for seen in cluster.power_downs] == ["m1"]
@@ -453,15 +442,6 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
         ("RevertNodes", "n1", "done"),
         ("RevertNodes", "n2", "done"),
     ]
-
-
-def test_an_order_of_one_node_is_an_order() -> None:
-    table = NodeTable().after_two_looks()
-    report = table.says(fill(["n1"]), fill(["n2"], ["n3"]))
-    assert report.counts["ces"].get(Result.REFUSED, 0) == 0
-    assert dict(table.undo.weights).keys() >= {"n2", "n3"}
-    one = NodeTable().after_two_looks().says(fill(["n1"]))
-    assert (one.suspended, one.counts) == ((), {"ces": {Result.UNCHANGED: 1}})
 
 
 def test_changes_of_nodes_beyond_the_budget_wait_and_the_note_says_for_what() -> None:

@@ -10,7 +10,7 @@ from helios.model import NodePower
 from helios.ports import Domain
 from helios.simulate import SimCluster, Sleep
 from helios.testing import FakeLedger, a_demand
-from tests.unit.control.nodes.table import Says, active, all_is_well, down, fill, node_settings
+from tests.unit.control.nodes.table import Says, active, all_is_well, down, node_settings
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
 
 
@@ -55,13 +55,12 @@ class Simulated:
         return report
 
 
-def test_nodes_of_the_simulator_sleep_are_weighed_and_are_released() -> None:
+def test_nodes_of_the_simulator_sleep_and_are_released() -> None:
     table = Simulated()
     table.cycle()
     idle = [name for name, state in zip(*table_columns(table), strict=True) if state == "IDLE"]
-    report = table.cycle(*down(*idle), fill(idle[:2], idle[2:]))
+    report = table.cycle(*down(*idle))
     assert len(report.slept) == 4  # 0.8 of six nodes
-    assert report.weighed
     report = table.cycle()
     assert report.nodes[NodePower.ASLEEP] == 4
     assert report.asleep_by_helios == 4
