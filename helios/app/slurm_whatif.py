@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def site_nodes(jobs: SlurmJobs, site: SlurmSite, resource: str) -> NDArray[np.in
 
 
 def _each(group: NodeGroup, resource: str) -> int:
-    return sum(group.gpus.values()) if resource == "gpus" else group.cpus
+    return ceil(round(group.whole_gpus, 6)) if resource == "gpus" else group.cpus
 
 
 # Helios' order as a site's Slurm would get it: a SiteFactor from the prediction at submission, as the hook sets it.

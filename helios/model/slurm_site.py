@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from helios.model.gpu_parts import part_of_gpu
+
 DAY_S = 86_400
 UNTYPED = ""
 """Type of GPUs that have none."""
@@ -27,7 +29,7 @@ class NodeGroup:
     memory_mib : int
         Memory that can be allocated on each, MiB.
     gpus : mapping of str to int
-        GPUs of each type on each; ``UNTYPED`` where the type is not given.
+        GPUs of each type on each, as Slurm counts them; ``UNTYPED`` where the type is not given.
     shards, mps : int
         Shares into which the GPUs of each are divided (``gres/shard``, ``gres/mps``); 0 for none.
     weight : int
@@ -43,6 +45,11 @@ class NodeGroup:
     mps: int = 0
     weight: int = 1
     features: tuple[str, ...] = ()
+
+    @property
+    def whole_gpus(self) -> float:
+        """GPUs of each, with a MIG slice as its part of one."""
+        return sum(count * (part_of_gpu(kind) or 1.0) for kind, count in self.gpus.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,6 +153,18 @@ def test_slurm_starts_eight_quarters_at_once_too(helios: Helios, nine: Path, tmp
     assert run["max_wait_s"] == pytest.approx(HOUR_S, rel=0.05)
 
 
+def test_slurm_fills_the_slices_of_a_gpu_and_no_more(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(
+        "GresTypes=gpu\nSelectTypeParameters=CR_Core\nNodeName=n1 CPUs=64 Gres=gpu:1g.5gb:7\n"
+        "PartitionName=gpu Nodes=n1 Default=YES MaxTime=INFINITE\n"
+    )
+    slices = a_history(*[1 / 7] * 8, submitted_at="2020-01-01T00:00:00Z", cpus=1.0, gpu_type="1g.5gb")
+    trace = a_file(tmp_path / "venus.parquet", slices)
+    run = helios("whatif", "slurm", "--slurm-conf", tmp_path / "slurm.conf", "--trace", trace, "--json").json["runs"][0]
+    assert run["queued_jobs"] == 1
+    assert run["max_wait_s"] == pytest.approx(HOUR_S, rel=0.05)
+
+
 # Days of twelve such jobs at every hour, of half an hour: eight run at once, and four of them in the second half hour.
 
 

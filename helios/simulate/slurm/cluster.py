@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from math import ceil
 
 import numpy as np
 import pandas as pd
@@ -109,6 +110,7 @@ class SimulatedSlurm(SimulatedCluster):
         self._kept = np.zeros(len(jobs), dtype=np.bool_)
         self._kept[list(self._excluded_reason)] = True
         self._array = workload.column("array")
+        self._node_gpus = self._state.gpus.reshape(len(self._nodes), -1).sum(axis=1) / self._state.clock["units"]
         self._all_want_gpus = bool((workload.column("gpus") > 0).all())
 
     # Time.
@@ -265,7 +267,7 @@ class SimulatedSlurm(SimulatedCluster):
         free = state.free["cpus"][NOW].copy()
         held = self._nodes["cpus"].to_numpy() - free
         free_gpus = state.free_gpus[NOW].reshape(len(free), -1).sum(axis=1) / state.clock["units"]
-        gpus_held = self._nodes["gpus"].to_numpy() - free_gpus
+        gpus_held = self._node_gpus - free_gpus
         return {
             "running": self._view.running(
                 by_start,
@@ -421,7 +423,7 @@ def _nodes(site: SlurmSite) -> pd.DataFrame:
             "power": "awake",
             "kept_awake": 0,
             "cpus": group.cpus,
-            "gpus": sum(group.gpus.values()),
+            "gpus": ceil(round(group.whole_gpus, 6)),
             "gpu_type": ",".join(kind for kind in group.gpus if kind) or None,
             "memory_mib": group.memory_mib,
             "weight": group.weight,

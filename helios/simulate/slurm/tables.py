@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.model.gpu_parts import part_of_gpu
 from helios.model.slurm_site import SlurmSite
-from helios.simulate.gpu_units import choose_units, in_units
+from helios.simulate.gpu_units import ERROR, choose_units, in_units
 from helios.simulate.slurm.priority import TresTables, fixed_priority, share_tables
 from helios.simulate.slurm.workload import (
     ALL,
@@ -84,9 +86,9 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
     Whether a job could start in its partitions is not checked.
     """
     types = tuple({kind: None for group in site.nodes for kind in group.gpus} | dict.fromkeys(workload.gpu_types))
-    nodes, gpus = _nodes(site, types)
-    units = choose_units(workload.column("gpus"), total=int(gpus.sum()))
-    gpus *= units
+    nodes, held = _nodes(site, types)
+    units = choose_units(np.concatenate([workload.column("gpus"), held]), total=ceil(held.sum()))
+    gpus = np.floor(held * units + ERROR * units).astype(np.int64)
     names = node_names(site)
     part_nodes = _part_nodes(site, names)
     jobs = _jobs(workload, site, types, units)
@@ -138,7 +140,8 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
     )
 
 
-def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], NDArray[np.float64]]:
+    """Return the nodes, and the GPUs of each type on each, with a MIG slice as its part of one."""
     if not site.nodes:
         raise UsageError("the site has no nodes", hint="Give NodeName lines, or a dump of sinfo.")
     sizes = [len(group.names) for group in site.nodes]
@@ -149,8 +152,8 @@ def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], N
         ("weight", [group.weight for group in site.nodes]),
     ):
         nodes[column] = np.repeat(values, sizes)
-    gpus = [[int(group.gpus.get(kind, 0)) for kind in types] for group in site.nodes]
-    return nodes, np.repeat(np.array(gpus, dtype=np.int64).reshape(len(sizes), len(types)), sizes, axis=0).ravel()
+    gpus = [[group.gpus.get(kind, 0) * (part_of_gpu(kind) or 1.0) for kind in types] for group in site.nodes]
+    return nodes, np.repeat(np.array(gpus, dtype=np.float64).reshape(len(sizes), len(types)), sizes, axis=0).ravel()
 
 
 def _part_nodes(site: SlurmSite, names: tuple[str, ...]) -> NDArray[np.int64]:
