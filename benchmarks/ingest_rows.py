@@ -41,7 +41,7 @@ def rows_by_pandas(path: Path) -> int:
         TraceFormat.SACCT: {"sep": "|", "low_memory": False},
         TraceFormat.SWF: {"sep": r"\s+", "comment": ";", "header": None},
     }
-    return len(pd.read_csv(path, **options[open_trace(path).format]))
+    return len(pd.read_csv(path, **options[TraceFormat(open_trace(path).format)]))
 
 
 def best_rate(read: Callable[[Path], int], path: Path) -> tuple[int, float]:

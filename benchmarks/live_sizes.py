@@ -73,7 +73,7 @@ class Drawn:
             Arrival(
                 after_s=float(job["after_s"]),
                 user=str(job["user"]),
-                gpus=float(job["gpus"]),
+                gpus=int(job["gpus"]),
                 run_time_s=int(job["run_time_s"]),
                 limit_min=int(job["limit_min"]),
             )
