@@ -98,6 +98,7 @@ def hook_rows(
         "tasks": 1,
         "priority": 1.0,
         "urgency": 0.0,
+        "gpus": kinds["gpus"].fillna(0.0),  # a queue knows the GPUs of all its jobs
     }
     queue = QUEUE.conform(kinds[shared].drop(columns=["started_at", "node_list"], errors="ignore").assign(**fresh))
     queue = queue.assign(**knowledge.predict(queue, now=now))

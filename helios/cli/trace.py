@@ -45,8 +45,8 @@ LoadName = Annotated[
 
 @commands.command(
     "load",
-    epilog="Examples: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai, "
-    "helios trace load slurm_acct_db.sql.gz --columns slurmdbd",
+    epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai; or helios trace load "
+    "slurm_acct_db.sql.gz --columns slurmdbd",
 )
 def load(
     files: Annotated[

@@ -735,6 +735,8 @@ def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str
             "0009",
             "0010",
             "0011",
+            "0012",
+            "0013",
         ]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []

@@ -316,6 +316,6 @@ def test_reports_of_real_traces_add_up(
     for report in ("users", "accounts", "partitions"):
         found = helios("report", report, "-S", since, "-E", until, "--json").json
         assert sum(row["jobs"] for row in found["rows"]) == found["total"]["jobs"] == len(jobs)
-        assert sum(row["gpu_hours"] for row in found["rows"]) == pytest.approx(hours)
+        assert sum(row["gpu_hours"] or 0.0 for row in found["rows"]) == pytest.approx(hours)
     text = helios("report", "nightly", "--day", since, "--folder", tmp_path / "nights")
     assert max(map(len, Path(text.out.splitlines()[2]).read_text().splitlines())) <= 76

@@ -54,10 +54,11 @@ class Served:
         return self._clients.enter_context(client)
 
     def ask(self, address: str = "127.0.0.1") -> bytes:
-        client = self.connect(address)
-        with suppress(ConnectionError):  # one that is refused may end before it has sent anything
+        with suppress(ConnectionError):  # one that is refused may end before it is made, or has sent anything
+            client = self.connect(address)
             client.sendall(REQUEST)
-        return received(client)
+            return received(client)
+        return b""
 
 
 def received(client: socket.socket) -> bytes:

@@ -141,7 +141,10 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
 
 
 def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], NDArray[np.float64]]:
-    """Return the nodes, and the GPUs of each type on each, with a MIG slice as its part of one."""
+    """Return the nodes, and the GPUs of each type on each.
+
+    A MIG slice is its part of a GPU.
+    """
     if not site.nodes:
         raise UsageError("the site has no nodes", hint="Give NodeName lines, or a dump of sinfo.")
     sizes = [len(group.names) for group in site.nodes]
