@@ -168,7 +168,9 @@ def test_what_an_admin_sets_stands(helios: Helios) -> None:
 
 def test_what_an_admin_sets_while_a_cycle_reads_stands_and_is_named(helios: Helios, meanwhile: Meanwhile) -> None:
     through = helios.another(slurm={"backend": "commands", "commands": str(meanwhile.folder)})
-    job = next(iter(helios.rig.site_factors()))
+    helios.cycle_that_asks()  # tells which job the next one changes
+    job = next(job for job, value in helios.rig.site_factors().items() if value)
+    helios.operations.release("a test")
     words = ("scontrol", "update", f"JobId={job}", "SiteFactor=-500")
     meanwhile(lambda: helios.rig.run(*words), before_a_block=True)
     report = helios.cycle_that_asks(through)

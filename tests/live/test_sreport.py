@@ -344,7 +344,7 @@ def test_hours_equal_those_of_sreport(
 ) -> None:
     asked = the_window(federation, window)
     expected = sreport(federation, cluster, asked)
-    assert len(expected) > 2
+    assert expected, "who held hours in a cut window is left to chance"
     assert federation.report(cluster, group, asked) == pytest.approx(expected, rel=AGREE)
 
 
