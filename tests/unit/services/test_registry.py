@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
-from helios.services.packing import Packing
 from helios.services.qssf import Qssf
 from helios.services.registry import POOL_GROUP, build, build_for_pool, installed
+from helios.training.services.packing import Packing
 
 GOOD = """
 from dataclasses import dataclass
