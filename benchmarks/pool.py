@@ -45,8 +45,8 @@ import psutil
 from helios.training.model import TrialState
 from helios.training.pool.agent import POOL, fill_placeholders
 from helios.training.pool.containers import find_container
-from helios.training.pool.space import read_training_sweep
 from helios.training.pool.state import FILE, StateFile
+from helios.training.pool.sweep_file import read_training_sweep
 
 HALF_SECOND = "import time; time.sleep(0.5)"
 

@@ -28,23 +28,11 @@ from helios.errors import HeliosError
 # Nothing else in the core names modules of the wings, training and study.
 COMMANDS = {
     "try": ("cli.system:try_", "Try Helios on a synthetic month of a GPU cluster."),
-    "compile": (
-        "helios.cli.compile:compile_",
-        "Compile beforehand what other commands would compile at their first run.",
-    ),
-    "whatif": (
-        "helios.cli.whatif:commands",
-        "Replay a cluster's jobs under other queue policies, and compare the waits.",
-    ),
+    "compile": ("cli.compile:compile_", "Compile beforehand what other commands would compile at their first run."),
+    "whatif": ("cli.whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
     "study": ("cli.study:commands", "Say what a history shows of its cluster, and what follows from it."),
-    "simulate": (
-        "helios.cli.replays:simulate_",
-        "Replay a cluster's jobs with services acting, and compare the waits.",
-    ),
-    "setup": (
-        "helios.cli.system:setup_",
-        "Lay down the units, programs and settings that the services need on this machine.",
-    ),
+    "simulate": ("cli.replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
+    "setup": ("cli.system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
     "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
     "status": ("cli.system:status_", "Show in five lines what Helios does."),
     "why": ("cli.system:why_", "Say why a job waits, and what Helios did to it."),
@@ -57,14 +45,11 @@ COMMANDS = {
     "daemon": ("cli.system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
     "trace": ("cli.trace:commands", "Load, describe and export job history."),
     "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
-    "forecast": (
-        "helios.cli.energy:forecast_commands",
-        "Forecast how many nodes will be needed, and evaluate the forecasts.",
-    ),
+    "forecast": ("cli.energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
     "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
     "config": ("cli.system:config_commands", "Show, check and write settings."),
     "report": (
-        "helios.cli.report:commands",
+        "cli.report:commands",
         "Report waits, usage, prediction errors and decisions, with options as in sacct.",
     ),
     "service": ("cli.control:service_commands", "List the installed services and their options."),

@@ -24,7 +24,7 @@ from helios.units import count_in_words, length
 
 if TYPE_CHECKING:
     from helios.training.pool.coordinator import Coordinator
-    from helios.training.pool.space import TrainingSweep
+    from helios.training.pool.sweep import TrainingSweep
 
 commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
 Folder = Annotated[

@@ -13,15 +13,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from helios.model.trial_runs import TrialRun
 from helios.training.model import SharedSpeed, Trial, TrialForecast, count_fused, peak_hardly_exceeded
+
+if TYPE_CHECKING:
+    import lightgbm
 
 MEMORY, SECONDS, SPEED = "memory_mib", "seconds", "steps_per_s"
 TARGETS = (MEMORY, SECONDS, SPEED)
@@ -396,6 +398,8 @@ def _fit(facts: Sequence[TrialFacts], target: str) -> _Trees | None:
     log_values = np.log([getattr(fact, target) for fact in facts])
 
     def train(n: int) -> lightgbm.Booster:
+        import lightgbm  # noqa: PLC0415 - most pools need none, and run without it
+
         return lightgbm.train(PARAMETERS, lightgbm.Dataset(features[:n], log_values[:n]), ROUNDS)
 
     split = len(facts) - int(len(facts) * HELD_BACK)

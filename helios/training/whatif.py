@@ -21,8 +21,9 @@ from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_fac
 from helios.training.model import Device, TrialForecast
 from helios.training.pool.coordinator import family, program
 from helios.training.pool.devices import find_devices
-from helios.training.pool.space import TrainingSweep, read_training_sweep
 from helios.training.pool.state import FILE, read_runs
+from helios.training.pool.sweep import TrainingSweep
+from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.run import known_runs
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.simulator import PairProfiles, PoolCosts, SimulatedTrial, compare_pool_rules

@@ -25,7 +25,7 @@ from helios.errors import FileUnwritable, HeliosError, UsageError
 from helios.private_files import make_folder
 from helios.training.pool import warm
 from helios.training.pool.agent import POOL, fill_placeholders
-from helios.training.pool.space import TrainingSweep
+from helios.training.pool.sweep import TrainingSweep
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """``PATH`` in a container whose image does not set it."""

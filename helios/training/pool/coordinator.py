@@ -48,8 +48,9 @@ from helios.training.pool.containers import Container
 from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id
 from helios.training.pool.fusing import FusedProcess, Fusion
 from helios.training.pool.reports import EventReader, Report, ReportReader, TaskRequest, write_request
-from helios.training.pool.space import FUSED_TASK, FusedProgram, Search, TrainingSweep
+from helios.training.pool.search import Search
 from helios.training.pool.state import StateFile, TrialRecord, run_entry
+from helios.training.pool.sweep import FUSED_TASK, FusedProgram, TrainingSweep
 
 MOST_MEMORY_KILLS = 3
 """A trial that is killed for memory is started twice with more room; from then on it runs alone."""

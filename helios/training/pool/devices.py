@@ -26,7 +26,7 @@ import psutil
 from helios.errors import ClusterUnavailable, HeliosError, UsageError
 from helios.training.model import Device
 from helios.training.pool.containers import find_container
-from helios.training.pool.space import read_training_sweep
+from helios.training.pool.sweep_file import read_training_sweep
 
 CPU_MEMORY_SHARE = 0.9
 """Share of the memory that is free now which trials may use; the rest is for files and for Helios."""

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from helios.training.model import Device, FusedSpeed
-from helios.training.pool.space import COMMON, FusedProgram, Value
+from helios.training.pool.sweep import COMMON, FusedProgram, Value
 
 MOST, MOST_SEARCHED = 64, 16
 """Most trials in a process, where the sweep file does not say; fewer where the next choice depends on results."""

@@ -11,7 +11,8 @@ from helios.errors import UsageError
 from helios.training.pool import containers
 from helios.training.pool.containers import RUNTIMES, Inside, find_container, unpack
 from helios.training.pool.devices import _counts
-from helios.training.pool.space import ContainerChoice, read_training_sweep
+from helios.training.pool.sweep import ContainerChoice
+from helios.training.pool.sweep_file import read_training_sweep
 
 INSIDE = Inside(
     binds=("/data", "/home/me/sweep"),

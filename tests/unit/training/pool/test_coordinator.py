@@ -31,8 +31,9 @@ from helios.training.model import (
 )
 from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
-from helios.training.pool.space import SearchMethod, TrainingSweep, open_search
+from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
+from helios.training.pool.sweep import SearchMethod, TrainingSweep
 from helios.training.services.packing import Packing
 from tests.waiting import until
 

@@ -24,7 +24,7 @@ from helios.training.model import (
     TrialForecast,
     TrialState,
 )
-from helios.training.services import packing
+from helios.training.services import build_for_pool, packing
 from helios.training.services.packing import Packing, PackingOptions, least_device_time
 from helios.training.simulator import PairProfiles, PoolCosts, SimulatedPool, SimulatedTrial, share_fixed
 from tests.examples import examples
@@ -466,3 +466,7 @@ def test_a_trial_joins_a_process_that_has_lost_one() -> None:
     there = {"process": -1, "fusible": "one", "most_fused": 8, "memory_limit_mib": 16_384.0}
     pool = a_pool([running(0, **there), running(1, **there), fusible(2)], devices=1, fused=measured(2.0))
     assert into(SERVICE.decide(pool)) == {2: 0}
+
+
+def test_helios_own_service_for_pools_is_installed() -> None:
+    assert isinstance(build_for_pool("packing", {"together": 2}), Packing)

@@ -20,11 +20,12 @@ from helios.errors import UsageError
 from helios.training.fused import task
 from helios.training.fused.configurations import NOT_FUSIBLE, OPTIMIZERS, OTHER_KEYS
 from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, Trial, TrialState, fuse
-from helios.training.pool import space
+from helios.training.pool import sweep
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.training.pool.fusing import Fusion
-from helios.training.pool.space import FUSED_TASK, FusedProgram, read_training_sweep
 from helios.training.pool.state import FILE, TrialRecord
+from helios.training.pool.sweep import FUSED_TASK, FusedProgram
+from helios.training.pool.sweep_file import read_training_sweep
 from tests.unit.training.pool.test_coordinator import Watched, pool_processes, run
 from tests.waiting import until
 
@@ -309,7 +310,8 @@ def with_stand_in(folder: Path, rates: list[float], program: str, **more: Any) -
     package = folder / "stand_in/helios/training/fused"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package.parent / "__init__.py").touch()
+    for parent in (package.parent, package.parents[1]):
+        (parent / "__init__.py").touch()
     (package / "task.py").write_text(STANDS_IN + program)
     path = a_sweep(folder, [{"lr": lr} for lr in rates], rest="attempts = 1")
     sweep = replace(read_training_sweep(path), env={"PYTHONPATH": str(folder / "stand_in")})
@@ -436,9 +438,9 @@ def test_parameters_are_for_the_optimiser_the_process_or_the_model() -> None:
 
 def test_the_keys_of_a_sweep_are_those_of_the_trainer() -> None:
     keys = {key for _, keys in OPTIMIZERS.values() for key in keys} | {*OTHER_KEYS}
-    assert {*space.FUSIBLE} == keys - {"model"} | {"epochs"}
-    assert {*space.COMMON} == {*task.COMMON}
-    assert {*space.COMMON} - {"on_nan"} <= {*NOT_FUSIBLE}
+    assert {*sweep.FUSIBLE} == keys - {"model"} | {"epochs"}
+    assert {*sweep.COMMON} == {*task.COMMON}
+    assert {*sweep.COMMON} - {"on_nan"} <= {*NOT_FUSIBLE}
 
 
 @pytest.mark.parametrize(
