@@ -14,7 +14,7 @@ from helios.dask_client import connect, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
 from helios.predict.dask_training import DaskTrainer
 from helios.predict.duration import TrainingSet
-from tests.unit.app.test_draws import a_site
+from tests.unit.app.test_resampling import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
 NAMES = ("python", "distributed", "lightgbm", "helios-slurm")

@@ -33,7 +33,7 @@ from helios.report.significance import CRITERIA, ResampledUnit
 from helios.report.sweep import Group, Sweep, SweepRow, sweep_csv, sweep_tables
 from helios.simulate import Backfill, Placement
 from tests.builders import a_job, jobs_frame
-from tests.unit.app.test_draws import START, a_site
+from tests.unit.app.test_resampling import START, a_site
 
 NODES = {"gpu": 1}
 FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.NONE)

@@ -27,7 +27,7 @@ from helios.ingest import synthetic_trace, write_helios_csv
 from tests.builders import a_job, jobs_frame
 from tests.waiting import TEST_TIMEOUT_S
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 START = pd.Timestamp("2017-10-01T08:00", tz="UTC")
 
 

@@ -28,8 +28,8 @@ from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.examples import examples
 from tests.run_times import in_columns
 from tests.traces import TRACES, needs_traces
+from tests.unit.app.test_service_replay import Oracle
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
-from tests.unit.test_rehearsal import Oracle
 
 AT_ONCE = timedelta(0)
 PAPER = {"order": "service", "levels": 0, "promote_after_s": float("inf")}

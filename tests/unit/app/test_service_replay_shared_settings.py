@@ -17,7 +17,7 @@ from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster
 from tests.examples import examples
-from tests.unit.app.test_services_in_the_loop import AT_ONCE, Beside, Noisy, a_cluster, active, both_ways, rows
+from tests.unit.app.test_service_replay_policies import AT_ONCE, Beside, Noisy, a_cluster, active, both_ways, rows
 from tests.unit.simulate.builders import a_workload
 
 FULL = [(0, 100, 8, 1), *((n, 10, 8, 1) for n in range(1, 6))]

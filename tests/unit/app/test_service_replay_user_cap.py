@@ -18,7 +18,7 @@ from helios.control.observed import pending_jobs
 from helios.services.qssf import Qssf
 from helios.simulate import SimCluster
 from tests.examples import examples
-from tests.unit.app.test_services_in_the_loop import SHAPE, Noisy, a_cluster
+from tests.unit.app.test_service_replay_policies import SHAPE, Noisy, a_cluster
 from tests.unit.simulate.builders import a_workload, jobs_of
 
 FULL = [(0, 1_000, 8, 0), (0, 1_000, 8, 1)]
