@@ -17,7 +17,7 @@ from helios.config import Settings
 from helios.daemon import tasks as daemon_tasks
 from tests.servers import ChatServer
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, ToyChores, a_cycle, eventually
-from tests.unit.daemon.test_scheduler import OFTEN_S, started
+from tests.unit.daemon.test_tasks_scheduler import OFTEN_S, started
 
 SUSPENDED = a_cycle(suspended=("paused: by root",))
 
