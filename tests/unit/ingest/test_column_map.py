@@ -9,7 +9,7 @@ import pytest
 
 from helios.errors import UsageError
 from helios.ingest import open_trace, read_map
-from tests.unit.ingest.test_columns import AT, a_file, a_parquet, moments, read
+from tests.unit.ingest.test_mapped import AT, a_file, a_parquet, moments, read
 
 PER_CPU = 1 << 63
 A_JOB = {
