@@ -6,7 +6,7 @@ import pytest
 
 from helios.predict.trees import MOST_LEAVES, MOST_TREES, parse_trees, read_trees, trees_alone
 from tests.unit.predict.crafted import edited, placed, resized, with_leaves
-from tests.unit.predict.test_forest import a_booster
+from tests.unit.predict.test_trees import a_booster
 
 BOOSTER, KNOWN = a_booster(leaves=7, trees=3)
 TEXT = BOOSTER.model_to_string()
