@@ -16,7 +16,7 @@ from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame, rejects_frame
 from tests.story.shell import Answer, Helios, shell
 from tests.traces import TRACES, needs_traces
-from tests.unit.report.admin_frames import at, decisions_frame, predicted, predictions_frame
+from tests.unit.report.admin.frames import at, decisions_frame, predicted, predictions_frame
 
 WINDOW = ("-S", "2026-11-20", "-E", "2026-11-21")
 REPORTS = ("queue", "users", "accounts", "partitions", "predictions", "decisions", "services")

@@ -23,7 +23,7 @@ from helios.report.admin.nightly import (
 )
 from helios.report.html import PageSection
 from tests.builders import a_job, jobs_frame
-from tests.unit.report.admin_frames import DAY, at, cycles_frame, decisions_frame, predicted, predictions_frame
+from tests.unit.report.admin.frames import DAY, at, cycles_frame, decisions_frame, predicted, predictions_frame
 
 END = DAY + pd.Timedelta(days=1)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helios.report.admin.usage import MOST_STEPS, levels, queue_at, queue_over_time, running_at, steps, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
-from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
+from tests.unit.report.admin.frames import DAY, at, predicted, predictions_frame
 
 END = DAY + pd.Timedelta(days=1)
 

@@ -7,8 +7,8 @@ from helios.report.history import describe
 from helios.report.html import render_description, render_whatif
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.replays import a_check, a_run, a_what_if, fewest_gpus, qssf
-from tests.unit.report.test_gain_figures import a_result
-from tests.unit.report.test_gains import named
+from tests.unit.report.test_charts_gains import a_result
+from tests.unit.report.test_whatif_gains import named
 
 GPUS = [1, 4, 16] * 20
 EVALUATION = {

@@ -5,7 +5,7 @@ import pytest
 
 from helios.actions import Result
 from helios.report.admin.decisions import decision_rows, service_days, with_results
-from tests.unit.report.admin_frames import at, cycles_frame, decisions_frame
+from tests.unit.report.admin.frames import at, cycles_frame, decisions_frame
 
 
 def targets(frame: pd.DataFrame, **chosen: Any) -> list[str]:

@@ -13,7 +13,7 @@ from helios.report.admin.predictions import last_ended_run_s, prediction_accurac
 from helios.report.admin.sacct_format import ReportTable
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
-from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
+from tests.unit.report.admin.frames import DAY, at, predicted, predictions_frame
 
 
 def ran(run_time_s: float, submitted: str = "08:00", **overrides: Any) -> dict[str, Any]:

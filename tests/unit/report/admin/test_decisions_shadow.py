@@ -10,7 +10,7 @@ from helios.app.reports import shadow_day
 from helios.model import in_submission_order
 from helios.report.admin.decisions import ShadowDay, decided_urgencies, moved_table, replayed_urgencies, shadow_table
 from tests.builders import a_job, jobs_frame
-from tests.unit.report.admin_frames import DAY, at, decisions_frame
+from tests.unit.report.admin.frames import DAY, at, decisions_frame
 
 
 def a_run(job_id: str, submitted: str, hours: float, **overrides: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import held_s, select_jobs, usage_by, wait_s, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
-from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
+from tests.unit.report.admin.frames import DAY, at, predicted, predictions_frame
 
 END = DAY + pd.Timedelta(days=1)
 
