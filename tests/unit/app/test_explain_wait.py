@@ -19,7 +19,7 @@ from helios.simulate import RESERVING, Backfill
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
 from tests.unit.simulate.builders import a_shape, a_workload
-from tests.unit.simulate.test_witness import noted_by_the_reference
+from tests.unit.simulate.test_replay_job_trace import noted_by_the_reference
 
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 OF_TEN = 30

@@ -5,7 +5,7 @@ import pytest
 
 from helios.model.slurm_site import Share
 from helios.simulate.slurm import SlurmTimeline
-from tests.unit.simulate.slurmlike.builders import AT_ONCE, a_site, a_workload
+from tests.unit.simulate.slurm.builders import AT_ONCE, a_site, a_workload
 
 DOCUMENTED = (
     # The example of Slurm's "Multifactor Priority Plugin", section "Fair-share Factor Under An Account Hierarchy"; 30 %

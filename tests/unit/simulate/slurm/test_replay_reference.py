@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, QosRules, SchedulingRules, SlurmSite
 from helios.simulate.slurm import SlurmLatency, SlurmWorkload, replay_slurm, startable
 from tests.examples import examples
-from tests.unit.simulate.slurmlike.reference import Reference
+from tests.unit.simulate.slurm.reference import Reference
 
 N_NODES = 4
 NAMES = tuple(f"n{number}" for number in range(N_NODES))

@@ -8,7 +8,7 @@ import pytest
 from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInvalid
 from helios.model.slurm_site import NodeGroup, PartitionRules, QosRules
 from helios.simulate.slurm import SlurmTimeline, replay_slurm, startable
-from tests.unit.simulate.slurmlike.builders import AT_ONCE, a_site, a_workload
+from tests.unit.simulate.slurm.builders import AT_ONCE, a_site, a_workload
 
 MINUTE = 60
 
