@@ -19,7 +19,7 @@ from helios.slurm.shell import CommandResult, Shell
 from tests.fuzz.mutate import mutated
 from tests.golden.record import NONCE, PLACEHOLDER
 from tests.unit.slurm.recorded import GOLDEN, RELEASES
-from tests.unit.slurm.test_whole_answers import NOW
+from tests.unit.slurm.test_commands_answers import NOW
 
 SCRON = b"ScronParameters         = enable\n\nSlurmctld("
 SACCT = b"JobIDRaw<d>JobID<d>\n1<d>1<d>\n2<d>2<d>\n"

@@ -13,7 +13,7 @@ from helios.actions import JobSetting, KeepAwake, NodeAction, NodeSetting, Resul
 from helios.errors import ClusterUnavailable
 from helios.slurm.undo_file import JOBS_FILE, JobsUndo
 from tests.unit.slurm.slurm import START, MemorySlurm, SleepySlurm, a_raw_job, a_raw_node
-from tests.unit.slurm.test_cluster import a_applied, a_cluster, a_limit, an_order, having
+from tests.unit.slurm.test_jobs import a_applied, a_cluster, a_limit, an_order, having
 from tests.unit.slurm.test_nodes import asleep, down, nodes_of, restore, up
 
 IDLE, FALLING = "IDLE", "IDLE+POWER_DOWN"

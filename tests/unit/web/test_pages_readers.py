@@ -26,7 +26,7 @@ from helios.web.pages import ROUTES, Reader, Site
 from helios.web.server import Access, web_application
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import Town
-from tests.unit.web.test_web import ACTIVE, HTML, JSON, client
+from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client
 
 PROXY: dict[str, Any] = {"user_header": "X-Remote-User", "admins": frozenset({"root"})}
 DECLARED = {name for route in ROUTES for name in route.query}

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[3] / "deploy" / "slurm" / "helios-release.sh"
+SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
 SUBMITTED = 1_795_255_200
 _COLUMNS = ("id", "array", "task", "submitted", "user", "partition", "limit", "least", "priority", "restart", "factor")
 _TOOLS = ("sh", "awk", "sed", "sort", "uniq", "head", "tr", "env", "date", "mktemp", "mkdir", "rm", "cp", "mv", "cat")

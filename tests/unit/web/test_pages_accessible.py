@@ -20,7 +20,7 @@ import pytest
 from helios.app.study import load_study, store_study, study
 from helios.web.pages import ROUTES
 from tests.unit.app.sites import Town
-from tests.unit.web.test_web import ACTIVE, HTML, client
+from tests.unit.web.test_pages import ACTIVE, HTML, client
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.slurm.slurm_on_path import SUBMITTED, SlurmOnPath
+from tests.story.slurm_on_path import SUBMITTED, SlurmOnPath
 
 SERVICE = 65533
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run it in another user's folder")
