@@ -7,7 +7,7 @@ from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInva
 from helios.simulate import Backfill, ClusterShape, replay
 from helios.simulate.ageing import first_in_first_out
 
-from .builders import a_shape, a_workload
+from tests.unit.simulate.builders import a_shape, a_workload
 
 
 def replayed(workload, shape):
