@@ -6,7 +6,6 @@ import pytest
 from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, replay
 from helios.simulate.ageing import first_in_first_out
-
 from tests.unit.simulate.builders import a_shape, a_workload
 
 
