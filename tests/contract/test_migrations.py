@@ -101,7 +101,7 @@ NEW_NAMES = {
 }
 
 
-def test_everything_is_found_under_its_new_name_and_after_a_downgrade_under_the_old_one(database: str) -> None:
+def test_an_upgrade_brings_new_names_and_a_downgrade_the_old(database: str) -> None:
     move(database, "up", "0005")
     fill(database, OF_0005)
     with Warehouse.open(database, create=False) as warehouse:
@@ -153,7 +153,7 @@ def with_new_name(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{column: renamed(column, value) for column, value in row.items()} for row in rows]
 
 
-def test_packing_is_node_fill_order_wherever_a_service_is_named_and_back_again(database: str) -> None:
+def test_packing_becomes_node_fill_order_everywhere_and_back_again(database: str) -> None:
     move(database, "up", "0006")
     fill(database, OF_0006)
     renamed = {table: with_new_name(rows) for table, rows in OF_0006.items()}

@@ -37,7 +37,7 @@ def open_clients() -> list[Any]:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "tcp://127.0.0.1:9", "tcp:///"])
-def test_a_client_that_could_not_connect_is_closed_and_not_left_to_the_garbage(address: str) -> None:
+def test_a_client_that_could_not_connect_is_closed(address: str) -> None:
     before = open_clients()
     with (
         pytest.raises(DaskUnavailable, match=f"No Dask scheduler answers at {address}: .*(?s:.)*or think again") as why,

@@ -73,7 +73,7 @@ def test_without_nodes_the_jobs_are_held_against_the_table_of_philly() -> None:
     assert row(answer, Policy.FEWEST_GPUS).printed is None
 
 
-def test_the_window_of_the_table_opens_with_the_first_job_and_closes_61_days_less_a_minute_later() -> None:
+def test_the_window_of_the_table_lasts_61_days_less_a_minute() -> None:
     last_s = 61 * 86_400 - 60
     jobs = [at(second, partition="6214e9", run_time_s=60) for second in (-9 * 3_600, 0, last_s, last_s + 1)]
     assert asked(*jobs, nodes=None).jobs == 2
@@ -86,7 +86,7 @@ def test_other_jobs_than_those_of_the_table_are_said_to_be_others() -> None:
     assert any("ends on 2017-10-01" in note for note in answer.notes)
 
 
-def test_jobs_without_gpus_or_length_are_left_out_and_the_latter_are_counted() -> None:
+def test_jobs_without_gpus_or_length_are_left_out() -> None:
     answer = asked(at(0, run_time_s=60), at(1, gpus=0, run_time_s=60), at(2, run_time_s=0), at(3, run_time_s=None))
     assert answer.jobs == 1
     assert any(note.startswith("2 jobs without a run time") for note in answer.notes)

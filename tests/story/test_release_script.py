@@ -58,7 +58,7 @@ def test_a_mark_without_its_record_is_left_and_named(slurm: SlurmOnPath, record:
     assert "1 values bear Helios' mark and are in no record: 1 (SiteFactor=4037); not touched" in ran.said
 
 
-def test_a_users_own_minimum_is_left_and_named_where_there_are_soft_limits(slurm: SlurmOnPath) -> None:
+def test_a_minimum_of_the_user_is_left_and_named(slurm: SlurmOnPath) -> None:
     slurm.job("1", 0, least="17:00")
     ran = slurm.release()
     assert (ran.status, slurm.updates) == (3, [])
@@ -122,7 +122,7 @@ def test_what_slurm_hides_is_left_and_named_if_helios_had_set_it(slurm: SlurmOnP
     assert "1 (SiteFactor 4037)" in ran.said
 
 
-def test_what_slurm_hides_is_written_when_asked_to_and_only_what_helios_had_set(slurm: SlurmOnPath) -> None:
+def test_on_demand_only_what_helios_set_is_written_where_slurm_hides_it(slurm: SlurmOnPath) -> None:
     slurm.job("1", "hidden")
     slurm.job("2", "hidden")
     slurm.wrote("site_factor 1 @ 4037")
@@ -279,7 +279,7 @@ def test_a_pause_of_the_domain_of_nodes_follows_no_link(slurm: SlurmOnPath) -> N
     assert not (slurm.folder / "victim").exists()
 
 
-def test_a_link_in_place_of_the_hooks_table_is_removed_and_what_it_leads_to_is_not(slurm: SlurmOnPath) -> None:
+def test_a_link_in_place_of_the_hook_table_is_removed_alone(slurm: SlurmOnPath) -> None:
     victim = slurm.folder / "victim"
     victim.write_text("precious")
     (slurm.state / "hook").mkdir()

@@ -201,7 +201,7 @@ def test_a_shadow_s_day_is_replayed(helios: Helios) -> None:
     assert (found["cluster"], found["decided"], found["recorded"]["jobs"]) == ("venus", 1, 20)
 
 
-def test_a_night_is_written_as_page_text_and_mail_and_old_ones_are_thinned_out(helios: Helios, tmp_path: Path) -> None:
+def test_a_night_is_written_as_page_text_and_mail(helios: Helios, tmp_path: Path) -> None:
     (tmp_path / "venus-2019-01-01.html").write_text("old")
     (tmp_path / "venus-notes.html").write_text("not ours")
     command = ("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path, "--to", "ops@site", "--json")

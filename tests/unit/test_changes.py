@@ -77,12 +77,12 @@ def test_a_soft_limit_asks_for_its_marked_minutes() -> None:
     assert asked(limit) == [("SoftLimit", "soft_limit", "1", 17)]
 
 
-def test_what_is_to_be_taken_back_of_named_jobs_is_asked_for_whatever_stands_there() -> None:
+def test_a_revert_of_named_jobs_is_asked_for_whatever_stands_there() -> None:
     restore = Revert(job_ids=("1", "9"), setting=JobSetting.ORDER, reason="why")
     assert asked(restore) == [("Revert", "order", "1", 0), ("Revert", "order", "9", 0)]
 
 
-def test_what_is_to_be_taken_back_of_everybody_is_asked_for_where_helios_has_set_it() -> None:
+def test_a_revert_of_all_is_asked_for_where_helios_set_values() -> None:
     restore = Revert(reason="why")
     set_on = {JobSetting.ORDER: {"2", "9"}, JobSetting.SOFT_LIMIT: {"1"}}
     assert asked(restore, set_on=set_on) == [("Revert", "soft_limit", "1", 0), ("Revert", "order", "2", 0)]
@@ -110,7 +110,7 @@ def test_what_stands_already_is_unchanged() -> None:
     assert (said.result, said.before, said.after) == (Result.UNCHANGED, "SiteFactor 50", "SiteFactor 50")
 
 
-def test_a_job_to_be_left_alone_is_refused_even_where_nothing_would_change() -> None:
+def test_an_excluded_job_is_refused_even_where_nothing_would_change() -> None:
     assert refusal(a_change(), before=50, excluded_reason="it is held") == (Result.REFUSED, "it is held")
 
 
@@ -138,7 +138,7 @@ def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any
     assert check_change(a_change(17, setting=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
 
 
-def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
+def test_values_of_helios_are_reverted_on_excluded_jobs_too() -> None:
     assert (
         check_change(a_change(0, action="Revert"), a_ground(before=50, is_set=True, excluded_reason="it is held"))
         is None

@@ -13,7 +13,7 @@ from helios import ownership
 
 
 @given(urgency=st.floats(-1, 1), most=st.integers(137, 1_000_000_000))
-def test_every_site_factor_bears_the_mark_stays_within_its_bound_and_reads_back(urgency: float, most: int) -> None:
+def test_every_site_factor_has_mark_and_bound_and_reads_back(urgency: float, most: int) -> None:
     written = ownership.site_factor(urgency, most=most)
     assert abs(written) <= most
     assert written == 0 or abs(written) % 100 == 37
@@ -32,7 +32,7 @@ def test_a_site_factor_without_the_mark_is_no_urgency(value: int) -> None:
     assert not ownership.has_helios_mark(value)
 
 
-def test_a_site_factor_from_a_wider_bound_is_suspended_helios_and_reads_as_the_utmost() -> None:
+def test_a_site_factor_from_a_wider_bound_reads_as_the_utmost() -> None:
     assert ownership.urgency(-50_037, most=10_000) == -1
 
 

@@ -41,9 +41,7 @@ def test_a_spoken_length_of_time_reads_as_in_a_sentence(seconds: float, text: st
     ("value", "base", "text"),
     [(50, 100, "-50 %"), (199, 100, "+99 %"), (320, 100, "x 3.2"), (5, 0, "-"), (None, 3, "-")],
 )
-def test_a_change_is_told_in_per_cent_and_from_twice_on_as_a_factor(
-    value: float | None, base: float, text: str
-) -> None:
+def test_a_change_is_in_per_cent_and_above_twice_a_factor(value: float | None, base: float, text: str) -> None:
     assert change(value, base) == text
 
 

@@ -21,7 +21,7 @@ from helios.app.controller_state import (
 from helios.ports import Domain
 
 
-def test_a_lock_is_its_owner_s_alone_also_one_that_an_older_helios_left(tmp_path: Path) -> None:
+def test_a_lock_of_an_older_helios_is_closed_to_others_too(tmp_path: Path) -> None:
     (tmp_path / LOCK).touch(0o644)
     for lock in (LOCK, LOCK_OF_NODES):
         with hold_cycle_lock(tmp_path, lock=lock):
@@ -93,7 +93,7 @@ def test_the_same_folder_on_another_machine_is_another_identity(
     assert process_identity(tmp_path) != here
 
 
-def test_where_no_number_can_be_kept_a_process_has_one_of_its_own(tmp_path: Path) -> None:
+def test_without_a_stored_number_a_process_has_one_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     nowhere = tmp_path / "file" / "state"
     assert process_identity(nowhere) == process_identity(nowhere) != process_identity(tmp_path)
@@ -115,7 +115,7 @@ def test_the_process_that_came_second_takes_the_first_one_s_number(
     assert [path.name for path in tmp_path.iterdir()] == ["identity"]
 
 
-def test_a_lock_that_a_stranger_took_before_it_was_closed_is_suspended_a_lock(tmp_path: Path) -> None:
+def test_a_lock_that_a_stranger_took_before_it_was_closed_still_locks(tmp_path: Path) -> None:
     with (tmp_path / LOCK).open("a") as stranger:
         fcntl.flock(stranger, fcntl.LOCK_EX)
         with pytest.raises(CycleUnderWay), hold_cycle_lock(tmp_path):

@@ -115,7 +115,7 @@ def test_without_the_database_nothing_is_written(town: Town) -> None:
     assert town.cluster.writes == 0
 
 
-def test_a_release_leaves_nothing_and_is_in_the_audit_though_another_holds_the_lease(town: Town) -> None:
+def test_a_release_without_the_lease_leaves_nothing_and_is_in_the_audit(town: Town) -> None:
     two_jobs(town)
     town.cycles.cycle(modes=ACTIVE)
     other = town.another(control={"state_folder": str(town.folder / "elsewhere")})
@@ -169,7 +169,7 @@ def test_an_option_that_does_not_exist_is_refused_before_anything_runs(tmp_path:
         Town(tmp_path, services={"qssf": {"promote_afer_s": 10}})
 
 
-def test_a_plan_says_what_an_active_service_would_do_and_leaves_no_trace(town: Town) -> None:
+def test_a_plan_shows_what_an_active_service_would_do_without_a_trace(town: Town) -> None:
     two_jobs(town)
     report = town.cycles.plan(modes=ACTIVE)
     assert {line.split(":")[0] for line in report.decisions["outcome"]} >= {"would"}
@@ -200,9 +200,7 @@ def test_two_processes_of_one_helios_do_not_cycle_at_once(town: Town) -> None:
         town.cycles.cycle(modes=SHADOW)
 
 
-def test_a_job_that_waits_for_ever_does_not_make_every_cycle_read_what_was_predicted_since(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_wait_does_not_make_cycles_read_all_predictions(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     town.cluster.submit(user="bob", submitted_at=town.cluster.now - timedelta(days=700))
     two_jobs(town)
     asked = []
@@ -224,7 +222,7 @@ def test_a_job_that_waits_for_ever_does_not_make_every_cycle_read_what_was_predi
         assert len(warehouse.predictions("dev")) == 3
 
 
-def test_nothing_is_written_while_the_model_promoted_cannot_be_read_and_it_is_said_what_to_do(town: Town) -> None:
+def test_an_unreadable_promoted_model_stops_writes_and_says_what_to_do(town: Town) -> None:
     record = town.put_promoted(damaged=True)
     queue = list(two_jobs(town))
     set_mode(town.url, "dev", "qssf", Mode.ACTIVE, by="root", reason="trial", now=town.cluster.now)
@@ -235,7 +233,7 @@ def test_nothing_is_written_while_the_model_promoted_cannot_be_read_and_it_is_sa
     assert summary.model_trained_at is None
 
 
-def test_shrinkage_orders_the_queue_once_somebody_has_chosen_it_over_a_model_that_cannot_be_read(town: Town) -> None:
+def test_shrinkage_chosen_over_an_unreadable_model_orders_the_queue(town: Town) -> None:
     town.put_promoted(damaged=True)
     long, short = two_jobs(town)
     promote(town.url, "dev", "shrinkage", by="root", why="the model is damaged", now=town.cluster.now)

@@ -43,7 +43,7 @@ def touched(town: Town) -> frozenset[str]:
     return frozenset(job for job in town.cluster.queue if town.cluster.site_factor_of(job))
 
 
-def in_the_applied_now(town: Town) -> set[str]:
+def recorded_jobs(town: Town) -> set[str]:
     with town.warehouse() as warehouse:
         return set(warehouse.ledger("dev").applied_changes()["job_id"])
 
@@ -59,14 +59,12 @@ def goes_on(town: Town) -> None:
     report = town.another().cycle(modes=ACTIVE)
     assert report.suspended == ()
     assert town.cluster.queue == ["short", "long"]
-    assert in_the_applied_now(town) == touched(town) == {"long", "short"}
+    assert recorded_jobs(town) == touched(town) == {"long", "short"}
     assert report.counts.get("qssf", {}).get(Result.REFUSED, 0) == 0
 
 
 @pytest.mark.parametrize("some", HOW_MANY)
-def test_a_cycle_in_which_anything_fails_touches_only_what_the_applied_now_names(
-    template: Path, tmp_path: Path, some: int
-) -> None:
+def test_a_cycle_with_any_fault_touches_only_recorded_jobs(template: Path, tmp_path: Path, some: int) -> None:
     whole = another(template, tmp_path / "whole")
     with counted(Faults(folder=tmp_path / "whole")) as faults:
         whole.cycles.cycle(modes=ACTIVE)
@@ -76,15 +74,13 @@ def test_a_cycle_in_which_anything_fails_touches_only_what_the_applied_now_names
         with counted(failing_at(number, folder=town.folder)) as tried, suppress(HeliosError):
             town.cycles.cycle(modes=ACTIVE)
         assert len(tried.seen) >= number
-        assert touched(town) <= in_the_applied_now(town), tried.seen[number - 1]
+        assert touched(town) <= recorded_jobs(town), tried.seen[number - 1]
         assert announced(town) or not touched(town), tried.seen[number - 1]
         goes_on(town)
 
 
 @pytest.mark.parametrize("some", HOW_MANY)
-def test_a_cycle_that_dies_anywhere_leaves_a_applied_now_that_names_what_it_touched(
-    template: Path, tmp_path: Path, some: int
-) -> None:
+def test_a_cycle_that_dies_anywhere_has_recorded_what_it_touched(template: Path, tmp_path: Path, some: int) -> None:
     town = another(template, tmp_path / "there")
     at_death: list[dict[str, int]] = []
 
@@ -100,6 +96,6 @@ def test_a_cycle_that_dies_anywhere_leaves_a_applied_now_that_names_what_it_touc
         for job, factor in at_death[number - 1].items():
             left.cluster.submit(user={"long": "bob", "short": "alice"}[job], job_id=job)
             left.cluster.admin_sets_site_factor(job, factor)  # as the dead turn left it
-        assert touched(left) <= in_the_applied_now(left), faults.seen[number - 1]
+        assert touched(left) <= recorded_jobs(left), faults.seen[number - 1]
         assert announced(left) or not touched(left), faults.seen[number - 1]
         goes_on(left)

@@ -14,7 +14,7 @@ EMPTY = 1 << 20
 """A database in which next to nothing is written yet."""
 
 
-def test_after_a_while_a_cycle_leaves_no_file_no_handle_and_only_so_many_bytes_in_the_database(tmp_path: Path) -> None:
+def test_after_many_cycles_files_handles_and_bytes_stay_bounded(tmp_path: Path) -> None:
     read = take_cycles(
         tmp_path, cycles=60, step=timedelta(hours=2), mode=Mode.ACTIVE, every=20, tell=lambda reading: None
     )

@@ -30,7 +30,7 @@ def town(tmp_path: Path) -> NodeTown:
     return NodeTown(tmp_path)
 
 
-def test_a_node_put_to_sleep_is_in_the_applied_now_the_undo_file_the_audit_and_the_tallies(town: NodeTown) -> None:
+def test_a_node_put_to_sleep_is_in_all_four_records(town: NodeTown) -> None:
     report = town.cycle(*down("n1"))
     assert report.slept == ("n1",)
     assert town.nodes.power_of("n1") in {FALLING, ASLEEP}
@@ -90,7 +90,7 @@ def test_a_restart_forgets_neither_what_sleeps_nor_how_often_it_slept(town: Node
     assert int(status.pools["by_helios"].sum()) == 1
 
 
-def test_a_release_wakes_everything_and_leaves_no_word_of_it_in_applied_now_or_file(town: NodeTown) -> None:
+def test_a_release_wakes_everything_and_empties_record_and_file(town: NodeTown) -> None:
     town.cycle(*down("n1", "n2"))
     town.nodes.tick(timedelta(hours=2))
     report = town.cycles.release("an admin asked")
@@ -133,7 +133,7 @@ def test_a_shadow_puts_nothing_to_sleep_and_the_status_says_what_would(town: Nod
     assert int(status.pools["by_helios"].sum()) == 0
 
 
-def test_a_node_that_failed_to_wake_is_told_and_cleared_by_a_person(town: NodeTown) -> None:
+def test_a_person_is_told_of_a_failed_wake_and_clears_it(town: NodeTown) -> None:
     town.nodes.fail_wakes("n1")
     town.cycle(*down("n1"))
     town.nodes.tick(timedelta(hours=1))
@@ -153,7 +153,7 @@ def test_nobody_can_ask_about_a_node_that_is_not_there(town: NodeTown) -> None:
         explain_node(town.cycles, "n99")
 
 
-def test_a_memory_that_cannot_be_read_keeps_helios_suspended_until_a_resume(town: NodeTown) -> None:
+def test_an_unreadable_memory_stops_writes_until_a_resume(town: NodeTown) -> None:
     with town.warehouse() as warehouse:
         warehouse.remember("dev", "nodes", "{", at=town.nodes.now)
     with pytest.raises(MemoryDamaged):
@@ -194,9 +194,7 @@ def test_the_daemons_summary_counts_every_node_once(town: NodeTown) -> None:
     assert "5 idle" in summary.line()
 
 
-def test_a_forecast_that_fails_neither_stops_cycles_nor_deafens_them_to_a_pause(
-    town: NodeTown, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_forecast_stops_neither_cycles_nor_a_pause(town: NodeTown, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("a defect of the forecast")
 
@@ -212,7 +210,7 @@ def test_a_forecast_that_fails_neither_stops_cycles_nor_deafens_them_to_a_pause(
     assert town.cycle().woken == ("n1",)
 
 
-def test_a_pause_beside_another_state_folder_leaves_the_leaders_memory_and_no_file_of_its_own(town: NodeTown) -> None:
+def test_a_pause_beside_another_state_folder_leaves_the_memory_of_the_leader(town: NodeTown) -> None:
     town.cycle(*down("n1"))
     town.nodes.tick(timedelta(minutes=2))
     settings = town.settings.model_copy(

@@ -48,7 +48,7 @@ def test_nodes_are_counted_one_by_one_where_jobs_say_where_they_ran() -> None:
     assert seen.series.total.tolist() == [3] * 6 and "3 nodes that jobs ran on" in seen.series.notes[0]
 
 
-def test_else_nodes_are_gpus_by_those_of_a_node_and_it_is_said() -> None:
+def test_nodes_that_are_not_known_are_assumed_from_gpus() -> None:
     seen = watched(at(0, gpus=8), at(0, gpus=1), at(12, gpus=16), at(60), nodes={"all": 7})
     assert seen.series.active.tolist() == [2, 4, 4, 2, 2, 0]
     assert seen.series.total.tolist() == [7] * 6

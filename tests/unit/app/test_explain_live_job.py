@@ -45,7 +45,7 @@ def test_a_pending_job_without_any_history_claims_nothing(tmp_path: Path) -> Non
     assert "It rests on" not in said(town, town.cluster.submit(user="alice"))
 
 
-def test_where_the_rules_of_the_cluster_cannot_be_read_the_rest_is_told(town: Town) -> None:
+def test_without_the_rules_of_the_cluster_the_rest_is_told(town: Town) -> None:
     told = said(town, town.cluster.submit(user="alice"))
     assert "When it starts is not forecast: the scheduling rules of this cluster cannot be read." in told
     assert "It is number 1 of 1" in told
@@ -59,7 +59,7 @@ def test_a_running_job_is_told_what_was_predicted_while_it_waited(town: Town) ->
     assert "Predicted run time" in said(town, job)
 
 
-def test_a_running_job_is_told_what_remains_and_a_pending_one_is_not(town: Town) -> None:
+def test_only_a_running_job_is_told_what_remains(town: Town) -> None:
     job = town.cluster.submit(user="alice")
     assert explain(town.cycles, job).remaining_s is None
     town.cluster.start(job)
@@ -103,7 +103,7 @@ def test_neither_the_audit_nor_the_history_is_read_whole(town: Town, monkeypatch
     assert "It ran 1 min" in said(town, "alice3")
 
 
-def test_what_was_decided_of_an_earlier_job_of_the_same_id_is_not_told(town: Town) -> None:
+def test_decisions_of_an_earlier_job_of_the_id_are_not_told(town: Town) -> None:
     town.cluster.submit(user="alice", job_id="7")
     town.cycles.cycle(modes=ACTIVE)
     town.cluster.end("7")

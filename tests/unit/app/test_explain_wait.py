@@ -182,7 +182,7 @@ def test_advice_is_given_where_a_shorter_limit_would_have_let_it_pass() -> None:
     assert second(story.shorter.started_at) == 120
 
 
-def test_who_waits_first_for_its_cycle_and_then_for_nodes_is_told_both() -> None:
+def test_a_wait_for_a_cycle_and_then_for_nodes_has_both_causes() -> None:
     rows = [(0, 3600, 8, 3600), (60, 7200, 8, 7200), (120, 60, 8, 60)]
     story = a_story(rows, "2")
     assert [(interval.cause, interval.length_s) for interval in story.intervals] == [
@@ -222,7 +222,7 @@ def test_a_job_that_was_not_replayed_is_not_called_unknown() -> None:
         explain_wait(history, request, "0")
 
 
-def test_an_array_s_task_and_the_runs_of_a_requeued_job_are_found() -> None:
+def test_array_tasks_and_requeued_runs_are_found() -> None:
     jobs = [
         a_job(job_id="7", submitted_at=EPOCH, run_time_s=600.0, gpus=8),
         a_job(job_id="7", submitted_at=EPOCH + timedelta(seconds=60), restart=1, gpus=8),

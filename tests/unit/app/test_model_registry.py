@@ -280,7 +280,7 @@ def test_training_by_hand_says_that_the_model_promoted_cannot_be_read(
 # By night.
 
 
-def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url: str, history: LoadedHistory) -> None:
+def test_the_first_nightly_model_is_promoted_if_it_beats_the_controls(url: str, history: LoadedHistory) -> None:
     outcome = a_night(url, history, day=6, days=2)
     assert outcome.comparison is not None
     assert outcome.comparison.against["shrinkage"].better_in
@@ -289,7 +289,7 @@ def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url
     assert (decided["step"], decided["promoted_by"], decided["candidate"]) == ("promoted", "nightly", outcome.model_id)
 
 
-def test_a_night_s_model_that_is_worse_than_the_one_promoted_is_kept_and_said_to_be(
+def test_a_worse_nightly_model_is_stored_but_not_promoted(
     url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
@@ -326,7 +326,7 @@ def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
     assert changed.comparison.scores["model"].bias_log > plain.comparison.scores["model"].bias_log + 0.5
 
 
-def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_promoted(
+def test_a_night_with_too_few_jobs_looks_back_then_keeps_its_model(
     url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
@@ -409,7 +409,7 @@ def test_models_without_a_backtest_and_jobs_since_cannot_be_compared(url: str, h
         compare(history, url=url, first=seen[0].model_id, second=seen[1].model_id, now=START + 21 * DAY)
 
 
-def test_the_history_for_training_is_the_same_whether_its_cluster_is_named_or_the_only_one(url: str) -> None:
+def test_training_history_is_the_same_for_a_named_and_the_only_cluster(url: str) -> None:
     named, only = training_history(url, "lab"), training_history(url, None)
     assert (named.cluster, named.timezone) == (only.cluster, only.timezone) == ("lab", "UTC")
     pd.testing.assert_frame_equal(named.jobs, only.jobs)

@@ -62,7 +62,7 @@ def test_a_canary_by_percent_alone_asks_nobody(url: str, program: Program) -> No
     assert said.exit_code == 0 and "note" not in said.output
 
 
-def test_who_lets_a_service_order_jobs_is_told_that_new_ones_get_no_place(url: str, program: Program) -> None:
+def test_who_activates_a_service_is_told_that_new_jobs_get_no_place(url: str, program: Program) -> None:
     program("scontrol", SCONTROL)
     said = " ".join(canary("gpu").output.split())
     assert "warning: no table is published (hook.publish is false). Set publish = true" in said

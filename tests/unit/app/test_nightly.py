@@ -35,7 +35,7 @@ def a_night(town: Town, *, seen: Snapshot | None = None, **model: object) -> Nig
     return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, read_snapshot=look)
 
 
-def test_the_night_trains_on_the_dask_that_is_configured_and_a_dask_that_is_away_stops_no_other_step(
+def test_an_absent_dask_stops_no_other_step_of_the_night(
     tmp_path: Path,
 ) -> None:
     town = Town(tmp_path)
@@ -53,7 +53,7 @@ def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
     assert any(step.startswith("model ") for step in done.done)
 
 
-def test_the_night_checks_the_order_of_a_site_with_gpus_and_the_report_says_what_it_found(tmp_path: Path) -> None:
+def test_the_nightly_report_says_what_the_check_of_the_order_found(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.learn(jobs=150)
     nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=town.cluster.now)
@@ -105,7 +105,7 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
     assert "2 readings" in told  # the last one stays: by it others know whether anything is new
 
 
-def test_the_report_of_a_night_and_those_before_it_are_closed_to_other_accounts(tmp_path: Path) -> None:
+def test_nightly_reports_are_closed_to_other_accounts(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.learn()
     earlier = nightly_pages(town.settings, "dev", "2019-11-20", tmp_path / "reports", now=town.cluster.now).page
@@ -127,7 +127,7 @@ def test_the_night_keeps_the_levels_of_its_study_for_the_metrics(tmp_path: Path)
     assert kept == dict(done.report.levels)
 
 
-def test_the_night_tells_of_its_report_once_and_of_drift_as_often_as_it_comes(tmp_path: Path) -> None:
+def test_the_night_notifies_of_its_report_once_and_of_each_drift(tmp_path: Path) -> None:
     with ChatServer() as server:
         town = Town(tmp_path, notify={"webhook": server.url})
         town.learn(jobs=150)

@@ -108,7 +108,7 @@ def operations(town: Town) -> Operations:
     return Operations(town.settings, open_cluster=lambda _: town.site(), clock=lambda: town.cluster.now)
 
 
-def test_a_pause_on_a_full_disk_reverts_everything_and_says_what_is_missing(
+def test_a_pause_on_a_full_disk_reverts_everything_and_says_what_lacks(
     disk: Path, pause: Callable[..., Result]
 ) -> None:
     town = made(disk)

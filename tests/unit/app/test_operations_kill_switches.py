@@ -62,7 +62,7 @@ def test_a_pause_by_file_works_with_a_damaged_memory(town: Town) -> None:
     assert jobs_set(town) == 0
 
 
-def test_a_memory_that_cannot_be_read_for_a_moment_is_not_begun_anew(
+def test_a_memory_that_is_unreadable_for_a_moment_is_not_begun_anew(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with town.warehouse() as warehouse:
@@ -87,7 +87,7 @@ def test_a_release_removes_jobs_marks_though_the_hooks_table_cannot_be_removed(t
     assert jobs_set(town) == 0
 
 
-def test_what_slurm_hides_is_an_error_that_names_it_and_is_taken_back_when_asked_for(town: Town) -> None:
+def test_a_hidden_value_is_an_error_and_is_taken_back_on_demand(town: Town) -> None:
     job = town.cluster.queue[0]
     town.cluster.hold(job)
     with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
@@ -150,7 +150,7 @@ def test_no_cycle_of_this_machine_runs_beside_a_release(town: Town) -> None:
     assert refused
 
 
-def test_a_release_does_not_wait_for_ever_for_a_cycle_and_says_what_follows(town: Town) -> None:
+def test_a_release_does_not_wait_for_ever_for_a_cycle(town: Town) -> None:
     hasty = town.another(slurm={"timeout_s": 0.01})
     with hold_cycle_lock(town.folder / "state"):
         report = hasty.release("enough")
@@ -235,7 +235,7 @@ def pause_command(monkeypatch: pytest.MonkeyPatch, state: Path, url: str) -> str
 
 
 @pytest.mark.parametrize("clusters", [0, 2], ids=["warehouse gone", "several clusters"])
-def test_a_pause_is_written_down_with_the_cluster_away_and_its_name_unknown(
+def test_a_pause_is_recorded_with_the_cluster_away_and_its_name_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: int
 ) -> None:
     url = f"sqlite:///{tmp_path}/helios.db" if clusters else f"sqlite:///{tmp_path}/no/helios.db"
@@ -248,7 +248,7 @@ def test_a_pause_is_written_down_with_the_cluster_away_and_its_name_unknown(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes_or_says_what_to_type(
+def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     (tmp_path / "no").touch()
@@ -261,9 +261,7 @@ def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes_or_says_what
     assert (f"touch {beside / PAUSE_FILE}" in " ".join(said.split())) is not there
 
 
-def test_a_resume_ends_the_pause_that_the_script_left_to_the_daemon_of_the_nodes(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_ends_the_pause_that_the_script_left(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     left = town.folder / "state-power" / PAUSE_FILE
     left.parent.mkdir()
     left.touch()

@@ -41,13 +41,13 @@ def crowded() -> OrderValue:
     return asked(a_history())
 
 
-def test_predictions_that_tell_short_from_long_realise_most_of_what_true_run_times_would(crowded: OrderValue) -> None:
+def test_good_predictions_realise_most_of_what_true_run_times_would(crowded: OrderValue) -> None:
     assert crowded.share("model") == pytest.approx(1.0, abs=0.15)
     assert crowded.share("today") == 0
     assert crowded.share("oracle") == 1
 
 
-def test_an_order_that_knows_nothing_gains_nothing_where_all_jobs_are_of_one_size(crowded: OrderValue) -> None:
+def test_an_order_that_knows_nothing_gains_nothing_among_equal_jobs(crowded: OrderValue) -> None:
     assert crowded.share("smallest_first") == pytest.approx(0.0)
 
 

@@ -36,7 +36,7 @@ def predictions(url: str) -> LivePredictions:
     return LivePredictions(url=url, cluster="venus", last_jobs=1000)
 
 
-def test_a_cluster_never_heard_of_suspended_gets_predictions(url: str) -> None:
+def test_an_unknown_cluster_still_gets_predictions(url: str) -> None:
     seen = predictions(url)(a_snapshot(pending=[a_pending_job()]))
     assert list(seen.pending["source"]) == ["shrinkage: all"]
 
@@ -72,7 +72,7 @@ def test_what_is_loaded_meanwhile_is_learned_by_the_predictor_that_there_is(url:
         pd.testing.assert_frame_equal(after.history, warehouse.jobs("venus"), check_categorical=False)
 
 
-def test_a_job_that_was_open_when_it_was_first_read_is_learned_when_it_has_ended(url: str) -> None:
+def test_a_job_first_read_while_open_is_learned_at_its_end(url: str) -> None:
     load(url, run_time_s=60.0)
     look = predictions(url)
     began = NOON - timedelta(days=1)
@@ -105,7 +105,7 @@ def test_what_is_kept_does_not_grow_for_ever(url: str) -> None:
     assert len(look.knowledge.history) == 40
 
 
-def test_a_running_job_is_expected_to_last_longer_than_it_has_and_the_longer_the_longer_it_has(url: str) -> None:
+def test_a_running_job_is_expected_to_last_longer_than_it_has(url: str) -> None:
     load(url, run_time_s=600.0)
     rows = [
         a_running_job(
@@ -121,7 +121,7 @@ def test_a_running_job_is_expected_to_last_longer_than_it_has_and_the_longer_the
     assert seen.running["source"].str.startswith("shrinkage: ").all()
 
 
-def test_where_the_model_promoted_cannot_be_read_shrinkage_predicts_and_that_is_said(url: str) -> None:
+def test_shrinkage_predicts_where_the_promoted_model_cannot_be_read(url: str) -> None:
     load(url, run_time_s=60.0)
     rows = [a_job(job_id=str(n), submitted_at=NOON - timedelta(days=9) + timedelta(minutes=n)) for n in range(300)]
     record = to_record(train(a_batch(*rows).jobs, cluster="venus"), trained_at=NOON)

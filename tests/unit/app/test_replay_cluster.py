@@ -90,7 +90,7 @@ def test_jobs_of_partitions_without_nodes_are_left_out_and_named() -> None:
     assert "b" in machine.notes[0]
 
 
-def test_a_cluster_that_no_job_belongs_to_is_refused_with_the_partitions_there_are() -> None:
+def test_a_cluster_without_a_job_is_refused_with_the_known_partitions() -> None:
     with pytest.raises(PartitionUnknown, match="alpha"):
         placed(a_job(partition="alpha"), nodes={"b": 1, "c": 1})
 

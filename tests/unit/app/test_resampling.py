@@ -78,14 +78,12 @@ def who(setup: ReplaySetup, row: int) -> tuple[Any, ...]:
         (3, ResampledUnit.SEEDS, 0),
     ],
 )
-def test_weeks_are_drawn_where_there_are_four_days_where_there_are_seven_arrivals_else(
-    days: float, over: ResampledUnit, blocks: int
-) -> None:
+def test_weeks_days_or_arrivals_are_drawn_by_how_many_there_are(days: float, over: ResampledUnit, blocks: int) -> None:
     resampler = resampler_for(staged(days, jobs=1_000, users=False))
     assert (resampler.over, resampler.blocks) == (over, blocks)
 
 
-def test_a_window_of_exactly_a_week_is_drawn_by_its_seven_days_however_quiet_its_ends() -> None:
+def test_a_window_of_one_week_is_drawn_by_its_seven_days() -> None:
     history, since = a_site(20, jobs=1_000, users=False), START + timedelta(days=3)
     hours = (history.jobs["submitted_at"] - since) / timedelta(hours=1)
     awake = history.jobs[~hours.between(0, 5) & ~hours.between(7 * 24 - 5, 7 * 24)].reset_index(drop=True)
@@ -157,7 +155,7 @@ def test_what_lies_before_the_window_stays_as_it_was() -> None:
     pd.testing.assert_frame_equal(again.before, setup.before)
 
 
-def test_a_draw_is_the_same_for_the_same_seed_and_another_for_another_repeat() -> None:
+def test_a_draw_depends_on_its_seed_and_repeat_alone() -> None:
     setup = staged(35)
     one, same, other = (drawn(setup, repeat=repeat)[0].workload.run_time_s.tolist() for repeat in (1, 1, 2))
     assert one == same != other
@@ -172,7 +170,7 @@ def test_users_are_moved_where_most_are_known() -> None:
     assert resampler_for(replace(setup, machine=few)).over is ResampledUnit.DAYS
 
 
-def test_the_jobs_of_a_user_move_together_by_whole_days_within_the_window() -> None:
+def test_jobs_of_a_user_move_together_by_whole_days() -> None:
     setup = staged(20.4, before=5, warm_up=3)
     again, resampler = drawn(setup)
     assert sorted(again.workload.run_time_s) == sorted(setup.workload.run_time_s), "no copies, nobody left out"
@@ -247,7 +245,7 @@ class Witness:
         return in_columns(np.full((len(jobs), 3), 99.0))
 
 
-def test_a_copy_of_a_job_teaches_nothing_and_is_believed_to_run_as_its_first() -> None:
+def test_a_copy_of_a_job_teaches_nothing() -> None:
     inner = Witness()
     #                       0  1  2: copy of 0  3  4: copy of 3, in one second with it
     first = np.array([0, 1, 0, 3, 3])

@@ -72,7 +72,7 @@ def test_an_order_by_time_limits_is_refused() -> None:
         scenarios(policies=[Policy.SJF], run_times=RunTimes.LIMIT)
 
 
-def test_a_policy_is_told_its_options_and_the_others_are_left_as_they_are() -> None:
+def test_a_policy_is_told_its_options_and_no_other_is() -> None:
     told = with_options(scenarios(policies=[Policy.FIFO, Policy.QSSF]), ["qssf.wait_share=0.8", "qssf.patience = 1h"])
     assert {plan.options for plan in told if plan.policy is Policy.QSSF} == {
         (("patience_s", 3_600), ("wait_share", 0.8))

@@ -105,7 +105,7 @@ def configured(**options: Any) -> Scenario:
     return found
 
 
-def test_the_live_setting_is_named_on_the_frontier_and_added_where_it_is_none_of_the_twelve() -> None:
+def test_the_live_setting_is_named_on_the_frontier_or_added_to_it() -> None:
     assert configured() in frontier_scenarios()
     assert frontier_scenarios(configured()) == frontier_scenarios()
     assert frontier_scenarios(configured(wait_share=0.3)) == [*frontier_scenarios(), configured(wait_share=0.3)]

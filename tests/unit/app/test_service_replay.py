@@ -122,7 +122,7 @@ def crowded_rows(seed: int, jobs: int = 80) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("backfill", [Backfill.NONE, Backfill.EASY])
 @pytest.mark.parametrize("seed", range(2))
-def test_qssf_asked_at_every_moment_with_true_run_times_is_the_compiled_qssf(seed: int, backfill: Backfill) -> None:
+def test_qssf_asked_at_every_moment_with_true_times_equals_compiled_qssf(seed: int, backfill: Backfill) -> None:
     rows = crowded_rows(seed)
     qssf = Qssf(Qssf.Options(order="service", promote_after_s=float("inf")))
     starts = played(rows, active(qssf, every=AT_ONCE), backfill=backfill)
@@ -145,7 +145,7 @@ class Framed:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_qssf_decides_the_same_on_what_a_replay_shows_it_as_on_the_frames_of_a_live_cycle(seed: int) -> None:
+def test_qssf_decides_on_a_replay_as_on_frames_of_a_live_cycle(seed: int) -> None:
     rows = crowded_rows(seed, jobs=120)
     quick, framed = (Toy(made.decide) for made in (a_hasty_qssf(), Framed(a_hasty_qssf())))
     assert played(rows, active(quick, every=AT_ONCE)) == played(rows, active(framed, every=AT_ONCE))
@@ -163,13 +163,13 @@ def test_a_service_that_proposes_nothing_leaves_first_in_first_out() -> None:
     assert played(rows, active(Toy())) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)
 
 
-def test_a_service_is_asked_before_anything_starts_at_a_moment_with_a_choice() -> None:
+def test_a_service_is_asked_before_anything_starts() -> None:
     toy = Toy(last_first)
     assert played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], active(toy, every=AT_ONCE)) == [0, 20, 10]
     assert toy.asked_at == [10, 20]
 
 
-def test_a_service_is_not_asked_again_before_its_time_and_then_as_soon_as_it_comes() -> None:
+def test_a_service_is_asked_again_at_its_time_and_not_before() -> None:
     # Asked at 10, it may not be asked before 40. Job 4 comes at 15 and would delay job 3; at 40 it goes before it.
     toy = Toy(last_first)
     starts = played([(0, 10, 8), (1, 100, 7), (2, 3, 1), (14, 40, 8), (15, 200, 1)], active(toy))
@@ -191,7 +191,7 @@ def test_predictions_stand_in_the_snapshot_and_only_those_of_jobs_that_came() ->
     assert snapshot.pending[["p50_s", "source"]].to_numpy().tolist() == [[77.0, "oracle"], [99.0, "oracle"]]
 
 
-def test_a_service_that_raises_three_times_running_is_suspended_and_the_replay_goes_on() -> None:
+def test_a_replay_goes_on_after_a_service_is_suspended() -> None:
     rows = crowded_rows(3)
     place = active(Toy(broken), every=AT_ONCE)
     other = active(Toy(), every=AT_ONCE)
@@ -214,7 +214,7 @@ def test_a_service_that_recovers_is_not_suspended() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, ["start job 7"]])
-def test_an_answer_that_is_no_list_of_actions_is_a_failure_of_the_service(answer: Any) -> None:
+def test_an_answer_that_is_no_list_of_actions_is_a_failure(answer: Any) -> None:
     place = active(Toy(answer), every=AT_ONCE)
     played(crowded_rows(3), place)
     assert place.suspended
@@ -252,7 +252,7 @@ def simulated(history: LoadedHistory, services: dict[str, Any], **options: Any) 
     )
 
 
-def test_a_service_replay_shows_today_the_naive_control_and_the_service_measured_alike() -> None:
+def test_a_service_replay_measures_today_the_control_and_the_service_alike() -> None:
     result = simulated(a_history(), {"toy": Toy()})
     assert [run.label for run in result.whatif.runs] == [
         "FIFO + EASY (limit)",
@@ -320,7 +320,7 @@ def gain_of(history: LoadedHistory, service: Any) -> SoftLimitGain:
     return soft_limit_gain(history, request, service, every=AT_ONCE)
 
 
-def test_soft_limits_that_let_a_small_job_pass_a_blocked_head_every_day_are_a_gain() -> None:
+def test_soft_limits_that_let_small_jobs_pass_are_a_gain() -> None:
     gain = gain_of(days_of_jobs(8, 5_000.0), Toy(limit_the_small(6_000)))
     assert gain.is_clear
     assert gain.mean_wait_with_s < gain.mean_wait_s
@@ -328,7 +328,7 @@ def test_soft_limits_that_let_a_small_job_pass_a_blocked_head_every_day_are_a_ga
     assert gain.sentence.startswith("A gain: on 24 jobs of 8 days")
 
 
-def test_soft_limits_that_are_far_too_short_delay_the_head_and_are_no_gain() -> None:
+def test_soft_limits_that_delay_the_head_are_no_gain() -> None:
     gain = gain_of(days_of_jobs(8, 40_000.0), Toy(limit_the_small(6_000)))
     assert not gain.is_clear
     assert "the longest wait grows" in gain.sentence
@@ -382,14 +382,14 @@ def settings_with(**services: Any) -> Settings:
     return Settings(services=services)
 
 
-def test_a_service_is_simulated_with_the_options_of_the_configuration_and_the_given_ones_over_them() -> None:
+def test_given_options_of_a_service_win_over_the_configured_ones() -> None:
     settings = settings_with(qssf={"levels": 5, "every_s": 77})
     services = requested_services(settings, names=["qssf"], options=["qssf.levels=7", "qssf.promote_after_s = 3600.0"])
     options: Any = services["qssf"]
     assert (options.options.levels, options.options.every_s, options.options.promote_after_s) == (7, 77, 3600.0)
 
 
-def test_without_a_name_the_services_of_the_configuration_are_simulated_in_its_order() -> None:
+def test_without_a_name_the_configured_services_are_simulated_in_their_order() -> None:
     settings = settings_with(soft_limits={}, qssf={})
     assert list(requested_services(settings, names=None, options=[])) == ["soft_limits", "qssf"]
     assert list(requested_services(settings, names=["qssf, soft_limits"], options=[])) == ["qssf", "soft_limits"]

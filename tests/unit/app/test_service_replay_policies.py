@@ -203,7 +203,7 @@ def both_ways(
     first=st.booleans(),
     site_factor_most=st.sampled_from([None, 1_037]),
 )
-def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_whole_queue(  # noqa: PLR0917 - drawn
+def test_a_jobwise_service_replays_as_if_asked_about_the_whole_queue(  # noqa: PLR0917 - drawn
     rows: list[tuple[int, ...]],
     levels: int,
     after_s: float,
@@ -227,7 +227,7 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
 
 @settings(max_examples=examples(20), deadline=None)
 @given(rows=rows, again_s=st.sampled_from([1, 5]), every_s=st.sampled_from([0, 4]), after_s=st.sampled_from([9.0, 1e9]))
-def test_that_holds_where_jobs_are_predicted_again_and_urgencies_lie_on_no_grid(
+def test_jobwise_replays_agree_where_jobs_are_predicted_again(
     rows: list[tuple[int, ...]], again_s: int, every_s: int, after_s: float
 ) -> None:
     def services() -> list[ReplayedService]:
@@ -299,7 +299,7 @@ def the_example() -> Any:
     return made["DayOld"]()
 
 
-def test_the_jobwise_service_of_the_page_for_authors_is_one_and_does_what_it_says() -> None:
+def test_the_jobwise_service_of_the_page_for_authors_works_as_described() -> None:
     # Two large jobs one after the other, small ones behind them; the second large one is a day old before it can start.
     rows = [(0, 90_000, 8, 1), (1, 50_000, 8, 1), *((n, 50_000, 3, 1) for n in range(80_000, 86_000, 600))]
     one_by_one, whole = both_ways(
@@ -335,7 +335,7 @@ class Lifo:
         raise AssertionError("it is jobwise")
 
 
-def test_a_jobwise_service_is_asked_about_a_job_once_unless_something_about_it_changes() -> None:
+def test_a_jobwise_service_is_asked_again_only_about_a_changed_job() -> None:
     workload = a_workload(CROWDED)
     lifo = Lifo()
     replay_services(a_cluster(workload), [active(lifo)], predictor=Noisy(workload))
@@ -343,7 +343,7 @@ def test_a_jobwise_service_is_asked_about_a_job_once_unless_something_about_it_c
     assert len(asked_about) == len(set(asked_about)) > 30
 
 
-def test_what_a_jobwise_service_was_not_able_to_say_it_is_asked_again() -> None:
+def test_a_jobwise_service_is_asked_again_after_a_failure() -> None:
     workload = a_workload(CROWDED)
     sound, shaky = Lifo(), Lifo(fails_at=(2, 3))
     active_services = [active(sound), active(shaky)]

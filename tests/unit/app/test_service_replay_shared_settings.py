@@ -95,7 +95,7 @@ def test_a_restore_is_the_change_that_nothing_of_the_services_own_stands() -> No
 
 
 @pytest.mark.parametrize("setting", JobSetting)
-def test_the_first_service_has_a_setting_that_two_want_until_it_no_longer_does(setting: JobSetting) -> None:
+def test_the_first_of_two_services_has_a_setting_until_it_lets_go(setting: JobSetting) -> None:
     column = "urgency" if setting is JobSetting.ORDER else "soft_limit_s"
     cluster = behind_a_full_partition()
     claims = ReplayGuards(cluster, 2)
@@ -212,7 +212,7 @@ class Fickle:
     every_s=st.sampled_from([0, 7]),
     others=st.lists(st.sampled_from(["before", "behind", "fickle"]), max_size=2, unique=True),
 )
-def test_a_jobwise_service_that_stops_naming_jobs_makes_the_replay_that_it_makes_asked_about_all(
+def test_a_jobwise_service_that_stops_naming_jobs_replays_as_a_whole_one(
     rows: list[tuple[int, ...]], lasts_s: int, every_s: int, others: list[str]
 ) -> None:
     def services() -> list[ReplayedService]:

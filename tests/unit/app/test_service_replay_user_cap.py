@@ -78,7 +78,7 @@ def stands(cluster: SimCluster) -> dict[str, float]:
 
 @settings(max_examples=examples(37), deadline=None)
 @given(queue=queues, share=shares)
-def test_what_stands_is_what_the_guard_of_a_live_cycle_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
+def test_applied_changes_are_those_that_a_live_guard_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
     ReplayGuards(cluster, 1, share).act(0, orders(queue))
@@ -106,9 +106,7 @@ def test_changes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any,
     share=shares,
     every_s=st.sampled_from([0, 1, 7]),
 )
-def test_a_jobwise_service_is_capped_as_one_that_looks_at_the_whole_queue(
-    rows: list[tuple[Any, ...]], share: float, every_s: int
-) -> None:
+def test_a_jobwise_service_is_capped_as_any_other(rows: list[tuple[Any, ...]], share: float, every_s: int) -> None:
     workload = a_workload([row[:4] for row in rows])
     jobs = jobs_of(workload, SHAPE, time_limit_s=1e7, user=[row[4] for row in rows])
     started = []

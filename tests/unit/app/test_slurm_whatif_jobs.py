@@ -92,7 +92,7 @@ def test_parts_that_nodes_cannot_hold_equally_are_spread_as_they_fit() -> None:
     assert slurm_jobs(history({"gpus": 3, "nodes": 2.0}), SITE).workload.column("nodes").tolist() == [0]
 
 
-def test_tasks_of_an_array_are_one_record_in_the_order_of_their_numbers() -> None:
+def test_tasks_of_an_array_are_one_record_in_order() -> None:
     array = {"at": 5, "array_job_id": "7"}
     jobs = slurm_jobs(
         history(

@@ -98,7 +98,7 @@ def test_neither_does_looking_at_everything_at_every_event(jobs: SlurmJobs) -> N
     np.testing.assert_array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
 
 
-def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_for_it(jobs: SlurmJobs) -> None:
+def test_an_order_by_urgency_starts_jobs_as_its_site_factors_would(jobs: SlurmJobs) -> None:
     factor = np.array([site_factor(urgency(gpus), most=10_000) for gpus in jobs.workload.column("gpus")])
     hooked = replay_slurm(jobs.workload, SITE, site_factor=factor).started_s
     found = simulated(jobs, {"small": SmallFirst()})

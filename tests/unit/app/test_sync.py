@@ -249,7 +249,7 @@ def test_runs_that_were_stored_without_a_number_get_one(url: str) -> None:
         assert warehouse.requeued_runs("dev", "7")["restart"].tolist() == [0, 1]
 
 
-def test_a_job_that_has_run_for_years_by_now_is_a_runaway_in_every_window(url: str) -> None:
+def test_a_job_that_runs_for_years_is_a_runaway_in_every_window(url: str) -> None:
     site = Site(hours=3)
     site.row = lambda job, began, now: Site.row(site, job, began, began).replace("|01:00:00|", "|UNLIMITED|")  # type: ignore[method-assign]  # because one site is enough
     read(site, url, MIDNIGHT + 500 * DAY, window=31 * DAY)
@@ -294,7 +294,7 @@ minutes = st.integers(0, 300)
 
 
 @given(st.lists(st.tuples(minutes, minutes), max_size=6), st.integers(1, 100), st.integers(0, 60))
-def test_the_intervals_fill_every_gap_and_the_overlap_and_ask_for_little_else(
+def test_intervals_fill_every_gap_and_ask_for_little_else(
     spans: list[tuple[int, int]], window: int, overlap: int
 ) -> None:
     covered = _union({m for start, length in spans for m in range(start, min(start + length, 300))})

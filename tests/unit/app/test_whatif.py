@@ -44,7 +44,7 @@ def a_blocked_head(limit_s: float | None) -> list[dict[str, Any]]:
     ]
 
 
-def test_backfill_by_true_times_starts_what_ends_before_the_head_and_by_limits_does_not() -> None:
+def test_backfill_by_true_times_starts_what_ends_before_the_head() -> None:
     result = asked(*a_blocked_head(200), plans=(easy(RunTimes.TRUE), easy(RunTimes.LIMIT)))
     assert waits(result) == [[0, 99, 0], [0, 99, 108]]
 

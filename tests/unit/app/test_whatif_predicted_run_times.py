@@ -86,7 +86,7 @@ def test_jobs_that_start_at_once_need_no_prediction(order, options, describes) -
     assert predicted.all() == (options.get("reads") == RUN_TIME.p90)
 
 
-def test_an_order_that_is_no_straight_line_in_the_run_time_is_asked_at_each_submission() -> None:
+def test_an_order_not_linear_in_run_time_is_asked_at_each_submission() -> None:
     def by_day(*, submitted_s, gpus, run_time_s):
         return np.minimum(run_time_s, 86_400.0) * gpus + 0.0 * submitted_s
 

@@ -95,7 +95,7 @@ def test_what_stands_of_a_service_that_is_not_yet_due_stays() -> None:
     assert table.cluster.urgency_of("j1") > 0
 
 
-def test_a_cycle_that_comes_a_moment_early_suspended_asks() -> None:
+def test_a_cycle_a_moment_early_still_asks_its_services() -> None:
     table = Table()
     service = Says(every=MINUTE)
     table.cycle(active(service))
@@ -177,7 +177,7 @@ def test_a_value_that_the_hook_wrote_is_adopted_without_a_write() -> None:
     assert table.applied() == {"j1": 0.5}
 
 
-def test_a_value_of_the_hook_that_the_order_of_its_partition_leaves_out_becomes_neutral() -> None:
+def test_a_value_of_the_hook_that_no_order_names_becomes_neutral() -> None:
     table = Table()
     table.submit("j1", "j2", urgency=0.5)
     table.submit("j3", urgency=0.5, partition="debug")
@@ -186,7 +186,7 @@ def test_a_value_of_the_hook_that_the_order_of_its_partition_leaves_out_becomes_
     assert table.cluster.urgency_of("j3") > 0  # nobody gave an order for its partition
 
 
-def test_what_stands_as_another_service_asks_too_is_its_own_from_then_on_without_a_write() -> None:
+def test_a_service_takes_over_an_equal_value_without_a_write() -> None:
     table = Table()
     table.submit("j1")
     table.cycle(active(Says(order(j1=0.5)), name="first"))
@@ -210,7 +210,7 @@ def test_a_value_of_the_hook_stays_until_its_service_is_asked_again() -> None:
     assert table.cluster.site_factor_of("j2") == 0
 
 
-def test_a_soft_limit_of_the_hook_stays_unless_a_service_of_soft_limits_leaves_it_out() -> None:
+def test_a_soft_limit_of_the_hook_stays_until_its_service_drops_it() -> None:
     table = Table()
     table.submit("j1")
     table.submit("j2", soft_limit_s=1020.0)
@@ -220,7 +220,7 @@ def test_a_soft_limit_of_the_hook_stays_unless_a_service_of_soft_limits_leaves_i
     assert table.cluster.time_min_of("j2") == 0
 
 
-def test_a_value_of_the_hook_that_two_services_leave_out_is_taken_back_once() -> None:
+def test_a_hook_value_that_two_services_leave_out_is_reverted_once() -> None:
     table = Table()
     table.submit("j1", "j2", urgency=0.5)
     report = table.cycle(active(Says(order(j1=0.5))), active(Says(order()), name="second"))
@@ -228,7 +228,7 @@ def test_a_value_of_the_hook_that_two_services_leave_out_is_taken_back_once() ->
     assert report.counts["helios"] == {Result.DONE: 1}
 
 
-def test_the_smallest_change_of_an_order_comes_before_a_soft_limit_when_writes_are_few() -> None:
+def test_with_few_writes_an_order_comes_before_a_soft_limit() -> None:
     table = Table(settings=settings(slurm={"writes_per_cycle": 1}))
     table.submit("j1", "j2", user="alice")
     report = table.cycle(active(Says(soft_limit("j1", minutes=20), order(j2=-0.1))))
@@ -268,7 +268,7 @@ def test_an_id_that_is_used_again_is_another_job() -> None:
     assert len(table.cluster.applied) == 1
 
 
-def test_the_largest_changes_come_first_when_the_writes_of_a_cycle_are_few() -> None:
+def test_with_few_writes_the_largest_changes_come_first() -> None:
     table = Table(settings=settings(slurm={"writes_per_cycle": 2}))
     table.submit("j1", "j2", "j3", user="alice")
     service = Says(order(j1=0.9, j2=0.1, j3=-0.8))
@@ -320,7 +320,7 @@ def test_without_an_audit_nothing_is_done() -> None:
     assert table.cluster.urgency_of("j1") > 0  # the service is asked again as soon as the audit is back
 
 
-def test_outcomes_that_could_not_be_written_down_are_said_and_the_applied_now_knows_the_jobs() -> None:
+def test_jobs_stay_recorded_where_outcomes_could_not_be_written() -> None:
     table = Table()
     table.submit("j1")
     table.ledger.fail_next(times=1, after=4)
@@ -357,7 +357,7 @@ def test_a_report_sums_what_was_seen_task_by_task() -> None:
     assert report.counts_json() == "{}"
 
 
-def test_a_service_that_changes_its_snapshot_does_not_deceive_the_guards_or_its_neighbour() -> None:
+def test_a_service_that_changes_its_snapshot_deceives_nobody() -> None:
     table = Table()
     table.submit("j1")
     table.cluster.hold("j1")
@@ -388,7 +388,7 @@ def test_a_queue_of_thousands_is_one_cycle() -> None:
     assert isinstance(report.decisions, pd.DataFrame)
 
 
-def test_expectations_that_fail_keep_helios_suspended() -> None:
+def test_failed_preconditions_stop_every_write() -> None:
     table = Table()
     table.submit("j1")
 
@@ -401,7 +401,7 @@ def test_expectations_that_fail_keep_helios_suspended() -> None:
     assert table.cluster.applied == []
 
 
-def test_a_change_that_the_cluster_postpones_leaves_the_applied_now_as_it_was() -> None:
+def test_a_postponed_change_leaves_the_record_as_it_was() -> None:
     table = Table()
     table.submit("j1", "j2")
     service = Says(order(j1=0.5))
@@ -413,7 +413,7 @@ def test_a_change_that_the_cluster_postpones_leaves_the_applied_now_as_it_was() 
     assert table.applied() == {"j1": 0.5}
 
 
-def test_a_job_that_is_made_neutral_leaves_the_applied_now() -> None:
+def test_a_job_that_becomes_neutral_leaves_the_record() -> None:
     table = Table()
     table.submit("j1")
     service = Says(order(j1=0.5))
@@ -435,7 +435,7 @@ def test_a_pause_that_comes_while_a_cycle_thinks_keeps_it_from_writing() -> None
     assert table.cluster.urgency_of("j1") > 0
 
 
-def test_a_lease_that_is_lost_between_two_doors_ends_the_cycle_there() -> None:
+def test_a_lease_lost_between_two_services_ends_the_cycle() -> None:
     table = Table()
     table.submit("j1", "j2")
     first, second = active(Says(order(j1=0.5)), name="a"), active(Says(order(j2=0.5)), name="b")
@@ -451,7 +451,7 @@ def test_a_lease_that_is_lost_between_two_doors_ends_the_cycle_there() -> None:
     assert any("token" in note for note in report.notes)
 
 
-def test_what_a_kill_switch_took_back_is_no_overridden_will() -> None:
+def test_a_value_that_a_kill_switch_reverted_is_not_of_an_admin() -> None:
     table = Table()
     table.submit("j1", "j2")
     service = active(Says(order(j1=0.5, j2=-0.5)))

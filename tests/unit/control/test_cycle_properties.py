@@ -79,7 +79,7 @@ def set_on(cluster: FakeCluster, names: Sequence[str], *, only_order: Sequence[s
 
 @FEW
 @given(cycles=st.lists(st.tuples(proposals, modes, proposals, modes), min_size=1, max_size=4))
-def test_whatever_is_proposed_no_job_of_others_and_no_running_job_is_written(
+def test_no_proposal_writes_foreign_or_running_jobs(
     cycles: list[tuple[list[Action], Any, list[Action], Any]],
 ) -> None:
     table = a_table_with_others_jobs()
@@ -98,7 +98,7 @@ def jobs_in(action: JobAction) -> set[str]:
 
 @FEW
 @given(cycles=st.lists(st.tuples(proposals, modes, proposals, modes), min_size=1, max_size=4))
-def test_no_job_is_written_that_no_service_may_change_or_that_helios_never_changed(
+def test_no_job_outside_scope_and_record_is_ever_written(
     cycles: list[tuple[list[Action], Any, list[Action], Any]],
 ) -> None:
     table = a_table_with_others_jobs()
@@ -119,7 +119,7 @@ def test_no_job_is_written_that_no_service_may_change_or_that_helios_never_chang
 
 @FEW
 @given(cycles=st.lists(st.tuples(proposals, modes), min_size=1, max_size=4))
-def test_whatever_is_proposed_the_applied_now_names_every_mark_on_the_cluster(
+def test_every_mark_on_the_cluster_is_in_the_record(
     cycles: list[tuple[list[Action], Any]],
 ) -> None:
     table = Table()

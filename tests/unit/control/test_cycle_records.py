@@ -42,7 +42,7 @@ def rows(report: CycleReport) -> list[Row]:
     return [tuple((line | {"outcome": line["outcome"].split(":")[0]}).values()) for line in lines]
 
 
-def applied_now(table: Table) -> set[tuple[Any, ...]]:
+def applied_changes_of(table: Table) -> set[tuple[Any, ...]]:
     frame = table.ledger.applied_changes()
     columns = ["service", "mode", "setting", "job_id", "value", "after"]
     return set(frame[columns].astype(object).itertuples(index=False, name=None))
@@ -96,7 +96,7 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(day: Day) -
     meant = report.decisions.query("outcome == 'meant'")["reason"]
     assert [word for reason in meant for word in reason.split() if word.isdigit()] == ["2", "1"]
     assert len(day.table.lines()) == 7
-    assert applied_now(day.table) == {
+    assert applied_changes_of(day.table) == {
         ("qssf", "active", "order", "j4", 0.6, "SiteFactor 5937"),
         ("qssf", "active", "order", "j1", 0.5, "SiteFactor 5037"),
         ("node_fill_order", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
@@ -130,7 +130,7 @@ def test_a_first_cycle_reports_all_that_it_saw_and_did(day: Day) -> None:
 
 def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(day: Day) -> None:
     day.cycle()
-    before = applied_now(day.table)
+    before = applied_changes_of(day.table)
     report = day.cycle()
     assert (rows(report), report.acted, report.recorded) == ([], 0, True)
     assert report.counts == {
@@ -138,10 +138,10 @@ def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(day: Day) ->
         "node_fill_order": {Result.REFUSED: 1, Result.UNCHANGED: 1},
         "soft_limits": {Result.UNCHANGED: 1},
     }
-    assert applied_now(day.table) == before
+    assert applied_changes_of(day.table) == before
 
 
-def test_what_is_no_longer_asked_for_is_taken_back_under_the_name_of_helios_and_in_its_service_reason(day: Day) -> None:
+def test_a_dropped_change_is_reverted_in_the_name_of_helios(day: Day) -> None:
     day.cycle()
     day.active.actions, day.shadow.actions = [order(j2=0.9)], []
     report = day.cycle()
@@ -157,15 +157,15 @@ def test_what_is_no_longer_asked_for_is_taken_back_under_the_name_of_helios_and_
     assert [reason.split()[1] for reason in restores] == ["qssf", "qssf", "soft_limits"]
     assert "2" in report.decisions["reason"][1]
     assert report.counts["helios"] == {Result.DONE: 2}
-    assert applied_now(day.table) == {
+    assert applied_changes_of(day.table) == {
         ("node_fill_order", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
         ("qssf", "active", "order", "j2", 0.9, "SiteFactor 8937"),
     }
 
 
-def test_a_service_that_fails_has_a_line_of_its_own_and_what_it_set_stays(day: Day) -> None:
+def test_a_failed_service_has_an_audit_line_and_keeps_its_values(day: Day) -> None:
     day.cycle()
-    before = applied_now(day.table)
+    before = applied_changes_of(day.table)
     day.canary.raises = RuntimeError("no   luck")
     report = day.cycle()
     assert rows(report) == [("node_fill_order", "canary", "Cycle", "venus", "failed", None, None, None)]
@@ -176,7 +176,7 @@ def test_a_service_that_fails_has_a_line_of_its_own_and_what_it_set_stays(day: D
         "node_fill_order": {"in_row": 1, "last_at": at, "what": "RuntimeError: no luck"}
     }
     assert day.memory()["asked_at"]["node_fill_order"] == at
-    assert applied_now(day.table) == before
+    assert applied_changes_of(day.table) == before
     day.canary.raises = None
     day.cycle()
     assert day.memory()["suspension"] == {}
@@ -191,7 +191,7 @@ def test_what_somebody_changes_is_set_again_once_and_then_theirs(day: Day) -> No
         ("qssf", "active", "Reorder", "j1", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
     ]
     assert "urgency 0" in again.decisions["reason"][1]
-    assert ("qssf", "active", "order", "j1", 0.5, "SiteFactor 5037 (set again)") in applied_now(day.table)
+    assert ("qssf", "active", "order", "j1", 0.5, "SiteFactor 5037 (set again)") in applied_changes_of(day.table)
     day.table.cluster.admin_sets_site_factor("j1", 0)
     theirs = day.cycle()
     assert rows(theirs) == [
@@ -206,7 +206,7 @@ def test_what_somebody_changes_is_set_again_once_and_then_theirs(day: Day) -> No
 
 def test_stillness_is_written_down_once_and_said_in_every_report(day: Day) -> None:
     day.cycle()
-    before = applied_now(day.table)
+    before = applied_changes_of(day.table)
     day.table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
     first, second = day.cycle(), day.cycle()
     assert rows(first) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None, None)]
@@ -214,14 +214,14 @@ def test_stillness_is_written_down_once_and_said_in_every_report(day: Day) -> No
     assert first.suspended == second.suspended
     assert [reason.split()[0] for reason in first.suspended] == ["the", "3"]  # what stands is said too
     assert (first.seen, first.leads, first.acted, first.counts) == (True, True, 0, {})
-    assert applied_now(day.table) == before
+    assert applied_changes_of(day.table) == before
     assert day.memory()["suspended"] == [first.suspended[0]]
     day.table.world = all_is_well
     day.cycle()
     assert day.memory()["suspended"] == []
 
 
-def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(day: Day) -> None:
+def test_a_pause_reverts_everything_and_says_so_once(day: Day) -> None:
     day.cycle()
     day.table.world = lambda now: replace(all_is_well(now), paused="enough")
     report = day.cycle()
@@ -235,7 +235,7 @@ def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(day: Day) -> No
     assert (report.acted, report.counts) == (3, {"helios": {Result.DONE: 3}})
     assert report.suspended == ("paused: enough",)
     assert (report.remaining, report.clean, len(report.notes)) == ((), True, 1)
-    assert applied_now(day.table) == set()
+    assert applied_changes_of(day.table) == set()
     later = day.cycle()
     assert (rows(later), later.acted, later.suspended) == ([], 0, ("paused: enough",))
 
@@ -258,7 +258,7 @@ def test_a_standby_saw_what_it_was_to_see_and_writes_nothing(day: Day) -> None:
     assert day.table.lines() == []
 
 
-def test_what_is_over_the_budget_waits_largest_change_first_and_each_service_in_its_order(day: Day) -> None:
+def test_changes_over_the_budget_wait_with_the_largest_first(day: Day) -> None:
     day.table.settings = settings(slurm={"writes_per_cycle": 2})
     report = day.cycle()
     assert {job for job in ("j1", "j4", "j5") if day.table.cluster.site_factor_of(job)} == {"j1", "j4"}
@@ -268,7 +268,7 @@ def test_what_is_over_the_budget_waits_largest_change_first_and_each_service_in_
     assert day.table.cluster.site_factor_of("j5") > 0
 
 
-def test_more_to_take_back_than_the_budget_goes_on_next_cycle_and_nothing_new_is_sent(day: Day) -> None:
+def test_a_revert_over_the_budget_goes_on_before_anything_new(day: Day) -> None:
     day.cycle()
     day.table.settings = settings(slurm={"writes_per_cycle": 1})
     day.active.actions = [order(j2=0.9)]
@@ -281,14 +281,14 @@ def test_more_to_take_back_than_the_budget_goes_on_next_cycle_and_nothing_new_is
     assert [row[2:5] for row in rows(third)] == [("Cycle", "venus", "meant"), ("Reorder", "j2", "done")]
 
 
-def test_a_shadow_goes_to_work_with_a_clean_applied_now(day: Day) -> None:
+def test_a_former_shadow_begins_with_an_empty_record(day: Day) -> None:
     day.cycle()
     report = day.table.cycle(active(day.shadow, name="soft_limits"))
     assert ("soft_limits", "active", "SoftLimit", "j2", "done") in [row[:5] for row in rows(report)]
-    assert {row[:4] for row in applied_now(day.table)} == {("soft_limits", "active", "soft_limit", "j2")}
+    assert {row[:4] for row in applied_changes_of(day.table)} == {("soft_limits", "active", "soft_limit", "j2")}
 
 
-def test_what_a_shadow_would_do_has_no_part_in_the_real_applied_now(day: Day) -> None:
+def test_what_a_shadow_would_do_is_not_recorded_as_applied(day: Day) -> None:
     day.shadow.actions = [order(j1=0.2, j2=0.7)]  # another service has the setting of j1 in earnest
     report = day.cycle()
     assert day.table.cluster.site_factor_of("j2") == 0
@@ -298,7 +298,7 @@ def test_what_a_shadow_would_do_has_no_part_in_the_real_applied_now(day: Day) ->
     assert rows(day.cycle()) == []
 
 
-def test_a_write_that_reads_back_as_something_else_is_said_and_counts_for_the_breaker(day: Day) -> None:
+def test_a_write_that_reads_back_otherwise_counts_for_the_breaker(day: Day) -> None:
     day.table.cluster.swallow_writes(times=1)
     report = day.cycle()
     (line,) = [row for row in rows(report) if row[4] == "mismatch"]
@@ -308,7 +308,7 @@ def test_a_write_that_reads_back_as_something_else_is_said_and_counts_for_the_br
 
 
 @pytest.mark.parametrize("step", ["acquire", "applied_changes", "expectation"])
-def test_what_fails_before_the_first_write_is_the_reason_of_a_suspended_cycle(day: Day, step: str) -> None:
+def test_a_failure_before_the_first_write_suspends_the_cycle(day: Day, step: str) -> None:
     def fails(*_: object, **__: object) -> Any:
         raise WarehouseUnavailable("no database")
 
@@ -340,14 +340,14 @@ def test_a_shadow_that_is_not_due_keeps_what_it_would_have_set(day: Day) -> None
     assert day.table.applied("shadow") == {"j2": 1200.0}
 
 
-def test_what_a_shadow_no_longer_asks_for_and_what_no_shadow_has_are_told_apart(day: Day) -> None:
+def test_a_shadow_tells_a_dropped_change_from_an_unknown_value(day: Day) -> None:
     day.cycle()
     day.shadow.actions = []
     (ends,) = day.cycle().decisions["reason"]
     assert "no longer asks" in ends
 
 
-def test_a_value_of_the_hook_that_nobody_asks_for_is_taken_back_with_a_reason() -> None:
+def test_an_unwanted_value_of_the_hook_is_taken_back_with_a_reason() -> None:
     table = Table()
     table.submit("j1", "j2", urgency=0.5)
     report = table.cycle(active(Says(order(j1=0.5))))
@@ -358,7 +358,7 @@ def test_a_value_of_the_hook_that_nobody_asks_for_is_taken_back_with_a_reason() 
     assert report.acted == 1
 
 
-def test_a_release_reports_what_it_saw_and_did_in_the_mode_of_a_pause(day: Day) -> None:
+def test_a_release_reports_what_it_saw_and_did(day: Day) -> None:
     day.cycle()
     day.table.cluster.unhold("j3")
     cluster, ledger = day.table.cluster, day.table.ledger
@@ -367,11 +367,11 @@ def test_a_release_reports_what_it_saw_and_did_in_the_mode_of_a_pause(day: Day) 
     assert (report.acted, report.seen, report.recorded, report.clean) == (3, True, True, True)
     assert report.taken_at == cluster.now
     assert [row[:2] for row in rows(report)] == [("helios", "paused")] * 4
-    assert (set(report.decisions["reason"]), applied_now(day.table)) == ({"enough"}, set())
+    assert (set(report.decisions["reason"]), applied_changes_of(day.table)) == ({"enough"}, set())
 
 
 @pytest.mark.parametrize("read", [0, 1])
-def test_a_soft_limit_is_the_same_up_to_a_step_of_minutes_above_and_never_below(read: int) -> None:
+def test_a_soft_limit_equals_one_up_to_a_minute_step_above(read: int) -> None:
     tolerance = Tolerance.of(settings().slurm)
     asked = 1200.0
     step = tolerance.soft_limit_s

@@ -59,7 +59,7 @@ def test_a_job_that_has_waited_long_is_promoted_by_one_write() -> None:
     assert table.cluster.writes == writes
 
 
-def test_who_waited_long_goes_first_whoever_else_its_owner_has_in_the_queue() -> None:
+def test_a_promoted_job_goes_first_whatever_else_its_owner_has_queued() -> None:
     table = Table(expectation=expected, settings=settings(most_of_one_user=0.5))
     table.submit("j1", "j2", "j24", "j48", user="alice", time_limit_s=7 * 86_400.0)
     table.cluster.tick(timedelta(days=2))

@@ -24,7 +24,7 @@ from tests.unit.control.table import (
 )
 
 
-def test_rail_modes_are_per_service() -> None:
+def test_modes_are_per_service() -> None:
     table = Table()
     table.submit("j1", "j2")
     report = table.cycle(
@@ -37,7 +37,7 @@ def test_rail_modes_are_per_service() -> None:
     assert table.cluster.time_min_of("j2") == 27
 
 
-def test_rail_a_dry_run_provably_cannot_act() -> None:
+def test_a_dry_run_cannot_act() -> None:
     table = Table()
     table.submit("j1", urgency=0.5)
     table.submit("j2", "j3")
@@ -53,7 +53,7 @@ def test_rail_a_dry_run_provably_cannot_act() -> None:
     assert table.lines(mode="shadow")
 
 
-def test_rail_a_canary_by_percent_keeps_to_its_jobs() -> None:
+def test_a_canary_by_percent_changes_only_its_jobs() -> None:
     table = Table(settings=settings(most_of_one_user=1))
     jobs = {f"j{number}": 0.5 for number in range(100)}
     table.submit(*jobs)
@@ -68,7 +68,7 @@ def test_rail_a_canary_by_percent_keeps_to_its_jobs() -> None:
     assert {job for job in jobs if table.cluster.site_factor_of(job)} == touched
 
 
-def test_rail_repeated_mismatch_opens_a_breaker_that_a_restart_does_not_reset() -> None:
+def test_a_breaker_opened_by_mismatches_survives_a_restart() -> None:
     table = Table(settings=settings(mismatches_to_open=3, breaker_s=900))
     table.submit("j1")
     table.cluster.swallow_writes(times=99)
@@ -82,7 +82,7 @@ def test_rail_repeated_mismatch_opens_a_breaker_that_a_restart_does_not_reset() 
     assert table.cluster.writes == writes
 
 
-def test_rail_a_cycle_that_writes_nothing_does_not_make_up_for_bad_ones() -> None:
+def test_a_cycle_without_writes_does_not_make_up_for_bad_ones() -> None:
     table = Table(settings=settings(mismatches_to_open=3, breaker_s=900))
     table.submit("j1")
     says = Says(order(j1=0.5))
@@ -98,7 +98,7 @@ def test_rail_a_cycle_that_writes_nothing_does_not_make_up_for_bad_ones() -> Non
     assert table.cycle(active(says)).suspended[0].startswith("the breaker is open until")
 
 
-def test_rail_a_job_that_fails_on_and_on_is_written_down_once_until_it_fails_in_another_way() -> None:
+def test_a_job_that_keeps_failing_alike_is_recorded_once() -> None:
     table = Table(settings=settings(mismatches_to_open=99))
     table.submit("j1")
     for answer in ("Access denied", "Access denied", "Access denied", "Job is locked", "", "Access denied"):
@@ -113,7 +113,7 @@ def test_rail_a_job_that_fails_on_and_on_is_written_down_once_until_it_fails_in_
     assert outcomes == ["failed: Access denied", "failed: Job is locked", "done", "failed: Access denied"]
 
 
-def test_rail_a_breaker_whose_time_is_over_tries_once_and_opens_again() -> None:
+def test_a_breaker_tries_once_after_its_time_and_opens_again() -> None:
     table = Table(settings=settings(mismatches_to_open=2, breaker_s=600))
     table.submit("j1")
     table.cluster.swallow_writes(times=3)
@@ -127,7 +127,7 @@ def test_rail_a_breaker_whose_time_is_over_tries_once_and_opens_again() -> None:
     assert table.memory.breaker.bad_in_row == 0
 
 
-def test_rail_a_failed_write_counts_as_bad() -> None:
+def test_a_failed_write_counts_as_bad() -> None:
     table = Table(settings=settings(mismatches_to_open=1))
     table.submit("j1")
     table.cluster.refuse_writes("j1")
@@ -135,7 +135,7 @@ def test_rail_a_failed_write_counts_as_bad() -> None:
     assert table.cycle(active(Says(order(j1=0.5)))).suspended[0].startswith("the breaker is open")
 
 
-def test_rail_a_budget_bounds_the_writes_of_a_cycle_over_all_services() -> None:
+def test_one_budget_bounds_the_writes_of_all_services_in_a_cycle() -> None:
     table = Table(settings=settings(slurm={"writes_per_cycle": 3}))
     table.submit("j1", "j2", "j3", "j4")
     limits = [soft_limit(job, minutes=20) for job in ("j1", "j2")]
@@ -143,7 +143,7 @@ def test_rail_a_budget_bounds_the_writes_of_a_cycle_over_all_services() -> None:
     assert table.cluster.writes == 3
 
 
-def test_rail_one_user_has_a_bounded_share_of_the_boosts() -> None:
+def test_one_user_has_a_bounded_share_of_the_boosts() -> None:
     table = Table(settings=settings(most_of_one_user=0.5))
     table.submit("j5", user="bob")
     table.cluster.tick(MINUTE)
@@ -153,21 +153,21 @@ def test_rail_one_user_has_a_bounded_share_of_the_boosts() -> None:
     assert boosted == ["j1", "j5"]
 
 
-def test_rail_a_boost_is_bounded() -> None:
+def test_a_boost_is_bounded() -> None:
     table = Table(cluster=FakeCluster(site_factor_most=1_000), settings=settings(slurm={"site_factor_most": 1_000}))
     table.submit("j1", "j2")
     table.cycle(active(Says(order(j1=1.0, j2=-1.0))))
     assert (table.cluster.site_factor_of("j1"), table.cluster.site_factor_of("j2")) == (937, -937)
 
 
-def test_rail_a_job_that_nobody_names_is_neutral() -> None:
+def test_a_job_that_nobody_names_is_neutral() -> None:
     table = Table()
     table.submit("j1", "j2")
     table.cycle(active(Says(order(j1=0.5))))
     assert table.cluster.site_factor_of("j2") == 0
 
 
-def test_rail_one_writer_the_second_stands_by() -> None:
+def test_a_second_writer_stands_by() -> None:
     table = Table()
     table.submit("j1")
     table.cycle(active(Says(order(j1=0.5))))
@@ -181,7 +181,7 @@ def test_rail_one_writer_the_second_stands_by() -> None:
     assert table.cluster.urgency_of("j1") > 0
 
 
-def test_rail_the_second_takes_over_when_the_lease_has_run_out() -> None:
+def test_a_second_writer_takes_over_an_expired_lease() -> None:
     table = Table()
     table.submit("j1")
     table.cycle(active(Says(order(j1=0.5))))
@@ -189,7 +189,7 @@ def test_rail_the_second_takes_over_when_the_lease_has_run_out() -> None:
     assert second.cycle(active(Says(order(j1=-0.5))), after=timedelta(seconds=181)).acted == 1
 
 
-def test_rail_a_writer_that_slept_over_its_lease_is_fenced_off() -> None:
+def test_a_writer_that_slept_over_its_lease_is_fenced_off() -> None:
     table = Table()
     table.submit("j1")
 
@@ -206,7 +206,7 @@ def test_rail_a_writer_that_slept_over_its_lease_is_fenced_off() -> None:
     assert LeaseLost.__name__ not in "".join(report.suspended)
 
 
-def test_rail_the_audit_says_who_what_why_before_after_model_and_result() -> None:
+def test_an_audit_line_has_actor_reason_values_model_and_result() -> None:
     table = Table()
     table.submit("j1")
     table.cycle(active(Says(order(j1=0.5))))
@@ -223,7 +223,7 @@ def test_rail_the_audit_says_who_what_why_before_after_model_and_result() -> Non
     assert line["outcome"] == "done"
 
 
-def test_rail_the_audit_only_grows() -> None:
+def test_the_audit_only_grows() -> None:
     table = Table()
     table.submit("j1")
     service = Says(order(j1=0.5))
@@ -236,7 +236,7 @@ def test_rail_the_audit_only_grows() -> None:
 
 
 @pytest.mark.parametrize("column", ["held", "reservation r1", "scrontab job", "component of a heterogeneous job"])
-def test_rail_jobs_to_be_left_alone_are_left_alone(column: str) -> None:
+def test_excluded_jobs_are_left_alone(column: str) -> None:
     table = Table()
     table.submit("j1", excluded_reason=column)
     report = table.cycle(active(Says(order(j1=0.5), soft_limit("j1", minutes=20))))
@@ -245,7 +245,7 @@ def test_rail_jobs_to_be_left_alone_are_left_alone(column: str) -> None:
     assert table.lines(target="j1")[0]["outcome"] == f"refused: {column}"
 
 
-def test_rail_a_priority_that_an_admin_set_is_left_alone() -> None:
+def test_a_priority_that_an_admin_set_is_left_alone() -> None:
     table = Table()
     table.submit("j1")
     table.cluster.admin_sets_priority("j1", 7)
@@ -253,7 +253,7 @@ def test_rail_a_priority_that_an_admin_set_is_left_alone() -> None:
     assert table.cluster.site_factor_of("j1") == 0
 
 
-def test_rail_two_services_never_pull_one_setting() -> None:
+def test_two_services_never_change_one_setting() -> None:
     table = Table()
     table.submit("j1")
     first, second = Says(order(j1=0.5)), Says(order(j1=-0.5))
@@ -265,7 +265,7 @@ def test_rail_two_services_never_pull_one_setting() -> None:
     )
 
 
-def test_rail_a_report_and_its_memory_are_plain_text_for_whoever_keeps_them() -> None:
+def test_a_report_and_its_memory_are_plain_text() -> None:
     table = Table(ledger=FakeLedger())
     table.submit("j1")
     report = table.cycle(active(Says(order(j1=0.5))))

@@ -154,7 +154,7 @@ def lose_the_predictions(table: Table) -> None:
     table.expectation = unavailable
 
 
-def lose_the_applied_now(table: Table) -> None:
+def lose_the_ledger(table: Table) -> None:
     table.ledger.fail_next(times=1, after=1)
 
 
@@ -183,7 +183,7 @@ MISFORTUNES = [
     lose_the_lease,
     lose_the_database,
     lose_the_predictions,
-    lose_the_applied_now,
+    lose_the_ledger,
     lose_the_conditions,
     set_the_clock_wrong,
     stop_the_history,
@@ -193,7 +193,7 @@ MISFORTUNES = [
 
 
 @pytest.mark.parametrize("misfortune", MISFORTUNES)
-def test_a_suspended_cycle_writes_nothing_asks_nobody_and_lets_stand_what_stands(
+def test_a_suspended_cycle_writes_nothing_and_asks_nobody(
     misfortune: Callable[[Table], None],
 ) -> None:
     table = Table()
@@ -255,7 +255,7 @@ def test_stillness_is_written_down_once_and_again_when_its_reason_changes() -> N
     assert [line["reason"].count(";") for line in table.lines(outcome="nothing was done")] == [0, 1]
 
 
-def test_stillness_that_could_not_be_written_down_is_written_when_it_can_be() -> None:
+def test_an_unrecorded_suspension_is_written_down_as_soon_as_possible() -> None:
     table = Table()
     stopped_at = table.cluster.now - timedelta(days=1)
     table.world = lambda now: replace(all_is_well(now), history_read_at=stopped_at)
@@ -265,7 +265,7 @@ def test_stillness_that_could_not_be_written_down_is_written_when_it_can_be() ->
     assert len(table.lines(outcome="nothing was done")) == 1
 
 
-def test_a_pause_with_nothing_to_take_back_is_one_line_of_its_own_mode() -> None:
+def test_a_pause_without_anything_to_revert_is_one_audit_line() -> None:
     table = Table()
     table.world = lambda now: replace(all_is_well(now), paused="by alice")
     for _ in range(2):

@@ -25,7 +25,7 @@ def overridden(table: Table) -> list[str]:
     return list(frame.loc[frame["overridden"] == 1, "job_id"])
 
 
-def test_a_value_that_vanished_once_is_set_again_and_the_reason_says_so() -> None:
+def test_a_value_that_vanished_once_is_set_again_with_a_reason() -> None:
     table, service = a_table_where_j1_stands()
     table.cluster.admin_sets_site_factor("j1", 0)
     table.cycle(active(service))
@@ -47,7 +47,7 @@ def test_what_somebody_changes_twice_is_theirs() -> None:
     assert line["reason"] == "somebody changed twice what service qssf had set"
 
 
-def test_a_value_that_helios_never_wrote_is_an_overridden_though_it_bears_the_mark() -> None:
+def test_a_marked_value_that_helios_never_wrote_belongs_to_an_admin() -> None:
     table, service = a_table_where_j1_stands()
     table.cluster.admin_sets_site_factor("j1", 9037)
     assert table.cycle(active(service)).counts == {"qssf": {Result.REFUSED: 1}}
@@ -142,7 +142,7 @@ def test_a_held_job_is_neither_written_nor_judged() -> None:
     assert overridden(table) == []
 
 
-def test_a_site_factor_that_helios_did_not_write_is_excluded_reason() -> None:
+def test_a_foreign_site_factor_excludes_its_job() -> None:
     table, service = a_table_where_j1_stands()
     table.cluster.admin_sets_site_factor("j1", 500)
     for _ in range(3):
@@ -199,7 +199,7 @@ def test_rounding_is_not_taken_for_a_change() -> None:
     assert table.lines(action="HandsOff") == []
 
 
-def test_a_new_job_of_the_same_id_is_not_the_overridden() -> None:
+def test_a_new_job_of_the_same_id_belongs_to_no_admin() -> None:
     table, service = a_table_where_j1_was_set_again()
     table.cluster.admin_sets_site_factor("j1", 0)
     table.cycle(active(service))

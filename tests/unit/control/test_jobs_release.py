@@ -47,7 +47,7 @@ def test_a_release_takes_back_everything_verifies_and_writes_it_down() -> None:
     assert last[-1]["reason"] == "alice said so"
 
 
-def test_a_release_leaves_what_users_and_overridden_set() -> None:
+def test_a_release_leaves_values_of_users_and_admins() -> None:
     table = a_table_where_much_stands()
     table.submit("j4", user_soft_limit_s=600.0)
     table.cluster.admin_sets_site_factor("j2", 500)
@@ -57,7 +57,7 @@ def test_a_release_leaves_what_users_and_overridden_set() -> None:
     assert report.clean
 
 
-def test_a_release_finds_what_no_applied_now_knows() -> None:
+def test_a_release_finds_values_without_a_record() -> None:
     table = Table()
     table.submit("j1", urgency=0.5, soft_limit_s=1020.0)
     assert let_go(table).acted == 1
@@ -86,7 +86,7 @@ def test_a_release_writes_what_the_cluster_hides_only_on_demand() -> None:
     assert what_stands(table, "j1", "j9") == [0, 500]
 
 
-def test_a_pause_takes_back_what_was_hidden_as_soon_as_it_is_shown() -> None:
+def test_a_pause_reverts_a_hidden_value_as_soon_as_it_shows() -> None:
     table = a_table_where_much_stands()
     table.cluster.hold("j1")
     pause(table)
@@ -97,7 +97,7 @@ def test_a_pause_takes_back_what_was_hidden_as_soon_as_it_is_shown() -> None:
     assert table.cluster.site_factor_of("j1") == 0
 
 
-def test_a_release_leaves_and_names_what_bears_the_mark_and_is_in_no_record() -> None:
+def test_a_release_names_marked_values_without_a_record_and_leaves_them() -> None:
     table = a_table_where_much_stands()
     table.submit("j8", "j9")
     table.cluster.admin_sets_time_min("j8", 17)
@@ -117,7 +117,7 @@ def test_a_release_goes_on_where_the_cluster_postpones() -> None:
     assert report.counts == {"helios": {Result.DONE: 3}}
 
 
-def test_a_release_works_while_another_holds_the_lease_and_says_that_the_audit_has_no_line() -> None:
+def test_a_release_works_while_another_process_holds_the_lease() -> None:
     table = a_table_where_much_stands()
     report = let_go(table, holder="a person")
     assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
@@ -170,7 +170,7 @@ def test_a_release_without_a_cluster_does_not_claim_to_be_clean(answers: int) ->
     assert len(table.applied()) == 3
 
 
-def test_a_release_keeps_in_mind_what_is_an_overridden() -> None:
+def test_a_release_remembers_values_of_admins() -> None:
     table = a_table_where_much_stands()
     for _ in range(2):
         table.cluster.admin_sets_site_factor("j1", 0)
@@ -179,7 +179,7 @@ def test_a_release_keeps_in_mind_what_is_an_overridden() -> None:
     assert list(table.ledger.applied_changes()["job_id"]) == ["j1"]
 
 
-def test_a_pause_takes_everything_back_once_and_then_is_suspended() -> None:
+def test_a_pause_reverts_everything_once_and_then_stays_still() -> None:
     table = a_table_where_much_stands()
     pause(table)
     service = Says(order(j1=0.5))
@@ -254,7 +254,7 @@ def test_every_job_of_a_release_in_rounds_is_told_as_done_once() -> None:
     assert dict(zip(done["target"], done["outcome"], strict=True)) == dict.fromkeys(["j1", "j2", "j3"], "done")
 
 
-def test_a_job_that_is_left_with_both_setting_kinds_is_named_once_and_so_are_the_others() -> None:
+def test_a_job_left_with_both_settings_is_named_once() -> None:
     table = Table()
     table.submit("j1", "j2", p50_s=600.0)
     table.cycle(active(Says(order(j1=0.5, j2=-0.5), soft_limit("j1", minutes=20))))
@@ -288,7 +288,7 @@ def test_a_mark_that_no_service_may_change_is_told_and_not_touched() -> None:
     assert table.cycle(active(Says(order()))).notes == ()
 
 
-def test_a_release_that_is_broken_off_says_so_and_what_was_done_until_then() -> None:
+def test_a_release_that_is_broken_off_says_what_was_done() -> None:
     table = a_table_where_much_stands()
     table.cluster.writes_per_cycle = 2
     apply = table.cluster.apply

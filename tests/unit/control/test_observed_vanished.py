@@ -126,7 +126,7 @@ def test_jobs_that_started_explain_themselves_and_nobody_is_asked(desk: Desk) ->
     assert desk.asked == []
 
 
-def test_a_queue_of_many_short_jobs_is_never_suspended(desk: Desk) -> None:
+def test_a_queue_of_many_short_jobs_never_suspends_cycles(desk: Desk) -> None:
     for turn in range(6):
         fresh = [f"t{turn}-{number}" for number in range(24)]
         desk.submit(*fresh)

@@ -23,7 +23,7 @@ def state(breaker: CircuitBreaker, after: timedelta = timedelta(0)) -> BreakerSt
     return breaker.state(now=NOON + after, settings=RULES)
 
 
-def test_it_opens_after_so_many_bad_cycles_in_a_row_and_not_before() -> None:
+def test_the_breaker_opens_after_the_configured_number_of_bad_cycles() -> None:
     assert [state(after_bad_cycles(number)) for number in range(4)] == ["closed", "closed", "closed", "open"]
 
 
@@ -55,7 +55,7 @@ def test_a_closed_breaker_has_no_end() -> None:
         CircuitBreaker().closes_at(RULES)
 
 
-def test_one_that_opened_opens_again_at_once_though_the_site_has_become_more_patient() -> None:
+def test_an_open_breaker_opens_again_at_once_after_a_patient_setting() -> None:
     strict, patient = Control(mismatches_to_open=1), Control(mismatches_to_open=9)
     again = CircuitBreaker().after_a_bad_cycle(now=NOON, settings=strict).after_a_bad_cycle(now=NOON, settings=patient)
     assert again.opened_at == NOON

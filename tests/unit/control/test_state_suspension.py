@@ -1,4 +1,4 @@
-"""The bench: a service that keeps failing is suspended."""
+"""A service that keeps failing is suspended, and comes back after a while."""
 
 from datetime import timedelta
 
@@ -59,7 +59,7 @@ def test_a_service_that_raises_is_written_down_and_the_others_are_asked() -> Non
     assert line["outcome"] == "failed: ZeroDivisionError: division by zero"
 
 
-def test_what_a_service_set_stays_while_it_fails_and_is_taken_back_when_it_is_suspended() -> None:
+def test_a_failing_service_keeps_its_values_until_it_is_suspended() -> None:
     table = Table(settings=settings(failures_to_suspend=2))
     table.submit("j1")
     service = Says(order(j1=0.5))

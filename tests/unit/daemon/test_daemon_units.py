@@ -139,7 +139,7 @@ def test_after_a_clean_stop_nothing_is_touched(tmp_path: Path) -> None:
     assert not crash.released()
 
 
-def test_a_daemon_that_found_another_at_work_takes_nothing_of_it_back_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_second_daemon_reverts_nothing_and_is_tried_again(tmp_path: Path) -> None:
     crash = Crash(tmp_path)
     assert crash.after("exit-code", EXIT_STATUS=str(DaemonRuns.exit_code)) == 0
     assert not crash.released()
@@ -165,7 +165,7 @@ def test_a_unit_has_descriptors_for_twice_the_connections_and_bounded_tasks(name
 
 
 @pytest.mark.parametrize("result", ["signal", "watchdog", "oom-kill", "exit-code", "timeout"])
-def test_after_any_other_end_everything_is_taken_back_and_helios_may_go_on(tmp_path: Path, result: str) -> None:
+def test_after_any_other_end_everything_is_reverted(tmp_path: Path, result: str) -> None:
     crash = Crash(tmp_path)
     assert crash.after(result) == 0
     assert crash.released()
@@ -179,7 +179,7 @@ def test_a_crash_does_not_end_an_admin_s_pause(tmp_path: Path) -> None:
     assert crash.paused.exists()
 
 
-def test_what_runs_after_a_crash_waits_for_nodes_no_longer_than_systemd_lets_it() -> None:
+def test_after_a_crash_the_script_waits_no_longer_than_systemd_allows() -> None:
     waits_s = re.search(r"--wait (\d+)", (UNITS / "helios-after-crash.sh").read_text())
     assert waits_s
     assert 2 * float(waits_s[1]) < Unit("helios-power.service").seconds("TimeoutStopSec")

@@ -82,12 +82,12 @@ def test_a_port_that_is_taken_says_by_whom_to_ask() -> None:
     assert "ss -ltnp" in refusal.value.hint
 
 
-def test_an_address_that_this_machine_does_not_have_is_a_mistake_in_the_settings() -> None:
+def test_a_foreign_address_is_a_mistake_in_the_settings() -> None:
     with pytest.raises(ConfigurationInvalid, match=r"192\.0\.2\.1:9842 cannot be bound"):  # TEST-NET-1, nobody's
         Server("192.0.2.1:9842", registry=Metrics(times=HandSet().times).registry, health=dict)
 
 
-def test_a_scraper_is_answered_among_many_that_say_nothing_or_do_not_read() -> None:
+def test_a_scraper_is_answered_among_many_silent_clients() -> None:
     before = threading.active_count()
     with served({"healthy": True, "reasons": ["x" * 30_000] * 10}) as url, ExitStack() as clients:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))

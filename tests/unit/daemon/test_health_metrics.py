@@ -65,7 +65,7 @@ def test_a_service_has_one_mode_and_one_that_is_gone_has_none() -> None:
 
 
 @pytest.mark.parametrize("domain", ["jobs", "nodes"])
-def test_breaker_lease_and_suspension_are_those_of_the_last_cycle_of_their_domain(domain: str) -> None:
+def test_breaker_lease_and_suspension_are_those_of_the_last_cycle(domain: str) -> None:
     cycle = a_cycle if domain == "jobs" else partial(NodeCycleSummary, seconds=0.1)
     shown, other = Shown(), {"jobs": "nodes", "nodes": "jobs"}[domain]
     shown.metrics.record_cycle(cycle(breaker="open", suspended=("the breaker is open",)))
@@ -91,7 +91,7 @@ def test_two_daemons_in_one_process_do_not_share_figures() -> None:
     assert second("helios_predictions_total") == 0
 
 
-def test_levels_are_those_of_the_last_study_and_unknown_ones_are_not_a_number() -> None:
+def test_levels_of_the_last_study_are_exported_and_unknown_ones_are_nan() -> None:
     shown = Shown()
     assert math.isnan(shown("helios_gpus_in_use_ratio") or 0)
     shown.metrics.record_levels({"utilization": 0.5, "long_failures": 0.1})
@@ -102,7 +102,7 @@ def test_levels_are_those_of_the_last_study_and_unknown_ones_are_not_a_number() 
     assert shown("helios_gpu_time_failed_ratio") == 0.2
 
 
-def test_energy_of_the_last_night_is_in_joules_and_nodes_are_those_of_the_last_cycle() -> None:
+def test_energy_of_the_last_night_is_in_joules() -> None:
     shown = Shown()
     shown.metrics.record_levels({"saved_kwh": 2.0, "saved_co2_kg": 0.5, "asleep_node_h": 3.0})
     assert shown("helios_energy_saved_joules") == 7.2e6

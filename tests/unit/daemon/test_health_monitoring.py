@@ -172,7 +172,7 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own(dashboard: Any) -> None
     assert dashboard["templating"]["list"][0]["type"] == "datasource"
 
 
-def test_each_state_of_nodes_that_a_query_names_is_one_that_is_exported() -> None:
+def test_each_node_state_in_a_query_is_exported() -> None:
     named = {
         state
         for panel in PANELS

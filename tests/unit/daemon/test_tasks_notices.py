@@ -69,7 +69,7 @@ def test_a_mail_server_that_hangs_holds_up_no_cycle_and_no_heartbeat() -> None:
         hangs.let_go()
 
 
-def test_a_notice_that_is_not_taken_shows_in_health_and_status_and_the_daemon_stays_well(tmp_path: Path) -> None:
+def test_a_notice_that_failed_shows_in_health_and_status(tmp_path: Path) -> None:
     def refused() -> str:
         raise NoticeNotSent("No notice by mail (smtp.site.example:587): refused", hint="Try: helios notify test")
 

@@ -92,7 +92,7 @@ def test_a_task_that_raises_is_called_again_and_the_others_go_on() -> None:
         assert eventually(lambda: not ticking.health.reasons())
 
 
-def test_a_slow_cycle_is_never_doubled_and_the_reading_goes_on_beside_it() -> None:
+def test_a_slow_cycle_runs_once_while_readings_go_on() -> None:
     slow = Blocked()
     toys = ToyChores(does={"cycle": slow})
     with started(toys) as ticking:
@@ -142,7 +142,7 @@ def test_a_night_and_a_reading_at_once_publish_without_a_quarrel() -> None:
 @pytest.mark.parametrize(
     "change", [{"suspended": ("the breaker is open",)}, {"modes": {"qssf": Mode.SHADOW}}], ids=["suspended", "mode"]
 )
-def test_the_hook_s_table_follows_a_cycle_that_falls_suspended_and_a_mode_that_was_set(change: dict[str, Any]) -> None:
+def test_the_hook_table_follows_a_suspended_cycle_and_a_set_mode(change: dict[str, Any]) -> None:
     toys = ToyChores(cycle=a_cycle(modes={"qssf": Mode.ACTIVE}), raises={"ingest": HeliosError("slurmdbd is away")})
     with started(toys):
         assert eventually(lambda: toys.count("cycle") >= 3)
@@ -151,7 +151,7 @@ def test_the_hook_s_table_follows_a_cycle_that_falls_suspended_and_a_mode_that_w
         assert eventually(lambda: toys.count("hook") == 1)
 
 
-def test_the_hook_waits_for_a_cycle_and_a_wait_too_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_hook_waits_for_a_cycle_and_says_if_too_long(caplog: pytest.LogCaptureFixture) -> None:
     slow = Blocked()
     toys = ToyChores(does={"cycle": slow})
     with started(toys, cycle_s=0.1) as ticking:
@@ -163,7 +163,7 @@ def test_the_hook_waits_for_a_cycle_and_a_wait_too_long_is_said(caplog: pytest.L
     assert any("its time passed" in record.getMessage() for record in caplog.records)
 
 
-def test_a_stop_at_the_moment_the_hook_is_called_leaves_no_broken_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_while_the_hook_is_called_leaves_no_broken_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     ticking, broken, stopped = Ticking(ToyChores(), cycle_s=3600, ingest_s=3600), [], []
     stopping = threading.Thread(target=ticking.clock.stop)
     submit = ThreadPoolExecutor.submit_job
@@ -230,7 +230,7 @@ def test_cycles_that_fail_are_progress_and_cycles_that_hang_are_not() -> None:
     assert not ticking.clock.is_progressing()
 
 
-def test_a_cycle_that_could_not_look_counts_as_failed_and_is_shown_all_the_same() -> None:
+def test_a_cycle_that_could_not_observe_counts_as_failed() -> None:
     ticking = Ticking(ToyChores(cycle=a_cycle(problem="slurmctld is away")))
     assert ticking.clock.cycles["cycle"].tick() is False
     assert ticking.health.of("cycle").problem == "slurmctld is away"
@@ -282,7 +282,7 @@ def test_cycles_are_stuck_only_after_several_of_them(cycle_s: float, stuck_s: fl
 HELD = CycleUnderWay("Another process (process 4711) is running a cycle on this machine just now.")
 
 
-def test_a_pause_by_file_takes_everything_back_though_another_process_keeps_cycles_away() -> None:
+def test_a_pause_file_reverts_everything_though_another_process_holds_the_lock() -> None:
     toys = ToyChores(raises={"cycle": HELD})
     ticking = Ticking(toys)
     ticking.paused = True
@@ -299,9 +299,7 @@ def test_a_cycle_that_is_kept_away_takes_nothing_back_unless_somebody_paused() -
     assert toys.called == ["cycle"]
 
 
-def test_a_lock_that_stays_held_is_a_reason_for_bad_health_after_three_cycles_and_a_pause_is_heard_in_the_next() -> (
-    None
-):
+def test_a_lock_held_for_three_cycles_is_bad_health() -> None:
     hand = HandSet()
     toys = ToyChores(raises={"cycle": HELD})
     ticking = Ticking(toys, times=hand.times, cycle_s=60)

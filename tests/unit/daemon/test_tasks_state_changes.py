@@ -45,7 +45,7 @@ def test_another_reason_is_said_and_so_is_the_end(caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_a_second_daemon_says_once_that_it_stands_by_and_once_that_it_does_not(
+def test_a_second_daemon_says_once_that_it_begins_and_ends_standby(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     away = a_cycle(suspended=("node2 holds the lease for 170 s",), lease_held=False)
@@ -56,7 +56,7 @@ def test_a_second_daemon_says_once_that_it_stands_by_and_once_that_it_does_not(
     assert again == "acts again"
 
 
-def test_a_note_is_said_once_while_it_lasts_and_again_when_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_note_is_said_once_each_time_it_comes(caplog: pytest.LogCaptureFixture) -> None:
     noted = a_cycle(notes=("3 jobs are an admin's now",))
     assert len(said(caplog, noted, noted, a_cycle(), noted)) == 2
 

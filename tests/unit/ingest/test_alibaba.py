@@ -16,7 +16,7 @@ def sized(folder, *tasks):
     return the_job(a_pai_file(folder, a_pai_job(), tasks=tasks))
 
 
-def test_a_job_is_submitted_by_the_job_table_and_started_by_its_first_task(tmp_path):
+def test_submission_comes_from_the_job_table_and_start_from_the_tasks(tmp_path):
     job = sized(tmp_path, a_pai_task(task="worker", start="4550950.0"), a_pai_task(task="ps", start="4550900.0"))
     seconds = [int(job[name].timestamp()) for name in ("submitted_at", "started_at", "ended_at")]
     assert seconds == [4550879, 4550900, 4551416] and job["run_time_s"] == 516
@@ -139,7 +139,7 @@ def test_a_job_that_makes_no_sense_is_rejected_with_its_reason(tmp_path, row, re
         ("j1,worker", "wrong number of fields"),
     ],
 )
-def test_a_task_that_makes_no_sense_is_rejected_with_the_name_of_its_table(tmp_path, row, reason):
+def test_an_impossible_task_is_rejected_with_the_name_of_its_table(tmp_path, row, reason):
     batch = read(a_pai_file(tmp_path, a_pai_job(), tasks=[a_pai_task(gpu="100"), row]))
     (line, found, text), *others = batch.rejects.itertuples(index=False)
     assert (line, found, text, others) == (2, reason, f"pai_task_table: {row}", [])

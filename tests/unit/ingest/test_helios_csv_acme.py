@@ -32,7 +32,7 @@ def test_serens_published_example_is_read(tmp_path):
     assert job["submitted_at"] == pd.Timestamp("2023-02-28 16:18:22", tz="UTC")
 
 
-def test_a_run_time_of_kalos_is_end_minus_start_whatever_its_duration_says(tmp_path):
+def test_a_run_time_of_kalos_is_end_minus_start(tmp_path):
     job = the_job(kalos(tmp_path, a_kalos_row(duration="18")))
     assert job["run_time_s"] == 8 and (job["started_at"] - job["submitted_at"]).total_seconds() == 10
 

@@ -202,7 +202,7 @@ def test_numbers_are_multiplied_by_another_column(tmp_path):
     assert one(tmp_path, source, "each,n", "2,4")["memory_mib"] == 8 * 1024
 
 
-def test_an_end_that_is_not_given_is_the_start_and_the_run_time(tmp_path):
+def test_a_missing_end_is_start_plus_run_time(tmp_path):
     source = 'started_at = { column = "b", unit = "epoch s" }\nrun_time_s = { column = "d", unit = "hours" }'
     assert one(tmp_path, source, "b,d", f"{AT},2")["ended_at"].timestamp() == AT + 7200
 

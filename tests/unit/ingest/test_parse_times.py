@@ -56,7 +56,7 @@ def test_a_repeated_hour_is_its_first_and_told(tmp_path):
     assert any("repeats" in note for note in batch.notes)
 
 
-def test_a_repeated_hour_is_its_second_where_the_first_would_end_before_the_start(tmp_path):
+def test_a_repeated_hour_is_the_second_where_the_first_would_end_early(tmp_path):
     batch = read_times(
         tmp_path, "Europe/Berlin", submit="2020-10-25 01:00:00", start="2020-10-25 02:50:00", end="2020-10-25 02:10:00"
     )

@@ -56,11 +56,11 @@ def test_not_one_of_a_hundred_crafted_names_forges_a_row(tmp_path: Path, rows: i
     assert_true_jobs(jobs_of(tmp_path, export(*names, fields=fields, closes=closes), rows_per_batch=rows), names)
 
 
-def test_a_name_in_the_first_column_is_read_where_a_delimiter_closes_the_row(tmp_path: Path) -> None:
+def test_a_first_name_is_read_where_a_delimiter_closes_the_row(tmp_path: Path) -> None:
     assert_true_jobs(jobs_of(tmp_path, export(*NAMES, fields=FIELDS[::-1])), NAMES)
 
 
-def test_a_name_in_the_first_column_is_refused_where_nothing_closes_the_row(tmp_path: Path) -> None:
+def test_a_first_name_is_refused_where_nothing_closes_the_row(tmp_path: Path) -> None:
     with pytest.raises(FormatUnknown, match="jobname"):
         jobs_of(tmp_path, export("a", "b", fields=FIELDS[::-1], closes=False))
 
@@ -80,7 +80,7 @@ def test_names_of_pieces_of_records_forge_no_row(tmp_path: Path, names: list[str
     assert_true_jobs(jobs_of(tmp_path, export(*names, closes=closes), rows_per_batch=rows), names)
 
 
-def test_a_delimiter_cut_in_two_by_the_end_of_a_chunk_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delimiter_cut_by_the_end_of_a_chunk_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helios.ingest.lines.Decoded.read.__defaults__", (5,), raising=False)
     monkeypatch.setattr("helios.ingest.lines.CHUNK_BYTES", 5)
     assert_true_jobs(jobs_of(tmp_path, export(*NAMES), rows_per_batch=3), NAMES)
@@ -105,7 +105,7 @@ def test_what_has_another_delimiter_is_refused_and_no_part_of_a_job(tmp_path: Pa
     assert any(text.startswith("JobIDRaw" + WORD[::-1]) for text in batch.rejects["text"])
 
 
-def test_a_record_that_does_not_begin_where_the_last_one_ended_is_an_error(tmp_path: Path) -> None:
+def test_a_record_that_does_not_follow_the_last_one_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "sacct.txt"
     path.write_bytes(export("a", "b").replace(b"\n2", b" 2"))
     with pytest.raises(FileUnreadable, match="record 3 does not begin"):

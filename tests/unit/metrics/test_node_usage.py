@@ -49,7 +49,7 @@ def test_the_most_at_once_is_what_counting_every_second_finds(spans: list[tuple[
         assert most[number, step] == max(counts)
 
 
-def test_each_node_of_a_job_is_held_until_its_end_or_until_now() -> None:
+def test_a_job_holds_its_nodes_until_its_end_or_until_now() -> None:
     at = [datetime.fromtimestamp(second, UTC) for second in (100, 200, 150)]
     jobs = JOBS.conform(
         pd.DataFrame(

@@ -102,7 +102,7 @@ def test_only_the_step_of_a_submission_counts():
     assert risk_of(dealt, exported) == risk_of(exported)
 
 
-def test_a_burst_of_one_user_gives_the_user_though_no_job_is_alone():
+def test_a_burst_identifies_its_user_though_no_job_is_alone():
     risk = risk_of(a_world(("ann", 1, 0), ("ann", 1, 0)))
     assert (risk.unique_jobs, risk.traced_jobs) == (0, 1)
 

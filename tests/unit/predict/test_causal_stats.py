@@ -26,7 +26,7 @@ def test_each_feature_equals_its_plain_recomputation(jobs):
 
 @settings(max_examples=examples(37), deadline=None)
 @given(traces(), st.data())
-def test_what_had_not_ended_before_a_moment_changes_no_feature_up_to_it(jobs, data):
+def test_jobs_that_end_later_change_no_feature_before(jobs, data):
     moment = data.draw(st.sampled_from(sorted(jobs["submitted_at"].unique())))
     open_suspended = ~(JobTable.from_frame(jobs).ended_s < moment.timestamp())
     other = jobs.copy()
@@ -45,7 +45,7 @@ def test_later_jobs_change_no_feature(jobs, cut):
     np.testing.assert_array_equal(features(first), features(jobs)[: len(first)])
 
 
-def test_a_job_that_ends_in_the_second_of_a_submission_is_not_yet_known():
+def test_an_end_in_the_second_of_a_submission_is_not_yet_known():
     same, later = features(a_trace({"run": 60.0}, {"submit": 60})), features(a_trace({"run": 60.0}, {"submit": 61}))
     last = FEATURES.index("user_last_1")
     assert np.isnan(same[1, last])

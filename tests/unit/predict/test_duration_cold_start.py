@@ -45,7 +45,7 @@ def predictor(request, model):
     return model if request.param == "model" else None
 
 
-def test_on_a_new_cluster_a_job_is_expected_to_run_for_half_an_hour_give_or_take():
+def test_jobs_on_a_new_cluster_are_expected_to_run_half_an_hour():
     _, quantiles, bases = told(a_trace({"time_limit_s": np.inf}))
     low, median, high = quantiles[0]
     assert bases == ["all"]
@@ -65,7 +65,7 @@ def test_the_first_jobs_to_end_are_learned_from_at_once():
     assert (np.diff(np.abs(quantiles[:, 1] - 30.0)) < 0).all()
 
 
-def test_a_new_user_without_a_known_account_rests_on_what_was_asked_for(predictor):
+def test_a_new_user_without_an_account_rests_on_the_request(predictor):
     _, quantiles, bases = told(
         a_trace(*many(40), {"submit": DAY, "user": "new"}, {"submit": DAY, "user": "new", "gpus": 7}),
         predictor=predictor,
@@ -110,7 +110,7 @@ def test_an_unknown_user_is_predicted_from_the_request(predictor):
 
 
 @pytest.mark.parametrize("days", [1, 4, 16])
-def test_after_days_without_a_submission_the_gap_is_known_and_nothing_else_has_changed(days, predictor):
+def test_days_without_a_submission_change_nothing_but_the_gap(days, predictor):
     worked = many(40)
     before = 60 * 40
     features, quantiles, bases = told(
@@ -124,7 +124,7 @@ def test_after_days_without_a_submission_the_gap_is_known_and_nothing_else_has_c
     np.testing.assert_allclose(np.log(quantiles[-1]), np.log(straight_on[-1]), atol=np.log(2))
 
 
-def test_a_job_that_ran_through_the_holidays_is_counted_and_learned_when_it_ends():
+def test_a_job_that_ran_through_the_holidays_is_learned_at_its_end():
     features, _, bases = told(
         a_trace(
             {"run": 4.0 * DAY, "time_limit_s": np.inf},
@@ -144,7 +144,7 @@ def test_when_the_clocks_go_forward_hours_jump_and_gaps_do_not():
     np.testing.assert_allclose(np.expm1(features["user_submission_gap"][1:]), HOUR, rtol=1e-3)
 
 
-def test_when_the_clocks_go_back_the_hour_that_comes_twice_is_in_order():
+def test_the_hour_that_comes_twice_is_in_order():
     # Stockholm, 27 October 2024: 02:59:59 is followed by 02:00:00.
     features, _, bases = told(hourly(pd.Timestamp("2024-10-26T23:30:00Z"), 4), timezone="Europe/Stockholm")
     assert features["hour"].tolist() == [1, 2, 2, 3]

@@ -83,7 +83,7 @@ def test_the_history_is_such_that_a_leak_would_show(past):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_model_trained_until_a_moment_is_the_same_to_the_byte_whatever_comes_after_it(past, seed):
+def test_later_jobs_change_no_byte_of_a_model_trained_before(past, seed):
     jobs, until, model, record = past
     other, its_record = record_of(with_another_future(jobs, until, seed), until.to_pydatetime())
     assert other.model_id == model.model_id
@@ -98,7 +98,7 @@ def predictions_of(jobs, model):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("by", ["a model", "shrinkage"])
-def test_what_is_said_before_a_moment_is_the_same_whatever_comes_after_it(past, seed, by):
+def test_later_jobs_change_no_prediction_made_before(past, seed, by):
     jobs, _, model, _ = past
     moment = jobs["submitted_at"].iloc[300]
     predictor, other = (model if by == "a model" else None), with_another_future(jobs, moment, seed)

@@ -27,7 +27,7 @@ def test_it_learns_how_often_runs_have_ended():
         assert said[there].mean() == pytest.approx(later.ended[there].mean(), abs=0.03)
 
 
-def test_one_core_grows_the_same_trees_as_all_of_them_to_the_byte():
+def test_one_core_grows_the_same_trees_as_all_of_them():
     cores = os.sched_getaffinity(0)
     everywhere = train_locally(a_training_set(), seed=3)
     try:

@@ -194,7 +194,7 @@ def test_a_zero_length_job_is_judged_against_one_second():
     assert scores_for(np.array([1.0]), judged([0.0])).within_100pct == 1.0
 
 
-def test_the_relative_error_of_a_short_job_is_against_its_own_run_time():
+def test_the_relative_error_of_a_job_is_against_its_own_run_time():
     assert scores_for(np.array([3.2]), judged([2.0])).within_50pct == 0.0
 
 

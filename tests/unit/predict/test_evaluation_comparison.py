@@ -41,7 +41,7 @@ def noisy(jobs, sigma, seed):
     counts=st.lists(st.integers(0, 3), min_size=3, max_size=3).filter(any),
     clusters=st.lists(st.integers(0, 2), min_size=12, max_size=12),
 )
-def test_the_median_of_a_draw_is_that_of_the_jobs_written_out_so_often(values, counts, clusters):
+def test_the_median_of_a_draw_is_that_of_the_repeated_jobs(values, counts, clusters):
     cluster = np.array(clusters[: len(values)])
     written = np.repeat(values, np.array(counts)[cluster])
     if len(written) == 0:
@@ -57,7 +57,7 @@ def test_the_rank_correlation_of_the_whole_is_spearman_s():
     assert found == pytest.approx(pd.Series(a).corr(pd.Series(b), method="spearman"))
 
 
-def test_a_draw_s_rank_correlation_counts_a_cluster_as_often_as_it_was_drawn():
+def test_a_rank_correlation_counts_a_cluster_as_often_as_drawn():
     a, b = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, 4.0, 3.0])
     (found,) = _rank_correlations(a, b, np.array([0, 0, 1, 1]), np.array([[2.0, 1.0]]))
     twice = [0, 1, 0, 1, 2, 3]

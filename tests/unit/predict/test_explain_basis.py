@@ -29,24 +29,24 @@ def rests_on(*earlier, **asked):
         ({"user": "bob", "account": None, "partition": "other"}, "all"),
     ],
 )
-def test_a_prediction_rests_on_the_narrowest_circle_in_which_a_job_has_ended(earlier, basis):
+def test_a_prediction_rests_on_the_narrowest_group_with_an_ended_job(earlier, basis):
     wider = {"user": "eve", "account": "history", "gpus": 2}
     assert rests_on(wider | {"submit": 0}, ASKED | earlier | {"submit": 1}) == basis
 
 
-def test_a_job_that_runs_suspended_is_nothing_to_rest_on():
+def test_a_prediction_does_not_rest_on_a_running_job():
     assert rests_on(ASKED | {"submit": 0, "ended": False}) == "all"
 
 
-def test_on_the_first_day_of_a_cluster_there_are_all_jobs_to_rest_on_that_is_none():
+def test_on_the_first_day_of_a_cluster_predictions_rest_on_all_jobs():
     assert rests_on() == "all"
 
 
-def test_an_unknown_user_rests_on_nobodys_jobs_but_on_those_of_the_request():
+def test_an_unknown_user_rests_on_jobs_of_the_same_request():
     assert rests_on(ASKED | {"submit": 0, "user": None, "account": None}, user=None, account=None) == "size"
 
 
-def test_the_user_of_an_account_rests_on_his_own_jobs_before_those_of_the_account():
+def test_own_jobs_come_before_those_of_the_account():
     assert rests_on(ASKED | {"submit": 0, "gpus": 1}, ASKED | {"submit": 1, "user": "bob"}) == "user"
 
 

@@ -91,7 +91,7 @@ def test_strangers_with_nothing_in_common_are_left_out():
     assert rows_like_the_last({"user": "bob", "gpus": 8}, {"submit": 9000}) == []
 
 
-def test_an_old_job_with_the_same_request_is_not_crowded_out_by_many_recent_others():
+def test_recent_jobs_do_not_crowd_out_an_old_one_alike():
     recent = [{"submit": 100 + n, "time_limit_s": 6500.0} for n in range(50)]
     assert 0 in rows_like_the_last({}, *recent, {"submit": 9000})
 
@@ -102,13 +102,13 @@ def test_many_recent_jobs_of_ever_other_names_are_one_kind_too():
     assert 0 in rows_like_the_last({"name": "old", "time_limit_s": 6500.0}, *recent, {"submit": 9000, "name": "y"})
 
 
-def test_of_equal_requests_the_last_to_end_comes_first_and_the_next_are_a_little_farther():
+def test_of_equal_requests_the_last_to_end_comes_first():
     found = similar_jobs(JobTable.from_frame(a_trace({"run": 50.0}, {"run": 500.0}, {"run": 5.0}, {"submit": 9000})))
     assert [past.row for past in found] == [1, 0, 2]
     assert [past.distance for past in found] == pytest.approx([0.0, 0.0693, 0.1099], abs=1e-4)
 
 
-def test_where_every_job_has_another_name_the_last_to_end_are_the_most_alike():
+def test_where_all_names_differ_the_last_to_end_are_most_alike():
     names = [f"{a}{b}x" for a in "abcdefghij" for b in "abcdefghij"]
     rows = [{"submit": n, "name": name} for n, name in enumerate(names)]
     assert rows_like_the_last(*rows, {"submit": 9000, "name": "y"}) == [99, 98, 97, 96, 95]
@@ -136,6 +136,6 @@ def test_it_is_said_in_what_a_past_job_differs(past, differs):
     assert (found.distance > 0) == bool(differs)
 
 
-def test_a_name_that_differs_in_its_digits_only_is_nearer_than_another_name():
+def test_a_name_that_differs_only_in_digits_is_nearer():
     rows = [{"name": "cook"}, {"name": "fit2"}, {"name": "fit1", "submit": 9000}]
     assert rows_like_the_last(*rows) == [1, 0]

@@ -98,7 +98,7 @@ def test_families_are_those_of_plain_leader_clustering(jobs):
         assert families.code(user, name) == expected
 
 
-def test_only_the_leaders_last_joined_are_compared_and_a_known_name_keeps_its_family():
+def test_only_recent_leaders_are_compared_and_known_names_keep_their_family():
     families, words = JobNameFamilies(), unlike(MOST_LEADERS + 1)
     first = families.code(0, words[0])
     others = [families.code(0, word) for word in words[1:]]
@@ -107,7 +107,7 @@ def test_only_the_leaders_last_joined_are_compared_and_a_known_name_keeps_its_fa
     assert families.code(0, f"{words[-1]}x") == others[-1]
 
 
-def test_a_leader_that_was_joined_lately_is_kept_before_one_that_was_not():
+def test_a_leader_joined_lately_is_kept_before_others():
     families, words = JobNameFamilies(), unlike(MOST_LEADERS + 1)
     codes = [families.code(0, word) for word in words[:-1]]
     families.code(0, f"{words[0]}x")

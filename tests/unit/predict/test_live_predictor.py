@@ -60,7 +60,7 @@ def test_quantiles_ascend_and_rows_keep_their_index() -> None:
     assert (np.diff(found[["p10_s", "p50_s", "p90_s"]].to_numpy(), axis=1) >= 0).all()
 
 
-def test_without_any_history_there_suspended_is_a_prediction() -> None:
+def test_without_any_history_there_is_still_a_prediction() -> None:
     found = predict(pending(a_pending_job()), JOBS.empty())
     assert np.isfinite(found["p50_s"]).all()
 

@@ -43,7 +43,7 @@ def test_it_is_the_conditional_quantile_of_the_distribution_through_the_three(el
 
 
 @pytest.mark.parametrize("elapsed", [300.0, 5_000.0, 60_000.0])
-def test_it_is_what_lots_give_that_are_drawn_until_the_job_has_lasted_so_long(elapsed):
+def test_the_remaining_time_is_that_of_random_draws(elapsed):
     rng = np.random.default_rng(5)
     times = np.exp(np.linspace(0, 40, 400_001))
     lots = np.interp(rng.uniform(size=1_000_000), 1 - survival(times), times)
@@ -66,7 +66,7 @@ def test_far_beyond_p90_what_remains_is_in_proportion_to_what_has_passed():
     assert remaining(elapsed=100 * month)[1] == pytest.approx((2**TAIL_SLOPE - 1) * 100 * month, rel=0.01)
 
 
-def test_a_job_past_a_narrow_prediction_is_not_about_to_end_at_any_moment():
+def test_a_job_past_a_narrow_prediction_may_last_on():
     assert remaining((3500.0, 3600.0, 3700.0), elapsed=36_000.0)[1] > 3600.0
 
 
@@ -102,7 +102,7 @@ def test_where_nothing_was_predicted_nothing_is_said_and_others_are_not_disturbe
     np.testing.assert_array_equal(both[1], remaining(elapsed=10.0))
 
 
-def test_a_job_that_began_in_the_future_by_another_clock_has_just_begun():
+def test_a_job_that_began_in_the_future_has_just_begun():
     np.testing.assert_array_equal(remaining(elapsed=-2.0), remaining(elapsed=0.0))
 
 

@@ -61,7 +61,7 @@ def test_jobs_predicted_later_in_one_go_are_predicted_as_at_their_submissions(mo
 
 @settings(max_examples=examples(25), deadline=None)
 @given(traces(), st.integers(0, 24))
-def test_features_in_a_replay_of_the_record_are_those_of_the_record_bit_for_bit(jobs, cut):
+def test_features_in_a_replay_of_the_record_equal_those_recorded(jobs, cut):
     table = JobTable.from_frame(jobs)
     cut = min(cut, len(jobs) - 1)
     predictor = ReplayTrainedPredictor(jobs.iloc[cut:], history=jobs.iloc[:cut], refit=False)
@@ -69,7 +69,7 @@ def test_features_in_a_replay_of_the_record_are_those_of_the_record_bit_for_bit(
     np.testing.assert_array_equal(predictor.timeline.state.features, causal_features(table).X)
 
 
-def test_a_job_the_replay_has_not_ended_teaches_nothing_though_the_record_says_it_ended():
+def test_a_job_that_runs_in_the_replay_teaches_nothing_yet():
     def predicted(run_s):
         predictor = ReplayTrainedPredictor(a_trace({"run": run_s}, {"submit": 5000}), refit=False)
         now_s = int(EPOCH.timestamp())
@@ -79,7 +79,7 @@ def test_a_job_the_replay_has_not_ended_teaches_nothing_though_the_record_says_i
     np.testing.assert_array_equal(predicted(60.0), predicted(4000.0))
 
 
-def test_a_job_that_ends_later_in_the_replay_than_recorded_is_learned_at_its_end_there():
+def test_a_job_is_learned_at_its_end_in_the_replay():
     jobs = a_trace({"run": 60.0}, {"submit": 5000}, {"submit": 9000})
     predictor = ReplayTrainedPredictor(jobs, refit=False)
     now_s = int(EPOCH.timestamp())
@@ -90,7 +90,7 @@ def test_a_job_that_ends_later_in_the_replay_than_recorded_is_learned_at_its_end
     assert abs(late[0, 1] - 60) < abs(early[0, 1] - 60)
 
 
-def test_it_trains_inside_the_timeline_at_1000_ended_jobs_and_at_the_doubling():
+def test_a_replay_trains_at_1000_ended_jobs_and_at_the_doubling():
     jobs = a_campaign(2600)
     predictor = ReplayTrainedPredictor(jobs)
     play(predictor, JobTable.from_frame(jobs))
@@ -101,7 +101,7 @@ def test_it_trains_inside_the_timeline_at_1000_ended_jobs_and_at_the_doubling():
     assert (table.ended_s < table.submitted_s[first_trained - 1]).sum() < 1000
 
 
-def test_a_trained_model_predicts_in_the_replay_as_it_does_on_recorded_features():
+def test_a_model_predicts_in_the_replay_as_on_recorded_features():
     jobs = a_campaign(700)
     table = JobTable.from_frame(jobs)
     opening = EPOCH + pd.Timedelta(seconds=int(table.submitted_s[500] - EPOCH.timestamp()))
@@ -266,7 +266,7 @@ def test_running_jobs_that_are_told_of_count():
     assert found[1] > 2 * found[0]
 
 
-def test_a_user_without_an_ended_job_is_predicted_by_the_mean_of_all():
+def test_the_mean_of_all_predicts_a_user_without_an_ended_job():
     jobs = a_trace({"run": 60.0, "user": "a"}, {"submit": 5000, "user": "a"}, {"submit": 5001, "user": "b"})
     predictor = UserLast(jobs.iloc[1:], history=jobs.iloc[:1])
     now_s = int(EPOCH.timestamp())

@@ -16,7 +16,7 @@ def kept(*rows):
     return without_repeats(np.arange(table.n), groups=job_groups(table), submitted_s=table.submitted_s)
 
 
-def test_of_a_hundred_like_jobs_in_one_go_twenty_are_kept_from_its_beginning_to_its_end():
+def test_of_a_burst_of_a_hundred_twenty_jobs_are_kept():
     chosen = kept(*({"submit": 60 * n} for n in range(100)))
     assert list(chosen) == list(range(4, 100, 5))
 
@@ -62,7 +62,7 @@ def counted_one_by_one(rows, table):
     ),
     st.randoms(use_true_random=False),
 )
-def test_of_every_burst_as_many_are_kept_as_counting_one_by_one_says_and_in_the_order_given(jobs, shuffled):
+def test_jobs_kept_of_bursts_are_those_of_a_plain_count(jobs, shuffled):
     moments = np.cumsum([gap for gap, _, _ in jobs])
     table = JobTable.from_frame(
         a_trace(*({"submit": int(s), "user": u, "gpus": g} for s, (_, u, g) in zip(moments, jobs, strict=True)))

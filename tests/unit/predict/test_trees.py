@@ -31,7 +31,7 @@ def test_few_rows_and_many_are_what_lightgbm_says_bit_for_bit(leaves, rows):
     )
 
 
-def test_a_value_between_a_threshold_and_the_nearest_single_goes_where_lightgbm_sends_it():
+def test_a_value_near_a_threshold_goes_where_lightgbm_sends_it():
     booster, known = a_booster(leaves=15)
     text = booster.model_to_string()
     forest = parse_trees((text,))

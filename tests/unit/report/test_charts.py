@@ -57,7 +57,7 @@ def test_where_nobody_waits_no_curve_is_drawn() -> None:
     assert charts.waits(a_what_if(a_run([0, 0]))) is None
 
 
-def test_an_axis_of_waits_that_are_much_alike_suspended_has_a_scale() -> None:
+def test_an_axis_of_like_waits_still_has_a_scale() -> None:
     drawn = charts.waits(a_what_if(a_run([70, 110, 205]), qssf([80, 90, 200])))
     assert drawn is not None
     assert "1 min" in drawn

@@ -131,7 +131,7 @@ def test_who_gains_and_who_loses_is_told_by_size_user_and_job() -> None:
     assert "helios whatif explain" not in page  # it is not known from which options this came
 
 
-def test_waits_by_size_and_the_longest_stand_in_the_verdict_and_the_table() -> None:
+def test_waits_by_size_stand_in_the_verdict_and_the_table() -> None:
     page = the_page_with_names()
     verdict = page[page.index('<section class="verdict">') :].partition("</section>")[0]
     assert "Mean wait by size: below a node" in verdict
@@ -187,7 +187,7 @@ def test_long_names_of_replays_leave_room_for_the_axis_on_a_phone() -> None:
         assert all("<svg" in (draw(result, narrow=True) or "") for draw in (charts.mean_and_longest, charts.who_gains))
 
 
-def test_a_site_of_cpus_has_no_gpus_in_the_names_of_its_replays() -> None:
+def test_replays_of_a_site_without_gpus_do_not_name_gpus() -> None:
     assert fewest_gpus([1, 2], unit="CPU").label.startswith("Fewest CPUs")
 
 

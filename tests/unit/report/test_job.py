@@ -151,7 +151,7 @@ def test_only_jobs_that_share_a_partition_are_counted() -> None:
     assert places(snapshot, snapshot.pending.iloc[2], without=without_a_hundred)[::2] == (2, 2)
 
 
-def test_jobs_submitted_in_the_same_second_stand_in_the_order_of_their_ids() -> None:
+def test_jobs_of_one_second_stand_in_the_order_of_their_ids() -> None:
     jobs = [
         a_pending_job(job_id="10", priority=200.0, urgency=1.0, submitted_at="2026-01-05T11:00:00Z"),
         a_pending_job(job_id="9", priority=100.0, submitted_at="2026-01-05T11:00:00Z"),

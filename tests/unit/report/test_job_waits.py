@@ -113,7 +113,7 @@ def test_many_who_came_first_are_named_up_to_three_and_counted() -> None:
     assert "job 0 (1 GPU) 1m40s, job 1 (1 GPU) 1m40s, job 2 (1 GPU) 1m40s, 2 more 3m20s" in screen(a_story(*behind))
 
 
-def test_a_place_that_backfill_kept_is_told_with_the_job_it_was_kept_for() -> None:
+def test_a_reserved_place_is_told_with_its_job() -> None:
     text = screen(a_story(a_interval(Cause.RESERVED, 0, HOUR, reserved_at=after(2 * HOUR))))
     assert re.search(r"It fits, but backfill keeps the place +1h00m +4-12 +0-8 +job 812 of ann", text)
 

@@ -119,7 +119,7 @@ def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
 
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("name", FEATURES)
-def test_no_feature_is_told_as_nan_or_by_its_name_in_the_code(name: str, *, missing: bool) -> None:
+def test_no_feature_is_told_as_nan_or_by_its_code_name(name: str, *, missing: bool) -> None:
     features = dict.fromkeys(FEATURES, np.nan if missing else 2.0)
     said = describe_feature(name, features)
     assert "nan" not in said.lower()
@@ -240,7 +240,7 @@ def test_where_nothing_had_ended_no_past_job_is_claimed() -> None:
     assert "no past job" in rests_on("all", None, user="", account="")
 
 
-def test_steps_without_jobs_are_not_shown_and_the_first_shown_has_no_factor() -> None:
+def test_steps_without_jobs_are_not_shown() -> None:
     steps = (a_step(PRIOR, 1.0, jobs=0), a_step("global", 0.5, run_time_s=300.0), a_step("user", 1.0, jobs=0))
     steps += (a_step("distribution", 1.0, run_time_s=300.0),)
     lines = screen(an_explanation(explained=an_explained(steps=steps))).splitlines()

@@ -112,7 +112,7 @@ def test_a_gain_made_by_one_odd_day_is_no_difference() -> None:
     assert "The mean wait: no difference that chance does not explain, 95 % interval" in text
 
 
-def test_a_wait_of_31_times_is_a_difference_though_one_day_made_it() -> None:
+def test_a_wait_of_31_times_is_a_difference_though_of_one_day() -> None:
     """A slice of two virtual clusters: 252 s under today's order, 7,797 s under ours, most of it on one day."""
     today = a_run([252] * 20, every_s=DAY // 2)
     other = qssf([252] * 19 + [151_152], every_s=DAY // 2)
@@ -167,7 +167,7 @@ def test_over_repeats_the_verdict_is_theirs() -> None:
     assert "Over 3 repeats the mean wait under" in " ".join(verdict(result, differences))
 
 
-def test_waits_that_are_a_small_part_of_a_job_s_time_are_called_little_to_gain() -> None:
+def test_waits_that_are_short_beside_jobs_are_little_to_gain() -> None:
     text = said(a_run([60] * 10, run_time_s=100 * HOUR), qssf([10] * 10, run_time_s=100 * HOUR))
     assert "There is little to gain" in text
 

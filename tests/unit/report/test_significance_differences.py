@@ -47,7 +47,7 @@ def written(found: Differences, *, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("blocks", [4, 8, 26])
-def test_the_interval_of_few_weeks_holds_the_truth_as_often_as_it_says(blocks: int) -> None:
+def test_an_interval_of_few_weeks_covers_as_often_as_promised(blocks: int) -> None:
     """Draw sites of so many weeks, redraw their weeks, and count how often the true mean lies inside."""
     rng = np.random.default_rng(blocks)
     inside = 0
@@ -59,7 +59,7 @@ def test_the_interval_of_few_weeks_holds_the_truth_as_often_as_it_says(blocks: i
     assert 0.92 <= inside / 400 <= 0.985
 
 
-def test_the_interval_of_one_replay_holds_the_truth_as_often_as_it_says() -> None:
+def test_an_interval_of_one_replay_covers_as_often_as_promised() -> None:
     found = [one_replay(10, gain_s=300, spread_s=200, seed=seed).others[0].differences for seed in range(200)]
     inside = [of["mean_wait_s"].low <= -300 <= of["mean_wait_s"].high for of in found]
     assert 0.92 <= np.mean(inside) <= 0.985
@@ -105,7 +105,7 @@ def test_of_few_days_nothing_is_told_and_it_is_said() -> None:
     assert found.to_json()["others"][0]["differences"]["mean_wait_s"]["no_difference"] is None
 
 
-def test_one_replay_says_nothing_of_its_longest_wait_and_that_it_does_not() -> None:
+def test_one_replay_says_that_it_tells_nothing_of_longest_waits() -> None:
     found = one_replay(14, gain_s=600, spread_s=200)
     assert found.others[0].differences["max_wait_s"].low is None
     assert "the longest wait" in found.not_covered

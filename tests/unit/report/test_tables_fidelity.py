@@ -23,7 +23,7 @@ def test_a_replay_that_repeats_the_past_is_perfect() -> None:
     assert (same.median_error_s, same.p95_error_s, same.mean_wait_error) == (0.0, 0.0, 0.0)
 
 
-def test_errors_are_those_of_starts_and_the_mean_wait_counts_from_when_a_job_could_start() -> None:
+def test_errors_are_of_starts_and_waits_count_from_eligibility() -> None:
     late = held(RECORDED + np.array([1.0, -2.0, 3.0, 0.0, 10.0]))
     assert late.median_error_s == 2.0
     assert late.p95_error_s == pytest.approx(8.6)
@@ -57,7 +57,7 @@ def test_too_few_starts_judge_nothing() -> None:
         fidelity("x", eligible_s=ELIGIBLE[:2], recorded_s=RECORDED[:2], replayed_s=RECORDED[:2])
 
 
-def test_the_table_has_a_row_for_each_replay_and_says_what_was_recorded() -> None:
+def test_the_table_has_a_row_for_each_replay_and_the_record() -> None:
     console = Console(width=100, record=True, file=None)
     with console.capture() as printed:
         console.print(fidelity_table([held(RECORDED), held(ELIGIBLE)]))

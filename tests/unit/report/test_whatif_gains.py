@@ -60,7 +60,7 @@ def test_sizes_are_doubled_from_class_to_class(gpus: int, name: str) -> None:
     assert [gain.name for gain in by_size(run, result)] == [name]
 
 
-def test_a_size_s_tail_and_the_share_that_waits_longer_are_told_beside_the_mean() -> None:
+def test_the_tail_of_a_size_and_losing_jobs_stand_beside_the_mean() -> None:
     run, result = named([0, 0, 0, 1000], [10, 10, 10, 0], users="aaaa", gpus=[2, 2, 2, 2])
     (gain,) = by_size(run, result)
     assert (gain.before.mean_s, gain.after.mean_s) == (250.0, 7.5)

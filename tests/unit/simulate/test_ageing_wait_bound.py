@@ -37,7 +37,7 @@ QUEUE = [(0, 10, 8), (1, 10, 8), (2, 10, 8), (3, 10, 8), (4, 10, 8)]
 BELIEVED = [10, 1e9, 1, 2, 3]
 
 
-def test_without_a_guard_a_job_believed_long_waits_for_all_others():
+def test_without_a_bound_a_job_believed_long_waits_for_all_others():
     assert starts(QUEUE, believed=BELIEVED) == [0, 40, 10, 20, 30]
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_step_function_is_refused(at_s, bound_s):
         WaitBound(at_s=np.array(at_s, dtype=np.int64), bound_s=np.array(bound_s, dtype=np.int64))
 
 
-def test_srtf_takes_no_guard():
+def test_srtf_takes_no_bound_on_waits():
     workload = a_workload([(0, 1, 1)])
     with pytest.raises(UsageError, match="SRTF"):
         replay(
@@ -126,9 +126,7 @@ class Absurd:
     again_s=st.none() | st.integers(1, 50),
 )
 @settings(max_examples=examples(50), deadline=None)
-def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is_predicted(
-    rows, bound_s, seed, again_s
-):
+def test_nobody_waits_longer_than_the_bound_and_the_work_ahead(rows, bound_s, seed, again_s):
     workload = a_workload(sorted(rows))
     result = replay(
         workload,
@@ -147,7 +145,7 @@ def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is
         assert result.started_s[job] <= cycle_s + 1 + workload.run_time_s[running | ahead].sum()
 
 
-def test_the_longest_wait_under_lies_is_bounded_and_without_a_guard_it_is_not():
+def test_only_the_bound_limits_the_longest_wait_under_wrong_predictions():
     rows = [(second, 10, 8) for second in range(0, 4000, 10)]
     rows.insert(1, (1, 10, 8))
     lies = [1.0] * len(rows)
@@ -178,7 +176,7 @@ JOBS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(1
 
 @given(rows=JOBS, slack=st.lists(st.integers(0, 60), min_size=40, max_size=40), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=examples(20), deadline=None)
-def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_predicted(rows, slack, seed):
+def test_with_time_limits_a_reservation_keeps_the_bound_under_any_prediction(rows, slack, seed):
     workload = a_workload(sorted(rows))
     limit_s = workload.run_time_s + np.array(slack[: len(workload)])
     bound_s, longest_s = 30, int(limit_s.max())

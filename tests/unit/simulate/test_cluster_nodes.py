@@ -217,7 +217,7 @@ def run_out(cluster):
         cluster.advance(moment)
 
 
-def test_a_job_for_a_sleeping_node_is_given_it_and_runs_once_it_is_up():
+def test_a_job_gets_a_sleeping_node_and_runs_once_it_is_up():
     cluster = a_sleeper([(2_000, 50, 4)])
     cluster.advance(2_000)
     cluster.next_event_s()
@@ -229,7 +229,7 @@ def test_a_job_for_a_sleeping_node_is_given_it_and_runs_once_it_is_up():
     assert (cluster.started_s[1], cluster.ended_s[1], cluster.late_s[1]) == (2_300, 2_350, 300)
 
 
-def test_a_second_job_shares_a_node_that_is_getting_up_rather_than_wake_another():
+def test_a_second_job_shares_a_waking_node():
     cluster = a_sleeper([(2_000, 50, 4), (2_100, 50, 4)])
     run_out(cluster)
     assert cluster.started_s[2] == 2_300
@@ -261,7 +261,7 @@ def test_a_node_that_falls_asleep_is_used_once_it_sleeps():
     assert cluster.started_s[1] == 550 + 120 + 300
 
 
-def test_a_head_that_waits_for_a_node_to_fall_asleep_is_not_delayed_by_backfill():
+def test_backfill_does_not_delay_a_head_that_waits_for_a_node():
     # Node a2 can be used from 120 on; the head of two nodes then needs both, so a job of 150 s on a1 would delay it.
     rows = [(10, 100, 16), (10, 150, 8), (10, 100, 8)]
     cluster = a_sim_cluster(rows, a_shape((2, 8)), sleep=SLEEP)
@@ -271,7 +271,7 @@ def test_a_head_that_waits_for_a_node_to_fall_asleep_is_not_delayed_by_backfill(
     assert cluster.started_s.tolist() == [129 + 300, 529, 110 - 100]
 
 
-def test_a_job_that_would_have_to_boot_is_not_backfilled_into_a_window_shorter_than_that():
+def test_no_job_is_backfilled_into_a_window_shorter_than_the_boot():
     # a1 is busy until 400, the head needs both nodes; 100 s fit before that, but not after a boot.
     rows = [(0, 400, 8), (10, 100, 16), (11, 100, 8)]
     for slept, started in ((False, 11), (True, 700 + 100)):
@@ -283,7 +283,7 @@ def test_a_job_that_would_have_to_boot_is_not_backfilled_into_a_window_shorter_t
         assert cluster.started_s[2] == started
 
 
-def test_the_idle_timer_puts_idle_nodes_to_sleep_but_not_those_kept_awake():
+def test_the_idle_timer_spares_nodes_kept_awake():
     sleep = Sleep(boot_s=300, shutdown_s=120, idle_timer_s=600, keep_awake=("a2",))
     cluster = a_sim_cluster([(0, 100, 8), (5_000, 1, 1)], a_shape((3, 8)), sleep=sleep)
     cluster.advance(699)
@@ -309,7 +309,7 @@ def test_a_rule_that_remembers_too_long_is_refused():
         Sleep(boot_s=300, shutdown_s=120, rules=(AwakeRule(memory_s=86_400, spare=2),))
 
 
-def test_a_node_that_is_kept_awake_no_longer_falls_asleep_at_once_if_it_was_idle_long_enough():
+def test_a_node_no_longer_kept_awake_falls_asleep_at_once():
     sleep = Sleep(boot_s=300, shutdown_s=120, idle_timer_s=600, keep_awake=("a1", "a2", "a3"))
     cluster = a_sim_cluster([(0, 100, 8), (5_000, 1, 1)], a_shape((3, 8)), sleep=sleep)
     cluster.advance(2_000)
@@ -326,7 +326,7 @@ def test_a_node_that_got_up_is_idle_from_then_on():
     assert idle_since["a2"].timestamp() == 1_300
 
 
-def test_without_times_to_sleep_nothing_is_put_to_sleep_and_nothing_said_of_power():
+def test_without_sleep_times_no_node_sleeps():
     cluster = a_busy_cluster(shape=a_shape((3, 8)))
     (outcome,) = cluster.steer([PowerDown(node="a3", reason="why")])
     assert (outcome.result, outcome.remark) == (Result.REFUSED, "nodes do not sleep here")
@@ -336,7 +336,7 @@ def test_without_times_to_sleep_nothing_is_put_to_sleep_and_nothing_said_of_powe
 @pytest.mark.parametrize("placement", list(Placement))
 @given(case=clusters_with_jobs())
 @thorough
-def test_a_cluster_whose_nodes_can_sleep_but_do_not_is_the_one_that_cannot(placement, case):
+def test_nodes_that_could_sleep_but_do_not_change_nothing(placement, case):
     shape, workload, estimate = case
     cluster = SimCluster(
         workload, shape, jobs_of(workload, shape), estimates_s=estimate, placement=placement, sleep=SLEEP
@@ -370,7 +370,7 @@ def test_busy_nodes_are_the_most_and_the_mean_of_each_step():
     assert mean.tolist() == [[(400 + 300) / 600, (200 + 100) / 600]]
 
 
-def test_random_placement_is_the_same_in_every_run_and_another_with_another_seed():
+def test_random_placement_depends_on_its_seed_alone():
     rows = [(second, 10_000, 1) for second in range(12)]
 
     def holders(seed):

@@ -133,7 +133,7 @@ def test_a_blocked_head_blocks_everybody():
     assert starts([(0, 9, 6), (1, 9, 6), (2, 9, 1)], a_shape((1, 8))) == [0, 9, 9]
 
 
-def test_the_rest_of_a_large_job_goes_to_the_emptiest_node_where_ours_goes_to_the_fullest():
+def test_the_artifact_puts_the_rest_of_a_large_job_elsewhere():
     # Nodes have 5, 8 and 8 free; 12 GPUs take one whole and 4 of the other whole one, so that no 8 are left together.
     rows = [(0, 99, 3), (1, 50, 12), (2, 9, 8)]
     assert starts(rows, a_shape((3, 8))) == [0, 1, 51]
@@ -171,7 +171,7 @@ def test_jobs_of_one_second_can_be_put_in_another_order():
     assert starts(rows, a_shape((1, 8)), tie_rank=np.array([1, 0])) == [5, 0]
 
 
-def test_a_job_of_length_0_which_the_artifact_would_wait_for_for_ever_is_refused():
+def test_a_job_of_length_0_is_refused():
     with pytest.raises(WorkloadInvalid, match="length 0"):
         starts([(0, 0, 1)], a_shape((1, 8)))
 

@@ -162,7 +162,7 @@ def asks(trainer, order):
 @pytest.mark.parametrize("order", ALL_ORDERS)
 @given(case=clusters_with_jobs())
 @settings(thorough, max_examples=examples(60))
-def test_predictions_in_the_timeline_hear_of_the_same_ends_as_in_the_reference(order, backfill, case):
+def test_predictions_in_the_timeline_learn_the_ends_of_the_reference(order, backfill, case):
     shape, workload, _ = case
     ours = replay(workload, shape, backfill=backfill, order=ALL_ORDERS[order], predictor=Learner(workload))
     score, _ = asks(Learner(workload), order)

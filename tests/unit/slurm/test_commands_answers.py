@@ -130,7 +130,7 @@ def test_a_pending_job_is_read_with_every_column() -> None:
     }
 
 
-def test_a_running_job_is_read_with_every_column_and_no_setting_but_the_users() -> None:
+def test_a_running_job_is_read_with_every_column() -> None:
     job = a_raw_job(
         "8",
         state="RUNNING",
@@ -227,7 +227,7 @@ def test_why_a_job_is_left_alone_names_what_was_found(
     assert words in why
 
 
-def test_a_time_min_bears_the_mark_from_the_first_release_with_soft_limits_on() -> None:
+def test_a_time_min_has_the_mark_on_releases_with_soft_limits() -> None:
     job, undo = a_raw_job("7", time_min_s=420.0), JobsUndo()
     undo.add([UndoEntry(setting=JobSetting.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
     releases = ((23, 2), (23, 11), (26, 5))
@@ -329,7 +329,7 @@ def test_sprio_that_fails_is_an_error_of_its_kind(program: Program) -> None:
 # The accounting.
 
 
-def test_a_window_of_jobs_is_asked_for_with_these_words_and_no_others(program: Program, tmp_path: Path) -> None:
+def test_a_window_of_jobs_is_asked_for_with_exact_arguments(program: Program, tmp_path: Path) -> None:
     folder = program("sacct", f'printf "%s\\n" "$@" > {tmp_path}/asked; {LINES}')
     Accounting(shell=Shell(folder=str(folder))).sacct_window(NOW, NOW + timedelta(days=31), path=tmp_path / "w.txt")
     *words, fields = (tmp_path / "asked").read_text().splitlines()
@@ -390,7 +390,7 @@ def test_a_configuration_without_a_name_is_not_understood(program: Program) -> N
 # Running programs.
 
 
-def test_programs_run_in_slurms_plain_words_and_keep_what_says_where_the_cluster_is(program: Program) -> None:
+def test_programs_run_in_plain_locale_and_keep_the_cluster_settings(program: Program) -> None:
     given = {
         "PATH": "/usr/bin:/bin",
         "HOME": "/nowhere",
@@ -415,7 +415,7 @@ def test_programs_run_in_slurms_plain_words_and_keep_what_says_where_the_cluster
     }
 
 
-def test_a_program_is_given_its_words_and_what_it_reads_and_answers_with_all_it_said(program: Program) -> None:
+def test_a_program_gets_arguments_and_input_and_returns_all_output(program: Program) -> None:
     folder = program("sinfo", 'echo "$*"; cat; echo complaint >&2; exit 3')
     answer = Shell(folder=str(folder)).answer("sinfo", "-a", "b c", stdin=b"input")
     assert (answer.output, answer.error_output, answer.status) == (b"-a b c\ninput", "complaint\n", 3)
@@ -511,7 +511,7 @@ def test_exclusions_by_partition_and_state_name_what_they_exclude() -> None:
     assert excluded_reason(a_raw_node("n1"), excluded) == ""
 
 
-def test_a_number_in_a_keep_awake_list_keeps_the_first_so_many_that_are_ready() -> None:
+def test_a_number_in_a_keep_awake_list_keeps_that_many_nodes() -> None:
     nodes = [a_raw_node("n1", cpus_held=1), asleep("n2"), a_raw_node("n3", flags="DRAIN")]
     nodes += [a_raw_node(f"n{number}") for number in (4, 5, 6)]
     excluded = Exclusions.of({"SuspendExcNodes": "n[1-6]:2,n9"})
@@ -528,7 +528,7 @@ def test_lists_are_the_same_by_what_they_keep() -> None:
     assert not same_list("n[1-", "n[2-")
 
 
-def test_a_list_is_joined_behind_the_sites_own_without_saying_a_node_twice() -> None:
+def test_a_list_follows_the_one_of_the_site_without_double_nodes() -> None:
     assert join_exceptions("n[1-2]:1,login1", ["n1", "login1", "n9", "n9"]) == "n[1-2]:1,login1,n1,n9"
     assert join_exceptions(" (null) ", ["n1"]) == "n1"
     assert join_exceptions("", []) == ""
@@ -577,7 +577,7 @@ def told(outcome: NodeOutcome) -> tuple[Any, ...]:
     )
 
 
-def test_every_outcome_of_a_steer_names_action_setting_node_reason_and_what_was_read() -> None:
+def test_every_outcome_on_nodes_names_all_its_fields() -> None:
     slurm = SleepySlurm(*(a_raw_node(f"n{number}", weight=10) for number in (1, 2, 3, 4)), asleep("n5", weight=10))
     weights = restore(NodeSetting.WEIGHT, n3="10", n4="11", gone="1")
     actions: list[NodeAction] = [*down("n1"), *up("n5"), weights, KeepAwake(nodes=("n2", "gone"), reason="soon")]
@@ -956,7 +956,7 @@ def test_a_node_that_scontrol_prints_is_read_with_every_field(program: Program) 
     assert {name: value for name, value in second.items() if value} == {"name": "n2", "state": "MIXED"}
 
 
-def test_the_value_of_before_is_told_where_nothing_was_written_or_read_back() -> None:
+def test_the_earlier_value_is_told_where_nothing_was_written() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10), a_raw_node("n2", weight=10))
     spent = nodes_of(slurm, writes_per_cycle=0).steer([restore(NodeSetting.WEIGHT, n1="10", n2="11")])
     assert [(outcome.result, outcome.before) for outcome in spent] == [

@@ -56,7 +56,7 @@ def test_a_pending_array_is_one_record(release: str, backend: CommandsBackend) -
     )
 
 
-def test_a_task_that_an_admin_took_out_of_its_array_is_a_job_of_its_own() -> None:
+def test_a_task_that_an_admin_split_off_is_its_own_job() -> None:
     backend = CommandsBackend()
     backend.shell = recorded("slurm-24.11")
     split = {job["job_id"]: (job["array_tasks"], job["tasks"]) for job in backend.queue() if job["name"] == "split"}

@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("door", ["SlurmCluster", "SlurmNodes"])
-def test_what_is_opened_has_the_clusters_name_and_the_bounds_of_the_settings(
+def test_an_opened_cluster_has_its_name_and_the_configured_bounds(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     told: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def test_racks_that_make_no_sense_are_refused_before_anything_is_asked(tmp_path:
         connect.open_nodes(settings(tmp_path), racks="r1")
 
 
-def test_where_pyslurm_cannot_be_used_commands_are_taken_and_the_note_says_why(slurm: Path) -> None:
+def test_without_pyslurm_commands_are_used_and_a_note_says_why(slurm: Path) -> None:
     way = connect.connect(settings(slurm, backend="auto"), environment=environment())
     assert isinstance(way.backend, CommandsBackend)
     assert way.shell is way.backend.shell

@@ -212,7 +212,7 @@ def test_publishing_leaves_nothing_beside_the_table(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"table", "published"}
 
 
-def test_a_reader_of_the_old_table_keeps_it_whole_while_a_new_one_comes(tmp_path: Path) -> None:
+def test_a_reader_of_the_old_table_keeps_it_whole(tmp_path: Path) -> None:
     old = a_text(a_row())
     publish(tmp_path / "table", old)
     with (tmp_path / "table").open() as reader:

@@ -63,7 +63,7 @@ def test_it_keeps_the_packaged_promises_of_a_cluster() -> None:
     check_cluster(lambda: a_cluster(slurm))
 
 
-def test_a_snapshot_shows_the_queue_in_slurms_order_with_the_clock_of_the_looker() -> None:
+def test_a_snapshot_shows_the_queue_in_slurm_order() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"), a_raw_job("3", state="RUNNING", started=START))
     slurm.site["2"] = 4037
     snapshot = a_cluster(slurm).snapshot()
@@ -74,7 +74,7 @@ def test_a_snapshot_shows_the_queue_in_slurms_order_with_the_clock_of_the_looker
 
 
 @pytest.mark.parametrize("printed", [0, 15])
-def test_a_sprio_that_leaves_out_a_quarter_of_the_ready_jobs_is_not_understood(printed: int) -> None:
+def test_a_sprio_without_a_quarter_of_the_jobs_is_not_understood(printed: int) -> None:
     slurm = MemorySlurm(*(a_raw_job(str(number)) for number in range(1, 21)))
     whole = slurm.sprio()
     slurm.sprio = lambda _=(): dict([*whole.items()][:printed])  # type: ignore[method-assign]  # because it is a fake
@@ -165,7 +165,7 @@ def test_taking_back_comes_before_anything_new() -> None:
         (a_raw_job("1", priority=0, reason="JobHeldAdmin"), "held"),
     ],
 )
-def test_a_job_that_is_not_helios_to_touch_is_refused_with_the_reason(job: dict[str, object], why: str) -> None:
+def test_a_job_out_of_bounds_is_refused_with_the_reason(job: dict[str, object], why: str) -> None:
     slurm = MemorySlurm(job)  # type: ignore[arg-type]  # because parametrize forgets the type
     outcomes = a_cluster(slurm).apply([an_order(j1=0.5), a_limit("1")])
     assert [outcome.result for outcome in outcomes] == [Result.REFUSED, Result.REFUSED]
@@ -173,7 +173,7 @@ def test_a_job_that_is_not_helios_to_touch_is_refused_with_the_reason(job: dict[
     assert slurm.changes == []
 
 
-def test_an_overridden_site_factor_stays() -> None:
+def test_a_site_factor_of_an_admin_stays() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 500
     cluster = a_cluster(slurm)
@@ -232,7 +232,7 @@ def test_a_soft_limit_that_is_not_below_the_hard_one_is_refused() -> None:
     assert only(a_cluster(slurm).apply([a_limit("1", 16)])).remark == "it is not below the time limit"
 
 
-def test_a_restore_takes_back_what_bears_the_mark_and_is_recorded_even_after_a_new_start() -> None:
+def test_a_restore_after_a_restart_reverts_recorded_marked_values() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2", time_min_s=420.0), a_raw_job("3"))
     slurm.site |= {"1": -2537, "3": 25}
     undo = having((JobSetting.ORDER, "1", -2537), (JobSetting.SOFT_LIMIT, "2", 7), (JobSetting.ORDER, "3", 25))
@@ -322,7 +322,7 @@ def test_what_nobody_can_read_is_never_written_blindly(hiding: dict[str, object]
     assert slurm.changes == []
 
 
-def test_what_nobody_can_read_is_written_on_demand_where_helios_had_set_it_and_only_once() -> None:
+def test_a_hidden_value_of_helios_is_written_once_on_demand() -> None:
     slurm = MemorySlurm(*(a_raw_job(job, eligible=START + 10**6) for job in "12"))
     slurm.site |= {"1": 4037, "2": 600}
     cluster = a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 4037)))
@@ -333,7 +333,7 @@ def test_what_nobody_can_read_is_written_on_demand_where_helios_had_set_it_and_o
     assert cluster.apply([Revert(reason="stop", hidden=True)]) == []
 
 
-def test_what_an_admin_put_in_helios_place_is_not_helios_when_it_is_hidden() -> None:
+def test_a_hidden_value_of_an_admin_is_left_alone() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     cluster = a_cluster(slurm)
     cluster.apply([an_order(j1=0.5)])
@@ -382,7 +382,7 @@ def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path
     assert (slurm.site["1"], slurm.jobs["2"]["time_min_s"]) == (0, None)
 
 
-def test_what_only_the_book_knows_of_a_hidden_job_goes_into_the_file(tmp_path: Path) -> None:
+def test_a_hidden_job_known_only_to_the_ledger_goes_into_the_file(tmp_path: Path) -> None:
     slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
@@ -442,7 +442,7 @@ def test_a_change_that_slurm_accepts_and_does_not_make_is_a_mismatch() -> None:
     assert (outcome.result, outcome.after) == (Result.MISMATCH, "SiteFactor 0")
 
 
-def test_a_job_that_is_held_while_it_is_changed_is_told_as_written() -> None:
+def test_a_job_held_during_its_change_is_told_as_written() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.between.append(lambda: slurm.jobs["1"].update(priority=0))
     outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
@@ -464,7 +464,7 @@ def test_a_silent_controller_before_the_write_is_an_error() -> None:
     assert slurm.changes == []
 
 
-def test_a_controller_that_falls_silent_after_the_write_is_told_job_by_job() -> None:
+def test_a_controller_silent_after_the_write_is_told_job_by_job() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.down_after = 5  # configuration, queue, sprio, sprio of the block, the write
     outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
@@ -472,7 +472,7 @@ def test_a_controller_that_falls_silent_after_the_write_is_told_job_by_job() -> 
     assert "could not be read back" in outcome.remark
 
 
-def test_a_controller_that_falls_silent_between_arrays_and_jobs_is_told_job_by_job() -> None:
+def test_a_controller_silent_between_arrays_and_jobs_is_told_by_job() -> None:
     slurm = MemorySlurm(a_raw_job("1", array_job_id="1", array_tasks="0-1", tasks=2), a_raw_job("2"))
     slurm.between.append(lambda: setattr(slurm, "down_after", 0))
     outcomes = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.1)])
@@ -486,7 +486,7 @@ def test_closing_the_cluster_closes_the_way_in() -> None:
     assert slurm.closed
 
 
-def test_a_bound_on_how_many_tasks_run_at_once_is_not_written_with_the_tasks() -> None:
+def test_the_task_limit_of_an_array_is_not_written_with_tasks() -> None:
     slurm = MemorySlurm(a_raw_job("5", array_job_id="5", array_tasks="0-9%2", tasks=10))
     assert only(a_cluster(slurm).apply([an_order(j5=0.5)])).result is Result.DONE
     assert [(change.job_id, change.tasks) for change in slurm.changes] == [("5", "0-9")]
@@ -501,7 +501,7 @@ def test_what_could_not_be_read_back_is_told_with_what_was_before() -> None:
     assert (outcome.result, outcome.before, outcome.after) == (Result.FAILED, "SiteFactor 1037", "")
 
 
-def test_of_more_changes_than_may_be_written_the_largest_of_each_kind_come_first() -> None:
+def test_over_the_budget_the_largest_changes_of_each_kind_come_first() -> None:
     slurm = MemorySlurm(*(a_raw_job(job, time_limit_s=6000.0) for job in "1234"), version="25.11.2")
     slurm.settings["SchedulerParameters"] = "time_min_as_soft_limit"
     # Of a limit of 100 minutes: 0.93 and 0.13 of it; of the bound of the SiteFactor: 0.5 and 0.1.
@@ -520,7 +520,7 @@ def test_a_time_min_set_between_reading_and_writing_stands() -> None:
     assert slurm.jobs["1"]["time_min_s"] == 1800.0
 
 
-def test_a_site_factor_that_an_admin_took_back_meanwhile_is_not_written_again() -> None:
+def test_a_site_factor_that_an_admin_reset_meanwhile_is_not_written() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     cluster = a_cluster(slurm)
     cluster.apply([an_order(j1=0.5)])
@@ -529,7 +529,7 @@ def test_a_site_factor_that_an_admin_took_back_meanwhile_is_not_written_again() 
     assert slurm.site["1"] == 0
 
 
-def test_a_task_that_an_admin_took_out_of_its_array_meanwhile_is_not_written() -> None:
+def test_a_task_that_an_admin_split_off_meanwhile_is_not_written() -> None:
     slurm = MemorySlurm(a_raw_job("5", array_job_id="5", array_tasks="0-9", tasks=10))
 
     def split() -> None:
@@ -541,7 +541,7 @@ def test_a_task_that_an_admin_took_out_of_its_array_meanwhile_is_not_written() -
     assert [change.tasks for change in slurm.changes] == ["0-2,4-9"]
 
 
-def test_a_task_that_left_its_array_is_written_though_the_array_changed_it() -> None:
+def test_a_task_that_left_its_array_is_written_alone() -> None:
     left = a_raw_job("9", array_job_id="5", array_tasks="3")
     slurm = MemorySlurm(left, a_raw_job("5", array_job_id="5", array_tasks="4-8", tasks=5))
     outcomes = a_cluster(slurm).apply([an_order(j5=0.5, j9=0.2)])
@@ -606,7 +606,7 @@ def test_a_value_in_no_record_is_a_strangers(tmp_path: Path) -> None:
     assert (result.remaining, result.strangers, slurm.changes) == ((), ("1", "2"), [])
 
 
-def test_a_value_that_somebody_sets_while_all_is_reverted_is_not_left_of_helios() -> None:
+def test_a_value_set_during_a_full_revert_is_no_value_of_helios() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     cluster = a_cluster(slurm)
     cluster.apply([an_order(j1=0.5)])

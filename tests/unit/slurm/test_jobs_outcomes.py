@@ -43,7 +43,7 @@ def falls_silent(slurm: MemorySlurm) -> None:
         (falls_silent, Result.FAILED, ""),
     ],
 )
-def test_what_becomes_of_a_write_to_a_job_is_told_with_what_stood_before(
+def test_the_outcome_of_a_job_write_says_what_stood_before(
     happens: Callable[[MemorySlurm], Any], result: Result, after: str
 ) -> None:
     slurm = MemorySlurm(a_raw_job("1"))
@@ -80,7 +80,7 @@ def test_a_soft_limit_is_told_in_minutes_before_and_after() -> None:
     ]
 
 
-def test_of_a_task_that_stays_as_it_was_beside_its_array_nothing_is_told() -> None:
+def test_nothing_is_told_of_a_task_that_stays_as_it_was() -> None:
     left = a_raw_job("9", array_job_id="5", array_tasks="3")
     slurm = MemorySlurm(left, a_raw_job("5", array_job_id="5", array_tasks="4-8", tasks=5))
     slurm.site["9"] = 500
@@ -97,7 +97,7 @@ def entries(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_what_only_the_book_knew_of_a_job_is_in_the_file_after_any_call(tmp_path: Path, hidden: bool) -> None:
+def test_a_job_known_only_to_the_ledger_is_in_the_file(tmp_path: Path, hidden: bool) -> None:
     slurm = MemorySlurm(a_raw_job("1", **({"priority": 0, "reason": "JobHeldUser"} if hidden else {})), a_raw_job("2"))
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
@@ -108,7 +108,7 @@ def test_what_only_the_book_knew_of_a_job_is_in_the_file_after_any_call(tmp_path
     assert entries(tmp_path) == [f"site_factor\t1\t{START}\t5037", f"site_factor\t2\t{START}\t5037"]
 
 
-def test_what_somebody_put_in_its_place_is_in_the_file_as_gone_once(tmp_path: Path) -> None:
+def test_a_replaced_value_is_in_the_file_as_gone_once(tmp_path: Path) -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
     cluster.apply([an_order(j1=0.5)])
@@ -153,7 +153,7 @@ def nodes_fall_silent(slurm: SleepySlurm) -> None:
         (nodes_fall_silent, Result.FAILED, ""),
     ],
 )
-def test_what_becomes_of_a_write_to_a_node_is_told_with_what_it_was_before(
+def test_the_outcome_of_a_node_write_says_what_stood_before(
     happens: Callable[[SleepySlurm], Any], result: Result, after: str
 ) -> None:
     slurm = SleepySlurm(a_raw_node("n1"))
@@ -165,7 +165,7 @@ def test_what_becomes_of_a_write_to_a_node_is_told_with_what_it_was_before(
     assert outcome.reason == "nothing to do"
 
 
-def test_what_is_not_written_to_a_node_is_told_with_what_it_is() -> None:
+def test_a_node_that_is_not_written_is_told_with_its_state() -> None:
     slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"), a_raw_node("n3", state="MIXED"), a_raw_node("n4", weight=5))
     slurm.node["n5"] = dict(a_raw_node("n5", flags="POWERING_DOWN"))
     actions: list[NodeAction] = [
@@ -186,7 +186,7 @@ def test_what_is_not_written_to_a_node_is_told_with_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("action", [*up("n2"), restore(NodeSetting.WEIGHT, n1="9")])
-def test_a_cluster_that_is_silent_at_the_first_write_of_all_is_an_error(action: NodeAction) -> None:
+def test_a_cluster_silent_at_the_first_write_is_an_error(action: NodeAction) -> None:
     slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"))
     slurm.down_after = 2  # nodes, and how they are powered
     with pytest.raises(ClusterUnavailable):
@@ -194,7 +194,7 @@ def test_a_cluster_that_is_silent_at_the_first_write_of_all_is_an_error(action: 
     assert slurm.written == []
 
 
-def test_a_list_and_a_weight_are_told_in_slurms_words_before_and_after() -> None:
+def test_a_list_and_a_weight_are_told_before_and_after() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=9), a_raw_node("n2"))
     listed, weighed = nodes_of(slurm).steer(
         [KeepAwake(nodes=("n1", "n2"), reason="wanted"), restore(NodeSetting.WEIGHT, n1="1")]

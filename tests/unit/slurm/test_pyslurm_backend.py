@@ -243,7 +243,7 @@ def test_a_look_does_not_survive_two_deaths(backend: Make) -> None:
         backend(a_worker(on_call="os.kill(os.getpid(), 9)")).queue()
 
 
-def test_a_change_that_kills_the_worker_is_not_known_and_the_others_are_written(backend: Make, tmp_path: Path) -> None:
+def test_a_change_that_kills_the_worker_has_no_known_result(backend: Make, tmp_path: Path) -> None:
     written = tmp_path / "written"
     deadly = f'if args["job_id"] == "2": os.kill(os.getpid(), 9)\nopen({str(written)!r}, "a").write(args["job_id"])'
     answers = backend(a_worker(on_call=deadly)).change(changes(4))
@@ -252,7 +252,7 @@ def test_a_change_that_kills_the_worker_is_not_known_and_the_others_are_written(
     assert written.read_text() == "134"
 
 
-def test_a_change_that_hangs_is_not_known_and_the_rest_is_not_sent(backend: Make, tmp_path: Path) -> None:
+def test_a_change_that_hangs_stops_the_rest(backend: Make, tmp_path: Path) -> None:
     slow = f'open({str(tmp_path / "asked")!r}, "a").write(args["job_id"])\nif args["job_id"] == "2": time.sleep(3600)'
     answers = impatient(backend(a_worker(on_call=slow)), timeout_s=1.0).change(changes(4))
     assert answers[0] == ""
@@ -284,7 +284,7 @@ def test_a_controller_that_falls_silent_stops_the_changes(backend: Make) -> None
     assert all(answer.startswith(NOT_SENT) and "connect failure" in answer for answer in answers[1:])
 
 
-def test_a_change_sent_to_a_controller_that_does_not_answer_is_not_known(backend: Make) -> None:
+def test_a_change_to_a_silent_controller_has_no_known_result(backend: Make) -> None:
     answers = backend(a_worker(on_call=an_error("unavailable", "read timeout", sent=True))).change(changes(2))
     assert answers[0].startswith(NOT_KNOWN) and answers[1].startswith(NOT_SENT)
 

@@ -214,7 +214,7 @@ def test_gpus_counted_with_and_without_type_are_counted_once(site: Site) -> None
         {"tres_per_task": {"gres": {"gpu": 1}}, "ntasks": 6},
     ],
 )
-def test_a_site_that_does_not_account_for_gpus_is_believed_what_was_asked(site: Site, asked: dict[str, Any]) -> None:
+def test_without_accounting_of_gpus_the_request_is_believed(site: Site, asked: dict[str, Any]) -> None:
     assert site.job(tres={"mem": 1}, **asked)["gpus"] == 6
 
 
@@ -322,7 +322,7 @@ def test_power_and_weight_of_nodes_are_written_a_weight_of_0_too(site: Site) -> 
     assert site.written() == [["n[1-2]", {"state": "POWER_DOWN"}], ["n3", {"weight": 0}]]
 
 
-def test_a_controller_that_is_silent_to_a_change_of_nodes_is_no_answer(site: Site) -> None:
+def test_a_silent_controller_gives_no_answer_to_a_node_change(site: Site) -> None:
     site.has(error=1800)
     with pytest.raises(ClusterUnavailable):
         site.backend.change_nodes([NodeUpdate(node="n1", weight=1)])
@@ -378,7 +378,7 @@ def test_the_worker_is_a_script_that_needs_nothing_of_helios(site: Site) -> None
     assert "libslurm talks to standard output" in done.stderr
 
 
-def test_the_worker_is_python_3_9_and_imports_only_what_every_python_has() -> None:
+def test_the_worker_is_python_3_9_without_foreign_imports() -> None:
     tree = ast.parse(WORKER.read_text(), feature_version=(3, 9))
     imported = {
         name.split(".")[0]

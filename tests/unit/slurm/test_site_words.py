@@ -136,7 +136,7 @@ def test_what_no_setting_says_is_what_slurm_does() -> None:
         ("MailProg=a\nMailProg=b", ""),
     ],
 )
-def test_a_setting_that_the_replay_does_not_follow_is_said_with_its_line(words: str, said: str) -> None:
+def test_a_setting_without_effect_on_the_replay_is_told_with_its_line(words: str, said: str) -> None:
     notes = read_site(f"{words}\n{NODES}").notes
     assert (len(notes) == 1 and said in notes[0]) if said else notes == ()
 
@@ -288,7 +288,7 @@ def test_lengths_and_amounts_at_their_edges() -> None:
     assert [amount(text) for text in ("8", "-1", "2k", "1M", "1g")] == [8, -1, 2048, 1024**2, 1024**3]
 
 
-def test_a_comment_a_quoted_value_and_a_line_that_goes_on_at_the_end() -> None:
+def test_comments_quotes_and_continued_lines_are_understood() -> None:
     text = f'ClusterName="x y" # a comment\nPriorityWeightAge=4 \\\n{NODES}MailProg=/bin/a\\#b\nPriorityWeightQOS=2 \\'
     site = read_site(text.replace("4 \\\n", "4\n"))
     assert (site.name, site.priority.age, site.priority.qos) == ("x y", 4, 2)

@@ -40,7 +40,7 @@ def test_no_file_is_nothing_to_take_back(tmp_path: Path) -> None:
     assert read_undo(tmp_path / "nodes.undo") == NodesUndo()
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error_and_the_old_file_stands(
+def test_an_unwritable_folder_is_an_error_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "nodes.undo"

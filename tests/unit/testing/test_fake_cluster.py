@@ -125,7 +125,7 @@ def cluster() -> FakeCluster:
     urgency=st.floats(-1, 1),
     most=st.integers(137, 1_000_000),
 )
-def test_every_site_factor_bears_the_mark_and_reads_back_near_what_was_asked(urgency: float, most: int) -> None:
+def test_every_site_factor_has_the_mark_and_reads_back_nearly(urgency: float, most: int) -> None:
     cluster = FakeCluster(site_factor_most=most)
     job_id = cluster.submit()
     cluster.apply([an_order(**{job_id: urgency})])
@@ -185,7 +185,7 @@ def test_a_requeued_job_waits_again_with_what_was_set(cluster: FakeCluster) -> N
         (lambda cluster, job: cluster.admin_sets_site_factor(job, 500), "SiteFactor 500"),
     ],
 )
-def test_a_job_under_an_overridden_hand_is_refused_and_says_why(
+def test_a_job_changed_by_an_admin_is_refused_with_the_reason(
     cluster: FakeCluster, touch: Callable[[FakeCluster, str], None], why: str
 ) -> None:
     job_id = cluster.submit()
@@ -252,7 +252,7 @@ def test_a_restore_takes_back_what_is_ours_and_nothing_else(cluster: FakeCluster
     assert cluster.site_factor_of(running) != 0
 
 
-def test_a_restore_leaves_what_is_hidden_on_a_held_job_unless_it_is_asked_to(cluster: FakeCluster) -> None:
+def test_a_restore_leaves_hidden_values_of_held_jobs_unless_asked(cluster: FakeCluster) -> None:
     job_id = cluster.submit(urgency=0.5)
     cluster.hold(job_id)
     assert ask(cluster, Revert(reason="stop")) == [Result.REFUSED]
@@ -375,7 +375,7 @@ def test_a_released_lease_is_free_at_once(ledger: FakeLedger) -> None:
     assert hold(ledger, "a") == 4
 
 
-def test_a_lease_that_ran_out_and_that_nobody_took_is_its_holders_to_renew(ledger: FakeLedger) -> None:
+def test_a_holder_may_renew_an_expired_lease_nobody_took(ledger: FakeLedger) -> None:
     assert hold(ledger, "a") == hold(ledger, "a", NOON + 5 * MINUTE) == 1
 
 

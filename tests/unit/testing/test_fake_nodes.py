@@ -82,7 +82,7 @@ def test_what_already_is_so_costs_no_write() -> None:
     assert cluster.writes == writes
 
 
-def test_the_door_refuses_what_can_never_be_right() -> None:
+def test_impossible_changes_of_nodes_are_refused() -> None:
     cluster = a_cluster()
     cluster.submit()
     cluster.drain("n2")
@@ -108,7 +108,7 @@ def test_a_power_down_sticks_to_a_busy_node_until_its_job_ends() -> None:
     assert cluster.power_of("n1") is ASLEEP
 
 
-def test_a_wake_of_a_falling_node_is_postponed_by_the_door_and_ignored_by_slurm() -> None:
+def test_a_wake_of_a_node_going_down_is_postponed() -> None:
     cluster = a_cluster()
     cluster.steer([down("n1")])
     assert result(cluster, up("n1")) == [Result.POSTPONED]
@@ -124,7 +124,7 @@ def test_a_job_prefers_nodes_awake_and_wakes_the_others_if_it_must() -> None:
     assert cluster.snapshot().nodes.set_index("name").loc["n1", "state"] == "ALLOCATED"
 
 
-def test_a_falling_node_is_of_no_use_to_a_job_until_it_is_asleep() -> None:
+def test_a_job_waits_for_a_node_going_down_until_it_sleeps() -> None:
     cluster = a_cluster(1)
     cluster.steer([down("n1")])
     job = cluster.submit()
@@ -174,7 +174,7 @@ def test_without_power_saving_a_power_down_comes_to_nothing() -> None:
     assert result(cluster, down("n1")) == [Result.MISMATCH]
 
 
-def test_a_wake_that_fails_takes_the_node_down_and_puts_its_job_back() -> None:
+def test_a_failed_wake_takes_the_node_down_and_requeues_its_job() -> None:
     cluster = asleep(a_cluster(1), "n1")
     cluster.fail_wakes("n1")
     job = cluster.submit()
@@ -234,7 +234,7 @@ def test_things_go_wrong_when_told_to() -> None:
     assert cluster.power_of("n3") is AWAKE
 
 
-def test_the_ledger_of_an_domain_keeps_its_own_book() -> None:
+def test_each_domain_has_its_own_rows_in_the_ledger() -> None:
     ledger = FakeLedger(domain=Domain.NODES)
     APPLIED_NODE_CHANGES.check(ledger.applied_changes())
     token = ledger.acquire(holder="h", now=NOON, lasts=MINUTE)
@@ -313,7 +313,7 @@ def test_an_unsound_service_on_nodes_is_told(answer: Callable[[Snapshot], list[A
         check_service(answering(answer))
 
 
-def test_a_service_on_jobs_that_acts_on_nodes_is_told_what_to_say() -> None:
+def test_a_job_service_that_acts_on_nodes_is_told_what_to_do() -> None:
     with pytest.raises(AssertionError, match=r"domain = Domain\.NODES"):
         check_service(answering(lambda s: [up(n) for n in first_of(s)], domain=Domain.JOBS))
 

@@ -138,7 +138,7 @@ def test_it_can_only_be_read(web: TestClient, method: str) -> None:
     assert web.request(method, "/", headers=HTML).status_code == 405
 
 
-def test_the_runs_of_a_job_are_shown_and_an_earlier_owner_of_its_id_is_not(town: Town) -> None:
+def test_runs_of_a_job_are_shown_without_earlier_owners_of_its_id(town: Town) -> None:
     moments = [pd.Timestamp(town.cluster.now) - pd.Timedelta(hours=hours) for hours in (900, 48, 46)]
     users, states = ("bob", "alice", "alice"), ("COMPLETED", "PREEMPTED", "COMPLETED")
     jobs = [
@@ -261,7 +261,7 @@ def test_a_study_that_cannot_be_read_is_none(town: Town, web: TestClient) -> Non
     assert web.get("/study", headers=JSON).json() == {"made_at": None}
 
 
-def test_advice_is_shown_to_an_admin_of_all_and_to_a_user_of_the_own_jobs(town: Town) -> None:
+def test_an_admin_sees_all_advice_and_a_user_their_own(town: Town) -> None:
     with Warehouse.open(town.settings.database.url) as warehouse:
         jobs = [
             a_job(

@@ -202,7 +202,7 @@ def test_the_menu_and_forms_have_what_the_reader_may_ask(shared: SharedTown, use
             assert ('name="user"' in page.text) <= (user == "root")
 
 
-def test_a_page_that_was_made_for_one_reader_is_not_shown_to_another(shared: SharedTown) -> None:
+def test_a_page_made_for_one_reader_is_not_shown_to_another(shared: SharedTown) -> None:
     def told(web: TestClient, user: str, path: str) -> tuple[int, str]:
         page = web.get(path, headers={**JSON, "X-Remote-User": user})
         return page.status_code, page.text

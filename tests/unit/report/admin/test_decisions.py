@@ -85,14 +85,14 @@ def test_suspended_cycles_and_their_commonest_reason_come_from_the_cycles() -> N
     )
 
 
-def test_a_suspended_cycle_that_is_both_recorded_and_in_the_audit_counts_once() -> None:
+def test_a_suspended_cycle_in_record_and_audit_counts_once() -> None:
     line = {"service": "helios", "mode": "suspended", "action": "Cycle", "target": "venus"}
     line |= {"outcome": "nothing was done"}
     (row,) = days(decisions_frame(line), cycles_frame("no predictions"))
     assert (row["suspended"], row["cycles"]) == (1, 1)
 
 
-def test_without_recorded_cycles_the_audit_s_own_lines_are_counted_and_that_is_said() -> None:
+def test_without_recorded_cycles_lines_of_the_audit_are_counted() -> None:
     line = {"service": "helios", "mode": "suspended", "action": "Cycle", "outcome": "nothing was done"}
     line |= {"reason": "paused"}
     answer = service_days(decisions_frame(line), title="")
@@ -101,7 +101,7 @@ def test_without_recorded_cycles_the_audit_s_own_lines_are_counted_and_that_is_s
     assert service_days(decisions_frame(line), cycles=cycles_frame(None), title="").notes == ()
 
 
-def test_a_service_that_failed_when_asked_is_a_failure_not_a_suspended_cycle() -> None:
+def test_a_failed_service_is_no_suspended_cycle() -> None:
     (row,) = days(decisions_frame({"action": "Cycle", "outcome": "failed: ValueError", "reason": "asked and failed"}))
     assert (row["failed"], row["suspended"], row["proposed"]) == (1, 0, 0)
 

@@ -78,7 +78,7 @@ def test_the_recorded_waits_stand_beside_the_replays() -> None:
     assert answer.rows["max_wait_s"].tolist()[0] == 1800
 
 
-def test_jobs_of_the_days_before_are_in_the_way_but_do_not_count() -> None:
+def test_jobs_of_earlier_days_are_in_the_way_but_do_not_count() -> None:
     before = a_run("9", "00:00", 30, submitted_at=DAY - pd.Timedelta(hours=12))
     day = shadowed(before, *LONG_FIRST)
     assert day.without is not None

@@ -82,7 +82,7 @@ def test_a_quiet_night_says_that_nothing_was_changed() -> None:
     assert not found.alarming
 
 
-def test_what_was_done_and_what_a_shadow_would_have_done_are_told_apart() -> None:
+def test_real_changes_and_those_of_a_shadow_are_told_apart() -> None:
     decisions = decisions_frame({"outcome": "done", "mode": "active"}, {"outcome": "would"}, {"outcome": "would"})
     text = said("What Helios did", digest(decisions=decisions))
     assert "changed something 1 times" in text
@@ -153,7 +153,7 @@ def test_the_weeks_before_weigh_each_job_alike() -> None:
     assert "3 min 10 s on average" in said("How long jobs waited", digest(*days, waited(999, at("12:00"))))
 
 
-def test_waits_of_a_day_are_those_of_the_jobs_that_started_in_it() -> None:
+def test_waits_of_a_day_are_those_of_jobs_started_in_it() -> None:
     night = a_night(waited(86_400 * 2, at("06:00")), waited(0, at("07:00")), waited(600, DAY - pd.Timedelta(hours=1)))
     daily = daily_waits(night)
     assert len(daily) == 29

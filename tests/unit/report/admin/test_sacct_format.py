@@ -70,7 +70,7 @@ def test_fields_are_chosen_by_name_without_regard_to_case() -> None:
     assert lines(an_answer(), "failed,USER")[:3] == ["Failed User", "------ --------", " 25.0% alice"]
 
 
-def test_a_width_widens_a_text_and_a_minus_puts_numbers_to_the_left() -> None:
+def test_a_width_pads_a_text_and_a_minus_aligns_numbers_left() -> None:
     assert lines(an_answer(), "user%12,jobs%-6,failed")[2:] == [
         "alice        12      25.0%",
         "bartholomew  3        0.0%",
@@ -171,7 +171,7 @@ def test_the_default_columns_fit_100_characters(name: str) -> None:
         decisions.SHADOW_FIELDS,
     ],
 )
-def test_every_field_is_explained_in_a_line_and_has_a_name_of_its_own(fields: tuple[Field, ...]) -> None:
+def test_every_field_has_a_line_and_a_name_of_its_own(fields: tuple[Field, ...]) -> None:
     assert len({field.name.lower() for field in fields}) == len(fields)
     assert len({field.column for field in fields}) == len(fields)
     assert all(line.split(maxsplit=1)[1] and len(line) <= 100 for line in listing(fields))

@@ -59,7 +59,7 @@ def test_quantiles_interpolate_and_the_longest_is_the_longest() -> None:
     assert (found["mean_wait_s"], found["longest_wait_s"]) == (32, 100)
 
 
-def test_who_suspended_waits_counts_in_the_longest_wait_and_not_in_the_mean() -> None:
+def test_jobs_that_still_wait_count_only_in_the_longest_wait() -> None:
     pending = a_job(state="PENDING", submitted_at=at("12:00"), started_at=None, ended_at=None, run_time_s=float("nan"))
     found = row(usage(waited(60), pending), "alice")
     assert (found["waiting"], found["mean_wait_s"], found["longest_wait_s"]) == (1, 60, 12 * 3600)
@@ -102,7 +102,7 @@ def test_where_no_state_is_known_no_share_of_failures_is_claimed() -> None:
     assert np.isnan(row(usage(waited(0, state=None)), "alice")["failed_share"])
 
 
-def test_over_asking_is_the_limit_over_the_run_time_of_jobs_that_ran_through() -> None:
+def test_overestimation_is_the_limit_over_the_run_time_of_completed_jobs() -> None:
     found = usage(
         waited(0, time_limit_s=3600.0, run_time_s=360.0),
         waited(0, time_limit_s=3600.0, run_time_s=1.0, state="FAILED"),

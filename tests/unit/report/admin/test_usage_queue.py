@@ -103,7 +103,7 @@ def test_levels_over_time_are_means_of_each_step() -> None:
     assert rows["mean_wait_s"].iloc[0] == rows["longest_wait_s"].iloc[0] == 1800
 
 
-def test_who_suspended_waits_or_runs_does_so_to_the_end_of_the_window() -> None:
+def test_jobs_still_open_count_to_the_end_of_the_window() -> None:
     jobs = jobs_frame(a_stay("08:00", None), a_stay("08:00", "08:00"))
     rows = levels(jobs, edges_s=np.array([int(at(clock).timestamp()) for clock in ("09:00", "10:00")]))
     assert (rows["waiting"].tolist(), rows["running"].tolist()) == ([1.0], [1.0])
@@ -167,7 +167,7 @@ def test_days_begin_at_the_clock_s_midnight_even_where_it_is_changed() -> None:
     assert set(np.diff(edges)) == {86_400, 90_000}
 
 
-def test_a_window_that_begins_within_a_step_begins_where_it_was_asked_to() -> None:
+def test_a_window_within_a_step_begins_where_asked() -> None:
     edges = steps(at("08:20"), at("12:00") + pd.Timedelta(days=1), timezone="UTC")
     assert edges[0] == at("08:20").timestamp()
     assert edges[1] == at("09:00").timestamp()

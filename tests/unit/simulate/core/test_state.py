@@ -22,7 +22,7 @@ def test_jobs_out_of_the_order_of_submission_are_refused():
         a_workload([(5, 1, 1), (4, 1, 1)])
 
 
-def test_jobs_of_one_second_out_of_the_order_of_their_ids_are_refused():
+def test_jobs_of_one_second_must_be_in_the_order_of_ids():
     with pytest.raises(WorkloadInvalid, match="10 and 9"):
         with_ids(a_workload([(5, 1, 1), (5, 1, 1)]), "10", "9")
 
@@ -65,7 +65,7 @@ def test_the_gpus_of_all_partitions_are_counted():
     assert a_shape((2, 8), (3, 4)).total_gpus == 28
 
 
-def test_a_job_larger_than_its_partition_is_named_with_what_the_partition_has():
+def test_a_job_larger_than_its_partition_is_named_with_its_size():
     workload = a_workload([(0, 1, 1, 0), (0, 1, 17, 1), (0, 1, 20, 1)])
     with pytest.raises(JobLargerThanPartition) as refusal:
         replayed(workload, a_shape((9, 8), (2, 8)))

@@ -57,7 +57,7 @@ def test_users_who_are_equally_served_have_the_same_rank():
     assert set(factors(shares, fair_tree=True).values()) == {1.0}
 
 
-def test_a_user_who_competes_in_the_place_of_the_account_has_its_factor():
+def test_a_user_in_place_of_an_account_has_its_factor():
     shares = (
         Share(account="A", shares=1),
         Share(account="B", shares=1),
@@ -67,7 +67,7 @@ def test_a_user_who_competes_in_the_place_of_the_account_has_its_factor():
     assert factors(shares, fair_tree=False)["parent"] == pytest.approx(2 ** -(0.75 / 0.5))
 
 
-def test_usage_is_charged_while_a_job_runs_and_halves_in_a_half_life():
+def test_usage_grows_while_a_job_runs_and_decays_by_half_lives():
     site = a_site(
         shares=(Share(account="A"), Share(account="A", user="u"), Share(account="A", user="v")),
         priority={"fairshare": 1, "calc_period_s": 60, "decay_half_life_s": 3600},

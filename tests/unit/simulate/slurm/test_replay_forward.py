@@ -27,7 +27,7 @@ def a_busy_day(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_with_the_true_run_times_and_arrivals_starts_are_those_of_the_replay(seed, monkeypatch):
+def test_with_true_run_times_and_arrivals_starts_equal_the_replay(seed, monkeypatch):
     monkeypatch.setattr(forward, "GROWTH", 0.0)
     # Backfill each second: with 30 s it matters at which second the periods begin, which a forecast cannot know.
     site = a_site(nodes=4, priority={"age": 1_000}, scheduling={"bf_interval_s": 1, "bf_resolution_s": 1})
@@ -97,7 +97,7 @@ def test_what_could_start_does_when_running_jobs_that_share_nodes_have_ended(see
         assert (found[future.fits[pending]] >= moment.now_s).all()
 
 
-def test_tasks_of_an_array_start_once_whichever_of_them_run_or_are_not_there():
+def test_tasks_of_an_array_start_once():
     workload = a_workload([(0, 600, 1, 3_600)] * 6, array=[0] * 6)
     priority = np.array([1.0, 1.0, np.nan, 1.0, np.nan, 1.0])
     moment = Moment(now_s=60, running=np.array([2]), started_s=np.array([0.0]), nodes=[["n0"]], priority=priority)

@@ -48,7 +48,7 @@ def test_most_starts_are_met_within_a_second_or_so(held: list[Fidelity]) -> None
     assert ours.median_error_s < textbook.median_error_s / 4
 
 
-def test_without_knowing_when_the_controller_began_to_count_it_suspended_beats_the_textbook(
+def test_without_the_start_of_counting_it_still_beats_the_textbook(
     held: list[Fidelity],
 ) -> None:
     _, unknown, textbook, _ = held

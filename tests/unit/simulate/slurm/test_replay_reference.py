@@ -164,7 +164,7 @@ def _agree(workload, site):
     assert set(np.flatnonzero(replay.backfilled)) == expected.by_backfill
 
 
-def test_a_job_that_outruns_its_soft_limit_between_passes_is_news_to_backfill():
+def test_backfill_hears_of_a_job_that_outruns_its_soft_limit():
     n_jobs = 9
     zeros, minus = np.zeros(n_jobs, dtype=np.int64), np.full(n_jobs, -1)
     workload = SlurmWorkload(

@@ -117,7 +117,7 @@ def test_a_job_whose_nodes_another_partition_keeps_closes_its_own():
     assert times[3] >= times[2] >= 110.0
 
 
-def test_a_quick_pass_stops_at_its_depth_and_a_full_one_does_not():
+def test_only_a_quick_pass_stops_at_its_depth():
     limited = QosRules(name="limited", max_jobs_per_user=1)
     site = a_site(qos=(limited,), scheduling={"backfill": False, "default_queue_depth": 2}, partitions=None)
     # Five jobs that a limit holds stand before one that could start; three are looked at.
@@ -163,7 +163,7 @@ def test_a_job_beyond_the_window_reserves_nothing():
     assert far[2] < 60
 
 
-def test_a_planned_start_is_never_later_than_the_limit_of_what_runs_says():
+def test_a_planned_start_is_never_later_than_running_limits_say():
     # While limits hold, nothing of lower priority delays the plan of a job: it starts by its first planned start.
     rng = np.random.default_rng(4)
     n_jobs = 120
@@ -216,7 +216,7 @@ def test_new_priorities_are_news_and_a_begin_time_that_passes_is_none(calc_perio
     assert started(site, workload)[-1] == seen_s
 
 
-def test_a_plan_with_an_idle_node_is_news_so_that_the_next_pass_comes_at_its_interval():
+def test_a_plan_with_an_idle_node_brings_the_next_backfill_pass():
     site, workload = a_site(nodes=2), a_wait_for_both_nodes(second_is_idle=True)
     assert started(site, workload)[-1] == 4 * 30.0
     slow = dataclasses.replace(AT_ONCE, backfill_s=2.0, backfill_job_s=1.5)
@@ -362,7 +362,7 @@ def test_a_workload_out_of_order_is_refused():
         a_workload([(5, 1), (0, 1)])
 
 
-def test_what_a_limit_never_lets_start_waits_for_ever_and_the_replay_ends():
+def test_a_job_that_no_limit_lets_start_waits_for_ever():
     qos = (QosRules(name="none", max_jobs_per_user=0),)
     times = started(a_site(qos=qos), a_workload([(0, 1), (0, 1)], qos_names=("none",), qos=[0, -1]))
     assert np.isnan(times[0])
