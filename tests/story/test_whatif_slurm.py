@@ -10,7 +10,7 @@ import pytest
 from tests.live.recorded import Recording, as_jobs
 from tests.story.shell import Helios
 
-RECORDED = Path(__file__).parents[1] / "unit" / "simulate" / "recorded" / "slurm-22.05"
+RECORDED = Path(__file__).parents[1] / "unit" / "simulate" / "slurm" / "recorded" / "slurm-22.05"
 FIELDS = "JobIDRaw|JobID|Partition|QOS|Account|User|Submit|Eligible|Start|End|State|NNodes|ReqCPUS|ReqTRES|Timelimit"
 
 
