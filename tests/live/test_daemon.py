@@ -204,7 +204,7 @@ def test_the_daemon_answers_why_as_it_is_answered_without_it(site: Site) -> None
         # A daemon that is busy for long is not waited for: then the command works it out, too.
         site.rig.until(
             lambda job=job, answers=answers: answers.append(said(site, job)) or "pandas" not in answers[-1][2]
-        )  # type: ignore[misc]
+        )
         code, told, imports = answers[-1]
         # Of another setting that no answer depends on: the daemon refuses, and the command works it out.
         code_without, told_without, imports_without = said(site, job, HELIOS_HOOK_MOST_ROWS="77")
