@@ -55,6 +55,27 @@ from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint
 from helios.simulate.snapshot import MomentRows, moment
 
+_FOR_EVER = np.iinfo(np.int64).min  # as NaT
+
+FAILURES_TO_SUSPEND = 3
+"""Default of ``control.failures_to_suspend``."""
+MOMENTS_PER_REPORT = 500
+
+SITE_FACTOR_MOST = 10_000
+"""Default bound of the SiteFactor; it limits the number of distinct urgencies."""
+PREDICT_AGAIN_S = 600
+"""How often waiting jobs are predicted again, s, as in live cycles."""
+_TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
+
+FREE = np.iinfo(np.int16).max
+"""In place of a service's number, where no service has set the job's urgency."""
+NOT_NAMED = "the service no longer asks for it"
+_APPLIED = frozenset({Result.DONE, Result.UNCHANGED})
+
+_SECOND_US = 1_000_000
+
+_AHEAD, _BEYOND = inline_jit(ahead_of_others), inline_jit(beyond_share)
+
 # Predictions along a replay. They are causal: only ended jobs are learned from, and each job is predicted as it comes.
 
 
@@ -207,9 +228,6 @@ class ReplayPredictions:
         return fresh, self._cluster.ended_s[fresh]
 
 
-_FOR_EVER = np.iinfo(np.int64).min  # as NaT
-
-
 class ReplayState:
     """Pending jobs for which a jobwise service must be called again.
 
@@ -292,9 +310,6 @@ class ReplayState:
 
 _Answer = TypeVar("_Answer")
 _Act = Callable[[], Mapping[Result, int]]
-FAILURES_TO_SUSPEND = 3
-"""Default of ``control.failures_to_suspend``."""
-MOMENTS_PER_REPORT = 500
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -564,13 +579,6 @@ def _checked(actions: Iterable[Action]) -> list[JobAction]:
     return known
 
 
-SITE_FACTOR_MOST = 10_000
-"""Default bound of the SiteFactor; it limits the number of distinct urgencies."""
-PREDICT_AGAIN_S = 600
-"""How often waiting jobs are predicted again, s, as in live cycles."""
-_TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServiceReplay:
     """Results of a replay with services.
@@ -718,7 +726,6 @@ class ReplayedWindow:
 # The cap on one user's share: the rule of a live cycle, over columns that change from moment to moment.
 
 Floats = NDArray[np.float64]
-_AHEAD, _BEYOND = inline_jit(ahead_of_others), inline_jit(beyond_share)
 
 
 @cached_jit
@@ -798,12 +805,6 @@ class UserCap:
             cap, cluster.waiting(), jobs, urgency, cluster.now_s, self._share
         )
         return found
-
-
-FREE = np.iinfo(np.int16).max
-"""In place of a service's number, where no service has set the job's urgency."""
-NOT_NAMED = "the service no longer asks for it"
-_APPLIED = frozenset({Result.DONE, Result.UNCHANGED})
 
 
 class ReplayGuards:
@@ -931,4 +932,3 @@ def _add_outcome(outcomes: Mapping[Result, int], result: Result, jobs: int) -> M
 # Jobs for which a jobwise service may request another change than at its last call.
 
 Positions = NDArray[np.int64]
-_SECOND_US = 1_000_000
