@@ -31,14 +31,14 @@ from helios.slurm.backend import RawJob
 from helios.slurm.hook_table import PUBLISHED, PublishedTables, read_published
 
 UNDO_FILE = "nodes.undo"
-"""Its name within ``[control] state_folder``."""
+"""Name of the undo file within ``[control] state_folder``."""
 _LOOK = "Look at it; helios-release.sh uses the lines that it knows."
 _NODE = re.compile(r"[\w.-]+", re.ASCII)
 _WEIGHT = re.compile(r"[0-9]{1,10}", re.ASCII)
 _LIST = re.compile(r"[\w.,:\[\]-]+|\(null\)", re.ASCII)
 
 JOBS_FILE = "jobs.undo"
-"""Its name within ``[control] state_folder``."""
+"""Name of the undo file within ``[control] state_folder``."""
 MODE = 0o640
 """Readable for the service's user and its group; ``helios-release.sh`` reads it as root or as that user."""
 _WORD = {JobSetting.ORDER: "site_factor", JobSetting.SOFT_LIMIT: "time_min"}
