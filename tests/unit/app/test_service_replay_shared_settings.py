@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import Action, JobAction, JobSetting, Place, Reorder, Result, Revert, SoftLimit
-from helios.app.service_replay import ReplayedService, ReplayGuards, replay_services
+from helios.app.replay_guards import ReplayGuards
+from helios.app.service_replay import ReplayedService, replay_services
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster
@@ -50,47 +51,47 @@ def stands(cluster: SimCluster, column: str = "urgency") -> dict[str, float]:
 
 def test_what_is_no_longer_named_is_taken_back_and_the_rest_stays() -> None:
     cluster = behind_a_full_partition()
-    claims = ReplayGuards(cluster, 1)
-    assert claims.act(0, [order(j1=0.5, j2=0.25, j3=-0.5)]) == {Result.DONE: 3}
-    assert claims.act(0, [order(j2=0.25, j3=-0.25)]) == {Result.UNCHANGED: 1, Result.DONE: 2}
+    guards = ReplayGuards(cluster, 1)
+    assert guards.act(0, [order(j1=0.5, j2=0.25, j3=-0.5)]) == {Result.DONE: 3}
+    assert guards.act(0, [order(j2=0.25, j3=-0.25)]) == {Result.UNCHANGED: 1, Result.DONE: 2}
     assert stands(cluster) == {"2": 0.25, "3": -0.25}
-    assert claims.act(0, []) == {Result.DONE: 2}
+    assert guards.act(0, []) == {Result.DONE: 2}
     assert stands(cluster) == {}
-    assert claims.act(0, []) == {}
+    assert guards.act(0, []) == {}
 
 
 def test_soft_limits_are_taken_back_by_themselves() -> None:
     cluster = behind_a_full_partition()
-    claims = ReplayGuards(cluster, 1)
-    claims.act(0, [order(j1=0.5), limit("1"), limit("2")])
-    assert claims.act(0, [limit("2"), order(j1=0.5)]) == {Result.DONE: 1, Result.UNCHANGED: 2}
+    guards = ReplayGuards(cluster, 1)
+    guards.act(0, [order(j1=0.5), limit("1"), limit("2")])
+    assert guards.act(0, [limit("2"), order(j1=0.5)]) == {Result.DONE: 1, Result.UNCHANGED: 2}
     assert (stands(cluster, "soft_limit_s"), stands(cluster)) == ({"2": 5.0}, {"1": 0.5})
-    assert claims.act(0, [limit("2", seconds=1e9), order(j1=0.5)])[Result.REFUSED] == 1
+    assert guards.act(0, [limit("2", seconds=1e9), order(j1=0.5)])[Result.REFUSED] == 1
     assert stands(cluster, "soft_limit_s") == {}, "a limit that may not be leaves none of before"
 
 
 def test_jobs_that_have_started_or_are_not_there_yet_are_gone() -> None:
     cluster = behind_a_full_partition()
-    claims = ReplayGuards(cluster, 1)
-    claims.act(0, [order(j1=0.5), limit("1")])
+    guards = ReplayGuards(cluster, 1)
+    guards.act(0, [order(j1=0.5), limit("1")])
     cluster.advance(int(cluster.now_s) + 51)
     assert cluster.next_event_s() is not None
     assert "1" not in set(cluster.snapshot().pending["job_id"])
-    assert claims.act(0, [order(j1=0.75, j99=0.5)]) == {Result.GONE: 2}
-    assert claims.act(0, []) == {}
+    assert guards.act(0, [order(j1=0.75, j99=0.5)]) == {Result.GONE: 2}
+    assert guards.act(0, []) == {}
 
 
 def test_a_restore_is_the_change_that_nothing_of_the_services_own_stands() -> None:
     cluster = behind_a_full_partition()
-    claims = ReplayGuards(cluster, 2)
-    claims.act(0, [order(j1=0.5, j2=0.25), limit("1")])
-    claims.act(1, [order(j3=0.75)])
+    guards = ReplayGuards(cluster, 2)
+    guards.act(0, [order(j1=0.5, j2=0.25), limit("1")])
+    guards.act(1, [order(j3=0.75)])
     both = [order(j1=0.5, j2=0.25), limit("1")]
-    claims.act(0, [*both, Revert(setting=JobSetting.ORDER, job_ids=("2",), reason="so")])
+    guards.act(0, [*both, Revert(setting=JobSetting.ORDER, job_ids=("2",), reason="so")])
     assert stands(cluster) == {"1": 0.5, "3": 0.75}
-    claims.act(0, [Revert(setting=JobSetting.ORDER, reason="so"), *both])
+    guards.act(0, [Revert(setting=JobSetting.ORDER, reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {"1": 5.0})
-    claims.act(0, [Revert(reason="so"), *both])
+    guards.act(0, [Revert(reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {})
 
 
@@ -98,7 +99,7 @@ def test_a_restore_is_the_change_that_nothing_of_the_services_own_stands() -> No
 def test_the_first_of_two_services_has_a_setting_until_it_lets_go(setting: JobSetting) -> None:
     column = "urgency" if setting is JobSetting.ORDER else "soft_limit_s"
     cluster = behind_a_full_partition()
-    claims = ReplayGuards(cluster, 2)
+    guards = ReplayGuards(cluster, 2)
 
     def said(seconds: int) -> Sequence[JobAction]:
         return [order(j1=seconds / 10)] if setting is JobSetting.ORDER else [limit("1", seconds)]
@@ -106,15 +107,15 @@ def test_the_first_of_two_services_has_a_setting_until_it_lets_go(setting: JobSe
     def applied() -> float:
         return stands(cluster, column).get("1", 0) * (10 if setting is JobSetting.ORDER else 1)
 
-    claims.act(1, said(3))
+    guards.act(1, said(3))
     assert applied() == 3
-    claims.act(0, said(6))
-    assert (claims.act(1, said(3)), applied()) == ({Result.REFUSED: 1}, 6)
-    claims.act(1, [])
+    guards.act(0, said(6))
+    assert (guards.act(1, said(3)), applied()) == ({Result.REFUSED: 1}, 6)
+    guards.act(1, [])
     assert applied() == 6, "what it does not have it cannot give back"
-    claims.act(0, [])
+    guards.act(0, [])
     assert applied() == 0
-    claims.act(1, said(3))
+    guards.act(1, said(3))
     assert applied() == 3
 
 
@@ -126,9 +127,9 @@ def test_of_several_orders_that_name_a_job_the_last_counts() -> None:
 
 def test_changes_by_position_take_back_where_they_name_no_urgency() -> None:
     cluster = behind_a_full_partition()
-    claims = ReplayGuards(cluster, 1)
-    claims.change(0, np.array([1, 2, 3]), np.array([0.5, 0.25, NAN]))
-    assert claims.change(0, np.array([1, 3]), np.array([NAN, NAN])) == {Result.DONE: 1}
+    guards = ReplayGuards(cluster, 1)
+    guards.change(0, np.array([1, 2, 3]), np.array([0.5, 0.25, NAN]))
+    assert guards.change(0, np.array([1, 3]), np.array([NAN, NAN])) == {Result.DONE: 1}
     assert stands(cluster) == {"2": 0.25}
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import JobSetting, Place, Reorder
-from helios.app.service_replay import ReplayedService, ReplayGuards, replay_services
+from helios.app.replay_guards import ReplayGuards
+from helios.app.service_replay import ReplayedService, replay_services
 from helios.changes import Change
 from helios.control.guards import cap_changes
 from helios.control.observed import pending_jobs
@@ -90,10 +91,10 @@ def test_applied_changes_are_those_that_a_live_guard_lets_pass(queue: list[tuple
 def test_changes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any, ...]], share: float, cut: int) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
-    claims = ReplayGuards(cluster, 1, share)
+    guards = ReplayGuards(cluster, 1, share)
     jobs, urgency = np.arange(len(queue)) + 2, np.array([row[-1] for row in queue])
     for part in (slice(None, cut), slice(cut, None)):
-        claims.change(0, jobs[part], urgency[part])
+        guards.change(0, jobs[part], urgency[part])
     assert stands(cluster) == expected
 
 

@@ -1,6 +1,7 @@
 """``sacct --json`` of all releases, against ``sacct --parsable2`` of the same jobs."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -269,7 +270,7 @@ def test_every_job_is_a_job_or_a_reject_whatever_its_fields_hold(tmp_path_factor
         place = odd
         for name in path[:-1]:
             place = place[name] if isinstance(place, dict) and isinstance(place.get(name), dict) else {}
-        place[path[-1]] = data.draw(values)
+        place[path[-1]] = deepcopy(data.draw(values))  # a later path may write into it
     path = a_json_file(tmp_path_factory.mktemp("odd"), a_json_job(job_id=1), odd)
     batch = read(path, rows_per_batch=rows_per_batch)
     assert len(batch.jobs) + len(batch.rejects) == 2
