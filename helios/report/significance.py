@@ -75,8 +75,8 @@ def propose_scenario(result: WhatIf) -> Run | None:
     """Return the replay that a page compares with the baseline.
 
     It is the site's live setting, or else what Helios does live by default. If neither was replayed, it is the replay
-    with the smallest mean wait: of the first of ``PROPOSALS`` that was replayed, or else of all feasible replays. None
-    where only the baseline is feasible.
+    with the smallest mean wait: of the first of ``PROPOSALS`` that was replayed, or else of all feasible replays.
+    None where only the baseline is feasible.
     """
     chosen = [run for run in result.feasible if result.is_live(run)]
     chosen = chosen or [run for run in result.feasible if run.is_live_default]
