@@ -56,17 +56,6 @@ TEST_PREFIX = "HELIOS_TEST_"
 """Prefix of variables of tests, which are ignored."""
 ROOT = 0
 
-
-def zone_name(name: str) -> str:
-    """Return ``name`` if it is an IANA time zone.
-
-    Raises ValueError with examples otherwise.
-    """
-    if name not in available_timezones():
-        raise ValueError(f"{name!r} is not a time zone; write it as UTC, Europe/Berlin or Asia/Shanghai")
-    return name
-
-
 RENAMED_KEYS = {
     ("control", "raises_to_bench"): "failures_to_suspend",
     ("daemon", "turn_s"): "cycle_s",
@@ -82,6 +71,25 @@ REMOVED_KEYS = {
     ("power", "tiers"): _STATIC_WEIGHTS,
 }
 """Keys that have no effect any more, and what takes their place."""
+
+EVENTS = ("suspended", "protected", "drift", "nightly", "attention")
+
+_USER_DEFAULTS = {
+    "database.url": "postgresql://helios@db.example.org/helios",
+    "control.state_folder": "/var/lib/helios",
+    "report.folder": "/var/lib/helios/reports",
+}
+"""Examples for keys whose default depends on the user."""
+
+
+def zone_name(name: str) -> str:
+    """Return ``name`` if it is an IANA time zone.
+
+    Raises ValueError with examples otherwise.
+    """
+    if name not in available_timezones():
+        raise ValueError(f"{name!r} is not a time zone; write it as UTC, Europe/Berlin or Asia/Shanghai")
+    return name
 
 
 def absolute_folder(name: str) -> str:
@@ -114,9 +122,6 @@ def web_address(text: str) -> str:
     if text and not re.match(r"https://[^/\s]|http://(?:localhost|127\.0\.0\.1|\[::1\])[:/]", text):
         raise ValueError("an address begins with https://, or with http:// on this machine")  # it is a secret
     return text
-
-
-EVENTS = ("suspended", "protected", "drift", "nightly", "attention")
 
 
 def event_names(text: str) -> str:
@@ -555,14 +560,6 @@ def example_file() -> str:
             lines += [*_comment(" ".join((field.description or "").split())), f"#{name} = {json.dumps(value)}"]
     lines += ["", *_comment(f"{Settings.model_fields['services'].description}. What there is: helios service list")]
     return "\n".join([*lines, "#[services.qssf]", ""])
-
-
-_USER_DEFAULTS = {
-    "database.url": "postgresql://helios@db.example.org/helios",
-    "control.state_folder": "/var/lib/helios",
-    "report.folder": "/var/lib/helios/reports",
-}
-"""Examples for keys whose default depends on the user."""
 
 
 def _comment(text: str) -> list[str]:

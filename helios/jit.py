@@ -43,6 +43,8 @@ KEPT: list[Any] = []
 """Functions that are kept on disk, of all imported modules."""
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(helios[\w.]*)(?:\s+import\s+(?:\(([^)]*)|([^(#\n]*)))?", re.MULTILINE)
 
+_WORD = ir.IntType(64)
+
 
 def inline_jit(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` for use by other compiled functions alone.
@@ -237,9 +239,6 @@ def _type_of(kind: type, layouts: tuple[Any, ...]) -> _TableType:
         else:
             members[name] = types.UniTuple(types.int64, layout) if isinstance(layout, int) else layout
     return _TableType(kind.__qualname__, members)
-
-
-_WORD = ir.IntType(64)
 
 
 class _TableType(types.Type):

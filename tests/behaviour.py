@@ -82,7 +82,7 @@ from tests.unit.control.table import Says
 REPOSITORY = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "behaviour"
 ANSWERS = Path(__file__).parent / "golden" / "slurm-24.11"  # recorded on a running cluster, see tests/golden/record.py
-RECORDING = Path(__file__).parent / "unit" / "simulate" / "recorded" / "slurm-22.05"
+RECORDING = Path(__file__).parent / "unit" / "simulate" / "slurm" / "recorded" / "slurm-22.05"
 LARGE = 100_000  # characters from which a golden file is compressed, so that the repository stays small
 SHOWN = 40  # lines of a difference
 

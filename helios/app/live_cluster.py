@@ -44,6 +44,11 @@ from helios.slurm.preflight import (
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 
+BACK_END = "back end"
+"""Name of the check which way into Slurm is used."""
+READING_S = 600.0
+"""Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
+
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
 
 
@@ -184,12 +189,6 @@ def _add_site_options(name: str, options: dict[str, Any], settings: Settings) ->
     """
     declared = {option.name for option in list_options(find(name))}
     return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
-
-
-BACK_END = "back end"
-"""Name of the check which way into Slurm is used."""
-READING_S = 600.0
-"""Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
 
 
 def open_live_cluster(settings: Settings) -> LiveCluster:

@@ -39,6 +39,25 @@ from helios.predict.timeline import RecordedWalk, untrained
 from helios.warehouse import Warehouse
 from helios.warehouse.models import previous_incumbents
 
+FEWEST_SCORED = 100
+"""Jobs below which nothing is concluded from a comparison."""
+
+WEEKS = 8
+GROWN = 1.25
+"""Ratio of the last week's error to that of the weeks before, from which it counts as grown."""
+
+NIGHTLY = "nightly"
+"""Author of a nightly decision."""
+DRIFT = "drift"
+"""Name under which the warehouse stores the line about drift."""
+DRIFTED = "drifted"
+"""Name under which it stores that line where something has drifted; empty where nothing has."""
+
+INCUMBENT = "active"
+"""Name of the promoted model in a nightly comparison; the new one is ``model``."""
+WIDER = (1, 4, 12)
+"""Multiples of the days to score on, tried in order until enough jobs ended in them."""
+
 
 def learn(
     history: LoadedHistory,
@@ -103,9 +122,6 @@ def judge(
 
 
 # A history as predictors see it: features are computed once, then used for training, scoring and drift.
-
-FEWEST_SCORED = 100
-"""Jobs below which nothing is concluded from a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -251,10 +267,6 @@ def _seconds(moment: datetime) -> int:
 
 
 # Drift: whether the jobs of a cluster, and the errors of its model, are still as they were at training.
-
-WEEKS = 8
-GROWN = 1.25
-"""Ratio of the last week's error to that of the weeks before, from which it counts as grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,14 +450,6 @@ class TrainingOutcome:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self) | {"comparison": None if self.comparison is None else self.comparison.to_json()}
-
-
-NIGHTLY = "nightly"
-"""Author of a nightly decision."""
-DRIFT = "drift"
-"""Name under which the warehouse stores the line about drift."""
-DRIFTED = "drifted"
-"""Name under which it stores that line where something has drifted; empty where nothing has."""
 
 
 def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
@@ -760,11 +764,6 @@ def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: 
 # A new model against the promoted one: on which jobs both are scored, and what follows.
 #
 # No model is scored on jobs that it learned from: the same recipe, stopped earlier, is scored in its place.
-
-INCUMBENT = "active"
-"""Name of the promoted model in a nightly comparison; the new one is ``model``."""
-WIDER = (1, 4, 12)
-"""Multiples of the days to score on, tried in order until enough jobs ended in them."""
 
 
 def decide_against_controls(same: TrainingOutcome, comparison: Comparison | None) -> TrainingOutcome:

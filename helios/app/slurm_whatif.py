@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.own_order import own_order_waits
+from helios.app.replay_predictions import NamedPredictor
 from helios.app.service_replay import (
     PREDICT_AGAIN_S,
     SITE_FACTOR_MOST,
-    NamedPredictor,
     ReplayedService,
     replay_services,
     replayed_services,

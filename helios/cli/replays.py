@@ -75,7 +75,6 @@ from helios.services.registry import build, checked_options, domain_of
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
-
 NOT_WITH_SWEEP = (
     "--policy",
     "--backfill",
@@ -87,6 +86,8 @@ NOT_WITH_SWEEP = (
     "--repeat-over",
 )
 NOT_WITH_FRONTIER = ("--policy", "--backfill", "--estimates", "--set")
+
+POLICY_OF = {OrderRule.QSSF: Policy.QSSF, OrderRule.SIZE: Policy.FEWEST_GPUS, OrderRule.SERVICE: Policy.SERVICE}
 
 
 def write_whatif(
@@ -163,9 +164,6 @@ def show_whatif(finished: FinishedWhatIf, *, as_json: bool, has_page: bool) -> N
             print_message("Plots, and who gains and who pays: add --report whatif.html")
     if finished.interrupted:
         raise typer.Exit(130)
-
-
-POLICY_OF = {OrderRule.QSSF: Policy.QSSF, OrderRule.SIZE: Policy.FEWEST_GPUS, OrderRule.SERVICE: Policy.SERVICE}
 
 
 def live_setting(settings: Settings) -> Scenario | None:

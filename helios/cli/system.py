@@ -40,6 +40,23 @@ from helios.private_files import read_secret
 if TYPE_CHECKING:
     from helios.slurm.preflight import PreflightFinding
 
+COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/helios",
+    "zsh": "usr/share/zsh/vendor-completions/_helios",
+    "fish": "usr/share/fish/vendor_completions.d/helios.fish",
+}
+"""Where each shell looks for completions, below the root."""
+
+NEXT_STEPS = (
+    "TZ=UTC sacct --allusers --duplicates --allocations --parsable "
+    '--delimiter="$(cat /proc/sys/kernel/random/uuid)" -S 2026-09-01 -E 2026-10-01 '
+    "--format=JobIDRaw,Cluster,User,Account,QOS,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,Timelimit,"
+    "NNodes,ReqCPUS,ReqTRES,AllocTRES,NodeList,JobName > september.txt",
+    "helios trace load september.txt",
+    "helios model evaluate",
+    "helios whatif --nodes PARTITION=N --gpus-per-node 8 --report whatif.html",
+)
+
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Check the cluster and the state of Helios.
@@ -84,13 +101,6 @@ def _plain_finding(finding: PreflightFinding) -> dict[str, str]:
 
 
 # ``helios setup``: what the services need on a machine.
-
-COMPLETIONS = {
-    "bash": "usr/share/bash-completion/completions/helios",
-    "zsh": "usr/share/zsh/vendor-completions/_helios",
-    "fish": "usr/share/fish/vendor_completions.d/helios.fish",
-}
-"""Where each shell looks for completions, below the root."""
 
 
 def setup_(
@@ -413,17 +423,6 @@ def show_table(as_json: AsJson = False) -> None:
 
 
 # ``helios try``: all of Helios once, on a synthetic month.
-
-
-NEXT_STEPS = (
-    "TZ=UTC sacct --allusers --duplicates --allocations --parsable "
-    '--delimiter="$(cat /proc/sys/kernel/random/uuid)" -S 2026-09-01 -E 2026-10-01 '
-    "--format=JobIDRaw,Cluster,User,Account,QOS,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,Timelimit,"
-    "NNodes,ReqCPUS,ReqTRES,AllocTRES,NodeList,JobName > september.txt",
-    "helios trace load september.txt",
-    "helios model evaluate",
-    "helios whatif --nodes PARTITION=N --gpus-per-node 8 --report whatif.html",
-)
 
 
 def try_(

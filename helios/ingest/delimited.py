@@ -45,6 +45,11 @@ LONGEST_EXAMPLE = 60
 """Most characters of a text that was not understood in a message."""
 Values = TypeVar("Values")
 
+LONGEST_QUOTED_ROW_LINES = 4_096
+"""Larger than ``LONGEST_BROKEN_ROW_LINES``, because closing quotes say where such a row ends; nothing is guessed."""
+
+_NEWLINE = ord("\n")
+
 
 class Translation:
     """One batch of rows while it is translated into columns of ``JOBS``.
@@ -204,9 +209,6 @@ class Translation:
 #
 # Slurm writes job names and comments as they are: ``sacct --parsable2`` neither quotes nor escapes. So a name with a
 # newline becomes two lines, and a name with a bar becomes two fields.
-
-LONGEST_QUOTED_ROW_LINES = 4_096
-"""Larger than ``LONGEST_BROKEN_ROW_LINES``, because closing quotes say where such a row ends; nothing is guessed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,9 +439,6 @@ def _split_quoted(text: str, separator: str) -> list[str]:
     except csv.Error:
         return []
     return rows[0] if len(rows) == 1 else []
-
-
-_NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

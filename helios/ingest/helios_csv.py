@@ -37,6 +37,20 @@ FIELDS = (
 )
 EXTRA_FIELDS = ("name", "jobname", "time_limit")
 
+# Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
+ACME_ZONE = "Asia/Shanghai"
+_SIZES = {"gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num"}
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
+REJOINED = "rows broken by a newline or a comma in a field were put together again"
+
+COLUMNS_HELD = frozenset(
+    {
+        *("job_id", "name", "user", "partition", "state", "submitted_at", "started_at", "ended_at"),
+        *("run_time_s", "time_limit_s", "nodes", "cpus", "gpus"),
+    }
+)
+"""Columns of ``JOBS`` that the layout holds. The number of a restart is found again from the starts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
@@ -78,11 +92,6 @@ ACME = Wording(
     duration_is_run_time=False,
     gib_each_node="mem_per_pod_gb",
 )
-# Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
-ACME_ZONE = "Asia/Shanghai"
-_SIZES = {"gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num"}
-_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
-REJOINED = "rows broken by a newline or a comma in a field were put together again"
 
 
 def has_columns(start: bytes, wording: Wording) -> bool:
@@ -127,15 +136,6 @@ def _layout(wording: Wording, *, zone: str = "UTC") -> Layout:
 
 
 LAYOUT, ACME_LAYOUT = _layout(PUBLISHED), _layout(ACME, zone=ACME_ZONE)
-
-
-COLUMNS_HELD = frozenset(
-    {
-        *("job_id", "name", "user", "partition", "state", "submitted_at", "started_at", "ended_at"),
-        *("run_time_s", "time_limit_s", "nodes", "cpus", "gpus"),
-    }
-)
-"""Columns of ``JOBS`` that the layout holds. The number of a restart is found again from the starts."""
 
 
 def write_helios_csv(jobs: pd.DataFrame, path: Path, *, timezone: str = "UTC") -> None:

@@ -30,6 +30,9 @@ _LAYOUTS = {("active", "total"): False, ("running_gpu_num", "total_gpu_num"): Tr
 _MOST_STEPS = 20_000_000
 _HINT = "It needs a header line with the columns time,active,total; or time,active with --total N."
 
+_COLUMNS = ("running_gpu_num", "pending_gpu_num", "total_gpu_num")
+_LEVELS_HINT = "It needs a header line with the columns time," + ",".join(_COLUMNS) + "."
+
 
 def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_per_node: int = 8) -> NodeSeries:
     """Read a file of busy nodes, compressed or plain.
@@ -280,10 +283,6 @@ def _holes(name: str, gaps: NDArray[np.bool_], step_s: int) -> str:
     longest = f"{lengths.max() * step_s / 3600:.1f} h"
     found = f"a hole of {longest}" if len(lengths) == 1 else f"{len(lengths):,} holes, the longest of {longest}"
     return f"{name}: {found}; the last value stands there, and no forecast is judged by it."
-
-
-_COLUMNS = ("running_gpu_num", "pending_gpu_num", "total_gpu_num")
-_LEVELS_HINT = "It needs a header line with the columns time," + ",".join(_COLUMNS) + "."
 
 
 def read_partition_levels(paths: Sequence[Path], *, timezone: str) -> RecordedLevels:

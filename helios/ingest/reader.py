@@ -46,8 +46,21 @@ LAYOUTS: dict[TraceFormat, Layout] = {
     TraceFormat.PARQUET: parquet.LAYOUT,
 }
 
-
 _TAR_MAGIC_AT = 257
+
+# Arrays of the text of more rows are so large that the C library returns their memory each time: twice the system time.
+ROWS_PER_BATCH = 50_000
+# Text of a file whose translated rows are kept until all of it is read. They take about twice its size.
+LARGEST_KEPT_BYTES = 256 << 20
+_FIRST_REASONS = 3
+TIME_FORMS = (
+    "Times are read as 2026-09-01T08:00:00, with a space for T, or as seconds since the epoch. Export again without "
+    "SLURM_TIME_FORMAT; in a spreadsheet, keep the columns of times as text."
+)
+CONTRADICTING_KEYS = (
+    "rows have Restarts, SLUID or DBIndex that contradict the submissions: Restarts is believed, a shared SLUID is not"
+)
+OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
 def sniff(path: Path, start: bytes) -> TraceFormat:
@@ -81,21 +94,6 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
         f"The format of {path} is not recognised from its content.",
         hint=f"Helios reads {', '.join(LAYOUTS)}; say which it is with --format, or export it anew.",
     )
-
-
-# Arrays of the text of more rows are so large that the C library returns their memory each time: twice the system time.
-ROWS_PER_BATCH = 50_000
-# Text of a file whose translated rows are kept until all of it is read. They take about twice its size.
-LARGEST_KEPT_BYTES = 256 << 20
-_FIRST_REASONS = 3
-TIME_FORMS = (
-    "Times are read as 2026-09-01T08:00:00, with a space for T, or as seconds since the epoch. Export again without "
-    "SLURM_TIME_FORMAT; in a spreadsheet, keep the columns of times as text."
-)
-CONTRADICTING_KEYS = (
-    "rows have Restarts, SLUID or DBIndex that contradict the submissions: Restarts is believed, a shared SLUID is not"
-)
-OTHER_CLUSTERS = "rows are of other clusters and were left out"
 
 
 def open_trace(

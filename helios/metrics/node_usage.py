@@ -25,6 +25,8 @@ from helios.model.nodes import expand
 
 Seconds = NDArray[np.int64]
 
+J_PER_KWH = 3.6e6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BusyIntervals:
@@ -166,9 +168,6 @@ def whole_seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:
     """
     seconds = times.astype("int64").to_numpy() // 1_000_000
     return np.where(times.isna().to_numpy(), otherwise, seconds)
-
-
-J_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

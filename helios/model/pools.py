@@ -13,6 +13,14 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+FEWEST_PEAKS = 8
+"""Fewest trials of a family that show how similar their peaks are."""
+PEAKS_WEIGHT = 12
+"""Number of trials for which the result of ``peak_hardly_exceeded`` is as far above the largest as that is above the
+median. With 12 about one trial in a hundred needs more, if the logarithms of peaks are normal."""
+
+_FUSED = "{others} more in its process"
+
 
 class TrialState(StrEnum):
     """State of a trial."""
@@ -79,13 +87,6 @@ class TrialForecast:
     seconds_p90: float | None = None
     share: float | None = None
     steps_per_s: float | None = None
-
-
-FEWEST_PEAKS = 8
-"""Fewest trials of a family that show how similar their peaks are."""
-PEAKS_WEIGHT = 12
-"""Number of trials for which the result of ``peak_hardly_exceeded`` is as far above the largest as that is above the
-median. With 12 about one trial in a hundred needs more, if the logarithms of peaks are normal."""
 
 
 def peak_hardly_exceeded(peaks_mib: Sequence[float]) -> float | None:
@@ -360,9 +361,6 @@ class StopTrial:
 
 
 PoolAction = StartTrial | PauseTrial | StopTrial
-
-
-_FUSED = "{others} more in its process"
 
 
 def fused_with(others: int) -> str:

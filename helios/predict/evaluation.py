@@ -52,6 +52,41 @@ from helios.units import in_number
 
 SHRINKAGE_PREDICTS = "Shrinkage predicted the held-back jobs better than the trees did, so it predicts and they do not."
 
+RESAMPLES = 400
+LIKELY = 0.9
+"""Share of the resamples that lie within the interval of a difference."""
+
+NEGLIGIBLE = 0.01
+"""Difference of rank correlation, or of log error (1 % of the run time), that is too small to matter.
+
+With very many jobs even such a difference is significant.
+"""
+TOO_MUCH = 0.1
+"""Difference that counts against a model even where it may be chance, because few jobs were evaluated."""
+
+BINS = 10
+
+FEWEST_JOBS = 200
+"""Fewest jobs of a period whose index is not mostly chance, which is about the number of bins over that of jobs."""
+WEEKS_OF_TRAINING = 12
+USUAL = 0.9
+"""Quantile of the index over the weeks of training that is called usual."""
+WEEK_S = 7 * 86_400
+_LEAST_SHARE = 1e-3
+"""Least share of a bin, because an empty one would make the index infinite."""
+_JOBS_FOR_EDGES = 50_000
+"""Most jobs from which the edges of bins are computed. The shares are counted on all."""
+NOT_COMPARED = frozenset({"global_mean", "partition_mean", "user_ended", "user_size_ended", "user_submitted"})
+"""Features without an index: counts that only grow, and means that are equal for all jobs of a day.
+
+They always leave the bins of training, whatever the workload is like (on KTH with an index of 5).
+"""
+
+# Users are resampled if they are at least so many, and none has more than this share of the jobs.
+FEWEST_USERS, LARGEST_USER = 10, 0.5
+
+MOVED, CHANGED = 0.1, 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
@@ -302,19 +337,6 @@ def _notes(
 
 # Comparison of predictors.
 
-RESAMPLES = 400
-LIKELY = 0.9
-"""Share of the resamples that lie within the interval of a difference."""
-# Users are resampled if they are at least so many, and none has more than this share of the jobs.
-FEWEST_USERS, LARGEST_USER = 10, 0.5
-NEGLIGIBLE = 0.01
-"""Difference of rank correlation, or of log error (1 % of the run time), that is too small to matter.
-
-With very many jobs even such a difference is significant.
-"""
-TOO_MUCH = 0.1
-"""Difference that counts against a model even where it may be chance, because few jobs were evaluated."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
@@ -523,24 +545,6 @@ def _difference(samples: NDArray[np.float64], *, is_single: bool) -> PairedDiffe
 
 
 # Drift.
-
-BINS = 10
-MOVED, CHANGED = 0.1, 0.25
-FEWEST_JOBS = 200
-"""Fewest jobs of a period whose index is not mostly chance, which is about the number of bins over that of jobs."""
-WEEKS_OF_TRAINING = 12
-USUAL = 0.9
-"""Quantile of the index over the weeks of training that is called usual."""
-WEEK_S = 7 * 86_400
-_LEAST_SHARE = 1e-3
-"""Least share of a bin, because an empty one would make the index infinite."""
-_JOBS_FOR_EDGES = 50_000
-"""Most jobs from which the edges of bins are computed. The shares are counted on all."""
-NOT_COMPARED = frozenset({"global_mean", "partition_mean", "user_ended", "user_size_ended", "user_submitted"})
-"""Features without an index: counts that only grow, and means that are equal for all jobs of a day.
-
-They always leave the bins of training, whatever the workload is like (on KTH with an index of 5).
-"""
 
 
 class Steadiness(StrEnum):

@@ -53,6 +53,27 @@ They are jobs of the user with the same size and limit, all jobs of the user, of
 anyone, and all jobs.
 """
 
+BASIS_LEVELS = {"user+size": "user_size", "user": "user", "group": "account", "size": "request", "all": "global"}
+"""The level in ``LEVELS`` of each of ``BASES``."""
+LAST = 12
+"""Number of last ended jobs that are shown for the basis of a prediction."""
+
+AGE = 0.1
+"""Distance for each factor e in the number of jobs with the same request and user that ended since."""
+
+OTHER_PARTITION, OTHER_STEM, OTHER_NAME, OTHER_USER, OTHER_ACCOUNT = 1.0, 2.0, 0.3, 1.5, 1.0
+"""Distances for other values, where 0.69 is a size or limit twice as large.
+
+Those for partition and stem are as in the features. The others were chosen.
+"""
+
+PRIOR, NEIGHBOURHOOD, DISTRIBUTION = "prior", "neighbours", "distribution"
+"""Steps that are no level: the prior, the user's last jobs weighted by similarity, and the change from the mean of past
+runs to the median of their distribution."""
+_LEAST_ODDS, _LEAST_SLOPE = 1e-9, 0.05
+EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
+"""Corrections that belong to no feature: the constant of the trees, and what is applied after the trees."""
+
 
 def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
     """Return the position in ``BASES`` of the basis of each prediction.
@@ -77,18 +98,6 @@ def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
 #
 # The distance is that of the features (:mod:`helios.predict.causal_stats`), but over the whole past instead of the
 # user's last jobs. Size and limit count by their ratio, partition and name by whether they are equal.
-
-BASIS_LEVELS = {"user+size": "user_size", "user": "user", "group": "account", "size": "request", "all": "global"}
-"""The level in ``LEVELS`` of each of ``BASES``."""
-LAST = 12
-"""Number of last ended jobs that are shown for the basis of a prediction."""
-OTHER_PARTITION, OTHER_STEM, OTHER_NAME, OTHER_USER, OTHER_ACCOUNT = 1.0, 2.0, 0.3, 1.5, 1.0
-"""Distances for other values, where 0.69 is a size or limit twice as large.
-
-Those for partition and stem are as in the features. The others were chosen.
-"""
-AGE = 0.1
-"""Distance for each factor e in the number of jobs with the same request and user that ended since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,13 +238,6 @@ def _distances(table: JobTable, rows: NDArray[np.int64]) -> dict[str, NDArray[np
 
 
 # Steps of the shrinkage and corrections by the trees.
-
-PRIOR, NEIGHBOURHOOD, DISTRIBUTION = "prior", "neighbours", "distribution"
-"""Steps that are no level: the prior, the user's last jobs weighted by similarity, and the change from the mean of past
-runs to the median of their distribution."""
-_LEAST_ODDS, _LEAST_SLOPE = 1e-9, 0.05
-EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
-"""Corrections that belong to no feature: the constant of the trees, and what is applied after the trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,54 @@ _PREDICTION_COLUMNS = [getattr(RUN_TIME, name.removesuffix("_s")) for name in PR
 """Columns of ``RunTime`` for those of ``PREDICTIONS``, all but the last."""
 _UNKNOWN_S = np.iinfo(np.int64).min // 1_000_000
 
+_RINGS = {
+    USER_SIZE: ("key_runs", "key_count"),
+    USER: ("user_starts", "user_count"),
+    REQUEST: ("request_starts", "request_count"),
+}
+"""Ring buffers of ``PastRuns`` and their counts, by the level of their groups."""
+_FIRST_ROWS = 1024
+"""Rows of a new array, before it grows."""
+_NO_JOBS = np.empty(0, dtype=np.int64)
+# A submission without a group. To process it changes no statistics.
+_NOBODY = Events(
+    submitted_s=np.array([NEVER_S]),
+    log_run=np.full(1, np.nan),
+    limit_share=np.full(1, np.nan),
+    failed=np.full(1, np.nan),
+    request=np.zeros((1, len(stats.REQUEST_FEATURES)), dtype=np.float32),
+    traits=np.zeros((1, 4)),
+    groups=np.full((1, len(LEVELS)), -1, dtype=np.int32),
+)
+# Each array has one row, the initial value of all new rows.
+_BLANK_STATS = stats.empty_stats(replace(_NOBODY, groups=np.zeros_like(_NOBODY.groups)))
+_BLANK_PAST = blank_past(1, 1, 1, 1, 1)
+
+_DIGITS = re.compile(r"\d+")
+_CACHED_LISTS = 64
+_FEW_NAMES = 50
+"""Number of names below which pandas is slower than a loop."""
+
+TAIL_SLOPE = 0.8
+"""Growth of log T by log-odds beyond p90. Half of the jobs far beyond run for another 2**0.8 - 1 = 0.74 of their time.
+
+Best of .6, .8 and 1 on Venus and Philly, where no limits end jobs. On KTH-SP2 and SDSC-BLUE it makes no difference
+(benchmarks/remaining.py evaluates the same logs). A plain log-logistic, which keeps the slope below p90, covers 67 % of
+Philly's running jobs, and this one 76 %.
+"""
+LEAST_SLOPE = 0.01
+"""Least slope of the other two lines. Quantiles may coincide (mostly at a time limit), but a line needs a slope."""
+LIMIT_GRACE_S = 60.0
+"""Longest time that a job outlasts its limit, s. 41 % of SDSC-BLUE's running jobs outlast it, by 27 to 58 s.
+
+Slurm looks for jobs past their limit every 30 s and gives them another 30 s (``KillWait``) to end.
+"""
+CHANCES = (0.1, 0.5, 0.9)
+"""Probabilities of the quantiles, in the order of their columns."""
+_SHORTEST_S = 1.0
+
+_LOG_ODDS_P90 = np.log(9.0)
+
 
 class LivePredictor:
     """Predictor for a live queue that learns from ended jobs.
@@ -308,29 +356,6 @@ def _seconds(times: Any) -> NDArray[np.int64]:
 
 
 # Statistics and past runs of ended jobs, with arrays that grow.
-
-_RINGS = {
-    USER_SIZE: ("key_runs", "key_count"),
-    USER: ("user_starts", "user_count"),
-    REQUEST: ("request_starts", "request_count"),
-}
-"""Ring buffers of ``PastRuns`` and their counts, by the level of their groups."""
-_FIRST_ROWS = 1024
-"""Rows of a new array, before it grows."""
-_NO_JOBS = np.empty(0, dtype=np.int64)
-# A submission without a group. To process it changes no statistics.
-_NOBODY = Events(
-    submitted_s=np.array([NEVER_S]),
-    log_run=np.full(1, np.nan),
-    limit_share=np.full(1, np.nan),
-    failed=np.full(1, np.nan),
-    request=np.zeros((1, len(stats.REQUEST_FEATURES)), dtype=np.float32),
-    traits=np.zeros((1, 4)),
-    groups=np.full((1, len(LEVELS)), -1, dtype=np.int32),
-)
-# Each array has one row, the initial value of all new rows.
-_BLANK_STATS = stats.empty_stats(replace(_NOBODY, groups=np.zeros_like(_NOBODY.groups)))
-_BLANK_PAST = blank_past(1, 1, 1, 1, 1)
 
 
 class UnendedJobs(NamedTuple):
@@ -819,11 +844,6 @@ def _predict(  # noqa: PLR0917 - as above
 # For a whole history, :func:`helios.predict.job_table.job_groups` factorizes the columns. In a live predictor a new
 # user must not change the numbers of the groups that were learned from.
 
-_DIGITS = re.compile(r"\d+")
-_CACHED_LISTS = 64
-_FEW_NAMES = 50
-"""Number of names below which pandas is slower than a loop."""
-
 
 class Codes:
     """Codes of values, numbered in the order in which values first appear."""
@@ -964,27 +984,6 @@ class GrowingCoding:
 # quantile of T given T > t has a closed form), and beyond p90 a third whose slope is the same for every job. There it
 # is a Pareto law: the remaining time is proportional to the elapsed time, so that a job far beyond its prediction is
 # expected neither to end at once nor to run for ever.
-
-TAIL_SLOPE = 0.8
-"""Growth of log T by log-odds beyond p90. Half of the jobs far beyond run for another 2**0.8 - 1 = 0.74 of their time.
-
-Best of .6, .8 and 1 on Venus and Philly, where no limits end jobs. On KTH-SP2 and SDSC-BLUE it makes no difference
-(benchmarks/remaining.py evaluates the same logs). A plain log-logistic, which keeps the slope below p90, covers 67 % of
-Philly's running jobs, and this one 76 %.
-"""
-LEAST_SLOPE = 0.01
-"""Least slope of the other two lines. Quantiles may coincide (mostly at a time limit), but a line needs a slope."""
-LIMIT_GRACE_S = 60.0
-"""Longest time that a job outlasts its limit, s. 41 % of SDSC-BLUE's running jobs outlast it, by 27 to 58 s.
-
-Slurm looks for jobs past their limit every 30 s and gives them another 30 s (``KillWait``) to end.
-"""
-CHANCES = (0.1, 0.5, 0.9)
-"""Probabilities of the quantiles, in the order of their columns."""
-_SHORTEST_S = 1.0
-
-
-_LOG_ODDS_P90 = np.log(9.0)
 
 
 Floats = NDArray[np.float64]

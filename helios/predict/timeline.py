@@ -91,6 +91,9 @@ _LOW, _HIGH = 0, 1
 """The sides of an interval, and columns of arrays with one entry per side."""
 _MISS_LOG_ODDS = np.log(MISS / (1.0 - MISS))
 
+NO_TAIL = np.array([[50.0], [1.0]])
+"""Tail without effect, because it begins beyond every run time."""
+
 
 class Timeline:
     """Predictor of the jobs of a table, each from what came before.
@@ -341,10 +344,6 @@ class Model(Table):
 
     forest: Any
     tail: NDArray[np.float64]
-
-
-NO_TAIL = np.array([[50.0], [1.0]])
-"""Tail without effect, because it begins beyond every run time."""
 
 
 def untrained() -> Model:

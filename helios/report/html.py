@@ -46,11 +46,6 @@ from helios.report.tables import CONTROL_NAMES, best_figures, describe_missing
 from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
 from helios.units import change, duration, percent
 
-
-def _format_time(at_s: int) -> str:
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
-
-
 _PAGES = Environment(
     loader=PackageLoader("helios.report"),
     autoescape=True,
@@ -58,6 +53,12 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+def _format_time(at_s: int) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
+
+
 _PAGES.filters.update(
     duration=duration, percent=percent, describe_missing=describe_missing, longer=format_signed, moment=_format_time
 )

@@ -30,6 +30,62 @@ SHOWN_FEATURES = 10
 TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
 STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
 
+TODAY, MODEL, ORACLE = "today", "model", "oracle"
+REPLAY_NAMES = {
+    TODAY: "FIFO, today",
+    MODEL: "QSSF, Helios",
+    "shrinkage": "QSSF, shrinkage untrained",
+    "user_last": "QSSF, user's last ended job",
+    "smallest_first": "Size, no model",
+    ORACLE: "QSSF, true run times",
+}
+LEAST_GAIN_S = 1.0
+"""Mean wait that the oracle must save for a share of it to mean anything."""
+
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+STEP_WORDS = {
+    "prior": "a guess before any job has ended",
+    "global": "all jobs that had ended",
+    "partition": "jobs in this partition",
+    "request": "jobs of this size, limit and partition",
+    "account": "jobs of this account",
+    "user": "jobs of this user",
+    "user_limit": "this user's jobs with this limit",
+    "user_any_limit": "this user's jobs of this size, whatever the limit",
+    "user_size": "this user's jobs of this size and limit",
+    "user_family": "this user's jobs of a similar name",
+    "user_stem": "this user's jobs of this name, digits aside",
+    "user_name": "this user's jobs of this name and size",
+    "neighbours": "this user's latest jobs, the most similar ones above all",
+    "distribution": "from the mean to the middle of such runs, running ones too",
+}
+"""Description of each shrinkage level of ``helios.predict.causal_stats.LEVELS``, and of the other steps."""
+
+_SUBMITTED: Mapping[str, Callable[[float], str]] = {
+    "weekday": lambda day: WEEKDAYS[int(day) % 7],
+    "hour": lambda hour: f"{int(hour)} h",
+}
+
+UNKNOWN = "what is unknown of this job"
+
+BASIS_WORDS = {
+    "user+size": "of {user} of this size and limit",
+    "user": "of {user}, none of them of this size and limit",
+    "group": "of account {account}, none of them of {user}",
+    "size": "of {others} of this size, limit and partition",
+    "all": "of {others}, none of them of this size, limit and partition",
+}
+"""Description of the past jobs behind a prediction, by ``helios.predict.explain.BASES``."""
+
+WORTH_A_LINE = 1.05
+"""Smallest factor with its own line. Corrections between its inverse and it are merged into "everything else"."""
+MOST_LINES = 7
+NAME_WIDTH = 16
+"""Most characters shown of a name or user, because hashes are long and the table has 80 columns."""
+
+EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
+
 
 def models_table(
     models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], *, drift: str | None, width: int
@@ -235,18 +291,6 @@ def _utc_minute(moment: str | datetime) -> str:
 
 # What predictions are worth to a queue: replays with them, between what a site has today and what is possible.
 
-TODAY, MODEL, ORACLE = "today", "model", "oracle"
-REPLAY_NAMES = {
-    TODAY: "FIFO, today",
-    MODEL: "QSSF, Helios",
-    "shrinkage": "QSSF, shrinkage untrained",
-    "user_last": "QSSF, user's last ended job",
-    "smallest_first": "Size, no model",
-    ORACLE: "QSSF, true run times",
-}
-LEAST_GAIN_S = 1.0
-"""Mean wait that the oracle must save for a share of it to mean anything."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderValue:
@@ -350,28 +394,6 @@ def value_headline(value: OrderValue) -> list[str]:
     return [SINGLE_REPLAY] if value.check is None else value.check.sentences()
 
 
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
-
-STEP_WORDS = {
-    "prior": "a guess before any job has ended",
-    "global": "all jobs that had ended",
-    "partition": "jobs in this partition",
-    "request": "jobs of this size, limit and partition",
-    "account": "jobs of this account",
-    "user": "jobs of this user",
-    "user_limit": "this user's jobs with this limit",
-    "user_any_limit": "this user's jobs of this size, whatever the limit",
-    "user_size": "this user's jobs of this size and limit",
-    "user_family": "this user's jobs of a similar name",
-    "user_stem": "this user's jobs of this name, digits aside",
-    "user_name": "this user's jobs of this name and size",
-    "neighbours": "this user's latest jobs, the most similar ones above all",
-    "distribution": "from the mean to the middle of such runs, running ones too",
-}
-"""Description of each shrinkage level of ``helios.predict.causal_stats.LEVELS``, and of the other steps."""
-
-
 def _seconds(log_s: float) -> float:
     return max(float(np.expm1(log_s)), 0.0)
 
@@ -412,10 +434,6 @@ _REQUEST: Mapping[str, Callable[[float], str]] = {
     "log_cpus": lambda cpus: counted(round(_seconds(cpus)), "CPU"),
     "log_nodes": lambda nodes: counted(round(_seconds(nodes)), "node"),
 }
-_SUBMITTED: Mapping[str, Callable[[float], str]] = {
-    "weekday": lambda day: WEEKDAYS[int(day) % 7],
-    "hour": lambda hour: f"{int(hour)} h",
-}
 _GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[[float], str]]]] = {
     "request": ("gpus|log_(cpus|nodes|memory)", _REQUEST),
     "time limit": ("log_limit", {"log_limit": _time}),
@@ -454,7 +472,6 @@ FEATURE_GROUPS = (
     ),
 )
 """Groups of features. A feature belongs to the first group whose pattern matches."""
-UNKNOWN = "what is unknown of this job"
 
 
 def describe_feature(feature: str, features: Mapping[str, float]) -> str:
@@ -470,22 +487,6 @@ def describe_feature(feature: str, features: Mapping[str, float]) -> str:
     if known:
         return f"{group.name}: {', '.join(filter(None, known))}"
     return UNKNOWN if group.shown else group.name
-
-
-BASIS_WORDS = {
-    "user+size": "of {user} of this size and limit",
-    "user": "of {user}, none of them of this size and limit",
-    "group": "of account {account}, none of them of {user}",
-    "size": "of {others} of this size, limit and partition",
-    "all": "of {others}, none of them of this size, limit and partition",
-}
-"""Description of the past jobs behind a prediction, by ``helios.predict.explain.BASES``."""
-
-WORTH_A_LINE = 1.05
-"""Smallest factor with its own line. Corrections between its inverse and it are merged into "everything else"."""
-MOST_LINES = 7
-NAME_WIDTH = 16
-"""Most characters shown of a name or user, because hashes are long and the table has 80 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

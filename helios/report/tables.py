@@ -46,6 +46,16 @@ GROUP_NAMES = {
     "top_user": "of the busiest user",
 }
 
+_LEGEND = (
+    "[dim]Rank corr.: Spearman; 90 % range: of it, when users are resampled (days, where none is known); by burst: "
+    "of bursts of alike jobs, each taken as one. Log error: median; 0.69 is a factor of 2. Bias: mean log error; above "
+    "0 predicts too long. <=10 %: share of jobs predicted within 10 %. p10-p90: share of jobs inside the predicted "
+    "interval; 80 % is right. Width: p90 over p10, as a factor.[/]"
+)
+
+FEWEST_JOBS = 3
+"""Jobs below which a rank correlation means nothing."""
+
 
 def plain_table(*names: str, right_from: int = 1, rows: Iterable[Iterable[str]] = ()) -> Table:
     """Return a table whose columns from ``right_from`` on hold numbers."""
@@ -164,14 +174,6 @@ def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
     if answer.get("coverage_p90_by_group"):
         parts += ["", _bound_table(answer)]
     return Group(*parts, "", _LEGEND)
-
-
-_LEGEND = (
-    "[dim]Rank corr.: Spearman; 90 % range: of it, when users are resampled (days, where none is known); by burst: "
-    "of bursts of alike jobs, each taken as one. Log error: median; 0.69 is a factor of 2. Bias: mean log error; above "
-    "0 predicts too long. <=10 %: share of jobs predicted within 10 %. p10-p90: share of jobs inside the predicted "
-    "interval; 80 % is right. Width: p90 over p10, as a factor.[/]"
-)
 
 
 def _order_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -357,8 +359,6 @@ def _busiest(description: Description, unit: str) -> RenderableType:
     return plain_table("Busiest users", "Jobs", f"{unit} hours", "Share", rows=rows)
 
 
-FEWEST_JOBS = 3
-"""Jobs below which a rank correlation means nothing."""
 Times = NDArray[np.float64]
 
 

@@ -59,6 +59,31 @@ LONGEST_ESTIMATE_S = 2**53
 Runner = Callable[..., bool]
 """Runs a replay on, as :func:`helios.simulate.core.events.run` does."""
 
+MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY, Backfill.NODES: NODES}
+RESERVING = frozenset({Backfill.EASY, Backfill.NODES})
+"""Modes that reserve, and so plan with estimates."""
+
+NOTE = np.dtype(
+    [
+        ("at_s", np.int64),
+        ("head", np.int64),  # the first job in the order
+        ("incumbent", np.int64),  # the first that asks for no more GPUs than the traced job; often that job itself
+        ("free", np.int64),  # GPUs
+        ("room", np.int64),  # GPUs of the largest job that could be placed
+        # When the head is expected to start, by which backfilled jobs have to end; NEVER: no reservation.
+        ("shadow_s", np.int64),
+        ("extra", np.int64),  # GPUs that EASY's head leaves over then
+    ],
+    align=True,
+)
+"""What a pass left while the traced job went on waiting."""
+ROWS = 4_096
+"""Notes that the core takes before it returns."""
+
+_OUT_OF_BUDGET, _REACHED, _FULL = 0, 1, 2
+JOB, BUDGET, N_NOTES, AHEAD, QUEUED = 0, 1, 2, 3, 4
+"""Places in the status of a trace: the job, events left, notes taken, and the queue after the job's first pass."""
+
 
 class Placement(StrEnum):
     """Which of the fitting nodes of equal weight a job gets.
@@ -72,9 +97,6 @@ class Placement(StrEnum):
     WEIGHTED = "weighted"
 
 
-MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY, Backfill.NODES: NODES}
-RESERVING = frozenset({Backfill.EASY, Backfill.NODES})
-"""Modes that reserve, and so plan with estimates."""
 PLACES = {
     Placement.PACKED: PACKED,
     Placement.SPREAD: SPREAD,
@@ -628,26 +650,6 @@ class AgeingRunner:
 
 
 # Trace of one job.
-
-NOTE = np.dtype(
-    [
-        ("at_s", np.int64),
-        ("head", np.int64),  # the first job in the order
-        ("incumbent", np.int64),  # the first that asks for no more GPUs than the traced job; often that job itself
-        ("free", np.int64),  # GPUs
-        ("room", np.int64),  # GPUs of the largest job that could be placed
-        # When the head is expected to start, by which backfilled jobs have to end; NEVER: no reservation.
-        ("shadow_s", np.int64),
-        ("extra", np.int64),  # GPUs that EASY's head leaves over then
-    ],
-    align=True,
-)
-"""What a pass left while the traced job went on waiting."""
-ROWS = 4_096
-"""Notes that the core takes before it returns."""
-_OUT_OF_BUDGET, _REACHED, _FULL = 0, 1, 2
-JOB, BUDGET, N_NOTES, AHEAD, QUEUED = 0, 1, 2, 3, 4
-"""Places in the status of a trace: the job, events left, notes taken, and the queue after the job's first pass."""
 
 
 class JobTrace:

@@ -44,6 +44,13 @@ _TEXT = pd.StringDtype(storage="python", na_value=np.nan)
 
 Jobs = NDArray[np.int64]
 
+_RUN_TIMES = tuple(RUN_TIME._asdict().items())
+
+_OF_A_RUN = ("state", "started_at", "node_list")
+
+_LAZY = ("pending", "running", "nodes")
+"""Frames of a snapshot that are made when they are first read."""
+
 
 class Coded(NamedTuple):
     """Column of categories.
@@ -194,9 +201,6 @@ def predicted_columns(jobs: Jobs, predictions: Predictions | None) -> OwnColumns
     }
 
 
-_RUN_TIMES = tuple(RUN_TIME._asdict().items())
-
-
 def _typed_array(column: pd.Series[Any]) -> Any:
     """Return the array of a column, with text as Python strings.
 
@@ -311,9 +315,6 @@ def pending_queue(jobs: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     return QUEUE.conform(frame.assign(tasks=1, state=JobState.PENDING.value, reason="Priority", **columns))
 
 
-_OF_A_RUN = ("state", "started_at", "node_list")
-
-
 def as_times(seconds: NDArray[np.int64]) -> NDArray[np.datetime64]:
     """Return times given in s since the epoch."""
     return (seconds * 1_000_000).view("datetime64[us]")
@@ -328,9 +329,6 @@ def times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
 
 Frames = dict[str, MomentRows]
 """Rows of ``running`` and of ``nodes``."""
-
-_LAZY = ("pending", "running", "nodes")
-"""Frames of a snapshot that are made when they are first read."""
 
 
 class QueueColumns:

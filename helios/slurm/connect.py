@@ -19,6 +19,8 @@ from helios.slurm.power import PowerConfigReader, feature_racks
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 
+_NAME = re.compile(r"^PartitionName=(\S+)", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -185,8 +187,6 @@ def live_site(shell: Shell) -> SlurmSite:
 
 
 # Names of a running cluster's partitions.
-
-_NAME = re.compile(r"^PartitionName=(\S+)", re.MULTILINE)
 
 
 def partition_names(shell: Shell) -> tuple[str, ...]:

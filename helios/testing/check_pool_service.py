@@ -27,6 +27,20 @@ from helios.testing.check_service import find_clocks, watch_calls
 MOST_SHOWN = 12
 NOW_S = 1_700_000_000.0
 
+KNOWN = TrialForecast(memory_p50_mib=4_000.0, memory_p95_mib=5_000.0, seconds_p50=600.0, seconds_p90=900.0, share=0.4)
+RUNNING: dict[str, Any] = {"state": TrialState.RUNNING, "started_s": NOW_S - 300, "attempts": 1}
+MEASURED: dict[str, Any] = RUNNING | {
+    "memory_limit_mib": 5_500.0,
+    "memory_mib": 4_000.0,
+    "peak_memory_mib": 4_100.0,
+    "progress": 0.5,
+}
+SPEEDS = (
+    SharedSpeed(family="train", beside=(), steps_per_s=10.0, samples=2),
+    SharedSpeed(family="train", beside=("train",), steps_per_s=7.0, samples=1),
+    SharedSpeed(family="gone", beside=("train", "train"), steps_per_s=0.0, samples=0),
+)
+
 
 def check_pool_service(service: type[Any] | PoolService) -> None:
     """Check that a service keeps the contract of ``PoolService``.
@@ -89,21 +103,6 @@ def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
     yield from _waiting_pools()
     yield from _running_pools()
     yield from _extreme_pools()
-
-
-KNOWN = TrialForecast(memory_p50_mib=4_000.0, memory_p95_mib=5_000.0, seconds_p50=600.0, seconds_p90=900.0, share=0.4)
-RUNNING: dict[str, Any] = {"state": TrialState.RUNNING, "started_s": NOW_S - 300, "attempts": 1}
-MEASURED: dict[str, Any] = RUNNING | {
-    "memory_limit_mib": 5_500.0,
-    "memory_mib": 4_000.0,
-    "peak_memory_mib": 4_100.0,
-    "progress": 0.5,
-}
-SPEEDS = (
-    SharedSpeed(family="train", beside=(), steps_per_s=10.0, samples=2),
-    SharedSpeed(family="train", beside=("train",), steps_per_s=7.0, samples=1),
-    SharedSpeed(family="gone", beside=("train", "train"), steps_per_s=0.0, samples=0),
-)
 
 
 def _waiting_pools() -> Iterator[tuple[str, PoolSnapshot]]:

@@ -42,6 +42,32 @@ T = TypeVar("T")
 CHUNK = 20_000
 """Texts or numbers in one statement, a few MB of parameters."""
 
+CLUSTERS = {
+    "name": "str",
+    "timezone": "object",
+    "jobs": "int64",
+    "gpu_jobs": "int64",
+    "first_submitted_at": TIME,
+    "last_submitted_at": TIME,
+}
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+READ_BLOCK_BYTES = 4 << 20
+
+ROWS_PER_READ = 1_000
+"""Rows that are Python objects at a time in reading, few enough for a core's cache.
+
+180,000 jobs/s with 1,000 rows, 127,000 with 10,000.
+"""
+ROWS_PER_WRITE = 10_000
+"""Rows that are Python objects at a time in writing, where a call for each column costs more.
+
+10^6 jobs take 3.3 s of CPU time with 10,000 rows, 3.8 s with 1,000.
+"""
+ROWS_PER_STATEMENT = 200
+"""Rows of one INSERT. 10^6 jobs take 3.2 s of CPU time with 200 rows, 5.3 s with one."""
+
 
 class StringTable:
     """Numbers of texts, and texts of numbers, within one transaction.
@@ -92,15 +118,6 @@ def _chunks(values: list[T]) -> Iterator[list[T]]:
 
 
 # Clusters.
-
-CLUSTERS = {
-    "name": "str",
-    "timezone": "object",
-    "jobs": "int64",
-    "gpu_jobs": "int64",
-    "first_submitted_at": TIME,
-    "last_submitted_at": TIME,
-}
 
 
 def find_cluster_id(connection: sa.Connection, name: str) -> int:
@@ -164,8 +181,6 @@ def known_clusters(*, counts: bool) -> sa.Select[tuple[object, ...]]:
 
 
 # Conversion of frames to stored columns and back.
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def stored_time(time: datetime) -> int:
@@ -415,8 +430,6 @@ def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:
 
 # Bulk transport for PostgreSQL: COPY, with Arrow's CSV writer and reader in Helios.
 
-READ_BLOCK_BYTES = 4 << 20
-
 
 class PostgresBulk(Bulk):
     """Bulk transport for PostgreSQL (see ``Bulk``)."""
@@ -530,19 +543,6 @@ def _parse_csv(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:
 
 
 # Bulk transport for SQLite. Columns become rows of Python objects in small batches, passed to ``executemany``.
-
-ROWS_PER_READ = 1_000
-"""Rows that are Python objects at a time in reading, few enough for a core's cache.
-
-180,000 jobs/s with 1,000 rows, 127,000 with 10,000.
-"""
-ROWS_PER_WRITE = 10_000
-"""Rows that are Python objects at a time in writing, where a call for each column costs more.
-
-10^6 jobs take 3.3 s of CPU time with 10,000 rows, 3.8 s with 1,000.
-"""
-ROWS_PER_STATEMENT = 200
-"""Rows of one INSERT. 10^6 jobs take 3.2 s of CPU time with 200 rows, 5.3 s with one."""
 
 
 class SqliteBulk(Bulk):

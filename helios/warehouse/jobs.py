@@ -41,6 +41,52 @@ from helios.warehouse.engine import reading, writing
 from helios.warehouse.requeues import ColumnChange, RunNumbers
 from helios.warehouse.schema import JOB_KEY, coverage, jobs
 
+LIVE_SOURCE = "jobs"
+"""Source in ``coverage`` of the periods whose jobs were read from the live accounting."""
+EXAMPLES = 3
+"""Most examples of one kind of change in the notes of a load."""
+
+LOADS = {
+    "load_id": "int64",
+    "path": "str",
+    "sha256": "str",
+    "format": "str",
+    "timezone": "object",
+    "loaded_at": TIME,
+    "rows_read": "int64",
+    "jobs_new": "int64",
+    "jobs_updated": "int64",
+    "jobs_unchanged": "int64",
+    "rejected": "int64",
+    "watermark": TIME,
+}
+CLUSTER_REJECTS = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
+PREDICTION_TYPES = {
+    **{name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")},
+    "made_at": TIME,
+    **column_types(PREDICTIONS),
+}
+_NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
+
+MOST_RUNS_READ = 20_000
+"""Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
+_US = 1_000_000
+_TRIAL_COLUMNS = tuple(
+    field.name for field in fields(TrialRun) if field.name not in {"started_s", "parameters", "speeds", "metrics"}
+)
+"""Fields of ``TrialRun`` that are stored as they are."""
+
+DELETE_BATCH = 5_000
+"""Rows deleted in one transaction, in about 50 ms. A control cycle that wants to write can wait for that long."""
+# Shadow decisions are searched only in the last 30 days before their horizon, not every night in the whole audit log.
+# Those that remain after a longer outage are deleted with the rest of the audit log.
+SHADOW_SEARCH_SPAN = timedelta(days=30)
+# LIKE pattern of the paths under which helios.app.sync records readings of the live accounting. Records of files that a
+# person loaded are kept.
+LIVE_READING = "sacct ____-__-__T__:__:__Z to ____-__-__T__:__:__Z"
+
+_CORRECTED, _SUSPICIOUS, _KEPT = "corrected", "suspicious", "kept"
+
 # Load of a trace.
 
 
@@ -238,12 +284,6 @@ def _load_report(
 
 
 # Replacement of stored jobs.
-
-LIVE_SOURCE = "jobs"
-"""Source in ``coverage`` of the periods whose jobs were read from the live accounting."""
-EXAMPLES = 3
-"""Most examples of one kind of change in the notes of a load."""
-_CORRECTED, _SUSPICIOUS, _KEPT = "corrected", "suspicious", "kept"
 
 
 @dataclass(slots=True)
@@ -516,28 +556,6 @@ def _user_and_end(texts: dict[int, str], user: int | None, ended_at: int | None)
 
 # Other rows of a cluster: loads, rejects, nodes, predictions, decisions.
 
-LOADS = {
-    "load_id": "int64",
-    "path": "str",
-    "sha256": "str",
-    "format": "str",
-    "timezone": "object",
-    "loaded_at": TIME,
-    "rows_read": "int64",
-    "jobs_new": "int64",
-    "jobs_updated": "int64",
-    "jobs_unchanged": "int64",
-    "rejected": "int64",
-    "watermark": TIME,
-}
-CLUSTER_REJECTS = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
-PREDICTION_TYPES = {
-    **{name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")},
-    "made_at": TIME,
-    **column_types(PREDICTIONS),
-}
-_NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
-
 
 def select_columns(table: sa.Table, cluster_id: int, names: Iterable[str]) -> sa.Select[Any]:
     """Return the query of some columns of all rows of a cluster."""
@@ -628,14 +646,6 @@ def _stored_columns(frame: pd.DataFrame, types: Mapping[str, str]) -> dict[str, 
 
 # Trials.
 
-MOST_RUNS_READ = 20_000
-"""Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
-_US = 1_000_000
-_TRIAL_COLUMNS = tuple(
-    field.name for field in fields(TrialRun) if field.name not in {"started_s", "parameters", "speeds", "metrics"}
-)
-"""Fields of ``TrialRun`` that are stored as they are."""
-
 
 class TrialStore:
     """Methods of ``Warehouse`` that concern trials.
@@ -700,15 +710,6 @@ def _trial_run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
 
 
 # Deletion of a cluster, and of old rows.
-
-DELETE_BATCH = 5_000
-"""Rows deleted in one transaction, in about 50 ms. A control cycle that wants to write can wait for that long."""
-# Shadow decisions are searched only in the last 30 days before their horizon, not every night in the whole audit log.
-# Those that remain after a longer outage are deleted with the rest of the audit log.
-SHADOW_SEARCH_SPAN = timedelta(days=30)
-# LIKE pattern of the paths under which helios.app.sync records readings of the live accounting. Records of files that a
-# person loaded are kept.
-LIVE_READING = "sacct ____-__-__T__:__:__Z to ____-__-__T__:__:__Z"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ _RECORD_TYPES = {"job_id": pa.string(), "submitted_at": pa.int64()}
 _RECORD = list(_RECORD_TYPES)
 _COLUMNS = (*_KEY, "started_at", "ended_at", "state", "user")
 
+_MISSING = {"started_at": NEVER_US, "ended_at": NEVER_US, "state": -1, "user": -1}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChange:
@@ -184,9 +186,6 @@ class RunNumbers:
         listed = {name: pa.array(stored[name].tolist(), kind) for name, kind in _RECORD_TYPES.items()}
         rows = pa.table({"cluster_id": pa.array([self._cluster_id] * len(stored), pa.int64()), **listed})
         self._bulk.insert(self._connection, requeues, rows)
-
-
-_MISSING = {"started_at": NEVER_US, "ended_at": NEVER_US, "state": -1, "user": -1}
 
 
 def _frame(rows: pa.Table) -> pd.DataFrame:

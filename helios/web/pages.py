@@ -48,6 +48,9 @@ ADVICE_SHOWN = 20
 REPORT_KINDS = (".html", ".txt")
 """Suffixes of the files in the report folder that are listed."""
 
+WINDOW = ("from", "to")
+CHOICE = (*WINDOW, "user", "account", "partition")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
@@ -403,10 +406,6 @@ def _report(name: str, answer: ReportTable, *, form_fields: Sequence[str], sente
     empty = [answer.empty] if answer.rows.empty else []
     section = PageSection(sentences=[*sentences, *empty], tables=[answer], notes=answer.notes)
     return Page(title=name, subtitle=answer.title, sections=[section], values=as_json(answer), form_fields=form_fields)
-
-
-WINDOW = ("from", "to")
-CHOICE = (*WINDOW, "user", "account", "partition")
 
 
 def usage_page(group: str, site: Site, reader: Reader, given: Mapping[str, str]) -> Page:

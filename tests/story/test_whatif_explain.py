@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
     return helios
 
 
-def test_a_job_s_story_adds_up_and_today_s_order_stands_beside_another(site: Helios) -> None:
+def test_the_causes_of_a_wait_add_up_under_two_orders(site: Helios) -> None:
     some = site("whatif", "explain", "0", *REPLAY, code=2).err.split("Near it: ")[1].split(",")[0]
     answer = site("whatif", "explain", some, *REPLAY, "--policy", "fewest_gpus", "--json").json
     assert answer["job_id"] == some

@@ -314,7 +314,7 @@ for step in range(first, 40):
 """
 
 
-def test_a_training_that_is_killed_and_paused_ends_as_one_that_is_not(tmp_path: Path) -> None:
+def test_a_killed_and_paused_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "whole").mkdir()
     (tmp_path / "broken").mkdir()

@@ -29,6 +29,11 @@ from helios.simulate.core.state import (
     EngineState,
 )
 
+# A de Bruijn sequence gives the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
+# "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
+
 
 @kernel
 def assign_nodes(state: EngineState, job: int, now: int) -> int:
@@ -319,10 +324,6 @@ def count_delay(state: EngineState) -> None:
     clock.last_delay_s = clock.now_s
 
 
-# A de Bruijn sequence gives the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
-# "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-_BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
 for _bit in range(WORD_BITS):
     _BIT_OF[((int(_DE_BRUIJN) << _bit) & (2**64 - 1)) >> 58] = _bit
 

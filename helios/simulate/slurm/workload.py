@@ -32,6 +32,176 @@ NO_QOS = -1
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_DEFAULTS: dict[str, Any] = {
+    "eligible_s": None,
+    "time_limit_s": float(NO_LIMIT),
+    "time_min_s": 0.0,
+    "nodes": 1,
+    "cpus": 1,
+    "memory_mib": 0,
+    "gpus": 0.0,
+    "gpu_type": ANY_TYPE,
+    "exclusive": False,
+    "user": 0,
+    "account": 0,
+    "qos": NO_QOS,
+    "nice": 0,
+    "site_factor": 0,
+    "array": NO_ARRAY,
+}
+_TYPES: dict[str, Any] = (
+    dict.fromkeys(("submitted_s", "run_time_s", "eligible_s", "time_limit_s", "time_min_s", "gpus"), np.float64)
+    | dict.fromkeys(("partition", "nodes", "cpus", "memory_mib", "gpu_type", "user", "account"), np.int64)
+    | dict.fromkeys(("qos", "nice", "site_factor", "array"), np.int64)
+    | {"exclusive": np.bool_}
+)
+_CODES = {
+    "partition": "partitions",
+    "gpu_type": "gpu_types",
+    "user": "users",
+    "account": "accounts",
+    "qos": "qos_names",
+}
+
+WORD = 62
+"""Nodes in a word of a set of nodes. So few bits keep every word positive."""
+ALL = 2**WORD - 1
+"""A word with all of its nodes."""
+
+JOB = np.dtype(
+    [
+        ("enters_ms", np.int64),  # when it is submitted and eligible
+        *integers("submitted_s", "eligible_ms", "run_ms", "started_ms", "ended_ms"),
+        ("freed_ms", np.int64),  # when its nodes are free
+        ("expected_s", np.int64),  # end that backfill plans with
+        ("limit_end_s", np.int64),  # end at the time limit
+        ("soft_end_s", np.int64),  # end at TimeMin as a soft limit; NEVER: none
+        ("time_min", np.int64),  # min; 0: none
+        ("planned_s", np.int64),  # start planned by the last backfill pass that planned it
+        ("planned_in", np.int64),  # number of that pass
+        ("priority", np.int64),  # at the start
+        ("memory", np.int64),  # MiB of each part; -1: all of the node's
+        ("nice", np.int64),
+        ("site_factor", np.int64),
+        ("billing", np.float64),
+        ("nodes", np.int64),  # number of equal parts; 0: unequal parts
+        ("cpus", np.int64),  # of each equal part, or of the whole job
+        *integers("gpus", "gpu_type", "exclusive", "user", "qos"),
+        ("association", np.int64),  # in ``shares``
+        *integers("next_task", "previous_task", "first_choice", "choices"),
+        ("partition", np.int64),  # in which it runs
+        ("first_share", np.int64),  # first of the list of its ``holdings``
+        ("heap_index", np.int64),  # in ``ends``
+        ("status", np.int64),  # FUTURE, ...
+        ("started_by", np.int64),  # BY_MAIN or BY_BACKFILL
+        *integers("held_by_limit", "is_held"),
+        ("asks_for_pass", np.int64),  # whether it asks for a pass when it enters the queue
+    ],
+    align=True,
+)
+CHOICE = np.dtype(  # a job in one of its partitions, which is an entry of the queue
+    [
+        ("fixed", np.float64),  # constant part of the priority: size, partition, QOS, TRES
+        ("priority", np.int64),
+        ("tier", np.int64),
+        ("plan_min", np.int64),  # time limit that backfill plans with
+        ("limit_min", np.int64),  # time limit that it gets
+        ("longest_min", np.int64),  # longest time limit that the partition allows
+        ("job", np.int64),
+        ("partition", np.int64),
+        ("billing", np.float64),
+        ("memory", np.int64),
+    ],
+    align=True,
+)
+PARTITION = np.dtype(integers("qos", "exclusive", "failed", "tested"), align=True)
+NODE = np.dtype(integers("cpus", "memory", "weight"), align=True)
+FREE = np.dtype(integers("cpus", "memory", "jobs", "units"), align=True)
+HOLDING = np.dtype(  # resources of one node that a job holds
+    [
+        *integers("memory", "cpus", "gpus", "gpu_type", "node"),
+        ("whole", np.int64),  # counts as a job on the node
+        ("next", np.int64),
+    ],
+    align=True,
+)
+QOS = np.dtype(
+    [
+        ("user_gpus", np.int64),  # limits; -1: none
+        *integers("gpus", "user_jobs", "held_gpus"),
+        ("usage_factor", np.float64),
+    ],
+    align=True,
+)
+SHARE = np.dtype(
+    [
+        ("usage", np.float64),
+        ("norm", np.float64),  # of its shares
+        ("effective", np.float64),
+        ("level", np.float64),
+        ("factor", np.float64),
+        ("shares", np.int64),  # -1: competes in its parent's place
+        ("level_shares", np.int64),
+        ("parent", np.int64),
+        ("fair_parent", np.int64),  # that its shares count in
+        *integers("is_user", "first_child", "children"),
+    ],
+    align=True,
+)
+SLOT = np.dtype(integers("begin_s", "end_s", "next"), align=True)
+RUN = np.dtype(integers("first", "last", "cpus", "units", "nodes", "weight"), align=True)
+"""Neighbouring nodes of equal weight, among those that a job could use."""
+CLOCK = np.dtype(
+    [
+        ("now_ms", np.int64),
+        ("entered", np.int64),
+        ("queued", np.int64),  # choices in the queue
+        *integers("running", "ended", "free_holding", "words", "types", "slots", "picked"),
+        ("units", np.int64),  # of a GPU: GPUs of all tables are counted in them
+        # When things are due.
+        ("pass_due", np.int64),  # a quick pass of the main scheduler, now
+        ("pass_asked_ms", np.int64),  # oldest submission that the background loop has not handled; NEVER: none
+        *integers("last_background_ms", "last_full_ms", "last_pass_ms", "last_backfill_ms"),
+        ("first_update_ms", np.int64),  # first update since the last backfill pass; NEVER: none
+        ("updated_ms", np.int64),  # last update of jobs or nodes
+        ("postponed", np.int64),  # whether the last backfill pass postponed a planned start
+        ("planned_idle", np.int64),  # whether its plans have idle nodes
+        ("closed", np.int64),  # whether the last full pass met a closed partition
+        ("spent_us", np.int64),  # by backfill passes, the part below a millisecond
+        ("changed_for_backfill", np.int64),  # whether a backfill pass could find something new
+        ("changed_for_main", np.int64),  # whether a full pass of the main scheduler could
+        ("last_priority_ms", np.int64),
+        ("charged", np.int64),  # whether usage was charged since
+        # The rules.
+        ("quick_depth", np.int64),
+        ("most_starts", np.int64),  # of a pass; 0: no limit
+        *integers("partition_depth", "sched_interval_s", "min_interval_ms", "batch_delay_s", "tick_ms"),
+        *integers("tick_origin_ms", "release_ms"),
+        ("ends_ask", np.int64),  # whether an end waits for the background loop
+        ("backfill_interval_ms", np.int64),  # -1: none
+        ("growth", np.float64),  # least length of a period, as a share of the time since the origin; 0: no least
+        ("origin_ms", np.int64),
+        ("pass_us", np.int64),  # duration of a backfill pass
+        ("record_us", np.int64),  # added to it for each record in the queue
+        *integers("poll_ms", "window_s", "tolerance_s", "max_test", "max_array", "max_part", "max_user", "max_start"),
+        *integers("busy_nodes", "soft", "least_loaded", "holds_memory", "multifactor", "fair_tree", "calc_period_ms"),
+        ("max_age_s", np.int64),
+        ("age_weight", np.float64),
+        ("fair_weight", np.float64),
+        ("decay", np.float64),  # of usage, per second
+        ("users", np.int64),  # in the tree of shares
+        # What was done.
+        *integers("main_passes", "backfill_passes", "backfill_tests", "starts"),
+    ],
+    align=True,
+)
+
+FUTURE, PENDING, RUNNING, ENDED = 0, 1, 2, 3
+NOW, PLAN = 0, 1
+"""Rows of ``free``: resources free now, and in a plan in which running jobs are removed."""
+BY_MAIN, BY_BACKFILL = 0, 1
+"""Which scheduler started a job."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlurmWorkload:
@@ -161,176 +331,7 @@ class SlurmWorkload:
             raise WorkloadInvalid(f"{int(wrong.sum()):,} jobs: job {self.job_id[np.argmax(wrong)]} {what}")
 
 
-_DEFAULTS: dict[str, Any] = {
-    "eligible_s": None,
-    "time_limit_s": float(NO_LIMIT),
-    "time_min_s": 0.0,
-    "nodes": 1,
-    "cpus": 1,
-    "memory_mib": 0,
-    "gpus": 0.0,
-    "gpu_type": ANY_TYPE,
-    "exclusive": False,
-    "user": 0,
-    "account": 0,
-    "qos": NO_QOS,
-    "nice": 0,
-    "site_factor": 0,
-    "array": NO_ARRAY,
-}
-_TYPES: dict[str, Any] = (
-    dict.fromkeys(("submitted_s", "run_time_s", "eligible_s", "time_limit_s", "time_min_s", "gpus"), np.float64)
-    | dict.fromkeys(("partition", "nodes", "cpus", "memory_mib", "gpu_type", "user", "account"), np.int64)
-    | dict.fromkeys(("qos", "nice", "site_factor", "array"), np.int64)
-    | {"exclusive": np.bool_}
-)
-_CODES = {
-    "partition": "partitions",
-    "gpu_type": "gpu_types",
-    "user": "users",
-    "account": "accounts",
-    "qos": "qos_names",
-}
-
-
 # State of a replay.
-
-FUTURE, PENDING, RUNNING, ENDED = 0, 1, 2, 3
-WORD = 62
-"""Nodes in a word of a set of nodes. So few bits keep every word positive."""
-ALL = 2**WORD - 1
-"""A word with all of its nodes."""
-NOW, PLAN = 0, 1
-"""Rows of ``free``: resources free now, and in a plan in which running jobs are removed."""
-BY_MAIN, BY_BACKFILL = 0, 1
-"""Which scheduler started a job."""
-JOB = np.dtype(
-    [
-        ("enters_ms", np.int64),  # when it is submitted and eligible
-        *integers("submitted_s", "eligible_ms", "run_ms", "started_ms", "ended_ms"),
-        ("freed_ms", np.int64),  # when its nodes are free
-        ("expected_s", np.int64),  # end that backfill plans with
-        ("limit_end_s", np.int64),  # end at the time limit
-        ("soft_end_s", np.int64),  # end at TimeMin as a soft limit; NEVER: none
-        ("time_min", np.int64),  # min; 0: none
-        ("planned_s", np.int64),  # start planned by the last backfill pass that planned it
-        ("planned_in", np.int64),  # number of that pass
-        ("priority", np.int64),  # at the start
-        ("memory", np.int64),  # MiB of each part; -1: all of the node's
-        ("nice", np.int64),
-        ("site_factor", np.int64),
-        ("billing", np.float64),
-        ("nodes", np.int64),  # number of equal parts; 0: unequal parts
-        ("cpus", np.int64),  # of each equal part, or of the whole job
-        *integers("gpus", "gpu_type", "exclusive", "user", "qos"),
-        ("association", np.int64),  # in ``shares``
-        *integers("next_task", "previous_task", "first_choice", "choices"),
-        ("partition", np.int64),  # in which it runs
-        ("first_share", np.int64),  # first of the list of its ``holdings``
-        ("heap_index", np.int64),  # in ``ends``
-        ("status", np.int64),  # FUTURE, ...
-        ("started_by", np.int64),  # BY_MAIN or BY_BACKFILL
-        *integers("held_by_limit", "is_held"),
-        ("asks_for_pass", np.int64),  # whether it asks for a pass when it enters the queue
-    ],
-    align=True,
-)
-CHOICE = np.dtype(  # a job in one of its partitions, which is an entry of the queue
-    [
-        ("fixed", np.float64),  # constant part of the priority: size, partition, QOS, TRES
-        ("priority", np.int64),
-        ("tier", np.int64),
-        ("plan_min", np.int64),  # time limit that backfill plans with
-        ("limit_min", np.int64),  # time limit that it gets
-        ("longest_min", np.int64),  # longest time limit that the partition allows
-        ("job", np.int64),
-        ("partition", np.int64),
-        ("billing", np.float64),
-        ("memory", np.int64),
-    ],
-    align=True,
-)
-PARTITION = np.dtype(integers("qos", "exclusive", "failed", "tested"), align=True)
-NODE = np.dtype(integers("cpus", "memory", "weight"), align=True)
-FREE = np.dtype(integers("cpus", "memory", "jobs", "units"), align=True)
-HOLDING = np.dtype(  # resources of one node that a job holds
-    [
-        *integers("memory", "cpus", "gpus", "gpu_type", "node"),
-        ("whole", np.int64),  # counts as a job on the node
-        ("next", np.int64),
-    ],
-    align=True,
-)
-QOS = np.dtype(
-    [
-        ("user_gpus", np.int64),  # limits; -1: none
-        *integers("gpus", "user_jobs", "held_gpus"),
-        ("usage_factor", np.float64),
-    ],
-    align=True,
-)
-SHARE = np.dtype(
-    [
-        ("usage", np.float64),
-        ("norm", np.float64),  # of its shares
-        ("effective", np.float64),
-        ("level", np.float64),
-        ("factor", np.float64),
-        ("shares", np.int64),  # -1: competes in its parent's place
-        ("level_shares", np.int64),
-        ("parent", np.int64),
-        ("fair_parent", np.int64),  # that its shares count in
-        *integers("is_user", "first_child", "children"),
-    ],
-    align=True,
-)
-SLOT = np.dtype(integers("begin_s", "end_s", "next"), align=True)
-RUN = np.dtype(integers("first", "last", "cpus", "units", "nodes", "weight"), align=True)
-"""Neighbouring nodes of equal weight, among those that a job could use."""
-CLOCK = np.dtype(
-    [
-        ("now_ms", np.int64),
-        ("entered", np.int64),
-        ("queued", np.int64),  # choices in the queue
-        *integers("running", "ended", "free_holding", "words", "types", "slots", "picked"),
-        ("units", np.int64),  # of a GPU: GPUs of all tables are counted in them
-        # When things are due.
-        ("pass_due", np.int64),  # a quick pass of the main scheduler, now
-        ("pass_asked_ms", np.int64),  # oldest submission that the background loop has not handled; NEVER: none
-        *integers("last_background_ms", "last_full_ms", "last_pass_ms", "last_backfill_ms"),
-        ("first_update_ms", np.int64),  # first update since the last backfill pass; NEVER: none
-        ("updated_ms", np.int64),  # last update of jobs or nodes
-        ("postponed", np.int64),  # whether the last backfill pass postponed a planned start
-        ("planned_idle", np.int64),  # whether its plans have idle nodes
-        ("closed", np.int64),  # whether the last full pass met a closed partition
-        ("spent_us", np.int64),  # by backfill passes, the part below a millisecond
-        ("changed_for_backfill", np.int64),  # whether a backfill pass could find something new
-        ("changed_for_main", np.int64),  # whether a full pass of the main scheduler could
-        ("last_priority_ms", np.int64),
-        ("charged", np.int64),  # whether usage was charged since
-        # The rules.
-        ("quick_depth", np.int64),
-        ("most_starts", np.int64),  # of a pass; 0: no limit
-        *integers("partition_depth", "sched_interval_s", "min_interval_ms", "batch_delay_s", "tick_ms"),
-        *integers("tick_origin_ms", "release_ms"),
-        ("ends_ask", np.int64),  # whether an end waits for the background loop
-        ("backfill_interval_ms", np.int64),  # -1: none
-        ("growth", np.float64),  # least length of a period, as a share of the time since the origin; 0: no least
-        ("origin_ms", np.int64),
-        ("pass_us", np.int64),  # duration of a backfill pass
-        ("record_us", np.int64),  # added to it for each record in the queue
-        *integers("poll_ms", "window_s", "tolerance_s", "max_test", "max_array", "max_part", "max_user", "max_start"),
-        *integers("busy_nodes", "soft", "least_loaded", "holds_memory", "multifactor", "fair_tree", "calc_period_ms"),
-        ("max_age_s", np.int64),
-        ("age_weight", np.float64),
-        ("fair_weight", np.float64),
-        ("decay", np.float64),  # of usage, per second
-        ("users", np.int64),  # in the tree of shares
-        # What was done.
-        *integers("main_passes", "backfill_passes", "backfill_tests", "starts"),
-    ],
-    align=True,
-)
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,7 +126,7 @@ def test_memory_with_head_room_is_not_exceeded() -> None:
     assert len(starts(SERVICE.decide(pool))) == 1
 
 
-def test_a_trial_killed_for_memory_gets_half_as_much_more_and_is_alone_after_the_second_time() -> None:
+def test_a_trial_killed_for_memory_gets_more_and_then_a_whole_device() -> None:
     once = waiting(0, attempts=1, out_of_memory_mib=5_000.0)
     (action,) = SERVICE.decide(a_pool([once], devices=1, speeds=speeds(a=10)))
     assert isinstance(action, StartTrial)
@@ -153,7 +153,7 @@ def test_slots_of_the_cpu_are_filled() -> None:
     assert [a.memory_limit_mib for a in actions if isinstance(a, StartTrial)] == pytest.approx([8_000.0 / 3] * 3)
 
 
-def test_an_idle_device_takes_a_trial_of_a_shared_one_at_the_end() -> None:
+def test_an_idle_device_takes_over_a_trial_at_the_end() -> None:
     trials = [running(0), running(1)]
     (action,) = SERVICE.decide(a_pool(trials, devices=2, speeds=speeds(a=10, a_a=6)))
     assert isinstance(action, PauseTrial)
@@ -275,7 +275,7 @@ def test_one_unknown_family_pauses_one_trial() -> None:
     assert sum(isinstance(action, PauseTrial) for action in actions) == 1
 
 
-def test_a_device_freed_for_an_unknown_family_is_not_taken_by_a_late_trial() -> None:
+def test_a_late_trial_leaves_a_device_freed_for_an_unknown_family() -> None:
     long = dataclasses.replace(KNOWN, seconds_p50=20_000.0)
     trials = [running(number, device=f"gpu:{number}", forecast=KNOWN) for number in (1, 2, 3)]
     trials += [waiting(0, forecast=long, state=TrialState.PAUSED, attempts=1)]
@@ -354,9 +354,7 @@ def test_the_percentile_of_memory_gets_no_head_room_on_top() -> None:
 @pytest.mark.parametrize(
     ("most", "together"), [(None, 1), (7_900.0, 2), (8_300.0, 1)], ids=["unknown", "fits", "too much"]
 )
-def test_where_many_trials_were_alike_less_memory_is_kept_than_with_head_room(
-    most: float | None, together: int
-) -> None:
+def test_many_alike_trials_need_less_memory_than_with_head_room(most: float | None, together: int) -> None:
     alike = dataclasses.replace(KNOWN, memory_p95_mib=7_800.0, memory_most_mib=most)
     pool = a_pool([waiting(n, forecast=alike) for n in range(4)], devices=1, speeds=speeds(a=10, a_a=9))
     assert len(starts(SERVICE.decide(pool))) == together
@@ -389,7 +387,7 @@ def test_a_short_trial_gets_no_device_of_others() -> None:
 
 
 @pytest.mark.parametrize(("progress", "paused"), [(0.1, {0}), (0.38, set())])
-def test_a_trial_with_little_left_makes_room_for_a_longer_one_near_the_end(progress: float, paused: set[int]) -> None:
+def test_near_the_end_a_short_trial_makes_room_for_a_longer_one(progress: float, paused: set[int]) -> None:
     """Left are 600, 700 and 900 s: two devices end after 1,340 s instead of 1,500. With 620 s nothing is gained."""
     there = [running(0, progress=0.4), running(1, device="gpu:1", progress=0.3)]
     rates = speeds(a=10, a_a=2)

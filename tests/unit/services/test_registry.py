@@ -135,7 +135,7 @@ def test_an_unknown_service_is_told_with_those_there_are() -> None:
         build("qsff", {})
 
 
-def test_an_unknown_option_is_named_with_the_allowed_ones_their_types_and_defaults() -> None:
+def test_an_unknown_option_is_named_with_the_known_ones() -> None:
     with pytest.raises(ServiceInvalid, match=r"(?s)'evry_s'.*every_s: int = 30;.*promote_after_s: float = 0.0"):
         build("qssf", {"evry_s": 60})
 

@@ -60,7 +60,7 @@ def test_a_start_is_paid_at_each_attempt_and_slows_nobody() -> None:
     assert found.ended_s[0] == pytest.approx(170.0)
 
 
-def test_the_newcomer_that_does_not_fit_is_killed_and_its_neighbour_goes_on() -> None:
+def test_a_newcomer_that_does_not_fit_is_killed_alone() -> None:
     trials = [SimulatedTrial(family=0, seconds=100.0, memory_mib=9_000.0)] * 2
     seen: list[float | None] = []
 
