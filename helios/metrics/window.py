@@ -14,13 +14,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.node_usage import whole_seconds
+from helios.metrics.node_usage import NEVER_S, held_times, whole_seconds
 from helios.units import DAY_S, MINUTE_S, count_in_words
 
 Seconds = NDArray[np.int64]
 
-NEVER_S = 2**60
-"""End of a job that has not ended, or at an unknown time, s."""
 FEWEST_JOBS = 100
 """Jobs below which nothing is estimated: the rates of fewer cannot be told from chance."""
 LEAST_ENDED = 0.5
@@ -121,7 +119,7 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
     Parameters
     ----------
     jobs : DataFrame
-        Columns ``submitted_at``, ``started_at`` and ``ended_at`` as in ``JOBS``.
+        Columns ``submitted_at``, ``started_at``, ``ended_at``, ``run_time_s`` and ``state`` as in ``JOBS``.
     asked : pair of datetime, optional
         Window of the accounting that was read, all of it.
 
@@ -132,9 +130,7 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
     """
     if jobs.empty:
         return None
-    submitted_s, started_s, ended_s = (
-        whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("submitted_at", "started_at", "ended_at")
-    )
+    submitted_s, ended_s = (whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("submitted_at", "ended_at"))
     first_s, last_s = int(submitted_s.min()), int(submitted_s.max())
     ended = ended_s < NEVER_S
     if asked is not None:
@@ -165,7 +161,7 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
         before=int((submitted_s < begin_s).sum()),
         after=int((submitted_s >= end_s).sum()),
         source=("ends" if has_ends else "rate") if is_cut else "whole",
-        lacks_running=has_ends and _lacks_running(started_s, ended_s, begin_s, end_s),
+        lacks_running=has_ends and _lacks_running(*held_times(jobs), begin_s, end_s),
     )
 
 
@@ -194,7 +190,8 @@ def _rate(submitted_s: Seconds, begin_s: int, end_s: int) -> float:
 def _lacks_running(started_s: Seconds, ended_s: Seconds, begin_s: int, end_s: int) -> bool:
     """Return whether no job outlasts the end of a window.
 
-    Not where hardly a job runs within it, or where it matters for less than ``SHORTEST_CUT`` of the window: what runs at some moment takes so long on the mean.
+    Not where hardly a job runs within it, or where it matters for less than ``SHORTEST_CUT`` of the window. What runs
+    at some moment takes ``usual_s`` on the mean.
     """
     ran = started_s < NEVER_S
     run_s = np.maximum(np.minimum(ended_s[ran], end_s) - started_s[ran], 0).astype(np.float64)

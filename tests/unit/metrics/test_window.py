@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from helios.app.history import read_file
+from helios.metrics.node_usage import held_times
 from helios.metrics.window import FEWEST_JOBS, record_window
 from tests.traces import TRACES, needs_traces
 
@@ -34,9 +35,10 @@ def a_record(days: int = 40, *, a_day: int = 60, seed: int = 0) -> pd.DataFrame:
     run_s = np.exp(random.normal(8, 2, len(submitted_s))).astype(int)
     submitted_at = FIRST + pd.to_timedelta(submitted_s, unit="s")
     started_at = submitted_at + pd.Timedelta(minutes=5)
-    return pd.DataFrame(
+    times = pd.DataFrame(
         {"submitted_at": submitted_at, "started_at": started_at, "ended_at": started_at + pd.to_timedelta(run_s, "s")}
     ).astype("datetime64[us, UTC]")
+    return times.assign(run_time_s=run_s.astype(np.float64), state="COMPLETED")
 
 
 def as_sacct_prints(jobs: pd.DataFrame, begin: pd.Timestamp, end: pd.Timestamp) -> pd.DataFrame:
@@ -45,14 +47,17 @@ def as_sacct_prints(jobs: pd.DataFrame, begin: pd.Timestamp, end: pd.Timestamp) 
     alive = alive.reset_index(drop=True)
     runs = alive["ended_at"] > end
     return alive.assign(
-        ended_at=alive["ended_at"].mask(runs), started_at=alive["started_at"].mask(alive["started_at"] > end)
+        ended_at=alive["ended_at"].mask(runs),
+        started_at=alive["started_at"].mask(alive["started_at"] > end),
+        run_time_s=alive["run_time_s"].mask(runs),
+        state=alive["state"].astype(object).mask(runs, "RUNNING"),
     )
 
 
 def mean_use(jobs: pd.DataFrame, begin: pd.Timestamp, end: pd.Timestamp) -> float:
     """Mean of what jobs held in a window."""
-    until, since = jobs["ended_at"].fillna(end).clip(upper=end), jobs["started_at"].clip(lower=begin)
-    held_s = (until - since).dt.total_seconds().clip(lower=0).fillna(0)
+    started_s, ended_s = held_times(jobs)
+    held_s = np.maximum(np.minimum(ended_s, end.timestamp()) - np.maximum(started_s, begin.timestamp()), 0)
     return float((held_s * jobs["cpus"].fillna(0)).sum() / (end - begin).total_seconds())
 
 
