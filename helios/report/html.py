@@ -36,11 +36,10 @@ from helios.report.history import Description
 from helios.report.significance import (
     CRITERIA,
     Differences,
-    compare_blocks,
     format_signed,
     has_no_waits,
+    headline,
     propose_scenario,
-    verdict,
 )
 from helios.report.tables import CONTROL_NAMES, best_figures, describe_missing
 from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
@@ -95,7 +94,7 @@ def render_whatif(
     return _PAGES.get_template("whatif.html.j2").render(
         title=f"What if? {result.cluster}",
         result=result,
-        sentences=verdict(result, differences),
+        sentences=headline(result),
         change=change,
         best=best_figures([result.baseline, *result.feasible]),
         sizes=SIZE_CLASSES,
@@ -300,21 +299,17 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
 def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
     """Return the table of differences to the baseline.
 
-    None where no job waits, or there is nothing to compare.
+    None without repeats, where no job waits, or where there is nothing to compare.
     """
-    differences_shown = differences if differences is not None else compare_blocks(result)
-    if has_no_waits(result) or not differences_shown.others:
+    if differences is None or has_no_waits(result) or not differences.others:
         return None
+    baseline = differences.baseline
     return {
-        "method": f"{differences_shown.method} {differences_shown.not_covered}",
-        "header": [CRITERIA[name] for name in differences_shown.shown],
-        "baseline": (
-            differences_shown.baseline.label,
-            [duration(differences_shown.baseline.figures[name]) for name in differences_shown.shown],
-        ),
+        "method": f"{differences.method} {differences.not_covered}",
+        "header": [CRITERIA[name] for name in differences.shown],
+        "baseline": (baseline.label, [duration(baseline.figures[name]) for name in differences.shown]),
         "rows": [
-            (other.label, [other.differences[name] for name in differences_shown.shown])
-            for other in differences_shown.others
+            (other.label, [other.differences[name] for name in differences.shown]) for other in differences.others
         ],
     }
 

@@ -2,9 +2,11 @@ import re
 import warnings
 from functools import cache
 
+from helios.choices import ResampledUnit
 from helios.report import charts
 from helios.report.history import describe
 from helios.report.html import render_description, render_whatif
+from helios.report.significance import CRITERIA, compare_repeats
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.replays import a_check, a_run, a_what_if, fewest_gpus, qssf
 from tests.unit.report.test_charts_gains import a_result
@@ -106,7 +108,7 @@ def test_what_jobs_lack_is_in_the_page() -> None:
 def test_the_verdict_comes_first_and_what_no_slurm_can_do_is_marked() -> None:
     runs = (a_run([7200] * 3), qssf([3600] * 3), qssf([60] * 3, estimates="predicted"))
     page = render_whatif(a_what_if(*runs, check=a_check((0.5, 0.52), (0.98, 1.02))))
-    assert page.index("Order by predictions here") < page.index("In the replay of the window as it was")
+    assert page.index("Order by predictions here") < page.index("<h2>All figures</h2>")
     marked = page.index("Not possible on a live Slurm: backfill plans with predictions.")
     assert page.rindex("<td>QSSF predicted + EASY (predicted)</td>", 0, page.index("</table>", marked)) > marked
 
@@ -131,15 +133,6 @@ def test_who_gains_and_who_loses_is_told_by_size_user_and_job() -> None:
     assert "helios whatif explain" not in page  # it is not known from which options this came
 
 
-def test_waits_by_size_stand_in_the_verdict_and_the_table() -> None:
-    page = the_page_with_names()
-    verdict = page[page.index('<section class="verdict">') :].partition("</section>")[0]
-    assert "Mean wait by size: below a node" in verdict
-    assert "Longest wait:" in verdict
-    for head in ("Longest", "Below a node", "One node", "More"):
-        assert f"<th>{head}</th>" in page
-
-
 def test_a_user_s_name_cannot_become_markup_in_a_what_if() -> None:
     page = the_page_with_names()
     assert "&lt;dee&gt;" in page
@@ -154,11 +147,6 @@ def test_names_within_the_figures_of_users_and_partitions_are_not_used_twice() -
 def test_where_no_user_is_known_no_user_is_told_of() -> None:
     assert "Wait by user" not in the_page()
     assert "Wait by size of job" in the_page()
-
-
-def test_a_single_replay_says_how_sure_its_differences_are() -> None:
-    assert "<h2>How sure that is</h2>" in the_page_with_names()
-    assert "<h2>How sure that is</h2>" not in render_whatif(a_what_if(a_run([500, 700])))
 
 
 def test_a_page_does_not_grow_with_the_number_of_jobs() -> None:
@@ -193,3 +181,20 @@ def test_replays_of_a_site_without_gpus_do_not_name_gpus() -> None:
 
 def test_options_do_not_change_the_name_of_an_order() -> None:
     assert fewest_gpus([1], options={"wait_share": 0.5}).label == "Fewest GPUs + EASY (limit), wait_share 0.5"
+
+
+def test_waits_by_size_and_the_longest_stand_in_the_table() -> None:
+    page = the_page_with_names()
+    for head in ("Longest", "Below a node", "One node", "More"):
+        assert f"<th>{head}</th>" in page
+
+
+def test_a_single_replay_has_no_intervals() -> None:
+    assert "How sure that is" not in the_page_with_names()
+
+
+def test_repeats_have_intervals() -> None:
+    result = a_what_if(a_run([500, 700]), qssf([300, 400]))
+    replays = {run.label: [{**dict.fromkeys(CRITERIA, 60.0 + draw)} for draw in range(5)] for run in result.runs}
+    over = compare_repeats(replays, baseline=result.baseline.label, over=ResampledUnit.SEEDS, blocks=0)
+    assert "How sure that is" in render_whatif(result, differences=over)

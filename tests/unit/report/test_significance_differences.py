@@ -10,29 +10,9 @@ from helios.report.significance import (
     CRITERIA,
     Differences,
     ResampledUnit,
-    compare_blocks,
     compare_repeats,
-    mean_wait_difference,
 )
 from helios.report.tables import differences_table
-from tests.unit.report.replays import a_run, a_what_if, qssf
-
-DAY_S = 86_400
-JOBS_A_DAY = 6
-
-
-def some_days(days: int, *, gain_s: float, spread_s: float, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Waits today and under another order, whose gain is the same for all jobs of a day and differs by day."""
-    rng = np.random.default_rng(seed)
-    today = rng.integers(20_000, 40_000, size=days * JOBS_A_DAY)
-    of_day = np.repeat(rng.normal(gain_s, spread_s, size=days), JOBS_A_DAY)
-    return today.tolist(), (today - of_day).astype(int).tolist()
-
-
-def one_replay(days: int, *, gain_s: float, spread_s: float, seed: int = 0) -> Differences:
-    today, other = some_days(days, gain_s=gain_s, spread_s=spread_s, seed=seed)
-    every_s = DAY_S // JOBS_A_DAY
-    return compare_blocks(a_what_if(a_run(today, every_s=every_s), qssf(other, every_s=every_s)))
 
 
 def a_repeat(mean: float, large: float | None = 5.0) -> dict[str, float | None]:
@@ -57,58 +37,6 @@ def test_an_interval_of_few_weeks_covers_as_often_as_promised(blocks: int) -> No
         low, high = confidence_interval(draws, value=float(draws.mean()), independent=blocks)
         inside += low is not None and high is not None and low <= 100 <= high
     assert 0.92 <= inside / 400 <= 0.985
-
-
-def test_an_interval_of_one_replay_covers_as_often_as_promised() -> None:
-    found = [one_replay(10, gain_s=300, spread_s=200, seed=seed).others[0].differences for seed in range(200)]
-    inside = [of["mean_wait_s"].low <= -300 <= of["mean_wait_s"].high for of in found]
-    assert 0.92 <= np.mean(inside) <= 0.985
-
-
-def test_a_planted_difference_is_found_and_chance_is_called_none() -> None:
-    planted = one_replay(14, gain_s=600, spread_s=200).others[0].differences["mean_wait_s"]
-    assert not planted.is_none
-    assert planted.low < -600 < planted.high < 0
-    # Of ten sites where nothing differs, one in twenty would be called different.
-    nothing = [
-        one_replay(14, gain_s=0, spread_s=200, seed=seed).others[0].differences["mean_wait_s"] for seed in range(10)
-    ]
-    assert sum(of.is_none for of in nothing) >= 9
-
-
-def test_jobs_of_one_day_are_one_observation() -> None:
-    few, many = (
-        compare_blocks(
-            a_what_if(
-                a_run([10_000] * days * each, every_s=DAY_S // each),
-                qssf(np.repeat(10_000 - gains, each).tolist(), every_s=DAY_S // each),
-            )
-        ).others[0]
-        for days, gains in [(8, np.arange(8) * 100)]
-        for each in (2, 50)
-    )
-    widths = [of.differences["mean_wait_s"].high - of.differences["mean_wait_s"].low for of in (few, many)]
-    assert widths[0] == pytest.approx(widths[1], rel=0.1)
-
-
-def test_weeks_are_drawn_where_there_are_four() -> None:
-    found = one_replay(28, gain_s=600, spread_s=100)
-    assert (found.over, found.blocks) == (ResampledUnit.WEEKS, 4)
-    assert one_replay(20, gain_s=600, spread_s=100).over is ResampledUnit.DAYS
-
-
-def test_of_few_days_nothing_is_told_and_it_is_said() -> None:
-    found = one_replay(3, gain_s=600, spread_s=100)
-    assert found.over is None
-    assert found.others[0].differences["mean_wait_s"].low is None
-    assert "nothing tells how sure" in found.method
-    assert found.to_json()["others"][0]["differences"]["mean_wait_s"]["no_difference"] is None
-
-
-def test_one_replay_says_that_it_tells_nothing_of_longest_waits() -> None:
-    found = one_replay(14, gain_s=600, spread_s=200)
-    assert found.others[0].differences["max_wait_s"].low is None
-    assert "the longest wait" in found.not_covered
 
 
 def test_repeats_are_paired() -> None:
@@ -159,19 +87,6 @@ def test_the_table_fits_80_columns_and_says_no_difference() -> None:
     assert "no difference" in text
     assert "-2d07h" in text
     assert "…" not in text
-
-
-def test_two_replays_differ_as_the_table_says() -> None:
-    rng = np.random.default_rng(3)
-    result = a_what_if(
-        a_run(rng.integers(0, 9_000, 40).tolist(), gpus=[1, 16] * 20, every_s=40_000),
-        qssf(rng.integers(0, 9_000, 40).tolist(), gpus=[1, 16] * 20, every_s=40_000),
-    )
-    today, other = result.runs
-    listed = compare_blocks(result).others[0].differences
-    assert mean_wait_difference(other, today) == listed["mean_wait_s"]
-    assert mean_wait_difference(other, today, other.gpus >= 8) == listed["mean_wait_large_s"]
-    assert mean_wait_difference(other, today, other.gpus > 99) is None
 
 
 def test_a_difference_that_nobody_would_notice_is_none() -> None:

@@ -48,15 +48,6 @@ def test_a_comparison_fits_the_terminal_without_a_figure_broken(width: int) -> N
     assert sum("1d01h" in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("width", [60, 80])
-def test_waits_by_size_and_the_longest_stand_beside_the_gain(width: int) -> None:
-    gpus = [1, 8, 16] * 20
-    result = a_what_if(a_run([7200] * 60, gpus=gpus), qssf([60] * 60, gpus=gpus))
-    text = " ".join(" ".join(printed(whatif_table(result, width=width))).split())
-    assert "Mean wait by size: below a node 1 min instead of 2 h (-99 %); one node 1 min" in text
-    assert "Longest wait: 1 min instead of 2 h" in text
-
-
 def test_today_comes_first_and_the_oracles_last() -> None:
     result = a_what_if(an_oracle([1]), fewest_gpus([2]), a_run([3]))
     lines = printed(whatif_table(result, width=160), width=160)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.report.significance import verdict
 from helios.report.whatif import (
     GroupGain,
     JobNames,
@@ -109,15 +108,3 @@ def test_groups_add_up_to_the_whole(waits: list[tuple[int, int, str, int]]) -> N
         assert gain.longer == pytest.approx((changes[mine] > 1).mean())
     worst = sorted(changes[changes > 1].tolist(), reverse=True)[:10]
     assert [job.after_s - job.before_s for job in losing_jobs(run, result)] == worst
-
-
-def test_the_verdict_says_how_many_users_lose_and_who_most() -> None:
-    _, result = named([7200] * 4, [600, 600, 20_000, 600], users="abcd")
-    assert "Of 4 users 1 (25 %) waits longer on average, user c most: 5 h 33 min instead of 2 h over 1 job." in verdict(
-        result
-    )
-
-
-def test_the_verdict_says_so_where_no_user_loses() -> None:
-    _, result = named([7200] * 4, [600] * 4, users="abab")
-    assert "None of the 2 users waits longer on average." in verdict(result)
