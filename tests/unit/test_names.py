@@ -13,6 +13,7 @@ WITHOUT_MODULE = {
     "test_docstrings.py",  # all modules
     "test_extras.py",  # all modules
     "test_grouping.py",  # tests/grouping.py
+    "test_held_out.py",  # benchmarks/held_out.py
     "test_map.py",  # docs/architecture.md
     "test_names.py",  # tests
     "test_reaper.py",  # tests/reaper.py
